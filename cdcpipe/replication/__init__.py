@@ -1,0 +1,1 @@
+"""The streaming replication protocol: CopyData messages, commands, positions, and the connection."""

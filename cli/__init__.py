@@ -1,0 +1,1 @@
+"""The command line of cdcpipe: parses, builds a configuration, calls the core, returns an exit code."""
