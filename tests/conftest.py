@@ -1,0 +1,73 @@
+"""Servers and sessions that the tests share.
+
+A server version that is missing skips the tests that need it, with the reason; where CI is set it is an error.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import postgres
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def missing(reason: str) -> None:
+    if os.environ.get("CI"):
+        pytest.fail(f"{reason} (nothing may be missing in CI)", pytrace=False)
+    pytest.skip(reason)
+
+
+def _cluster(version: str) -> Iterator[postgres.Cluster]:
+    reason = postgres.missing_reason(version)
+    if reason:
+        missing(reason)
+    with postgres.Cluster(version) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def pg15() -> Iterator[postgres.Cluster]:
+    yield from _cluster("15")
+
+
+@pytest.fixture(scope="session")
+def pg16() -> Iterator[postgres.Cluster]:
+    yield from _cluster("16")
+
+
+@pytest.fixture(scope="session")
+def pg18() -> Iterator[postgres.Cluster]:
+    yield from _cluster("18")
+
+
+@pytest.fixture(params=postgres.VERSIONS)
+def pg(request: pytest.FixtureRequest) -> postgres.Cluster:
+    """Each server version in turn."""
+    return request.getfixturevalue(f"pg{request.param}")
+
+
+@pytest.fixture
+def database(pg18: postgres.Cluster) -> Iterator[postgres.Database]:
+    """A new database on 18, dropped afterwards with its slots. `with pg15.database() as db:` is the same elsewhere."""
+    with pg18.database() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
+    """One local Spark session with Delta for the whole run."""
+    if not shutil.which("java") and not Path(os.environ.get("JAVA_HOME", "/nowhere"), "bin/java").exists():
+        missing("Java 17 or newer is missing: apt-get install openjdk-17-jre-headless")
+    from spark_sink import session
+
+    warehouse = tmp_path_factory.mktemp("spark-warehouse")
+    made = session.build(
+        app_name="tests", master="local[2]", format="delta", conf={"spark.sql.warehouse.dir": str(warehouse)}
+    )
+    yield made
+    made.stop()
