@@ -1,0 +1,334 @@
+"""pgoutput's messages: one small class each, fields named as in the manual, "Logical Replication Message Formats".
+
+They are facts as the server sent them; nothing here knows relations, transactions or types. A row is a Python tuple
+with one value for each column of its relation:
+
+    None              SQL NULL (in a key tuple also: "not a key column, not sent")
+    UNCHANGED_TOAST   a large value that the server did not send, because the update did not touch it. Never NULL
+    bytes             the value in text form
+    Binary            the value in binary form (option ``binary``)
+
+``*_time_us`` are microseconds since 2000-01-01 UTC. A change has an ``xid`` only inside a stream block (protocol
+version 2 and later); it is then the id of the subtransaction. Treat messages as immutable: they are not frozen only
+because that triples the cost of making one.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+__all__ = [
+    "UNCHANGED_TOAST",
+    "Begin",
+    "BeginPrepare",
+    "Binary",
+    "Column",
+    "Commit",
+    "CommitPrepared",
+    "Delete",
+    "Insert",
+    "LogicalMessage",
+    "Message",
+    "Origin",
+    "Prepare",
+    "Relation",
+    "RollbackPrepared",
+    "Row",
+    "StreamAbort",
+    "StreamCommit",
+    "StreamPrepare",
+    "StreamStart",
+    "StreamStop",
+    "Truncate",
+    "Type",
+    "UnchangedToast",
+    "Update",
+    "Value",
+]
+
+
+class UnchangedToast(enum.Enum):
+    """The type of the one value `UNCHANGED_TOAST` (an enumeration, so that it stays itself when copied or pickled)."""
+
+    UNCHANGED_TOAST = "u"
+
+    def __repr__(self) -> str:
+        return "UNCHANGED_TOAST"
+
+
+UNCHANGED_TOAST: Final = UnchangedToast.UNCHANGED_TOAST
+
+
+class Binary(bytes):
+    """A value in its type's binary send format, as distinct from its text."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Binary) and bytes.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = bytes.__hash__
+
+
+Value: TypeAlias = bytes | UnchangedToast | None
+Row: TypeAlias = tuple[Value, ...]
+
+
+@dataclass(slots=True)
+class Begin:
+    """'B'. ``final_lsn`` is where the commit record starts: the same number as the Commit's ``commit_lsn``."""
+
+    final_lsn: int
+    commit_time_us: int
+    xid: int
+
+
+@dataclass(slots=True)
+class Commit:
+    """'C'. ``end_lsn``, one past the commit record, is the only position to confirm once the transaction is safe."""
+
+    flags: int
+    commit_lsn: int
+    end_lsn: int
+    commit_time_us: int
+
+
+@dataclass(slots=True)
+class Origin:
+    """'O'. The transaction was replayed from another server; ``lsn`` is its commit there."""
+
+    lsn: int
+    name: str
+
+
+@dataclass(slots=True, frozen=True)
+class Column:
+    """One column of a Relation; ``type_modifier`` is atttypmod, -1 for none."""
+
+    flags: int
+    name: str
+    type_id: int
+    type_modifier: int
+
+    @property
+    def is_key(self) -> bool:
+        """True if the column is part of the replica identity (with identity FULL: every column)."""
+        return bool(self.flags & 1)
+
+
+@dataclass(slots=True)
+class Relation:
+    """'R'. How the relation looks from here on in the stream.
+
+    ``replica_identity`` is d(efault), n(othing), f(ull) or i(ndex).
+    """
+
+    xid: int | None
+    relation_id: int
+    namespace: str
+    name: str
+    replica_identity: str
+    columns: tuple[Column, ...]
+
+
+@dataclass(slots=True)
+class Type:
+    """'Y'. A type that is not built in; for a domain, namespace and name are those of its base type."""
+
+    xid: int | None
+    type_id: int
+    namespace: str
+    name: str
+
+
+@dataclass(slots=True)
+class Insert:
+    """'I'."""
+
+    xid: int | None
+    relation_id: int
+    new: Row
+
+
+@dataclass(slots=True)
+class Update:
+    """'U'. ``key`` ('K') comes if the key changed, ``old`` ('O') if the identity is FULL; never both, often neither."""
+
+    xid: int | None
+    relation_id: int
+    key: Row | None
+    old: Row | None
+    new: Row
+
+
+@dataclass(slots=True)
+class Delete:
+    """'D'. ``old`` ('O') if the identity is FULL, else ``key`` ('K'), in which only key columns mean something."""
+
+    xid: int | None
+    relation_id: int
+    key: Row | None
+    old: Row | None
+
+
+@dataclass(slots=True)
+class Truncate:
+    """'T'. One statement, all its relations."""
+
+    xid: int | None
+    flags: int
+    relation_ids: tuple[int, ...]
+
+    @property
+    def is_cascade(self) -> bool:
+        """TRUNCATE … CASCADE."""
+        return bool(self.flags & 1)
+
+    @property
+    def is_restart_identity(self) -> bool:
+        """TRUNCATE … RESTART IDENTITY."""
+        return bool(self.flags & 2)
+
+
+@dataclass(slots=True)
+class LogicalMessage:
+    """'M' (the manual: "Message"). From pg_logical_emit_message(); ``content`` is any bytes.
+
+    One that is not transactional comes before the Begin of the transaction that wrote it, outside any transaction.
+    """
+
+    xid: int | None
+    flags: int
+    lsn: int
+    prefix: str
+    content: bytes
+
+    @property
+    def is_transactional(self) -> bool:
+        """True if the message belongs to its transaction and goes with it when that is rolled back."""
+        return bool(self.flags & 1)
+
+
+@dataclass(slots=True)
+class StreamStart:
+    """'S'. Opens a block of changes of a transaction in progress; ``first_segment`` for the first block of this xid."""
+
+    xid: int
+    first_segment: bool
+
+
+@dataclass(slots=True)
+class StreamStop:
+    """'E'. Closes the block."""
+
+
+@dataclass(slots=True)
+class StreamCommit:
+    """'c'. A streamed transaction committed."""
+
+    xid: int
+    flags: int
+    commit_lsn: int
+    end_lsn: int
+    commit_time_us: int
+
+
+@dataclass(slots=True)
+class StreamAbort:
+    """'A'. Subtransaction ``subxid`` of ``xid`` is undone; all of the transaction if the two are equal.
+
+    ``abort_lsn`` and ``abort_time_us`` are sent only with streaming=parallel (protocol version 4).
+    """
+
+    xid: int
+    subxid: int
+    abort_lsn: int | None
+    abort_time_us: int | None
+
+
+@dataclass(slots=True)
+class BeginPrepare:
+    """'b'. Like Begin, for a transaction that comes at its PREPARE."""
+
+    prepare_lsn: int
+    end_lsn: int
+    prepare_time_us: int
+    xid: int
+    gid: str
+
+
+@dataclass(slots=True)
+class Prepare:
+    """'P'. Ends what BeginPrepare began: prepared, not committed."""
+
+    flags: int
+    prepare_lsn: int
+    end_lsn: int
+    prepare_time_us: int
+    xid: int
+    gid: str
+
+
+@dataclass(slots=True)
+class CommitPrepared:
+    """'K'. The prepared transaction ``gid`` is committed."""
+
+    flags: int
+    commit_lsn: int
+    end_lsn: int
+    commit_time_us: int
+    xid: int
+    gid: str
+
+
+@dataclass(slots=True)
+class RollbackPrepared:
+    """'r'. The prepared transaction ``gid`` is rolled back."""
+
+    flags: int
+    prepare_end_lsn: int
+    rollback_end_lsn: int
+    prepare_time_us: int
+    rollback_time_us: int
+    xid: int
+    gid: str
+
+
+@dataclass(slots=True)
+class StreamPrepare:
+    """'p'. A streamed transaction is prepared."""
+
+    flags: int
+    prepare_lsn: int
+    end_lsn: int
+    prepare_time_us: int
+    xid: int
+    gid: str
+
+
+Message: TypeAlias = (
+    Begin
+    | Commit
+    | Origin
+    | Relation
+    | Type
+    | Insert
+    | Update
+    | Delete
+    | Truncate
+    | LogicalMessage
+    | StreamStart
+    | StreamStop
+    | StreamCommit
+    | StreamAbort
+    | BeginPrepare
+    | Prepare
+    | CommitPrepared
+    | RollbackPrepared
+    | StreamPrepare
+)
