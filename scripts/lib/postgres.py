@@ -9,9 +9,11 @@ Where the binaries come from: 15 is Debian's package (it brings test_decoding, a
 or, where there is no such user, as `nobody`. That user can't reach a wheel in a virtual environment below a
 private directory, so root runs the wheel's servers from a copy below /var/cache.
 
-Only the standard library at import; psycopg where a connection is made.
+Only the standard library at import; psycopg where a connection is made. As a program (`scripts/pg`) it is one such
+server in the foreground.
 """
 
+import argparse
 import atexit
 import contextlib
 import functools
@@ -21,8 +23,10 @@ import os
 import pwd
 import random
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -402,3 +406,31 @@ def _free_port() -> int:
             probe.bind(("127.0.0.1", port))
             return port
     raise PostgresError("no free port below 32000")
+
+
+def main() -> int:
+    """Run a server until Ctrl-C or SIGTERM."""
+    parser = argparse.ArgumentParser(prog="scripts/pg", description="A throwaway PostgreSQL; Ctrl-C removes it.")
+    parser.add_argument("version", nargs="?", default="18", help=f"{', '.join(VERSIONS)} (default: 18)")
+    parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="a line for postgresql.conf")
+    args = parser.parse_args()
+    settings = dict(setting.split("=", 1) for setting in args.settings if "=" in setting)
+    if len(settings) < len(args.settings):
+        parser.error("a setting is NAME=VALUE")
+    stops = {signal.SIGINT, signal.SIGTERM}
+    try:
+        with Cluster(args.version, settings=settings) as cluster:
+            signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+            print(cluster.dsn)
+            print(cluster.tcp_dsn, flush=True)
+            signal.sigwait(stops)
+    except KeyboardInterrupt:
+        pass
+    except PostgresError as ex:
+        print(f"scripts/pg: {ex}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

