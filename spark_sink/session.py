@@ -1,0 +1,234 @@
+"""A Spark session that suits change data on one machine, with Delta Lake where it is asked for.
+
+``build`` makes one; ``check`` says whether a session that somebody else made (a notebook's) will do. Nothing here knows
+of PostgreSQL, of staging or of tables.
+
+Delta Lake comes from Maven Central (two jars, kept under ~/.ivy2.5.2) or from a directory of jars. Only these two are
+resolved: the others that their POM lists, 100 MB, serve Delta's Kernel and Unity Catalog, which are not used here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cdcpipe.errors import InitError, InvalidArgumentsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import SparkSession
+
+__all__ = ["FORMATS", "build", "check", "find_java"]
+
+FORMATS = ("delta", "parquet")
+
+DELTA_VERSION = "4.4.0"
+# Delta is built per minor release of Spark, and Spark 4 for Scala 2.13.
+DELTA_JARS = (f"delta-spark_4.2_2.13-{DELTA_VERSION}.jar", f"delta-storage-{DELTA_VERSION}.jar")
+DELTA_PACKAGES = f"io.delta:delta-spark_4.2_2.13:{DELTA_VERSION},io.delta:delta-storage:{DELTA_VERSION}"
+# Ivy patterns for every dependency of the two but themselves.
+DELTA_EXCLUDES = "com.*:*,org.*:*,javax.*:*,commons-*:*,io.airlift:*,io.unitycatalog:*,io.delta:delta-kernel*"
+DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+
+_NO_DELTA_HINT = (
+    f"give a directory that holds {' and '.join(DELTA_JARS)} with --jars DIR, let this machine reach Maven Central "
+    "(repo1.maven.org), or use --format parquet, which needs no jar"
+)
+_JAVA_MINIMUM = 17
+
+
+def build(
+    app_name: str = "cdcpipe",
+    master: str = "local[2]",
+    format: str = "delta",  # noqa: A002 - Spark's own word for it
+    conf: Mapping[str, str] | None = None,
+    jars_dir: str | os.PathLike[str] | None = None,
+    *,
+    ui: bool = False,
+) -> SparkSession:
+    """Start a session; ``conf`` overrides every setting made here.
+
+    A session that runs already in this process is returned as it is, once ``check`` has passed it. Raises InitError
+    when there is no Java, no pyspark or no Delta Lake to be had.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as ex:
+        raise InitError("pyspark is not installed", hint="pip install 'cdcpipe[spark]'") from ex
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        check(active, format)
+        return active
+
+    settings = _settings(ui=ui)
+    if format == "delta":
+        settings |= _delta_settings(jars_dir)
+    elif jars_dir is not None:
+        settings["spark.jars"] = ",".join(_jars(Path(jars_dir)))
+    settings |= dict(conf or {})
+    _prepare_environment(find_java())
+    builder = SparkSession.builder.appName(app_name).master(master)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    try:
+        spark = builder.getOrCreate()
+    except Exception as ex:
+        if "spark.jars.packages" in settings and "JAVA_GATEWAY_EXITED" in str(ex):
+            raise InitError(
+                f"Spark did not start; if the lines above name unresolved dependencies, Delta Lake {DELTA_VERSION} "
+                "could not be fetched",
+                hint=_NO_DELTA_HINT,
+            ) from ex
+        raise InitError(f"Spark did not start: {_first_line(ex)}") from ex
+    check(spark, format)
+    return spark
+
+
+def check(spark: SparkSession, format: str) -> None:  # noqa: A002
+    """Raise InitError if ``spark`` can't write tables in ``format``."""
+    if format not in FORMATS:
+        raise InvalidArgumentsError(f"unknown table format {format!r}: it is one of {', '.join(FORMATS)}")
+    if not spark.version.startswith("4.2."):
+        raise InitError(f"this is Spark {spark.version}; cdcpipe needs Spark 4.2")
+    if format != "delta":
+        return
+    extensions = str(spark.conf.get("spark.sql.extensions", "") or "")
+    catalog = spark.conf.get("spark.sql.catalog.spark_catalog", "")
+    if DELTA_EXTENSION not in extensions or catalog != DELTA_CATALOG:
+        raise InitError(
+            "this Spark session has no Delta Lake",
+            hint=f"start it with spark.sql.extensions={DELTA_EXTENSION} and "
+            f"spark.sql.catalog.spark_catalog={DELTA_CATALOG} "
+            f"and the packages {DELTA_PACKAGES}, let spark_sink.session.build() make it, or use the format parquet",
+        )
+
+
+def find_java() -> Path:
+    """Return a Java home of version 17 or newer: JAVA_HOME, PATH, then where distributions and SDKMAN put theirs."""
+    tried: list[str] = []
+    for home in _java_homes():
+        version = _java_version(home)
+        if version is not None and version >= _JAVA_MINIMUM:
+            return home
+        tried.append(f"{home} ({'no version' if version is None else version})")
+    found = f"; found only {', '.join(tried)}" if tried else ""
+    raise InitError(
+        f"no Java {_JAVA_MINIMUM} or newer{found}",
+        hint="install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or point JAVA_HOME at it",
+    )
+
+
+def _java_homes() -> list[Path]:
+    """Return the places where a Java may be, best first, each once."""
+    homes: list[Path] = []
+    if configured := os.environ.get("JAVA_HOME"):
+        homes.append(Path(configured))
+    if command := shutil.which("java"):
+        homes.append(Path(command).resolve().parent.parent)
+    for directory in (
+        Path("/usr/lib/jvm"),
+        Path.home() / ".sdkman/candidates/java",
+        Path("/Library/Java/JavaVirtualMachines"),
+    ):
+        if directory.is_dir():
+            homes += sorted(path.resolve() for path in directory.iterdir() if (path / "bin/java").exists())
+            homes += sorted(directory.glob("*/Contents/Home"))
+    return list(dict.fromkeys(homes))
+
+
+def _java_version(home: Path) -> int | None:
+    """Return the major version of the Java at ``home``; None if none runs there."""
+    try:
+        done = subprocess.run([home / "bin/java", "-version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
+    return int(match[1]) if match else None
+
+
+def _settings(*, ui: bool) -> dict[str, str]:
+    """Return what suits change data on one machine, whatever the table format."""
+    log4j = Path(__file__).with_name("log4j2.properties")
+    return {
+        "spark.driver.memory": "2g",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j.as_uri()}",
+        "spark.log.level": "WARN",
+        "spark.ui.enabled": str(ui).lower(),
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        # Micro-batches are small: Spark's 200 partitions and 32 listing tasks would cost more than the work.
+        "spark.sql.shuffle.partitions": "4",
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+        "spark.sql.streaming.metricsEnabled": "false",
+        # A task holds numpy and pyarrow: start the Python workers once, keep them.
+        "spark.python.worker.reuse": "true",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.executorEnv.PYTHONPATH": _python_path(),
+        # Timestamps of any year are written as they are: nothing here is from before Spark 3.
+        "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+        "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    }
+
+
+def _delta_settings(jars_dir: str | os.PathLike[str] | None) -> dict[str, str]:
+    """Return Delta's settings, with its jars from ``jars_dir``, from Ivy's own folder, or by coordinate."""
+    settings = {
+        "spark.sql.extensions": DELTA_EXTENSION,
+        "spark.sql.catalog.spark_catalog": DELTA_CATALOG,
+        # The default of 50 tasks to read a table's log dwarfs the log.
+        "spark.databricks.delta.snapshotPartitions": "1",
+    }
+    if jars_dir is not None:
+        jars = _jars(Path(jars_dir))
+        missing = [name for name in ("delta-spark_4.2_2.13-", "delta-storage-") if not any(name in jar for jar in jars)]
+        if missing:
+            raise InitError(
+                f"no {' and no '.join(name + '*.jar' for name in missing)} in {jars_dir}", hint=_NO_DELTA_HINT
+            )
+        return settings | {"spark.jars": ",".join(jars)}
+    # Ivy would find them here too, but prints two dozen lines and takes a second over it.
+    cached = [Path.home() / ".ivy2.5.2/jars" / f"io.delta_{name}" for name in DELTA_JARS]
+    if all(zipfile.is_zipfile(jar) for jar in cached):
+        return settings | {"spark.jars": ",".join(map(str, cached))}
+    return settings | {"spark.jars.packages": DELTA_PACKAGES, "spark.jars.excludes": DELTA_EXCLUDES}
+
+
+def _jars(directory: Path) -> list[str]:
+    """Return the jars in ``directory``; raise if there is no such directory."""
+    if not directory.is_dir():
+        raise InvalidArgumentsError(f"no such directory: {directory}", hint=_NO_DELTA_HINT)
+    return sorted(str(path) for path in directory.resolve().glob("*.jar"))
+
+
+def _prepare_environment(java_home: Path) -> None:
+    """Give the JVM and the Python workers that it starts this interpreter and these packages.
+
+    Unset, PYSPARK_PYTHON is whatever ``python3`` comes first on the PATH: another interpreter, without pyarrow.
+    """
+    os.environ["JAVA_HOME"] = str(java_home)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if path := _python_path():
+        os.environ["PYTHONPATH"] = path
+
+
+def _python_path() -> str:
+    """Return PYTHONPATH with the directory that holds these packages, unless every Python process finds it anyway."""
+    root = str(Path(__file__).resolve().parent.parent)
+    entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if root not in entries and root not in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        entries.insert(0, root)
+    return os.pathsep.join(entries)
+
+
+def _first_line(ex: BaseException) -> str:
+    return str(ex).strip().partition("\n")[0]
