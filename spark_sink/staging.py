@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -37,11 +38,16 @@ __all__ = [
     "list_epochs",
     "list_segments",
     "log_end",
+    "read_readers",
+    "register_reader",
+    "remove_consumed",
+    "unregister_reader",
 ]
 
 FORMAT = 1
 """The version of the directory's layout and of epoch.json; a reader refuses one that it does not know."""
 
+_READER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _EPOCH_NAME = re.compile(r"[0-9]{6,9}", re.ASCII)
 _SEGMENT_NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})\.cdc", re.ASCII)
 _POSITION_TEXT = re.compile(r"([0-9]{1,9}):([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8})", re.ASCII)
@@ -193,7 +199,7 @@ def _read_epoch(directory: Path) -> Epoch | None:
 
 
 def epoch_numbers(root: Path) -> list[int]:
-    """Return the numbers of all epoch directories, described or not, ascending; StagingError if there is no ``root``."""
+    """Return the numbers of all epoch directories, described or not, in order; StagingError if there is no ``root``."""
     try:
         with os.scandir(root) as entries:
             names = [entry.name for entry in entries]
@@ -325,8 +331,8 @@ def log_end(root: Path | str) -> Position | None:
 def list_segments(root: Path | str, after: Position | None = None) -> list[Segment]:
     """Return the log's segments in order; with ``after``, those that hold a transaction beyond it.
 
-    Raise StagingError for a gap, an overlap or a missing segment, and for an ``after`` that is not in this log: a position
-    before what has been removed, beyond the end, or in what a replaced launcher wrote.
+    Raise StagingError for a gap, an overlap or a missing segment, and for an ``after`` that is not in this log: before
+    what has been removed, beyond the end, in what a replaced launcher wrote.
     """
     root = Path(root)
     epochs, segments, end = _read_chain(root)
@@ -354,3 +360,111 @@ def _check_known(root: Path, after: Position, epochs: list[Epoch], segments: lis
     if after.lsn > end.lsn or after.epoch > end.epoch or (fence is not None and after.lsn > fence.start_lsn):
         msg = f"{root}: position {after} is not in this log, which ends at {end}"
         raise StagingError(msg, hint=_FOREIGN_HINT)
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+TEMPORARY_PREFIX = ".tmp-"
+"""How the names of half-written files begin; a launcher that starts deletes them."""
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Put a small JSON file in place, whole and durable when this returns. Its directory must exist."""
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        with open(fd, "wb") as stream:
+            stream.write(json.dumps(value, indent=1).encode() + b"\n")
+            stream.flush()
+            os.fsync(fd)
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_directory(path.parent)
+
+
+def _reader_path(root: Path, name: str) -> Path:
+    if _READER_NAME.fullmatch(name) is None:
+        msg = f"not a reader's name: {name!r}"
+        raise StagingError(msg, hint="letters, digits, '_', '-' and '.', at most 100")
+    return root / "readers" / f"{name}.json"
+
+
+def register_reader(root: Path | str, name: str, position: Position) -> None:
+    """Note durably that the reader ``name`` has everything up to ``position``, and needs nothing before it again."""
+    root = Path(root)
+    path = _reader_path(root, name)
+    if not path.parent.is_dir():
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        fsync_directory(root)
+    write_json(path, {"position": str(position)})
+
+
+def unregister_reader(root: Path | str, name: str) -> None:
+    """Forget a reader: segments do not wait for it any more."""
+    _reader_path(Path(root), name).unlink(missing_ok=True)
+
+
+def read_readers(root: Path | str) -> dict[str, Position]:
+    """Return the registered readers and how far each is."""
+    readers = {}
+    for path in sorted((Path(root) / "readers").glob("*.json")):
+        if not path.name.startswith("."):
+            value = read_json(path)
+            if value is not None:
+                readers[path.stem] = read_position(path, value)
+    return readers
+
+
+def remove_consumed(root: Path | str) -> list[Segment]:
+    """Delete the segments that every registered reader is past, and return them; nothing where no reader is registered.
+
+    The last segment stays, so that the log's end stays known, and a segment of which a reader is in the middle does.
+    An older epoch goes with its last segment. A crash in between is made good by the next call.
+    """
+    root = Path(root)
+    readers = read_readers(root)
+    if not readers:
+        return []
+    epochs, segments, _ = _read_chain(root)
+    reached_lsn = min(position.lsn for position in readers.values())
+    consumed = [segment for segment in segments[:-1] if segment.end_lsn <= reached_lsn]
+    if consumed:
+        write_json(root / "removed.json", {"position": str(consumed[-1].end)})
+    removed = removed_position(root)
+    if removed is None or not epochs:
+        return []
+    first_kept = segments[len(consumed)].epoch if segments else epochs[-1].number
+    for epoch in epochs:
+        if epoch.number < first_kept:
+            remove_epoch(root, epoch.number)
+        else:
+            for segment in _epoch_segments(root, epoch.number):
+                if segment.end_lsn <= removed.lsn:
+                    segment.index_path.unlink(missing_ok=True)
+                    segment.path.unlink(missing_ok=True)
+    return consumed
+
+
+def remove_epoch(root: Path, number: int) -> None:
+    """Delete an epoch that is no part of the log any more; its description goes last, so a crash leaves no riddle."""
+    directory = epoch_directory(root, number)
+    try:
+        with os.scandir(directory) as entries:
+            names = [entry.name for entry in entries]
+    except FileNotFoundError:
+        return
+    for name in sorted(names, key=lambda name: name == "epoch.json"):
+        (directory / name).unlink(missing_ok=True)
+    try:
+        directory.rmdir()
+    except FileNotFoundError:
+        return

@@ -1,0 +1,320 @@
+"""From the pipe's bytes to segments: where to cut, and what to write so that each segment can be decoded alone. No I/O.
+
+Bytes and times come in, operations come out: Write these bytes to the open segment, Cut it here, Discard it. The
+invariant: the open segment holds whole transactions in commit order, or the beginning of a single one that is too large
+to be held in memory. So a cut never has to move bytes, and when the stream breaks there is nothing to truncate.
+
+A new segment begins without knowing any relation. The server describes one (Type records, then a Relation record) once
+per connection; what it sent last is kept, and put in right before the first record of a segment that needs it.
+
+Per record this does: find its boundaries (scan_records), look at its first byte, take its first five bytes into a set.
+Only what is new in that set is looked at singly.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cdcpipe.errors import ProtocolError
+from cdcpipe.lsn import format_lsn
+from cdcpipe.pipe.framing import MAX_HEADER_BYTES, scan_records
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Cut", "Discard", "Operation", "SealPolicy", "SegmentFiller", "Write"]
+
+# "Byte1('C'), Int8 flags, Int64 LSN of the commit, Int64 end LSN of the transaction, Int64 commit timestamp"
+COMMIT = struct.Struct(">cBQQQ")
+# "Byte1('T'), Int32 number of relations, Int8 option bits, Int32 OID of each"
+_TRUNCATE_HEAD = struct.Struct(">cIB")
+
+_ORDINARY_KINDS = b"BCIUDRYTOM"
+"""What a stream of protocol version 1 consists of; transactions arrive whole and in commit order."""
+
+_ROW_KINDS = b"IUD"
+
+_PASSED_ON_IN_PARTS = b"IUDM"
+"""Kinds that may be large. All others are small and are looked at when they are whole."""
+
+_LARGE_RECORD_BYTES = 1 << 20
+
+_KEY_BYTES = 5
+"""Kind and relation id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Append ``data`` to the open segment.
+
+    A record begins at each of ``starts`` and ends at each of ``ends``; ``data`` begins at ``base`` in their count.
+    """
+
+    data: bytes
+    starts: Sequence[int]
+    ends: Sequence[int]
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The open segment ends here and is to be sealed; the next begins."""
+
+    start_lsn: int
+    end_lsn: int
+    size: int
+    records: int
+    transactions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """The open segment holds a part of a transaction, the rest of which will not come: delete it."""
+
+
+Operation = Write | Cut | Discard
+
+
+@dataclass(frozen=True, slots=True)
+class SealPolicy:
+    """When a segment is to be sealed: once it is large enough, or its oldest transaction has waited long enough."""
+
+    segment_bytes: int = 64 << 20
+    seal_interval_s: float = 1.0
+    held_bytes: int = 8 << 20
+    """A transaction of which more than this came without its end begins a segment and goes to disk as it comes."""
+
+    def is_due(self, size: int, since: float, now: float) -> bool:
+        """Say whether a segment of ``size`` bytes whose first transaction came at ``since`` is to be sealed."""
+        return size >= self.segment_bytes or now >= self.deadline(since)
+
+    def deadline(self, since: float) -> float:
+        """Return when a segment whose first transaction came at ``since`` is to be sealed, whatever its size."""
+        return since + self.seal_interval_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Consecutive bytes of one buffer, ``begin:end``, and the records that begin in them."""
+
+    buffer: bytes
+    begin: int
+    end: int
+    starts: list[int]
+    ends: list[int]
+
+
+class SegmentFiller:
+    """Takes the streamer's output and says what goes to which segment.
+
+    ``start_lsn`` is where the log ends; transactions must end beyond it. After a ProtocolError the filler is of no use:
+    what it had not cut is to be discarded, and sent again to a new one.
+    """
+
+    def __init__(self, start_lsn: int, policy: SealPolicy) -> None:
+        self._policy = policy
+        self._start_lsn = self._end_lsn = start_lsn
+        # Of the stream: bytes that are no whole record yet, what is missing of a record that was passed on in parts.
+        self._held = b""
+        self._missing = 0
+        self._in_transaction = False
+        self._tail: list[_Piece] = []  # of the transaction that has not ended
+        self._tail_bytes = 0
+        self._described_by: dict[bytes, bytes] = {}  # relation id -> its Type and Relation records, with headers
+        self._type_records = b""  # those that the next Relation record refers to
+        # Of the open segment.
+        self._size = self._records = self._transactions = 0
+        self._since: float | None = None  # when its first whole transaction came
+        self._settled: set[bytes] = set()  # keys of records that need nothing more in this segment
+
+    @property
+    def end_lsn(self) -> int:
+        """The end of the last whole transaction taken."""
+        return self._end_lsn
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` has something to do, None if nothing waits."""
+        return None if self._since is None else self._policy.deadline(self._since)
+
+    def feed(self, data: bytes, now: float) -> list[Operation]:
+        """Take the next bytes of the stream; raise ProtocolError for what is not a stream of whole transactions."""
+        operations: list[Operation] = []
+        pos = 0
+        if self._missing:
+            pos = min(self._missing, len(data))
+            self._missing -= pos
+            self._add_to_tail(_Piece(data, 0, pos, [], []))
+        buffer = self._held + data if self._held else data
+        starts, ends, next_pos = scan_records(buffer, pos)
+        try:
+            kinds = bytes(map(buffer.__getitem__, starts))
+        except IndexError:
+            raise _unexpected(b"", 0) from None
+        if unknown := kinds.translate(None, _ORDINARY_KINDS):
+            raise _unexpected(unknown[:1], kinds.count(unknown[:1]))
+        begins, commits = kinds.count(b"B"), kinds.count(b"C")
+        if not 0 <= self._in_transaction + begins - commits <= 1:
+            msg = f"the stream does not consist of whole transactions: {begins} begin and {commits} end"
+            raise ProtocolError(msg)
+        self._in_transaction = self._in_transaction + begins - commits == 1
+        if commits:
+            last = kinds.rfind(b"C")
+            cut_pos = ends[last]
+            self._check_order(buffer, starts, ends, kinds)
+            for piece in self._tail:
+                self._append(piece, operations)
+            self._append(_Piece(buffer, pos, cut_pos, starts[: last + 1], ends[: last + 1]), operations)
+            self._tail, self._tail_bytes = [], 0
+            self._transactions += commits
+            if self._since is None:
+                self._since = now
+            operations += self.tick(now)
+            pos, starts, ends = cut_pos, starts[last + 1 :], ends[last + 1 :]
+        if next_pos > pos:
+            self._add_to_tail(_Piece(buffer, pos, next_pos, starts, ends))
+        self._held = buffer[next_pos:]
+        self._pass_on_large_record()
+        if self._tail_bytes > self._policy.held_bytes:
+            if self._since is not None:
+                operations.append(self._cut())
+            for piece in self._tail:
+                self._append(piece, operations)
+            self._tail, self._tail_bytes = [], 0
+        return operations
+
+    def tick(self, now: float) -> list[Operation]:
+        """Cut the open segment if that is due."""
+        if self._since is not None and self._policy.is_due(self._size, self._since, now):
+            return [self._cut()]
+        return []
+
+    def finish(self) -> list[Operation]:
+        """End the stream, whole or broken: cut after the last whole transaction, forget the rest.
+
+        The next ``feed`` begins another stream, which describes its relations anew.
+        """
+        self._held, self._missing, self._in_transaction = b"", 0, False
+        self._tail, self._tail_bytes = [], 0
+        self._described_by.clear()
+        self._type_records = b""
+        if self._since is not None:
+            return [self._cut()]
+        if self._size:
+            self._begin_segment()
+            return [Discard()]
+        return []
+
+    def _check_order(self, buffer: bytes, starts: list[int], ends: list[int], kinds: bytes) -> None:
+        """Take the end of the last transaction, and see that the first one is beyond the log's end."""
+        first, last = kinds.find(b"C"), kinds.rfind(b"C")
+        for i in [first, last] if first < last else [last]:
+            record = buffer[starts[i] : ends[i]]
+            if len(record) != COMMIT.size:
+                msg = f"a Commit record of {len(record)} bytes"
+                raise ProtocolError(msg)
+            end_lsn = COMMIT.unpack(record)[3]
+            if end_lsn <= self._end_lsn:
+                msg = (
+                    f"a transaction that ends at {format_lsn(end_lsn)} came when {format_lsn(self._end_lsn)} was passed"
+                )
+                raise ProtocolError(msg, hint="was the slot made anew, or moved back, or is it another server's?")
+            self._end_lsn = end_lsn
+
+    def _add_to_tail(self, piece: _Piece) -> None:
+        self._tail.append(piece)
+        self._tail_bytes += piece.end - piece.begin
+
+    def _pass_on_large_record(self) -> None:
+        """Move a row that is larger than one read from what is held to the tail, so that it does not grow in memory."""
+        if len(self._held) <= _LARGE_RECORD_BYTES:
+            return
+        start = self._held.find(b"\n", 0, MAX_HEADER_BYTES) + 1
+        if self._held[start] not in _PASSED_ON_IN_PARTS:
+            return
+        end = start + int(self._held[:start].split(b" ")[2])
+        self._missing = end - len(self._held)
+        self._add_to_tail(_Piece(self._held, 0, len(self._held), [start], [end]))
+        self._held = b""
+
+    def _begin_segment(self) -> None:
+        self._start_lsn = self._end_lsn
+        self._size = self._records = self._transactions = 0
+        self._since = None
+        self._settled = set()
+
+    def _cut(self) -> Cut:
+        cut = Cut(self._start_lsn, self._end_lsn, self._size, self._records, self._transactions)
+        self._begin_segment()
+        return cut
+
+    def _append(self, piece: _Piece, operations: list[Operation]) -> None:
+        """Add a piece to the open segment, with the descriptions that it lacks there."""
+        buffer = piece.buffer
+        self._records += len(piece.starts)
+        if {buffer[start : start + _KEY_BYTES] for start in piece.starts} <= self._settled:
+            self._write(piece, operations)
+            return
+        pos, first = piece.begin, 0
+        for i, start in enumerate(piece.starts):
+            key = buffer[start : start + _KEY_BYTES]
+            if key in self._settled:
+                continue
+            header_pos = piece.ends[i - 1] if i else piece.begin
+            description = self._describe(key, buffer, header_pos, start, piece.ends[i])
+            if description:
+                before = _Piece(buffer, pos, header_pos, piece.starts[first:i], piece.ends[first:i])
+                self._write(before, operations)
+                starts, ends, _ = scan_records(description)
+                self._write(_Piece(description, 0, len(description), starts, ends), operations)
+                self._records += len(starts)
+                pos, first = header_pos, i
+        self._write(_Piece(buffer, pos, piece.end, piece.starts[first:], piece.ends[first:]), operations)
+
+    def _write(self, piece: _Piece, operations: list[Operation]) -> None:
+        size = piece.end - piece.begin
+        if size:
+            data = piece.buffer if size == len(piece.buffer) else piece.buffer[piece.begin : piece.end]
+            operations.append(Write(data, piece.starts, piece.ends, piece.begin))
+            self._size += size
+
+    def _describe(self, key: bytes, buffer: bytes, header_pos: int, start: int, end: int) -> bytes:
+        """Look at one record: learn what it describes, return the descriptions that have to stand before it."""
+        kind = key[:1]
+        if kind == b"Y":
+            self._type_records += buffer[header_pos:end]
+            return b""
+        if kind == b"R":
+            self._described_by[key[1:]] = self._type_records + buffer[header_pos:end]
+            self._type_records = b""
+            self._settle(key[1:])
+            return b""
+        if kind in _ROW_KINDS:
+            relation_ids = [key[1:]]
+        elif kind == b"T":
+            relation_ids = re.findall(rb"(?s)....", buffer[start + _TRUNCATE_HEAD.size : end])
+        else:
+            if kind != b"M":  # its key is another each time
+                self._settled.add(key)
+            return b""
+        missing = [relation_id for relation_id in relation_ids if b"I" + relation_id not in self._settled]
+        for relation_id in missing:
+            if relation_id not in self._described_by:
+                msg = f"a {kind.decode()} record of relation {int.from_bytes(relation_id)}, which was never described"
+                raise ProtocolError(msg)
+            self._settle(relation_id)
+        return b"".join(self._described_by[relation_id] for relation_id in missing)
+
+    def _settle(self, relation_id: bytes) -> None:
+        self._settled.update((b"I" + relation_id, b"U" + relation_id, b"D" + relation_id))
+
+
+def _unexpected(kind: bytes, count: int) -> ProtocolError:
+    what = f"records of kind {kind!r} ({count} of them)" if kind else "an empty record"
+    return ProtocolError(
+        f"the streamer sent {what}; a staging log takes pgoutput's protocol version 1",
+        hint="do not set proto_version, streaming or two_phase for the launcher's slot",
+    )
