@@ -4,7 +4,8 @@
 
 set -eu
 
-root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+root=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+until [ -e "$root/pyproject.toml" ]; do root=$(dirname -- "$root"); done
 cd "$root"
 venv=${CDCPIPE_VENV:-$root/.venv}
 python=$venv/bin/python

@@ -28,6 +28,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -202,6 +203,22 @@ class Cluster:
             yield database
         finally:
             database.drop()
+
+    def drop_slot(self, name: str) -> None:
+        """Drop a slot whose client has gone: the walsender lets go of it a moment later."""
+        import psycopg
+
+        deadline = time.monotonic() + 30
+        with self.connect() as connection:
+            while True:
+                try:
+                    connection.execute("select pg_drop_replication_slot(%s)", [name])
+                except psycopg.errors.ObjectInUse:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.01)
+                else:
+                    return
 
     def start(self) -> None:
         """Start the server (make the cluster first where there is none) and wait until it takes connections."""
