@@ -7,6 +7,7 @@ Source: the manual, "8.20. pg_lsn Type".
 from __future__ import annotations
 
 import re
+from typing import Self
 
 __all__ = ["LSN", "format_lsn"]
 
@@ -23,7 +24,7 @@ class LSN(int):
 
     __slots__ = ()
 
-    def __new__(cls, value: int = 0) -> LSN:
+    def __new__(cls, value: int = 0) -> Self:
         """Raise ValueError if ``value`` does not fit in 64 bits."""
         if not 0 <= value <= 0xFFFFFFFFFFFFFFFF:
             msg = f"an LSN has 64 bits, this is not one: {value}"
@@ -31,7 +32,7 @@ class LSN(int):
         return super().__new__(cls, value)
 
     @classmethod
-    def parse(cls, text: str) -> LSN:
+    def parse(cls, text: str) -> Self:
         """Read the text form, zero-padded or not, in either case; raise ValueError for anything else."""
         match = _LSN_TEXT.fullmatch(text)
         if match is None:

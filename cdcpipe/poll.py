@@ -1,0 +1,49 @@
+"""Poll mode: wait until a slot is free, without streaming.
+
+To look and then to take are two steps: two pollers may both see the slot free. The one that starts second gets SLOT_IN_USE.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from cdcpipe.config import PollConfig
+from cdcpipe.errors import SlotInUseError
+from cdcpipe.replication import preflight
+from cdcpipe.replication.connection import Connection
+from cdcpipe.replication.preflight import Slot
+
+__all__ = ["wait_until_free"]
+
+log = logging.getLogger(__name__)
+
+
+def wait_until_free(
+    connection: Connection,
+    name: str,
+    config: PollConfig,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Slot:
+    """Return the slot once nobody uses it; raise SlotInUseError at the end of the duration, SlotDoesNotExistError at once."""
+    started_at = clock()
+    said = None
+    while True:
+        slot = preflight.find_slot(connection, name)
+        if slot is None:
+            raise preflight.missing_slot_error(name)
+        if not slot.active and slot.confirmed_flush_lsn is not None:
+            log.info("replication slot %r is free", name)
+            return slot
+        state = preflight.slot_in_use_message(slot)
+        if state != said:
+            log.info("%s; waiting", state)
+            said = state
+        waited_s = clock() - started_at
+        if config.duration_s is not None and waited_s >= config.duration_s:
+            raise SlotInUseError(f"{state}, and was for {waited_s:.1f} s", hint="wait longer (-u), or stop that consumer")
+        remaining_s = config.interval_s if config.duration_s is None else config.duration_s - waited_s
+        sleep(max(0.0, min(config.interval_s, remaining_s)))

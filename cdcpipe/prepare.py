@@ -1,0 +1,263 @@
+"""From a configuration to a stream: connect, check, create what is to be created, start, run.
+
+Everything that can be known before the first record is checked here and named, because the server names it late, in mid-stream, or
+not at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from cdcpipe.config import PollConfig, SlotConfig, StreamConfig
+from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError, ServerError
+from cdcpipe.lsn import LSN, format_lsn
+from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.poll import wait_until_free
+from cdcpipe.replication import preflight
+from cdcpipe.replication.boundaries import tracker_for
+from cdcpipe.replication.commands import publication_names
+from cdcpipe.replication.connection import SESSION_SETTINGS, Connection, Rows
+from cdcpipe.replication.preflight import PublishedTable, Slot, System
+from cdcpipe.replication.progress import Progress
+from cdcpipe.stream import Feeder, Streamer
+
+__all__ = ["Preparation", "poll_until_free", "prepare", "stream"]
+
+log = logging.getLogger(__name__)
+
+PGOUTPUT_OPTIONS = frozenset({"proto_version", "publication_names", "binary", "messages", "streaming", "two_phase", "origin"})
+"""The options that pgoutput knows; with a client-side output plugin the others are the plugin's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What was found, and made, before streaming. ``end_lsn``: everything committed by then lies before it."""
+
+    server_version: int
+    system: System
+    database: str
+    end_lsn: LSN
+    slot: Slot
+    publications: list[str]
+    tables: list[PublishedTable]
+
+
+@contextmanager
+def initialising() -> Iterator[None]:
+    """Before the stream has started, an error of the server or a lost connection is INIT_FAILED."""
+    try:
+        yield
+    except (ServerError, ConnectionClosedError) as ex:
+        raise InitError(ex.message, hint=ex.hint) from ex
+
+
+def connect(config: SlotConfig, *, replication: bool) -> Connection:
+    """Open a connection and pin the settings on which the text of values depends."""
+    with initialising():
+        connection = Connection(config.parameters, replication=replication)
+        connection.pin_session(SESSION_SETTINGS)
+    return connection
+
+
+def find_or_create_slot(connection: Connection, config: SlotConfig, publications: list[str]) -> Slot:
+    """Return the slot's state; make publications and slot first if that is asked for and the slot does not exist.
+
+    Publications come before the slot: one that is younger than the slot's position does not exist for the changes there.
+    """
+    preflight.check_wal_level(connection)
+    slot = preflight.find_slot(connection, config.slot)
+    if slot is None:
+        if not config.create:
+            raise preflight.missing_slot_error(config.slot)
+        if config.plugin == "pgoutput":
+            for name in preflight.missing_publications(connection, publications):
+                log.info("creating publication %r", name)
+                preflight.create_publication(connection, name, config.tables)
+        log.info("creating replication slot %r with plugin %s", config.slot, config.plugin)
+        preflight.create_slot(connection, config.slot, config.plugin, timeout_s=config.create_timeout_s)
+        slot = preflight.find_slot(connection, config.slot)
+        if slot is None:
+            raise preflight.missing_slot_error(config.slot)
+    return slot
+
+
+def check_published(connection: Connection, publications: list[str]) -> list[PublishedTable]:
+    """Check the publications; warn of tables on which the server refuses UPDATE and DELETE."""
+    preflight.check_publications(connection, publications)
+    tables = preflight.published_tables(connection, publications)
+    for table in tables:
+        if not table.has_identity:
+            log.warning(
+                "table %s.%s has no usable replica identity: the server refuses UPDATE and DELETE on it while it is published;"
+                " give it a primary key, or ALTER TABLE … REPLICA IDENTITY FULL",
+                table.schema,
+                table.name,
+            )
+    return tables
+
+
+def prepare(config: SlotConfig) -> Preparation:
+    """Do all that precedes streaming on a pgoutput slot, and say what was found."""
+    connection = connect(config, replication=True)
+    try:
+        with initialising():
+            system = preflight.identify_system(connection)
+            slot = find_or_create_slot(connection, config, list(config.publications))
+            if slot.plugin != "pgoutput":
+                msg = f"replication slot {slot.name!r} has the plugin {slot.plugin}; this needs one with pgoutput"
+                raise InitError(msg, hint="name another slot, or create one with -c")
+            preflight.check_slot(connection, slot)
+            tables = check_published(connection, list(config.publications))
+            return Preparation(
+                server_version=connection.server_version,
+                system=system,
+                database=connection.database,
+                end_lsn=preflight.current_lsn(connection),
+                slot=slot,
+                publications=list(config.publications),
+                tables=tables,
+            )
+    finally:
+        connection.close()
+
+
+def stream(config: StreamConfig) -> ExitCode:
+    """Connect, check, start and stream until something ends it; raise the error that did."""
+    connection = connect(config.slot, replication=True)
+    try:
+        with initialising():
+            system = preflight.identify_system(connection)
+            log.info("server %s, system %s, timeline %d", connection.server_version, system.system_id, system.timeline)
+            if config.expected_system is not None:
+                preflight.expect_system(system, config.expected_system)
+            publications = _publications(config)
+            slot = find_or_create_slot(connection, config.slot, publications)
+            catalog = _Catalog(config.slot)
+            server_options, make_feeder = _plugin(config, connection, slot, publications, catalog)
+            if config.standby is not None:
+                slot = wait_until_free(connection, config.slot.slot, config.standby)
+            _start(connection, config, slot, server_options)
+        progress = Progress(
+            time.monotonic(),
+            feedback_interval_s=config.feedback_interval_s,
+            status_interval_s=config.status_interval_s,
+            silence_limit_s=config.silence_limit_s,
+        )
+        tracker = tracker_for(slot.plugin or "", server_options, progress, config.end_lsn)
+        streamer = Streamer(
+            connection,
+            progress,
+            tracker,
+            config.stream,
+            confirmed_on_server=catalog.confirmed_flush_lsn,
+            make_feeder=make_feeder,
+        )
+        return streamer.run()
+    finally:
+        connection.close()
+
+
+def _start(connection: Connection, config: StreamConfig, slot: Slot, options: Mapping[str, str | None]) -> None:
+    """Start the stream; as a standby, go back to waiting when another one was quicker."""
+    while True:
+        preflight.check_slot(connection, slot)
+        try:
+            preflight.start_stream(connection, config.slot.slot, config.start_lsn, options)
+        except CdcpipeError as ex:
+            if config.standby is None or ex.exit_code != ExitCode.SLOT_IN_USE:
+                raise
+            slot = wait_until_free(connection, config.slot.slot, config.standby)
+        else:
+            log.info("streaming from slot %r (%s), start %s", slot.name, slot.plugin, format_lsn(config.start_lsn))
+            return
+
+
+def _publications(config: StreamConfig) -> list[str]:
+    value = config.options.get("publication_names")
+    return preflight.parse_publication_names(value) if value else list(config.slot.publications)
+
+
+def _plugin(
+    config: StreamConfig, connection: Connection, slot: Slot, publications: list[str], catalog: _Catalog
+) -> tuple[dict[str, str | None], Callable[[Callable[[int, bytes], None]], Feeder] | None]:
+    """Return the options for the server's plugin, and what renders its messages, if anything does."""
+    options = dict(config.options)
+    wal2json_options: dict[str, str | None] = {
+        0: {},
+        1: {"format-version": "1", "include-lsn": "true"},
+        2: {"format-version": "2"},
+    }[config.wal2json]
+    if slot.plugin != "pgoutput":
+        if config.slot.publications:
+            msg = f"replication slot {slot.name!r} has the plugin {slot.plugin}, which knows no publications"
+            raise InitError(msg, hint="leave --publication out, or name a slot with pgoutput")
+        return {**wal2json_options, **options}, None
+
+    check_published(connection, publications)
+    defaults: dict[str, str | None] = {"proto_version": "1", "publication_names": publication_names(publications)}
+    if not config.wal2json:
+        # Names of tables, types and the like in values (regclass, …) are then always qualified.
+        connection.pin_session({"search_path": ""})
+        return defaults | options, None
+
+    from cdcpipe.plugins import load
+    from cdcpipe.plugins.base import Renderer
+
+    server_options = defaults | {"messages": "true"} | {name: value for name, value in options.items() if name in PGOUTPUT_OPTIONS}
+    plugin_options = {name: value for name, value in options.items() if name not in PGOUTPUT_OPTIONS}
+    plugin = load("wal2json", {**wal2json_options, **plugin_options}, catalog.query)
+    return server_options, lambda write: Renderer(plugin, write)
+
+
+class _Catalog:
+    """Asks the server on an ordinary connection, opened at the first question; the walsender's is busy streaming."""
+
+    def __init__(self, config: SlotConfig) -> None:
+        self._config = config
+        self._connection: Connection | None = None
+
+    def query(self, sql: str) -> Rows:
+        """Run one command and return its rows."""
+        if self._connection is None:
+            self._connection = connect(self._config, replication=False)
+        return self._connection.execute(sql)
+
+    def confirmed_flush_lsn(self) -> int:
+        """Return the position that the server holds for the slot; 0 if it holds none."""
+        try:
+            if self._connection is None:
+                self._connection = connect(self._config, replication=False)
+            slot = preflight.find_slot(self._connection, self._config.slot)
+        except CdcpipeError as ex:
+            log.info("the slot's position can't be asked for: %s", ex)
+            return 0
+        return int(slot.confirmed_flush_lsn or 0) if slot else 0
+
+
+def poll_until_free(config: SlotConfig, poll: PollConfig) -> ExitCode:
+    """Poll mode: on an ordinary connection, which takes no walsender and, unless a slot is to be made, no special role."""
+    if config.create:
+        _create_before_polling(config, poll)
+    connection = connect(config, replication=False)
+    try:
+        with initialising():
+            wait_until_free(connection, config.slot, poll)
+    finally:
+        connection.close()
+    return ExitCode.SUCCESS
+
+
+def _create_before_polling(config: SlotConfig, poll: PollConfig) -> None:
+    """Make a slot that does not exist; the poll's duration bounds the wait for running transactions as well."""
+    if poll.duration_s is not None:
+        config = replace(config, create_timeout_s=max(poll.duration_s, 0.1))
+    connection = connect(config, replication=True)
+    try:
+        with initialising():
+            find_or_create_slot(connection, config, list(config.publications))
+    finally:
+        connection.close()

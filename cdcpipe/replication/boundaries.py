@@ -1,0 +1,170 @@
+"""Where transactions begin and end in a stream of records, whichever output plugin wrote them.
+
+What may be confirmed depends on it (see ``progress``). A tracker looks at records as they pass and tells ``Progress``; it changes
+nothing. pgoutput's is exact. For the plugins whose text we know, a transaction is recognised by how its first and last records
+begin. For any other plugin every record counts as an end: feedback is then as exact as the consumer's.
+
+Source: the manual, "Logical Replication Message Formats"; the header LSN of a Commit is the end of the transaction.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+
+from cdcpipe.errors import ProtocolError
+from cdcpipe.replication.progress import Progress
+
+__all__ = ["ROW_KINDS", "BoundaryTracker", "PgoutputTracker", "RecordTracker", "TextTracker", "tracker_for"]
+
+ROW_KINDS = frozenset(b"IUDTROY")
+"""pgoutput's messages that begin and end nothing; the loop does not show them to the tracker."""
+
+_FINAL_LSN = struct.Struct(">xQ")  # Begin: Byte1('B') Int64 final_lsn …
+_XID = struct.Struct(">xI")  # Stream Start: Byte1('S') Int32 xid …
+_XID_SUBXID = struct.Struct(">xII")  # Stream Abort: Byte1('A') Int32 xid Int32 subxid …
+_PREPARE_XID = struct.Struct(">xBQQqI")  # Stream Prepare: Byte1('p') Int8 flags Int64 Int64 Int64 Int32 xid …
+
+
+class BoundaryTracker:
+    """What the trackers share: the ends met since the last ``take``, and the position at which to stop.
+
+    ``end_position``: nothing that committed at or after it is wanted (None: no end). ``is_finished`` becomes true once every
+    transaction that committed before it has passed.
+    """
+
+    row_kinds: frozenset[int] = frozenset()
+    """First bytes of records that need not be shown to ``observe``."""
+
+    def __init__(self, progress: Progress, end_position: int | None = None) -> None:
+        self.progress = progress
+        self.end_position = float("inf") if end_position is None else end_position
+        self.is_finished = False
+        self._ends: list[int] = []
+        self._messages: list[int] = []
+
+    def observe(self, wal_start: int, data: memoryview) -> bool:
+        """Look at a record before it is passed on; True means that it lies beyond the end and must not be."""
+        raise NotImplementedError
+
+    def keepalive(self, wal_end: int) -> None:
+        """The server has sent everything up to ``wal_end``."""
+        if wal_end >= self.end_position and not self.progress.in_transaction:
+            self.is_finished = True
+
+    def take(self) -> tuple[list[int], list[int]]:
+        """Return the ends of transactions, and the records without one, observed since the last call."""
+        taken = self._ends, self._messages
+        if self._ends or self._messages:
+            self._ends, self._messages = [], []
+        return taken
+
+    def _end(self, lsn: int, xid: int = 0) -> None:
+        self.progress.end(lsn, xid)
+        self._ends.append(lsn)
+        if lsn >= self.end_position and not self.progress.in_transaction:
+            self.is_finished = True
+
+    def _message(self, lsn: int) -> None:
+        self.progress.message(lsn)
+        self._messages.append(lsn)
+
+
+class PgoutputTracker(BoundaryTracker):
+    """Reads just enough of pgoutput's messages: kinds, xids, and the commit's position in Begin."""
+
+    row_kinds = ROW_KINDS
+
+    def __init__(self, progress: Progress, end_position: int | None = None) -> None:
+        super().__init__(progress, end_position)
+        self._in_block = False
+
+    def observe(self, wal_start: int, data: memoryview) -> bool:
+        """Raise ProtocolError for a message that is cut short or of a kind that pgoutput does not have."""
+        kind = chr(data[0]) if len(data) else ""
+        try:
+            match kind:
+                case "B":
+                    if _FINAL_LSN.unpack_from(data)[0] >= self.end_position:
+                        self.is_finished = True
+                        return True
+                    self.progress.begin()
+                case "b":
+                    self.progress.begin()
+                case "C" | "P" | "K" | "r":
+                    self._end(wal_start)
+                case "S":
+                    self._in_block = True
+                    self.progress.begin(_XID.unpack_from(data)[0])
+                case "E":
+                    self._in_block = False
+                case "c":
+                    # Stream Commit: Byte1('c') Int32 xid …
+                    self._end(wal_start, _XID.unpack_from(data)[0])
+                case "p":
+                    self._end(wal_start, _PREPARE_XID.unpack_from(data)[-1])
+                case "A":
+                    xid, subxid = _XID_SUBXID.unpack_from(data)
+                    if xid == subxid:
+                        self.progress.abort(xid)
+                case "M":
+                    # Byte1('M'), in a stream block Int32 xid, Int8 flags (1: transactional) …
+                    if not self._in_block and not data[1] & 1:
+                        self._message(wal_start)
+                case _ if len(data) and data[0] in ROW_KINDS:
+                    pass
+                case _:
+                    msg = f"pgoutput has no message of kind {kind!r} ({len(data)} bytes)"
+                    raise ProtocolError(msg, hint="the server is newer than this program, or the slot's plugin is not pgoutput")
+        except (struct.error, IndexError):
+            msg = f"pgoutput message {kind!r} is cut short: {len(data)} bytes"
+            raise ProtocolError(msg) from None
+        return False
+
+
+class TextTracker(BoundaryTracker):
+    """For plugins that write a record for each begin and commit: known by the bytes they start with."""
+
+    def __init__(self, progress: Progress, end_position: int | None, begin: bytes, commit: bytes) -> None:
+        super().__init__(progress, end_position)
+        self._begin, self._commit = begin, commit
+        self._longest = max(len(begin), len(commit))
+
+    def observe(self, wal_start: int, data: memoryview) -> bool:
+        """Tell begin, commit, and what comes outside of both (a message that belongs to no transaction)."""
+        head = bytes(data[: self._longest])
+        if head.startswith(self._begin):
+            self.progress.begin()
+        elif head.startswith(self._commit):
+            self._end(wal_start)
+        elif not self.progress.in_transaction:
+            self._message(wal_start)
+        return False
+
+
+class RecordTracker(BoundaryTracker):
+    """For plugins that write a record per transaction, and for those that are not known: every record is an end."""
+
+    def observe(self, wal_start: int, data: memoryview) -> bool:  # noqa: ARG002 - what is in it is not known
+        """Stop as pg_recvlogical does: at the first record that begins after the end position."""
+        if wal_start > self.end_position:
+            self.is_finished = True
+            return True
+        self._end(wal_start)
+        return False
+
+
+def tracker_for(plugin: str, options: Mapping[str, str | None], progress: Progress, end_position: int | None) -> BoundaryTracker:
+    """Return the tracker for a slot's output plugin and the options that it runs with."""
+    if plugin == "pgoutput":
+        return PgoutputTracker(progress, end_position)
+    if plugin == "test_decoding":
+        return TextTracker(progress, end_position, b"BEGIN", b"COMMIT")
+    if plugin == "wal2json" and options.get("format-version") == "2" and _is_on(options, "include-transaction"):
+        return TextTracker(progress, end_position, b'{"action":"B"', b'{"action":"C"')
+    return RecordTracker(progress, end_position)
+
+
+def _is_on(options: Mapping[str, str | None], name: str) -> bool:
+    value = options.get(name, "true")
+    return value is None or value.lower() in {"true", "t", "on", "yes", "y", "1"}

@@ -1,0 +1,332 @@
+"""What is asked and made on the server before a stream starts, so that what is wrong is named before anything is sent.
+
+Every function takes a ``Connection`` (a walsender's runs plain SQL as well). Errors here end with exit code 2, 8 or 9.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cdcpipe.errors import InitError, InvalidArgumentsError, ServerError, SlotDoesNotExistError, SlotInUseError
+from cdcpipe.lsn import LSN
+from cdcpipe.replication.commands import (
+    IDENTIFY_SYSTEM,
+    create_replication_slot,
+    quote_identifier,
+    quote_literal,
+    start_replication,
+)
+from cdcpipe.replication.connection import Connection
+
+__all__ = [
+    "PublishedTable",
+    "Slot",
+    "System",
+    "check_publications",
+    "check_slot",
+    "check_wal_level",
+    "create_publication",
+    "create_slot",
+    "current_lsn",
+    "expect_system",
+    "find_slot",
+    "identify_system",
+    "parse_publication_names",
+    "published_tables",
+    "start_stream",
+]
+
+_UNDEFINED_OBJECT = "42704"
+_DUPLICATE_OBJECT = "42710"
+_OBJECT_IN_USE = "55006"
+_NOT_IN_PREREQUISITE_STATE = "55000"
+_FEATURE_NOT_SUPPORTED = "0A000"
+_INVALID_PARAMETER = "22023"
+_QUERY_CANCELED = "57014"
+_INSUFFICIENT_PRIVILEGE = "42501"
+_UNDEFINED_FILE = "58P01"
+
+_PAGE_BYTES = 8192
+_LONG_PAGE_HEADER_BYTES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """IDENTIFY_SYSTEM: which cluster this is, on which timeline."""
+
+    system_id: str
+    timeline: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A row of ``pg_replication_slots``; positions are None while the slot is being created."""
+
+    name: str
+    plugin: str | None
+    slot_type: str
+    database: str | None
+    active: bool
+    active_pid: int | None
+    restart_lsn: LSN | None
+    confirmed_flush_lsn: LSN | None
+    wal_status: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """A table of a publication: its replica identity (``d n f i``, as in ``pg_class``) and its primary key's columns in order."""
+
+    schema: str
+    name: str
+    relation_id: int
+    replica_identity: str
+    primary_key: tuple[str, ...]
+    has_identity: bool
+
+
+def identify_system(connection: Connection) -> System:
+    """Run IDENTIFY_SYSTEM."""
+    system_id, timeline, *_ = connection.execute(IDENTIFY_SYSTEM)[0]
+    return System(system_id or "", int(timeline or 0))
+
+
+def expect_system(system: System, expected: str) -> None:
+    """Raise InitError unless the server is ``SYSTEM_ID/TIMELINE``."""
+    found = f"{system.system_id}/{system.timeline}"
+    if found != expected:
+        msg = f"the server is {found} (system identifier/timeline), not {expected}: its positions can't be compared with ours"
+        raise InitError(msg, hint="connect to the server that the data came from")
+
+
+def check_wal_level(connection: Connection) -> None:
+    """Raise InitError unless the server decodes logically."""
+    level = connection.execute("SELECT current_setting('wal_level')")[0][0]
+    if level != "logical":
+        msg = f"the server's wal_level is {level}: it does not write what logical decoding needs"
+        raise InitError(
+            msg,
+            hint="set wal_level = logical in postgresql.conf (ALTER SYSTEM SET wal_level = logical), and restart it",
+        )
+
+
+def find_slot(connection: Connection, name: str) -> Slot | None:
+    """Read a slot's state; None if there is no such slot."""
+    rows = connection.execute(
+        "SELECT plugin, slot_type, database, active, active_pid, restart_lsn, confirmed_flush_lsn, wal_status"
+        f" FROM pg_catalog.pg_replication_slots WHERE slot_name = {quote_literal(name)}"
+    )
+    if not rows:
+        return None
+    plugin, slot_type, database, active, active_pid, restart_lsn, confirmed_flush_lsn, wal_status = rows[0]
+    return Slot(
+        name=name,
+        plugin=plugin,
+        slot_type=slot_type or "",
+        database=database,
+        active=active == "t",
+        active_pid=int(active_pid) if active_pid else None,
+        restart_lsn=LSN.parse(restart_lsn) if restart_lsn else None,
+        confirmed_flush_lsn=LSN.parse(confirmed_flush_lsn) if confirmed_flush_lsn else None,
+        wal_status=wal_status,
+    )
+
+
+def missing_slot_error(name: str) -> SlotDoesNotExistError:
+    """Return the error for a slot that is not there."""
+    return SlotDoesNotExistError(
+        f"replication slot {name!r} does not exist",
+        hint="-c creates it; SELECT slot_name FROM pg_replication_slots lists those that exist",
+    )
+
+
+def check_slot(connection: Connection, slot: Slot) -> None:
+    """Raise InitError for a slot that can't be streamed here, SlotInUseError for one that is taken."""
+    if slot.slot_type != "logical":
+        msg = f"replication slot {slot.name!r} is a {slot.slot_type} slot, not a logical one"
+        raise InitError(msg, hint="name another slot, or create one with -c")
+    if slot.database != connection.database:
+        msg = f"replication slot {slot.name!r} belongs to database {slot.database!r}, the connection is to {connection.database!r}"
+        raise InitError(msg, hint=f"connect to it: -d {slot.database}")
+    if slot.wal_status == "lost":
+        msg = f"replication slot {slot.name!r} is lost: the server has removed WAL that it needed, so changes are missing for good"
+        raise InitError(
+            msg,
+            hint="drop the slot, create a new one and copy the tables anew; max_slot_wal_keep_size and idle_replication_slot_timeout"
+            " on the server decide when this happens",
+        )
+    if slot.active or slot.confirmed_flush_lsn is None:
+        raise SlotInUseError(slot_in_use_message(slot), hint="stop that consumer, or wait for it: --poll-mode, --standby")
+
+
+def slot_in_use_message(slot: Slot) -> str:
+    """Say who uses the slot."""
+    if slot.confirmed_flush_lsn is None and not slot.active:
+        return f"replication slot {slot.name!r} is still being created"
+    return f"replication slot {slot.name!r} is in use by server process {slot.active_pid}"
+
+
+def create_slot(connection: Connection, name: str, plugin: str, *, timeout_s: float | None) -> None:
+    """Create a logical slot on a walsender connection, if it does not exist.
+
+    The server waits for every running write transaction to end; beyond ``timeout_s`` it is told to give up, which leaves no slot.
+    Raise InitError.
+    """
+    try:
+        connection.execute(create_replication_slot(name, plugin), timeout_s=timeout_s)
+    except ServerError as ex:
+        if ex.sqlstate == _DUPLICATE_OBJECT:
+            return
+        raise creation_error(ex, name, plugin, timeout_s) from ex
+
+
+def creation_error(ex: ServerError, name: str, plugin: str, timeout_s: float | None) -> InitError:
+    """Translate what the server says to the creation of a slot."""
+    if ex.sqlstate == _QUERY_CANCELED and timeout_s is not None:
+        return InitError(
+            f"replication slot {name!r} was not created within {timeout_s:g} s: the server waits for running transactions to end",
+            hint="find them: SELECT pid, state, xact_start, query FROM pg_stat_activity WHERE backend_xid IS NOT NULL",
+        )
+    if ex.sqlstate == _INSUFFICIENT_PRIVILEGE and "output" in ex.message:
+        return InitError(
+            f"the server does not allow the output plugin {plugin!r}: {ex.message}",
+            hint=f"its administrator has to list it: output_plugin_libraries = 'pgoutput, {plugin}'; or use -P pgoutput",
+        )
+    if ex.sqlstate == _UNDEFINED_FILE:
+        return InitError(
+            f"the server has no output plugin {plugin!r}: {ex.message}",
+            hint="pgoutput is always there (-P pgoutput); -J and -j render wal2json's records from it",
+        )
+    return InitError(f"replication slot {name!r} could not be created: {ex.message}", hint=ex.hint)
+
+
+def create_publication(connection: Connection, name: str, tables: Sequence[tuple[str, str]]) -> None:
+    """Create a publication for ``tables`` (schema, name), for all tables if there are none."""
+    what = ", ".join(f"{quote_identifier(schema)}.{quote_identifier(table)}" for schema, table in tables)
+    target = f"FOR TABLE {what}" if what else "FOR ALL TABLES"
+    try:
+        connection.execute(f"CREATE PUBLICATION {quote_identifier(name)} {target}")
+    except ServerError as ex:
+        if ex.sqlstate == _DUPLICATE_OBJECT:
+            return
+        msg = f"publication {name!r} could not be created: {ex.message}"
+        hint = "a publication of all tables takes a superuser: name the tables (--table SCHEMA.NAME)" if not what else ex.hint
+        raise InitError(msg, hint=hint) from ex
+
+
+def parse_publication_names(value: str) -> list[str]:
+    """Read a list of identifiers as the server does: folded to lower case unless quoted, a doubled quote stands for one."""
+    names: list[str] = []
+    pos = 0
+    while True:
+        while pos < len(value) and value[pos].isspace():
+            pos += 1
+        if value[pos : pos + 1] == '"':
+            name = ""
+            while True:
+                end = value.find('"', pos + 1)
+                if end < 0:
+                    break
+                name += value[pos + 1 : end]
+                pos = end + 1
+                if value[pos : pos + 1] != '"':
+                    break
+                name += '"'
+            if end < 0 or not name:
+                break
+        else:
+            end = pos
+            while end < len(value) and value[end] != "," and not value[end].isspace():
+                end += 1
+            name, pos = value[pos:end].lower(), end
+            if not name:
+                break
+        names.append(name)
+        while pos < len(value) and value[pos].isspace():
+            pos += 1
+        if pos == len(value):
+            return names
+        if value[pos] != ",":
+            break
+        pos += 1
+    msg = f"publication_names is not a list of identifiers: {value!r}"
+    raise InvalidArgumentsError(msg, hint="name each with --publication, which quotes it")
+
+
+def missing_publications(connection: Connection, names: Iterable[str]) -> list[str]:
+    """Return those of ``names`` that are no publications here."""
+    existing = {row[0] for row in connection.execute("SELECT pubname FROM pg_catalog.pg_publication")}
+    return [name for name in names if name not in existing]
+
+
+def check_publications(connection: Connection, names: Sequence[str]) -> None:
+    """Raise InitError naming what is missing: up to 17 the server fails in mid-stream, from 18 on it skips the rows silently."""
+    if not names:
+        raise InitError("pgoutput needs a publication", hint="--publication NAME; with -c one that does not exist is created")
+    missing = missing_publications(connection, names)
+    if missing:
+        msg = f"no publication {', '.join(map(repr, missing))} in database {connection.database!r}"
+        raise InitError(
+            msg,
+            hint="CREATE PUBLICATION, or -c with --table; a slot sees only publications that are older than its position",
+        )
+
+
+def published_tables(connection: Connection, names: Sequence[str]) -> list[PublishedTable]:
+    """Return the tables of the publications, by name."""
+    rows = connection.execute(
+        "SELECT DISTINCT n.nspname, c.relname, c.oid, c.relreplident,"
+        " (SELECT json_agg(a.attname ORDER BY k.position) FROM pg_catalog.pg_index i"
+        "   CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k(attnum, position)"
+        "   JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum"
+        "   WHERE i.indrelid = c.oid AND i.indisprimary)::text,"
+        " c.relreplident = 'f' OR EXISTS (SELECT 1 FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid"
+        "   AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END)"
+        " FROM pg_catalog.pg_publication_tables p"
+        " JOIN pg_catalog.pg_namespace n ON n.nspname = p.schemaname"
+        " JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename"
+        f" WHERE p.pubname IN ({', '.join(map(quote_literal, names))}) ORDER BY 1, 2"
+    )
+    return [
+        PublishedTable(
+            schema=schema or "",
+            name=name or "",
+            relation_id=int(oid or 0),
+            replica_identity=identity or "d",
+            primary_key=tuple(json.loads(key)) if key else (),
+            has_identity=has_identity == "t",
+        )
+        for schema, name, oid, identity, key, has_identity in rows
+    ]
+
+
+def current_lsn(connection: Connection) -> LSN:
+    """Return a position that everything committed by now lies before, and that a stream reaches without further writes."""
+    text = connection.execute(
+        "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END"
+    )[0][0]
+    lsn = LSN.parse(text or "0/0")
+    # Right after a page's end the insert position stands behind the next page's header, which no record's end ever does.
+    in_page = lsn % _PAGE_BYTES
+    return LSN(lsn - in_page) if in_page <= _LONG_PAGE_HEADER_BYTES else lsn
+
+
+def start_stream(connection: Connection, slot: str, start_lsn: int, options: Mapping[str, str | None]) -> None:
+    """Run START_REPLICATION; raise SlotDoesNotExistError, SlotInUseError or InitError."""
+    try:
+        connection.execute(start_replication(slot, start_lsn, options))
+    except ServerError as ex:
+        if ex.sqlstate == _UNDEFINED_OBJECT:
+            raise missing_slot_error(slot) from ex
+        if ex.sqlstate == _OBJECT_IN_USE:
+            raise SlotInUseError(ex.message, hint="stop that consumer, or wait for it: --poll-mode, --standby") from ex
+        hints = {
+            _NOT_IN_PREREQUISITE_STATE: "look at the slot: SELECT * FROM pg_replication_slots",
+            _FEATURE_NOT_SUPPORTED: "ask for less: the server's message names the highest protocol version that it has",
+            _INVALID_PARAMETER: "check the plugin's options (-o)",
+            "XX000": "check the plugin's options (-o): this server may be too old for one of them",
+        }
+        hint = ex.hint or hints.get(ex.sqlstate or "")
+        raise InitError(f"the stream could not be started: {ex.message}", hint=hint) from ex

@@ -1,0 +1,449 @@
+"""The one loop: it owns the socket, stdin, stdout and the timer, and moves records from the server to the pipe.
+
+    socket ─▶ libpq ─▶ tracker ─▶ (output plugin) ─▶ chunks ─▶ stdout
+    stdin  ─▶ commands ─▶ Progress ─▶ status updates ─▶ socket
+
+What must hold, whatever happens: stdin is read and status updates go out while stdout is blocked; no more than a few chunks
+are held; nothing is confirmed that ``Progress`` does not allow; at every way out but a lost connection the last feedback has
+reached the server, because closing a socket with unread data on it throws away what was sent last.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Protocol
+
+from cdcpipe.errors import CdcpipeError, CommandClosedError, ConnectionClosedError, OutputError, ServerError
+from cdcpipe.lsn import format_lsn
+from cdcpipe.pipe.commands import CommandReader, Feedback
+from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.pipe.output import Output
+from cdcpipe.replication.boundaries import BoundaryTracker
+from cdcpipe.replication.connection import Connection
+from cdcpipe.replication.copydata import WAL_DATA, WAL_DATA_HEADER_BYTES, PrimaryKeepalive, build_status_update, parse
+from cdcpipe.replication.progress import Progress
+
+__all__ = ["Feeder", "StreamOptions", "Streamer"]
+
+log = logging.getLogger(__name__)
+
+CHUNK_BYTES = 128 << 10
+"""Records are joined up to this size before they are written."""
+MAX_PENDING_BYTES = 1 << 20
+"""With more than this unwritten the socket is not read any more."""
+MAX_CHUNK_RECORDS = 4096
+
+BULK_BYTES = 16 << 10
+"""A round that brought this much is followed by more: the kernel is asked to wake us less often."""
+LOW_WATER_BYTES = 64 << 10
+BULK_WAIT_S = 0.001
+"""The longest that a record waits in the socket for company."""
+
+DRAIN_S = 3.0
+"""How long the server has to end the stream; after that its records are left unread and its word is asked for instead."""
+FLUSH_S = 1.0
+"""How long a consumer may pause while the last records are written out."""
+
+_WAL_START = struct.Struct(">II").unpack_from  # WALData: Byte1('w') Int64 walStart …, in the two halves that the header prints
+
+
+class Feeder(Protocol):
+    """What renders records: an output plugin on our side of the wire."""
+
+    def feed(self, wal_start: int, data: bytes) -> None:
+        """Take one raw message; the records that it makes are written through the callback that the feeder was made with."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """How records and feedback travel."""
+
+    out_fd: int = 1
+    command_fd: int = 0
+    write_header: bool = False
+    write_newline: bool = False
+    auto_feedback: bool = False
+    wait_after_end: bool = False
+    """Once the end position is reached: close the output, and go on reading commands until ``q`` or the end of stdin."""
+
+
+class Streamer:
+    """Streams from ``connection``, on which the copy has been started, until something ends it.
+
+    ``confirmed_on_server`` is asked, on a connection of its own, for the slot's confirmed position when the server does not end the
+    stream in time. ``make_feeder`` gets the function that writes a record.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        progress: Progress,
+        tracker: BoundaryTracker,
+        options: StreamOptions,
+        *,
+        confirmed_on_server: Callable[[], int],
+        make_feeder: Callable[[Callable[[int, bytes], None]], Feeder] | None = None,
+    ) -> None:
+        self._connection = connection
+        self._progress = progress
+        self._tracker = tracker
+        self._options = options
+        self._confirmed_on_server = confirmed_on_server
+        self._commands = CommandReader()
+        self._output = Output(options.out_fd)
+        self._pieces: list[bytes | memoryview] = []
+        self._feeder = make_feeder(self._add) if make_feeder else None
+        self._quit = False
+        self._signalled = False
+        self._stdin_closed = False
+        self._output_closed = False
+        self._unsent: bytes | None = None
+        self._has_more = True
+        self._is_bulk = False
+        self._can_wait_for_more = True
+        self._low_water = 1
+        self._hung_up = False
+
+    def run(self) -> ExitCode:
+        """Return SUCCESS for ``q``, a signal or the end position; every other end is an error that is raised."""
+        with self._signals() as wake_fd:
+            try:
+                try:
+                    self._loop(wake_fd)
+                except (ConnectionClosedError, ServerError):
+                    self._queue()
+                    self._flush_output()
+                    raise
+                except CdcpipeError:
+                    self._finish()
+                    raise
+                self._finish()
+                if self._stdin_closed and not self._quit and not self._signalled and not self._tracker.is_finished:
+                    raise CommandClosedError("stdin was closed", hint="keep it open; 'q' on it ends the stream in order")
+            finally:
+                self._output.close()
+        return ExitCode.SUCCESS
+
+    # The loop
+
+    def _loop(self, wake_fd: int) -> None:
+        progress, output = self._progress, self._output
+        while not (self._quit or self._signalled or self._stdin_closed):
+            if self._has_more and output.pending_bytes < MAX_PENDING_BYTES and not self._tracker.is_finished:
+                self._receive()
+            elif output.pending_bytes:
+                progress.heard(time.monotonic())  # nobody listened
+            self._write()
+            now = time.monotonic()
+            if self._tracker.is_finished and not output.pending_bytes and not self._close_output():
+                return
+            if progress.due_at() <= now or self._unsent is not None:
+                self._send_status(now)
+            if progress.is_lost(now):
+                raise ConnectionClosedError(
+                    f"the server has said nothing for {progress.silence_limit_s:g} s, and did not answer when asked",
+                    hint="check the network, and the walsender on the server (pg_stat_replication)",
+                )
+            self._wait(wake_fd, now)
+
+    def _receive(self) -> None:
+        """Queue what libpq and the socket have, up to a chunk, as the pipe's bytes. The only code that runs per record."""
+        receive, consume_input = self._connection.receive, self._connection.consume_input
+        tracker, feeder, options = self._tracker, self._feeder, self._options
+        row_kinds, observe, add, feed = tracker.row_kinds, tracker.observe, self._add, feeder.feed if feeder else None
+        append, wal_start_of = self._pieces.append, _WAL_START
+        plain = feed is None and options.write_header and not options.write_newline
+        size = count = 0
+        self._has_more = True
+        while size < CHUNK_BYTES and count < MAX_CHUNK_RECORDS:
+            length, data = receive(1)
+            if length <= 0:
+                if length == 0:
+                    try:
+                        consume_input()
+                    except Connection.Lost:
+                        raise self._connection.closed_error() from None
+                    length, data = receive(1)
+                if length == 0:
+                    self._has_more = False
+                    break
+                if length < 0:
+                    self._copy_ended()
+            if data[0] != WAL_DATA or length < WAL_DATA_HEADER_BYTES:
+                self._keepalive(data)
+                if tracker.is_finished:
+                    break
+                continue
+            count += 1
+            size += length
+            high, low = wal_start_of(data, 1)
+            body = data[WAL_DATA_HEADER_BYTES:]
+            if length == WAL_DATA_HEADER_BYTES or body[0] not in row_kinds:
+                if observe(high << 32 | low, body):
+                    break
+                if feed is not None:
+                    feed(high << 32 | low, bytes(body))
+                else:
+                    add(high << 32 | low, body)
+                if tracker.is_finished:
+                    break
+            elif plain:
+                append(b"w %X/%X %d\n" % (high, low, length - WAL_DATA_HEADER_BYTES))
+                append(body)
+            elif feed is not None:
+                feed(high << 32 | low, bytes(body))
+            else:
+                add(high << 32 | low, body)
+        if size:
+            self._progress.heard(time.monotonic())
+        self._is_bulk = size >= BULK_BYTES
+        self._queue()
+
+    def _add(self, lsn: int, record: bytes | memoryview) -> None:
+        """Add a record to the chunk (OutputPluginWrite, where there is an output plugin)."""
+        options = self._options
+        if options.write_header:
+            self._pieces.append(b"w %X/%X %d\n" % (lsn >> 32, lsn & 0xFFFFFFFF, len(record) + options.write_newline))
+        self._pieces.append(record)
+        if options.write_newline:
+            self._pieces.append(b"\n")
+
+    def _queue(self) -> None:
+        """Hand the pieces to the output as one chunk."""
+        ends, messages = self._tracker.take()
+        if self._pieces or ends or messages:
+            self._output.put(b"".join(self._pieces), ends, messages)
+            self._pieces.clear()
+
+    def _keepalive(self, data: memoryview) -> None:
+        message = parse(data)
+        if isinstance(message, PrimaryKeepalive):
+            self._check_notices()
+            self._queue()
+            self._progress.heard(time.monotonic())
+            self._progress.keepalive(message.wal_end, reply_requested=message.reply_requested)
+            self._tracker.keepalive(message.wal_end)
+
+    def _copy_ended(self) -> None:
+        """Tell an error from an end in order: both show as -1."""
+        self._check_notices()
+        self._connection.copy_result()
+        raise ConnectionClosedError(
+            "the server has ended the stream", hint="it is shutting down, or was told to; connect again later"
+        )
+
+    def _check_notices(self) -> None:
+        """Stop at the warning with which a server from 18 on skips a publication that its catalog, as of then, does not have."""
+        for notice in self._connection.notices:
+            if notice.severity == "WARNING" and notice.sqlstate == "55000":
+                raise ServerError(
+                    f"the server skips changes: {notice.message}",
+                    sqlstate=notice.sqlstate,
+                    hint="a publication has to be older than the slot's position: create it first, then a new slot",
+                )
+            log.info("%s from the server: %s", notice.severity.lower(), notice.message)
+        self._connection.notices.clear()
+
+    def _write(self) -> None:
+        ends, messages = self._output.write()
+        if ends or messages:
+            self._progress.written(ends, messages)
+            if self._options.auto_feedback:
+                self._progress.confirm_written(time.monotonic())
+
+    def _close_output(self) -> bool:
+        """At the end position: close the output and stay for feedback, if that is wanted; False to end."""
+        if not self._options.wait_after_end:
+            return False
+        if not self._output_closed:
+            self._output.close()
+            os.close(self._options.out_fd)
+            self._output_closed = True
+            log.info("the end position is reached; waiting for the last feedback")
+        return True
+
+    def _send_status(self, now: float) -> None:
+        if self._unsent is None:
+            if self._connection.notices:
+                self._check_notices()
+            status = self._progress.status(now)
+            self._unsent = build_status_update(
+                status.write_lsn, status.flush_lsn, unix_time_s=time.time(), reply_requested=status.reply_requested
+            )
+            log.debug("status update: write %s, flush %s", format_lsn(status.write_lsn), format_lsn(status.flush_lsn))
+        if self._connection.send(self._unsent):
+            self._unsent = None
+
+    def _wait(self, wake_fd: int, now: float) -> None:
+        """Wait for the server, a command, room in the pipe, a signal or the timer; with records at hand only look."""
+        connection, output = self._connection, self._output
+        reading = output.pending_bytes < MAX_PENDING_BYTES and not self._tracker.is_finished
+        has_more = self._has_more and reading
+        timeout_s = 0.0 if has_more else max(0.0, self._progress.due_at() - now)
+        if not has_more and reading and self._can_wait_for_more:
+            wanted = LOW_WATER_BYTES if self._is_bulk else 1
+            if wanted != self._low_water:
+                self._can_wait_for_more = connection.set_low_water_mark(wanted)
+                self._low_water = wanted if self._can_wait_for_more else 1
+            if self._low_water > 1:
+                timeout_s = min(timeout_s, BULK_WAIT_S)
+        poll = select.poll()
+        socket_fd = connection.socket
+        if reading or not self._hung_up:
+            poll.register(socket_fd, (select.POLLIN if reading else 0) | (0 if connection.flush() else select.POLLOUT))
+        poll.register(wake_fd, select.POLLIN)
+        if not self._stdin_closed:
+            poll.register(self._options.command_fd, select.POLLIN)
+        if not self._output_closed:
+            poll.register(output.fd, select.POLLOUT if output.pending_bytes else 0)
+        ready = dict(poll.poll(None if timeout_s == float("inf") else timeout_s * 1000))
+        if wake_fd in ready:
+            os.read(wake_fd, 4096)
+        if self._options.command_fd in ready or self._signalled:
+            self._read_commands()
+        if socket_fd in ready or self._low_water > 1:
+            self._has_more = True
+            if not reading and ready.get(socket_fd, 0) & (select.POLLHUP | select.POLLERR):
+                # The records that came before are wanted still: the loss shows when the consumer lets us read on.
+                self._hung_up = True
+                if self._output_closed:
+                    raise ConnectionClosedError("the connection to the server was lost")
+        if ready.get(output.fd, 0) & (select.POLLERR | select.POLLNVAL) and not self._output_closed:
+            raise OutputError("records can't be written: the reader has closed the pipe")
+
+    def _read_commands(self) -> None:
+        """Read what is on stdin now; the highest feedback counts."""
+        fd = self._options.command_fd
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        feedback = 0
+        try:
+            while poll.poll(0):
+                data = os.read(fd, 1 << 16)
+                if not data:
+                    self._stdin_closed = True
+                    break
+                for command in self._commands.feed(data):
+                    if isinstance(command, Feedback):
+                        feedback = max(feedback, command.lsn)
+                    else:
+                        self._quit = True
+                        return
+        except OSError as ex:
+            log.info("stdin can't be read: %s", ex.strerror)
+            self._stdin_closed = True
+        finally:
+            if feedback:
+                self._progress.feedback(feedback, time.monotonic())
+
+    # The end
+
+    def _finish(self) -> None:
+        """Write out what is held, send the last feedback, and end the stream so that the server has read it."""
+        self._flush_output()
+        connection = self._connection
+        self._send_last_status()
+        flush_lsn = self._progress.confirmed_lsn
+        connection.end_copy()
+        deadline = time.monotonic() + DRAIN_S
+        while not self._is_drained():
+            if time.monotonic() >= deadline:
+                # In the middle of a large transaction the server looks at us only when it can't send: so stop reading.
+                self._await_confirmation(flush_lsn)
+                return
+            self._poll_socket(deadline)
+        try:
+            connection.copy_result()
+        except (ConnectionClosedError, ServerError) as ex:
+            log.info("after the end of the stream: %s", ex)
+
+    def _send_last_status(self) -> None:
+        deadline = time.monotonic() + DRAIN_S
+        self._retry_status(deadline)  # an older one that libpq had no room for
+        self._send_status(time.monotonic())
+        self._retry_status(deadline)
+
+    def _retry_status(self, deadline: float) -> None:
+        while self._unsent is not None:
+            if time.monotonic() >= deadline:
+                raise ConnectionClosedError(
+                    "the server does not take the last status update", hint="it will send again what followed"
+                )
+            self._poll_socket(deadline)
+            self._send_status(time.monotonic())
+
+    def _poll_socket(self, deadline: float) -> None:
+        poll = select.poll()
+        poll.register(self._connection.socket, select.POLLIN | (0 if self._connection.flush() else select.POLLOUT))
+        poll.poll(max(0.0, min(0.1, deadline - time.monotonic())) * 1000)
+
+    def _is_drained(self) -> bool:
+        """Drop what the server still sends; it will send it again. True at the end of the copy."""
+        try:
+            self._connection.consume_input()
+        except Connection.Lost:
+            return True
+        self._connection.flush()
+        for _ in range(10_000):
+            length, _data = self._connection.receive(1)
+            if length < 0:
+                return True
+            if length == 0:
+                break
+        return False
+
+    def _await_confirmation(self, flush_lsn: int) -> None:
+        deadline = time.monotonic() + DRAIN_S
+        while flush_lsn and self._confirmed_on_server() < flush_lsn:
+            if time.monotonic() >= deadline:
+                log.warning("the server has not confirmed %s yet; it may send again what followed", format_lsn(flush_lsn))
+                return
+            time.sleep(0.05)
+
+    def _flush_output(self) -> None:
+        """Give a consumer that reads the rest of what was received; one that does not read can't hold us up."""
+        if self._output_closed:
+            return
+        deadline = time.monotonic() + FLUSH_S
+        try:
+            self._write()
+            while self._output.pending_bytes and time.monotonic() < deadline:
+                before = self._output.pending_bytes
+                poll = select.poll()
+                poll.register(self._output.fd, select.POLLOUT)
+                poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+                self._write()
+                if self._output.pending_bytes < before:
+                    deadline = time.monotonic() + FLUSH_S
+        except OutputError as ex:
+            log.debug("while ending: %s", ex)
+
+    @contextmanager
+    def _signals(self) -> Iterator[int]:
+        """SIGINT and SIGTERM mean ``q``; they wake the loop through a pipe, so that none is lost between two looks."""
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(read_fd, False)
+        os.set_blocking(write_fd, False)
+
+        def note(_number: int, _frame: FrameType | None) -> None:
+            self._signalled = True
+
+        old_wakeup = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        old_handlers = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield read_fd
+        finally:
+            for number, handler in old_handlers.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(old_wakeup)
+            os.close(read_fd)
+            os.close(write_fd)

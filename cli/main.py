@@ -1,0 +1,291 @@
+"""``cdcpipe``: with flat options the drop-in for pg_logical_cdc; what the C program does not have is a subcommand or a long option.
+
+This file parses, builds a configuration, calls the core, and turns whatever happens into one of the ten exit codes: click's own
+(2 for usage, 1 for the rest) would mean something else to whoever reads them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+from cdcpipe.config import PollConfig, StreamConfig
+from cdcpipe.errors import CdcpipeError
+from cdcpipe.lsn import LSN, format_lsn
+from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.prepare import poll_until_free, stream
+from cdcpipe.stream import StreamOptions
+from cli.options import CONTEXT_SETTINGS, LSN_TYPE, SECONDS, connection_options, slot_config, slot_options
+from cli.prepare import command as prepare_command
+
+__all__ = ["main", "run"]
+
+log = logging.getLogger("cdcpipe")
+
+STANDBY_INTERVAL_S = 0.1
+"""How often a standby looks, unless -i says otherwise: it is to take over in well under a second."""
+
+
+class _Interrupted(BaseException):
+    """SIGINT or SIGTERM before the stream has begun; from then on the loop handles them itself."""
+
+
+class _Group(click.Group):
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage(ctx.command_path, "--slot=NAME [OPTION]...", prefix="Usage: ")
+        formatter.write_usage(ctx.command_path, "COMMAND [OPTION]...", prefix="   or: ")
+
+
+@click.group(
+    cls=_Group,
+    invoke_without_command=True,
+    context_settings=CONTEXT_SETTINGS,
+    epilog="Example: cdcpipe -d shop -S shop_cdc --publication shop -c -HJ",
+)
+@click.option("-v", "--verbose", count=True, help="Say on stderr what is configured and what happens (-vv: each status update).")
+@slot_options
+@click.option(
+    "-o",
+    "--option",
+    "plugin_options",
+    multiple=True,
+    metavar="KEY[=VALUE]",
+    help="Option for the output plugin, as it is. Repeatable.",
+)
+@click.option("-L", "--poll-mode", is_flag=True, help="Exit with 0 as soon as the slot is free; no records.")
+@click.option(
+    "-u",
+    "--poll-duration",
+    type=SECONDS,
+    help="With -L, --standby: longest wait, then exit with 9 (0: one look).  [default: no limit]",
+)
+@click.option(
+    "-i",
+    "--poll-interval",
+    type=SECONDS,
+    help="With -L, --standby: time between two looks.  [default: 1.0; 0.1 with --standby]",
+)
+@click.option("--standby", is_flag=True, help="Wait until the slot is free, then stream, in one process.")
+@click.option("-D", "--fd", type=int, default=1, show_default=True, help="Descriptor that records are written to.")
+@click.option(
+    "-F",
+    "--feedback-interval",
+    type=SECONDS,
+    default=0.0,
+    show_default=True,
+    help="Longest delay before confirmed feedback is sent to the server.",
+)
+@click.option(
+    "-s",
+    "--status-interval",
+    type=SECONDS,
+    default=1.0,
+    show_default=True,
+    help="Time between status updates to the server (0: only when it asks).",
+)
+@click.option("-A", "--auto-feedback", is_flag=True, help="Count as confirmed what has been written out.")
+@click.option("-H", "--write-header", is_flag=True, help="Write a header line, w LSN LENGTH, before each record.")
+@click.option("-N", "--write-nl", is_flag=True, help="Write a newline after each record.")
+@click.option("-j", "--wal2json1", is_flag=True, help="Records of wal2json, format version 1: a JSON object a transaction.")
+@click.option(
+    "-J",
+    "--wal2json2",
+    is_flag=True,
+    help="Records of wal2json, format version 2, with headers: a JSON object a change.",
+)
+@click.option("--startpos", type=LSN_TYPE, metavar="LSN", help="Leave out what committed before LSN, in this run.")
+@click.option("--endpos", type=LSN_TYPE, metavar="LSN", help="Exit with 0 once all that committed before LSN is written.")
+@click.option(
+    "--endpos-wait",
+    is_flag=True,
+    help="With --endpos: then close the output, and take feedback until q or the end of stdin.",
+)
+@click.option("--expect", metavar="SYSTEM_ID/TIMELINE", help="Refuse a server that is not this one.")
+@click.option(
+    "--receive-timeout",
+    type=SECONDS,
+    default=300.0,
+    show_default=True,
+    help="Longest silence of the server, which is asked for a sign of life at half of it (0: no limit).",
+)
+@connection_options
+@click.version_option(None, "--version", package_name="cdcpipe", message="cdcpipe %(version)s")
+@click.pass_context
+def cdcpipe(ctx: click.Context, /, **options: Any) -> ExitCode | None:
+    """Write the changes of a PostgreSQL database, from a logical replication slot, to stdout.
+
+    Commands on stdin: "F LSN" confirms what lies before LSN, "q" ends the stream.
+    """
+    if ctx.invoked_subcommand is not None:
+        return None
+    return run(**options)
+
+
+cdcpipe.add_command(prepare_command)
+
+
+def run(
+    *,
+    verbose: int,
+    plugin_options: Sequence[str],
+    poll_mode: bool,
+    poll_duration: float | None,
+    poll_interval: float | None,
+    standby: bool,
+    fd: int,
+    feedback_interval: float,
+    status_interval: float,
+    auto_feedback: bool,
+    write_header: bool,
+    write_nl: bool,
+    wal2json1: bool,
+    wal2json2: bool,
+    startpos: LSN | None,
+    endpos: LSN | None,
+    endpos_wait: bool,
+    expect: str | None,
+    receive_timeout: float,
+    **slot_options: Any,
+) -> ExitCode:
+    """Run one stream, or one poll; the options are those of the command line."""
+    _log_to_stderr(verbose)
+    if wal2json1 and wal2json2:
+        raise click.UsageError("-j and -J exclude each other")
+    if poll_mode and standby:
+        raise click.UsageError("--poll-mode and --standby exclude each other")
+    if endpos_wait and endpos is None:
+        raise click.UsageError("--endpos-wait goes with --endpos")
+    _check_fd(fd)
+    wal2json = 1 if wal2json1 else 2 if wal2json2 else 0
+    if wal2json and not slot_options["publications"] and slot_options["plugin"] is None:
+        slot_options["plugin"] = "wal2json"  # as in pg_logical_cdc
+    slot = slot_config(**slot_options)
+    poll = PollConfig(
+        duration_s=poll_duration,
+        interval_s=poll_interval if poll_interval is not None else STANDBY_INTERVAL_S if standby else 1.0,
+    )
+    config = StreamConfig(
+        slot=slot,
+        options={key: value if equals else None for key, equals, value in (option.partition("=") for option in plugin_options)},
+        wal2json=wal2json,
+        start_lsn=startpos or LSN(0),
+        end_lsn=endpos,
+        expected_system=expect,
+        feedback_interval_s=feedback_interval,
+        status_interval_s=status_interval,
+        silence_limit_s=receive_timeout,
+        standby=poll if standby else None,
+        stream=StreamOptions(
+            out_fd=fd,
+            write_header=write_header or wal2json2,
+            write_newline=write_nl,
+            auto_feedback=auto_feedback,
+            wait_after_end=endpos_wait,
+        ),
+    )
+    _log_configuration(config, poll if poll_mode or standby else None)
+    return poll_until_free(slot, poll) if poll_mode else stream(config)
+
+
+def _check_fd(fd: int) -> None:
+    """Refuse what can't be written to while it is still clear why."""
+    if fd <= 0:
+        msg = f"--fd takes a descriptor to write to, not {fd}"
+        raise click.UsageError(msg)
+    try:
+        os.fstat(fd)
+    except OSError as ex:
+        msg = f"--fd {fd}: {ex.strerror}"
+        raise click.UsageError(msg) from ex
+
+
+def _log_to_stderr(verbose: int) -> None:
+    level = logging.WARNING if not verbose else logging.INFO if verbose == 1 else logging.DEBUG
+    logging.basicConfig(stream=sys.stderr, level=level, format="cdcpipe: %(message)s", force=True)
+
+
+def _log_configuration(config: StreamConfig, poll: PollConfig | None) -> None:
+    """Name everything that was asked for; a password can't be among it."""
+    slot = config.slot
+    log.info("slot %s, create %s, plugin for a new slot %s", slot.slot, slot.create, slot.plugin)
+    log.info("publications %s, tables %s", list(slot.publications), [".".join(table) for table in slot.tables])
+    log.info(
+        "plugin options %s",
+        " ".join(key if value is None else f"{key}={value}" for key, value in config.options.items()) or "none",
+    )
+    log.info("connection %s", " ".join(f"{key}={value}" for key, value in slot.parameters.items()) or "libpq's defaults")
+    if poll is not None:
+        log.info(
+            "poll duration %s s, interval %g s",
+            "unlimited" if poll.duration_s is None else f"{poll.duration_s:g}",
+            poll.interval_s,
+        )
+    log.info(
+        "descriptor %d, header %s, newline %s, auto feedback %s, feedback interval %g s, status interval %g s, start %s, end %s",
+        config.stream.out_fd,
+        config.stream.write_header,
+        config.stream.write_newline,
+        config.stream.auto_feedback,
+        config.feedback_interval_s,
+        config.status_interval_s,
+        format_lsn(config.start_lsn),
+        "none" if config.end_lsn is None else format_lsn(config.end_lsn),
+    )
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise _Interrupted
+
+
+def invoke(arguments: Sequence[str] | None = None) -> ExitCode:
+    """Run the command line and return its exit code; what is wrong is said on stderr."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    try:
+        result = cdcpipe.main(args=arguments, prog_name="cdcpipe", standalone_mode=False)
+    except _Interrupted:
+        return ExitCode.SUCCESS
+    except click.exceptions.Exit as ex:
+        return ExitCode.SUCCESS if ex.exit_code == 0 else ExitCode.INVALID_ARGS
+    except click.ClickException as ex:
+        _complain(ex.format_message(), "--help shows the options")
+        return ExitCode.INVALID_ARGS
+    except CdcpipeError as ex:
+        _complain(ex.message, ex.hint)
+        return ex.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return ExitCode.SUCCESS
+    except Exception as ex:
+        log.debug("unexpected", exc_info=True)
+        _complain(f"unexpected {type(ex).__name__}: {ex}", "this is a defect of cdcpipe: -vv shows where it comes from")
+        return ExitCode.SYSTEM_ERROR
+    except SystemExit:  # click's answer to a closed pipe
+        return ExitCode.SYSTEM_ERROR
+    return result if isinstance(result, ExitCode) else ExitCode.SUCCESS
+
+
+def _complain(message: str, hint: str | None) -> None:
+    lines = [f"cdcpipe: error: {message}"] + ([f"cdcpipe: hint: {hint}"] if hint else [])
+    try:
+        sys.stderr.write("\n".join(lines) + "\n")
+        sys.stderr.flush()
+    except OSError:
+        return  # nobody is left to tell; the exit code says it
+
+
+def main() -> NoReturn:
+    """Enter from the console script."""
+    code = invoke()
+    try:
+        sys.stdout.flush()
+    except OSError:
+        code = code or ExitCode.SYSTEM_ERROR
+    # Python's own flush at exit would turn a closed pipe into exit code 120.
+    os._exit(code)

@@ -1,0 +1,163 @@
+"""The options that the commands share, as decorators, and how their values become a configuration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from cdcpipe.config import SlotConfig
+from cdcpipe.lsn import LSN
+from cdcpipe.replication.connection import connection_parameters
+
+__all__ = ["CONTEXT_SETTINGS", "LSN_TYPE", "SECONDS", "connection_options", "parse_pair", "slot_config", "slot_options"]
+
+CONTEXT_SETTINGS = {"help_option_names": ["-?", "--help"], "max_content_width": 120}
+"""``-h`` is the host, as in all of PostgreSQL's programs."""
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class _Seconds(click.ParamType[float]):
+    name = "SECS"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not 0 <= seconds < math.inf:
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+        return seconds
+
+
+class _LSN(click.ParamType[LSN]):
+    name = "LSN"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> LSN:
+        try:
+            return value if isinstance(value, LSN) else LSN.parse(value)
+        except ValueError as ex:
+            self.fail(str(ex), param, ctx)
+
+
+SECONDS = _Seconds()
+LSN_TYPE = _LSN()
+
+
+def _decorate(options: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def connection_options(command: Command) -> Command:
+    """Add libpq's: ``-d -h -p -U -m``."""
+    return _decorate(
+        [
+            click.option("-d", "--dbname", metavar="DBNAME", help="Database to connect to; a conninfo string or a URI as well."),
+            click.option("-h", "--host", metavar="HOSTNAME", help="Database server's host or socket directory."),
+            click.option("-p", "--port", metavar="PORT", help="Database server's port."),
+            click.option("-U", "--username", metavar="USERNAME", help="Database user name."),
+            click.option(
+                "-m",
+                "--param",
+                "params",
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="Any other connection parameter of libpq (connect_timeout, sslmode, …). Passwords come from PGPASSWORD,"
+                " a password file or a service file. Repeatable.",
+            ),
+        ]
+    )(command)
+
+
+def slot_options(command: Command) -> Command:
+    """Add what names the slot, and what is made with it."""
+    return _decorate(
+        [
+            click.option("-S", "--slot", metavar="NAME", help="Name of the logical replication slot (required)."),
+            click.option("-c", "--create-slot", is_flag=True, help="Create the slot if it does not exist."),
+            click.option(
+                "-P",
+                "--plugin",
+                metavar="NAME",
+                help="The server's output plugin for a new slot.  [default: pgoutput; wal2json with -j or -J and no --publication]",
+            ),
+            click.option(
+                "--create-timeout",
+                type=SECONDS,
+                default=60.0,
+                show_default=True,
+                help="How long the server may wait for running transactions before it makes the slot (0: no limit).",
+            ),
+            click.option(
+                "--publication",
+                "publications",
+                multiple=True,
+                metavar="NAME",
+                help="Publication to stream on a pgoutput slot, any name as it is. Repeatable.",
+            ),
+            click.option(
+                "--table",
+                "tables",
+                multiple=True,
+                metavar="SCHEMA.NAME",
+                help="With -c: a publication that does not exist is created for these tables (left out: for all). Repeatable.",
+            ),
+        ]
+    )(command)
+
+
+def parse_pair(text: str, option: str) -> tuple[str, str]:
+    """Split ``KEY=VALUE``."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        msg = f"{option} takes KEY=VALUE, not {text!r}"
+        raise click.UsageError(msg)
+    return key, value
+
+
+def _parse_table(text: str) -> tuple[str, str]:
+    schema, dot, name = text.partition(".")
+    if not schema or not dot or not name:
+        msg = f"--table takes SCHEMA.NAME, not {text!r}"
+        raise click.UsageError(msg)
+    return schema, name
+
+
+def slot_config(
+    *,
+    slot: str | None,
+    create_slot: bool,
+    plugin: str | None,
+    create_timeout: float,
+    publications: Sequence[str],
+    tables: Sequence[str],
+    dbname: str | None,
+    host: str | None,
+    port: str | None,
+    username: str | None,
+    params: Sequence[str],
+) -> SlotConfig:
+    """Build the configuration from the options of both decorators."""
+    if not slot:
+        raise click.UsageError("--slot NAME has to be given")
+    parameters = [
+        (key, value) for key, value in (("dbname", dbname), ("host", host), ("port", port), ("user", username)) if value is not None
+    ]
+    parameters += [parse_pair(pair, "--param") for pair in params]
+    return SlotConfig(
+        parameters=connection_parameters(parameters),
+        slot=slot,
+        create=create_slot,
+        plugin=plugin or "pgoutput",
+        publications=tuple(publications),
+        tables=tuple(_parse_table(table) for table in tables),
+        create_timeout_s=create_timeout or None,
+    )

@@ -1,0 +1,57 @@
+"""``cdcpipe prepare``: all that precedes streaming, and what was found, as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from cdcpipe.lsn import format_lsn
+from cdcpipe.prepare import prepare
+from cli.options import CONTEXT_SETTINGS, connection_options, slot_config, slot_options
+
+__all__ = ["command"]
+
+
+@click.command("prepare", context_settings=CONTEXT_SETTINGS)
+@slot_options
+@connection_options
+def command(**options: Any) -> None:
+    r"""Check everything that a stream from a pgoutput slot needs, and print what was found as one JSON object.
+
+    With -c the publications and the slot are created first. The exit codes are those of streaming.
+
+    \b
+    Example:
+      cdcpipe prepare -d shop -S shop_cdc --publication shop -c
+    """
+    found = prepare(slot_config(**options))
+    slot = found.slot
+    report = {
+        "server_version": found.server_version,
+        "system_id": found.system.system_id,
+        "timeline": found.system.timeline,
+        "database": found.database,
+        "wal_lsn": str(found.end_lsn),
+        "slot": {
+            "name": slot.name,
+            "plugin": slot.plugin,
+            "active": slot.active,
+            "confirmed_flush_lsn": format_lsn(slot.confirmed_flush_lsn or 0),
+            "restart_lsn": format_lsn(slot.restart_lsn or 0),
+            "wal_status": slot.wal_status,
+        },
+        "publications": found.publications,
+        "tables": [
+            {
+                "schema": table.schema,
+                "name": table.name,
+                "relation_id": table.relation_id,
+                "replica_identity": table.replica_identity,
+                "primary_key": list(table.primary_key),
+            }
+            for table in found.tables
+        ],
+    }
+    click.echo(json.dumps(report, indent=2, ensure_ascii=False))
