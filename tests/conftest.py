@@ -4,9 +4,7 @@ A server version that is missing skips the tests that need it, with the reason; 
 """
 
 import os
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import postgres
@@ -61,13 +59,14 @@ def database(pg18: postgres.Cluster) -> Iterator[postgres.Database]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     """One local Spark session with Delta for the whole run."""
-    if not shutil.which("java") and not Path(os.environ.get("JAVA_HOME", "/nowhere"), "bin/java").exists():
-        missing("Java 17 or newer is missing: apt-get install openjdk-17-jre-headless")
+    from cdcpipe.errors import InitError
     from spark_sink import session
 
+    try:
+        session.find_java()
+    except InitError as ex:
+        missing(f"{ex}: {ex.hint}")
     warehouse = tmp_path_factory.mktemp("spark-warehouse")
-    made = session.build(
-        app_name="tests", master="local[2]", format="delta", conf={"spark.sql.warehouse.dir": str(warehouse)}
-    )
+    made = session.build(app_name="tests", master="local[2]", format="delta", conf={"spark.sql.warehouse.dir": str(warehouse)})
     yield made
     made.stop()
