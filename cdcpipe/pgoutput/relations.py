@@ -1,0 +1,52 @@
+"""What the stream has said about relations and types so far.
+
+pgoutput describes a relation ('R', and 'Y' for its types that are not built in) before the first change to it, and again
+after whatever may have changed it: a description holds from its place in the stream to the next one with the same id.
+So the cache must see every Relation and Type message, in stream order, and lives no longer than the connection.
+An id that was never described is a `ProtocolError`: there is no catalog to ask here, and today's would be the wrong one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cdcpipe.errors import ProtocolError
+from cdcpipe.pgoutput.messages import Relation, Type
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["RelationCache"]
+
+
+class RelationCache:
+    """Relations and types by their ids."""
+
+    def __init__(self) -> None:
+        self._relations: dict[int, Relation] = {}
+        self._types: dict[int, Type] = {}
+
+    def add(self, message: Relation | Type) -> None:
+        """Take a description; it replaces an earlier one of the same id."""
+        if isinstance(message, Relation):
+            self._relations[message.relation_id] = message
+        else:
+            self._types[message.type_id] = message
+
+    def relation(self, relation_id: int) -> Relation:
+        """Return the relation as it is at this point of the stream; raise ProtocolError if it was never described."""
+        try:
+            return self._relations[relation_id]
+        except KeyError:
+            msg = f"relation {relation_id} was never described: its Relation message is missing before this change"
+            raise ProtocolError(msg) from None
+
+    def type(self, type_id: int) -> Type | None:
+        """Return what the stream said about a type; nothing for a built-in one."""
+        return self._types.get(type_id)
+
+    def __len__(self) -> int:
+        return len(self._relations)
+
+    def __iter__(self) -> Iterator[Relation]:
+        return iter(self._relations.values())
