@@ -1,0 +1,88 @@
+"""Write segments of the staging log by hand, for tests: records with their headers, whole transactions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pgoutput_build import build
+
+from cdcpipe.lsn import format_lsn
+from cdcpipe.pgoutput.messages import Begin, Column, Commit, Message, Relation
+from cdcpipe.pipe.framing import encode_header
+from spark_sink.staging import Segment, segment_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+COMMIT_TIME_US = 788_918_400_000_000  # 2025-01-01
+START_LSN = 0x1000
+
+
+def relation(relation_id: int, name: str, *columns: tuple[str, int] | tuple[str, int, int], identity: str = "d") -> Relation:
+    """A relation of schema ``public`` whose first column is its key."""
+    return Relation(
+        None,
+        relation_id,
+        "public",
+        name,
+        identity,
+        tuple(
+            Column(1 if number == 0 or identity == "f" else 0, name, type_id, *(modifier or (-1,)))
+            for number, (name, type_id, *modifier) in enumerate(columns)
+        ),
+    )
+
+
+def transaction(end_lsn: int, messages: Sequence[Message | bytes], xid: int = 700) -> list[Message | bytes]:
+    """Begin, the messages, Commit; the commit record is 0x30 bytes long."""
+    commit_lsn = end_lsn - 0x30
+    return [
+        Begin(commit_lsn, COMMIT_TIME_US, xid),
+        *messages,
+        Commit(0, commit_lsn, end_lsn, COMMIT_TIME_US),
+    ]
+
+
+def encode(messages: Iterable[Message | bytes]) -> bytes:
+    """The records with their headers; bytes are a record as they are."""
+    records = (message if isinstance(message, bytes) else build(message) for message in messages)
+    return b"".join(encode_header(0x1000, len(record)) + record for record in records)
+
+
+class Log:
+    """A staging directory that grows: each segment starts where the one before it ends."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.end_lsn = START_LSN
+        self.epoch = 0
+        self.new_epoch()
+
+    def new_epoch(self) -> None:
+        self.epoch += 1
+        directory = self.root / f"{self.epoch:06d}"
+        directory.mkdir(parents=True)
+        description = {
+            "format": 1,
+            "system_id": "7123456789",
+            "timeline": 1,
+            "database": "db",
+            "slot": "s",
+            "publications": ["p"],
+            "options": {},
+            "start_lsn": format_lsn(self.end_lsn),
+        }
+        (directory / "epoch.json").write_text(json.dumps(description))
+
+    def segment(self, *transactions: Sequence[Message | bytes], before: Sequence[Message | bytes] = ()) -> Segment:
+        """Add a segment; each item is the messages of one transaction, ``before`` stands in front of the first."""
+        messages = list(before)
+        start_lsn = self.end_lsn
+        for number, body in enumerate(transactions):
+            self.end_lsn += 0x100
+            messages += transaction(self.end_lsn, body, xid=700 + number)
+        path = self.root / f"{self.epoch:06d}" / segment_name(start_lsn, self.end_lsn)
+        path.write_bytes(encode(messages))
+        return Segment(self.epoch, start_lsn, self.end_lsn, path)

@@ -1,0 +1,222 @@
+"""The index of a segment: what it says, when it is made anew, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from pgoutput_build import build as record
+from segments import COMMIT_TIME_US, Log, encode, relation, transaction
+
+from cdcpipe.pgoutput.messages import Begin, Commit, Delete, Insert, LogicalMessage, Origin, StreamStop, Truncate, Type
+from cdcpipe.pipe.framing import scan_records
+from spark_sink import segment_index
+from spark_sink.segment_index import NO_TRANSACTION, build, load
+from spark_sink.staging import StagingError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+A = relation(16385, "a", ("id", 23), ("t", 25))
+B = relation(0xFFFF0001, "b", ("id", 23))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return Log(tmp_path)
+
+
+@pytest.fixture
+def segment(log: Log) -> Path:
+    return log.segment(
+        [A, Insert(None, A.relation_id, (b"1", b"x\ny")), B, Truncate(None, 0, (B.relation_id, A.relation_id))],
+        [
+            Origin(5, "élan"),
+            LogicalMessage(None, 1, 77, "p", b"in"),
+            Insert(None, B.relation_id, (b"1",)),
+            Type(None, 99, "public", "mood"),
+            Delete(None, B.relation_id, (b"1",), None),
+        ],
+        before=[LogicalMessage(None, 0, 77, "p", b"out")],
+    ).path
+
+
+def assert_same(one: segment_index.SegmentIndex, other: segment_index.SegmentIndex) -> None:
+    for name in one.__slots__:
+        mine, theirs = getattr(one, name), getattr(other, name)
+        assert np.array_equal(mine, theirs), name
+        if name != "size":
+            assert mine.dtype == theirs.dtype, name
+
+
+def test_what_the_index_says(segment: Path) -> None:
+    index = build(segment)
+    data = segment.read_bytes()
+    kinds = b"".join(data[o : o + 1] for o in index.offset)
+    assert kinds == index.kind.tobytes() == b"MBRIRTCBOMIYDC"
+    starts, ends, _ = scan_records(data)
+    assert index.offset.tolist() == starts
+    assert (index.offset + index.length).tolist() == ends
+    assert index.relation_id.tolist() == [
+        0, 0, A.relation_id, A.relation_id, B.relation_id, B.relation_id, 0, 0, 0, 0, B.relation_id, 0, B.relation_id, 0,
+    ]  # fmt: skip
+    assert index.transaction.tolist() == [NO_TRANSACTION, *[0] * 6, *[1] * 7]
+    changes = np.isin(index.kind, np.frombuffer(b"IUDT", np.uint8))
+    assert index.ordinal[changes].tolist() == [0, 1, 0, 1]  # the T is 1 and 2
+    assert index.ordinal[6] == 3
+    assert index.commit_lsn.tolist() == [0x10D0, 0x11D0]
+    assert index.end_lsn.tolist() == [0x1100, 0x1200]
+    assert index.xid.tolist() == [700, 701]
+    assert index.commit_time_us.tolist() == [COMMIT_TIME_US] * 2
+    assert index.origin.tolist() == [None, "élan"]
+
+
+def test_known_boundaries_give_the_same(segment: Path) -> None:
+    starts, ends, _ = scan_records(segment.read_bytes())
+    assert_same(build(segment, starts, ends), build(segment))
+
+
+def test_the_file_is_read_back(segment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build(segment)
+    monkeypatch.setattr(segment_index, "build", None)
+    assert_same(load(segment), built)
+
+
+def damage_nothing(index: Path) -> None:
+    index.unlink()
+
+
+def cut(index: Path) -> None:
+    index.write_bytes(index.read_bytes()[:-10])
+
+
+def empty(index: Path) -> None:
+    index.write_bytes(b"")
+
+
+def zeros(index: Path) -> None:
+    index.write_bytes(bytes(index.stat().st_size))
+
+
+def zero_page(index: Path) -> None:
+    data = index.read_bytes()
+    middle = len(data) // 2
+    index.write_bytes(data[: middle - 600] + bytes(1200) + data[middle + 600 :])
+
+
+@pytest.mark.parametrize("damage", [damage_nothing, cut, empty, zeros, zero_page])
+def test_an_index_that_is_missing_or_damaged_is_made_anew(segment: Path, damage) -> None:
+    built = build(segment)
+    index_path = segment.with_suffix(".idx")
+    intact = index_path.read_bytes()
+    damage(index_path)
+    assert_same(load(segment), built)
+    assert index_path.read_bytes() == intact
+    assert {path.name for path in segment.parent.iterdir()} == {segment.name, index_path.name, "epoch.json"}
+
+
+def test_an_index_of_another_format_is_made_anew(segment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build(segment)
+    intact = segment.with_suffix(".idx").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(segment_index, "FORMAT", b"0")
+        build(segment)
+    assert segment.with_suffix(".idx").read_bytes() != intact
+    assert_same(load(segment), built)
+    assert segment.with_suffix(".idx").read_bytes() == intact
+
+
+def test_an_index_of_another_size_is_made_anew(log: Log, segment: Path) -> None:
+    other = log.segment([A, Insert(None, A.relation_id, (b"1", b"x"))]).path
+    built = build(other)
+    build(segment)
+    segment.with_suffix(".idx").replace(other.with_suffix(".idx"))
+    assert_same(load(other), built)
+
+
+def test_an_index_that_cannot_be_written_is_still_given(segment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(segment_index.pa, "OSFile", refuse)
+    assert load(segment).xid.tolist() == [700, 701]
+    assert not segment.with_suffix(".idx").exists()
+
+
+def test_a_record_larger_than_a_piece(segment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = build(segment)
+    monkeypatch.setattr(segment_index, "_SCAN_BYTES", 8)
+    assert_same(build(segment), whole)
+
+
+def test_a_segment_without_records(log: Log, tmp_path: Path) -> None:
+    path = tmp_path / "0000000000000001-0000000000000002.cdc"
+    path.write_bytes(b"")
+    index = build(path)
+    assert index.offset.size == index.end_lsn.size == 0
+    assert_same(load(path), index)
+
+
+INSERT = Insert(None, A.relation_id, (b"1", b"x"))
+GOOD = [A, INSERT]
+
+
+@pytest.mark.parametrize(
+    ("messages", "bad", "problem"),
+    [
+        ([StreamStop()], 0, "kind that no segment has"),
+        ([b""], 0, "without bytes"),
+        ([b"X"], 0, "kind that no segment has"),
+        ([*transaction(0x1100, GOOD), A, INSERT], 5, "outside of any transaction"),
+        (transaction(0x1100, GOOD)[:-1], 0, "has no Commit"),
+        (transaction(0x1100, GOOD)[1:], 2, "do not alternate"),
+        ([*transaction(0x1100, GOOD)[:-1], *transaction(0x1200, GOOD)], 3, "do not alternate"),
+        ([*transaction(0x1200, GOOD), *transaction(0x1100, [INSERT])], 6, "not in commit order"),
+        (transaction(0x1100, [INSERT]), 1, "not described before"),
+        (transaction(0x1100, [INSERT, A]), 1, "not described before"),
+        (transaction(0x1100, [A, Truncate(None, 0, (A.relation_id, B.relation_id))]), 2, "not described before"),
+        (transaction(0x1100, [A, Truncate(None, 0, ())]), 2, "Truncate of no relation"),
+        (transaction(0x1100, [A, record(Truncate(None, 0, (1, 2)))[:-1]]), 2, "wrong length"),
+        (transaction(0x1100, [A, record(Truncate(None, 0, (1, 2))) + b"x"]), 2, "wrong length"),
+        (transaction(0x1100, [A, record(INSERT)[:5]]), 2, "too short"),
+        ([Begin(1, 0, 1), Commit(0, 2, 3, 0)], 1, "not the one that Begin announced"),
+        ([record(Begin(1, 0, 1))[:-1]], 0, "too short"),
+    ],
+)
+def test_corrupt_segments_are_refused_with_the_place(tmp_path: Path, messages, bad: int, problem: str) -> None:
+    path = tmp_path / "s.cdc"
+    data = encode(messages)
+    path.write_bytes(data)
+    byte = scan_records(data)[0][bad]
+    with pytest.raises(StagingError, match=f"{path} is corrupt at byte {byte}: .*{problem}"):
+        build(path)
+    assert not path.with_suffix(".idx").exists()
+
+
+@pytest.mark.parametrize("cut_bytes", [1, 5, 40])
+def test_a_cut_segment_is_refused(segment: Path, cut_bytes: int) -> None:
+    data = segment.read_bytes()
+    segment.write_bytes(data[:-cut_bytes])
+    with pytest.raises(StagingError, match="corrupt at byte"):
+        load(segment)
+
+
+def test_a_bad_header_is_named_by_its_place(segment: Path) -> None:
+    data = segment.read_bytes()
+    _, ends, _ = scan_records(data)
+    for place in ends[:-1]:
+        segment.write_bytes(data[:place] + b"v" + data[place + 1 :])
+        with pytest.raises(StagingError, match=f"corrupt at byte {place}: not a record header"):
+            load(segment)
+
+
+def test_a_missing_segment_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StagingError, match=r"gone\.cdc cannot be read"):
+        load(tmp_path / "gone.cdc")
+
+
+def test_boundaries_of_another_segment_are_refused(segment: Path) -> None:
+    starts, ends, _ = scan_records(segment.read_bytes())
+    with pytest.raises(StagingError, match="not this segment's"):
+        build(segment, starts[:-1], ends[:-1])
