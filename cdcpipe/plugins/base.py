@@ -1,0 +1,400 @@
+"""PostgreSQL's output plugin API, on our side of the wire.
+
+A logical decoding output plugin on the server is a set of callbacks that are handed transactions and write records. Here
+a plugin is a subclass of `OutputPlugin` with the same callbacks under the same names, called in the same order, over the
+messages of a pgoutput slot; `Renderer` does the calling. For each committed transaction::
+
+    begin, (change | truncate | message)*, commit
+
+and between transactions ``message`` for logical messages that are not transactional. ``startup`` comes first, ``shutdown``
+last. What is different from the server:
+
+- A transaction without a published change is never sent (since PostgreSQL 15), so there is no ``begin`` for it.
+- Relations are as the publication shows them: column lists, no generated columns before PostgreSQL 18, no catalog facts
+  beyond name, type, type modifier and "part of the replica identity". `OutputPlugin.query` asks the catalog, as it is now.
+- Values come as text (`bytes`), as the type's output function gave it; see `cdcpipe.pgoutput.messages` for the others.
+
+Source: the manual, "Logical Decoding Output Plugins".
+"""
+# ruff: noqa: ARG002 - a callback that does nothing does not use what it is given
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+from cdcpipe.errors import InvalidArgumentsError, ProtocolError
+from cdcpipe.pgoutput.decode import decode
+from cdcpipe.pgoutput.messages import (
+    Begin,
+    BeginPrepare,
+    Commit,
+    CommitPrepared,
+    Delete,
+    Insert,
+    LogicalMessage,
+    Origin,
+    Prepare,
+    Relation,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
+    Truncate,
+    Type,
+    Update,
+)
+from cdcpipe.pgoutput.relations import RelationCache
+
+if TYPE_CHECKING:
+    from cdcpipe.pgoutput.messages import Message
+
+__all__ = ["Change", "Handler", "Options", "OutputPlugin", "OutputWriter", "Query", "Renderer", "Transaction"]
+
+Options: TypeAlias = Mapping[str, str | None]
+"""Names and values as given with ``-o NAME=VALUE``; None for a name without a value."""
+
+Query: TypeAlias = Callable[[str], Sequence[tuple[str | None, ...]]]
+"""Runs one SQL command on an ordinary connection and returns its rows as text."""
+
+Change: TypeAlias = Insert | Update | Delete
+
+Handler: TypeAlias = Callable[[int, bytes], object]
+"""Renders one raw message that starts at a WAL position."""
+
+HEAD_SIZE = 8
+"""Bytes of a change that say how to read the rest: kind, relation id, kind of the first tuple, its number of columns."""
+
+
+@dataclass(slots=True)
+class Transaction:
+    """What the server's plugins know as ReorderBufferTXN; ``end_lsn`` is 0 until the commit."""
+
+    xid: int
+    first_lsn: int
+    final_lsn: int
+    end_lsn: int
+    commit_time_us: int
+    origin: Origin | None = None
+    gid: str | None = None
+
+
+class OutputWriter:
+    """What a plugin writes its records to; ``lsn`` goes into the record's header."""
+
+    def __init__(self, write: Callable[[int, bytes], None], fallback: Handler) -> None:
+        self.write = write
+        """OutputPluginWrite: ``write(lsn, record)``."""
+        self.fallback = fallback
+        """For handlers: render this message by decoding it and calling ``change``."""
+
+
+class OutputPlugin:
+    """The callbacks. A plugin overrides the ones that it has something to write for."""
+
+    name: ClassVar[str]
+
+    pgoutput_options: ClassVar[Mapping[str, str]] = {}
+    """Options of pgoutput without which the plugin's output would not be whole, such as ``messages``."""
+
+    def __init__(self, options: Options, query: Query) -> None:
+        """Take the options, and raise InvalidArgumentsError for any that is unknown or can't be honoured.
+
+        Nothing is connected to yet: ``query`` may be kept, but is not to be called before ``startup``.
+        """
+        self.options = options
+        self.query = query
+
+    def startup(self, output: OutputWriter) -> None:
+        """Start: called once, before anything else. Gets where the records go."""
+        self.output = output
+
+    def shutdown(self) -> None:
+        """End: called once, after the last message, also when the stream ends inside a transaction."""
+
+    def filter_by_origin(self, origin: Origin) -> bool:
+        """Decide, before ``begin``, about a transaction that was replayed from elsewhere: True drops all of it."""
+        return False
+
+    def relation(self, relation: Relation) -> Mapping[bytes, Handler]:
+        """Learn how a relation looks from here on; called before its first change, and whenever it may have changed.
+
+        What is returned is for speed only: handlers of raw messages by their first eight bytes (kind, relation id, kind
+        of the first tuple, number of its columns). A message whose first bytes are there goes to the handler instead of
+        to ``change``; it must write the very same bytes, and hand what it does not understand to `OutputWriter.fallback`.
+        """
+        return {}
+
+    def type(self, type_: Type) -> None:
+        """Learn about a type that is not built in; called before the relation that has it."""
+
+    def begin(self, txn: Transaction) -> None:
+        """A transaction starts. All that is in it is committed; ``txn.end_lsn`` is not known yet."""
+
+    def change(self, txn: Transaction, relation: Relation, change: Change, lsn: int) -> None:
+        """One row was inserted, updated or deleted; ``lsn`` is where the change is in WAL."""
+
+    def truncate(self, txn: Transaction, relations: Sequence[Relation], change: Truncate, lsn: int) -> None:
+        """Tables were truncated by one statement."""
+
+    def message(self, txn: Transaction | None, message: LogicalMessage, lsn: int) -> None:
+        """Take what pg_logical_emit_message() wrote; ``txn`` is None if the message is not transactional."""
+
+    def commit(self, txn: Transaction, commit_lsn: int, lsn: int) -> None:
+        """End the transaction; ``txn.end_lsn`` is known now."""
+
+    # Two-phase commit. A plugin that does not override them can't be given prepared transactions.
+
+    def begin_prepare(self, txn: Transaction) -> None:
+        """Start a transaction that comes at its PREPARE; changes follow, then ``prepare``."""
+        raise self._unsupported("prepared transactions", "two_phase")
+
+    def prepare(self, txn: Transaction, prepare_lsn: int, lsn: int) -> None:
+        """End what ``begin_prepare`` began: the transaction is prepared, not committed."""
+        raise self._unsupported("prepared transactions", "two_phase")
+
+    def commit_prepared(self, txn: Transaction, commit_lsn: int, lsn: int) -> None:
+        """COMMIT PREPARED of a transaction that came before."""
+        raise self._unsupported("prepared transactions", "two_phase")
+
+    def rollback_prepared(self, txn: Transaction, prepare_end_lsn: int, prepare_time_us: int, lsn: int) -> None:
+        """ROLLBACK PREPARED of a transaction that came before."""
+        raise self._unsupported("prepared transactions", "two_phase")
+
+    # Transactions in progress. A plugin that does not override them can't be given streamed transactions.
+
+    def stream_start(self, txn: Transaction, lsn: int) -> None:
+        """A block of changes of a transaction that is still in progress follows."""
+        raise self._unsupported("transactions in progress", "streaming")
+
+    def stream_stop(self, txn: Transaction, lsn: int) -> None:
+        """End the block."""
+        raise self._unsupported("transactions in progress", "streaming")
+
+    def stream_change(self, txn: Transaction, relation: Relation, change: Change, lsn: int) -> None:
+        """Take one row's change inside a block; ``change.xid`` is the subtransaction's id."""
+        raise self._unsupported("transactions in progress", "streaming")
+
+    def stream_truncate(self, txn: Transaction, relations: Sequence[Relation], change: Truncate, lsn: int) -> None:
+        """Tables were truncated, inside a block."""
+        raise self._unsupported("transactions in progress", "streaming")
+
+    def stream_message(self, txn: Transaction, message: LogicalMessage, lsn: int) -> None:
+        """Take a transactional message inside a block."""
+        raise self._unsupported("transactions in progress", "streaming")
+
+    def stream_abort(self, txn: Transaction, subxid: int, lsn: int) -> None:
+        """Undo the subtransaction ``subxid``, or all of the transaction if that is its own id."""
+        raise self._unsupported("transactions in progress", "streaming")
+
+    def stream_prepare(self, txn: Transaction, prepare_lsn: int, lsn: int) -> None:
+        """Prepare the streamed transaction."""
+        raise self._unsupported("transactions in progress", "streaming")
+
+    def stream_commit(self, txn: Transaction, commit_lsn: int, lsn: int) -> None:
+        """Commit the streamed transaction."""
+        raise self._unsupported("transactions in progress", "streaming")
+
+    def _unsupported(self, what: str, option: str) -> InvalidArgumentsError:
+        return InvalidArgumentsError(f"the output plugin {self.name} can't render {what}", hint=f"leave the option {option!r} out")
+
+
+class Renderer:
+    """Drives a plugin with raw pgoutput messages, in stream order.
+
+    ``write(lsn, record)`` gets what the plugin writes. ``streaming_parallel`` as in `cdcpipe.pgoutput.decode`.
+    """
+
+    def __init__(self, plugin: OutputPlugin, write: Callable[[int, bytes], None], *, streaming_parallel: bool = False) -> None:
+        self._plugin = plugin
+        self._streaming_parallel = streaming_parallel
+        self._relations = RelationCache()
+        self._txn: Transaction | None = None
+        self._has_begun = False
+        """False between Begin and what follows it: the transaction's origin comes in a message of its own."""
+        self._is_filtered = False
+        self._is_preparing = False
+        self._stream_txn: Transaction | None = None
+        self._handlers: dict[bytes, Handler] = {}
+        self._heads: dict[int, list[bytes]] = {}
+        # Outside transactions, and inside those that are dropped, no message goes to a handler.
+        self._no_handlers: dict[bytes, Handler] = {}
+        self._handler_for = self._no_handlers.get
+        plugin.startup(OutputWriter(write, self._feed_decoded))
+
+    def feed(self, wal_start: int, data: bytes) -> None:
+        """Render one message; ``data`` is exactly one, ``wal_start`` is what its WALData said."""
+        handler = self._handler_for(data[:HEAD_SIZE])
+        if handler is None:
+            self._feed_decoded(wal_start, data)
+        else:
+            handler(wal_start, data)
+
+    def close(self) -> None:
+        """Tell the plugin that the stream has ended."""
+        self._plugin.shutdown()
+
+    def _feed_decoded(self, lsn: int, data: bytes) -> None:
+        message = decode(data, in_stream=self._stream_txn is not None, streaming_parallel=self._streaming_parallel)
+        if self._stream_txn is not None:
+            self._streamed(self._stream_txn, message, lsn)
+            return
+        match message:
+            case Insert() | Update() | Delete():
+                relation = self._relations.relation(message.relation_id)
+                _check_columns(relation, message)
+                txn = self._transaction(message)
+                if not self._is_filtered:
+                    self._plugin.change(txn, relation, message, lsn)
+            case Begin():
+                self._open(message, Transaction(message.xid, lsn, message.final_lsn, 0, message.commit_time_us))
+            case Origin():
+                self._origin(message, lsn)
+            case Commit():
+                txn = self._transaction(message)
+                txn.end_lsn = message.end_lsn
+                self._close()
+                if not self._is_filtered:
+                    self._plugin.commit(txn, message.commit_lsn, lsn)
+            case Relation() | Type():
+                self._describe(message)
+            case Truncate():
+                relations = [self._relations.relation(relation_id) for relation_id in message.relation_ids]
+                txn = self._transaction(message)
+                if not self._is_filtered:
+                    self._plugin.truncate(txn, relations, message, lsn)
+            case LogicalMessage():
+                if not message.is_transactional:
+                    self._plugin.message(None, message, lsn)
+                    return
+                txn = self._transaction(message)
+                if not self._is_filtered:
+                    self._plugin.message(txn, message, lsn)
+            case _:
+                self._rare(message, lsn)
+
+    def _rare(self, message: Message, lsn: int) -> None:
+        """Take what comes with streaming and two-phase commit only."""
+        match message:
+            case StreamStart():
+                if self._txn is not None:
+                    raise _out_of_place(message, "inside a transaction")
+                self._stream_txn = Transaction(message.xid, lsn, 0, 0, 0)
+                self._plugin.stream_start(self._stream_txn, lsn)
+            case StreamAbort():
+                self._plugin.stream_abort(Transaction(message.xid, lsn, 0, 0, 0), message.subxid, lsn)
+            case StreamCommit():
+                txn = Transaction(message.xid, lsn, message.commit_lsn, message.end_lsn, message.commit_time_us)
+                self._plugin.stream_commit(txn, message.commit_lsn, lsn)
+            case StreamPrepare():
+                self._plugin.stream_prepare(_prepared(message, message.prepare_lsn, lsn), message.prepare_lsn, lsn)
+            case BeginPrepare():
+                txn = Transaction(message.xid, lsn, message.prepare_lsn, 0, message.prepare_time_us, gid=message.gid)
+                self._open(message, txn)
+                self._is_preparing = True
+            case Prepare():
+                txn = self._transaction(message)
+                txn.end_lsn = message.end_lsn
+                self._close()
+                if not self._is_filtered:
+                    self._plugin.prepare(txn, message.prepare_lsn, lsn)
+            case CommitPrepared():
+                self._plugin.commit_prepared(_prepared(message, message.commit_lsn, lsn), message.commit_lsn, lsn)
+            case RollbackPrepared():
+                txn = Transaction(message.xid, lsn, 0, message.rollback_end_lsn, message.rollback_time_us, gid=message.gid)
+                self._plugin.rollback_prepared(txn, message.prepare_end_lsn, message.prepare_time_us, lsn)
+            case _:
+                raise _out_of_place(message, "outside a stream block")
+
+    def _streamed(self, txn: Transaction, message: Message, lsn: int) -> None:
+        match message:
+            case Insert() | Update() | Delete():
+                relation = self._relations.relation(message.relation_id)
+                _check_columns(relation, message)
+                self._plugin.stream_change(txn, relation, message, lsn)
+            case Truncate():
+                relations = [self._relations.relation(relation_id) for relation_id in message.relation_ids]
+                self._plugin.stream_truncate(txn, relations, message, lsn)
+            case LogicalMessage():
+                self._plugin.stream_message(txn, message, lsn)
+            case Relation() | Type():
+                self._describe(message)
+            case StreamStop():
+                self._stream_txn = None
+                self._plugin.stream_stop(txn, lsn)
+            case Origin():
+                txn.origin = message
+            case _:
+                raise _out_of_place(message, "inside a stream block")
+
+    def _describe(self, message: Relation | Type) -> None:
+        self._relations.add(message)
+        if isinstance(message, Type):
+            self._plugin.type(message)
+            return
+        handlers = self._plugin.relation(message)
+        for head in self._heads.pop(message.relation_id, ()):
+            del self._handlers[head]
+        self._handlers.update(handlers)
+        self._heads[message.relation_id] = list(handlers)
+
+    def _open(self, message: Message, txn: Transaction) -> None:
+        if self._txn is not None:
+            raise _out_of_place(message, "inside a transaction")
+        self._txn = txn
+        self._has_begun = False
+        self._is_filtered = False
+        self._is_preparing = False
+
+    def _origin(self, message: Origin, lsn: int) -> None:
+        if self._txn is None or self._has_begun:
+            raise _out_of_place(message, "not after Begin")
+        self._txn.origin = message
+        # With an origin, Begin comes without a position of its own.
+        self._txn.first_lsn = self._txn.first_lsn or lsn
+
+    def _transaction(self, message: Message) -> Transaction:
+        """Return the open transaction; its ``begin`` is called here, once it is known whether it has an origin."""
+        txn = self._txn
+        if txn is None:
+            raise _out_of_place(message, "outside a transaction")
+        if not self._has_begun:
+            self._has_begun = True
+            self._is_filtered = txn.origin is not None and self._plugin.filter_by_origin(txn.origin)
+            if not self._is_filtered:
+                if self._is_preparing:
+                    self._plugin.begin_prepare(txn)
+                else:
+                    self._plugin.begin(txn)
+                self._handler_for = self._handlers.get
+        return txn
+
+    def _close(self) -> None:
+        self._txn = None
+        self._handler_for = self._no_handlers.get
+
+
+def _prepared(message: CommitPrepared | StreamPrepare, final_lsn: int, lsn: int) -> Transaction:
+    time_us = message.commit_time_us if isinstance(message, CommitPrepared) else message.prepare_time_us
+    return Transaction(message.xid, lsn, final_lsn, message.end_lsn, time_us, gid=message.gid)
+
+
+def _check_columns(relation: Relation, change: Change) -> None:
+    """Compare the number of values with the number of columns: they belong together by position alone."""
+    rows = [None if isinstance(change, Delete) else change.new]
+    if not isinstance(change, Insert):
+        rows += [change.key, change.old]
+    for row in rows:
+        if row is not None and len(row) != len(relation.columns):
+            msg = (
+                f"{type(change).__name__} for relation {relation.relation_id} ({relation.namespace}.{relation.name}) "
+                f"has {len(row)} values, the relation {len(relation.columns)} columns"
+            )
+            raise ProtocolError(msg)
+
+
+def _out_of_place(message: Message, where: str) -> ProtocolError:
+    return ProtocolError(f"the server sent a {type(message).__name__} message {where}")
