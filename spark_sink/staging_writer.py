@@ -169,6 +169,11 @@ class StagingWriter:
             self._lock_fd = -1
 
     @property
+    def end_lsn(self) -> int:
+        """Where the open segment begins: the end of the log once all cuts are sealed."""
+        return self._start_lsn
+
+    @property
     def open_size(self) -> int:
         """How many bytes the open segment has."""
         return self._pos + self._buffered
@@ -305,6 +310,10 @@ class StagingWriter:
         self._start_lsn = cut.end_lsn
         self._forget()
         return sealing
+
+    def abandon(self, sealing: Sealing) -> None:
+        """Close a segment that is not to be sealed because one before it could not be."""
+        os.close(sealing.fd)
 
     def discard(self) -> None:
         """Delete the open segment; the next begins where it began."""

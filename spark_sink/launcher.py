@@ -1,0 +1,611 @@
+"""The launcher: runs the streamer, fills the staging log, confirms what is sealed. It speaks only the pipe; no pyspark.
+
+    launcher = Launcher(LauncherConfig(slot="s", publications=("p",), staging=Path("staging"), connection=("-d", "dbname=app")))
+    with launcher:            # start() ... stop()
+        launcher.wait()       # ends by itself with available_now, or on an error, which it raises
+
+Three threads of its own. One reads the streamer's stdout, fills the open segment and writes `F`, `q`; so a full pipe in one
+direction never stops the other. One seals, so that the stream flows on while the disk works. One reads stderr.
+
+A streamer that ends, however it ends, costs nothing: what it had sent of a transaction without its end is forgotten, the rest
+is sealed, and the next one is asked for what comes after the log's end (`--startpos`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import random
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from cdcpipe.errors import CdcpipeError, ProtocolError
+from cdcpipe.lsn import LSN, format_lsn
+from cdcpipe.pipe.commands import QUIT, encode_feedback
+from cdcpipe.pipe.exitcode import ExitCode
+from spark_sink.restart import Failure, RestartPolicy, error_of
+from spark_sink.segment_filler import SealPolicy, SegmentFiller
+from spark_sink.staging import Position, StagingError, remove_consumed
+from spark_sink.staging_writer import Failpoint, StagingWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+
+    from spark_sink.segment_filler import Operation
+    from spark_sink.staging import Segment
+    from spark_sink.staging_writer import Sealing
+
+__all__ = ["Launcher", "LauncherConfig", "Prepared", "Progress"]
+
+_logger = logging.getLogger(__name__)
+
+_PIPE_BYTES = 1 << 20
+_READ_BYTES = 1 << 20
+
+_STDERR_LINES = 20
+"""How much of what a streamer says is kept for the message with which the launcher stops."""
+
+_QUIT_TIMEOUT_S = 30.0
+"""How long a streamer may take to end after `q`; then it is killed. What was confirmed before is not at stake."""
+
+_EXIT_GRACE_S = 0.05
+"""A streamer that closes stdout without being at the end position is ending by itself, and is gone within this time."""
+
+_REMOVE_INTERVAL_S = 10.0
+
+_ERROR_PREFIX, _HINT_PREFIX = "cdcpipe: error: ", "cdcpipe: hint: "
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherConfig:
+    """What to land, and where. ``connection`` are the streamer's own options: ``-d -h -p -U -m``, as on its command line."""
+
+    slot: str
+    staging: Path
+    publications: tuple[str, ...] = ()
+    connection: tuple[str, ...] = ()
+    create_slot: bool = False
+    tables: tuple[str, ...] = ()
+    """For a publication that does not exist, with ``create_slot``: what it is for, all tables if empty."""
+    available_now: bool = False
+    """End once everything that was committed at the start is in the log."""
+    seal: SealPolicy = field(default_factory=SealPolicy)
+    verbose: bool = False
+    command: tuple[str, ...] = (sys.executable, "-P", "-m", "cli")
+    hook: Callable[[Failpoint], None] | None = None
+    """Called at each failpoint; for tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What ``cdcpipe prepare`` found: the server, the slot, and the published tables with their keys."""
+
+    server_version: int
+    system_id: str
+    timeline: int
+    database: str
+    wal_lsn: LSN
+    confirmed_flush_lsn: LSN
+    tables: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def parse(cls, text: bytes) -> Prepared:
+        """Read the JSON object that the command prints."""
+        try:
+            value = json.loads(text)
+            return cls(
+                server_version=int(value["server_version"]),
+                system_id=str(value["system_id"]),
+                timeline=int(value["timeline"]),
+                database=str(value["database"]),
+                wal_lsn=LSN.parse(value["wal_lsn"]),
+                confirmed_flush_lsn=LSN.parse(value["slot"]["confirmed_flush_lsn"]),
+                tables=tuple(value["tables"]),
+            )
+        except (ValueError, KeyError, TypeError) as ex:
+            msg = f"cannot read what 'cdcpipe prepare' printed: {ex!r}"
+            raise CdcpipeError(msg, hint="are cdcpipe and cdcpipe-spark of the same version?") from ex
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a launcher is: what it has sealed since its start, and where the log ends (None before it is known)."""
+
+    position: Position | None = None
+    segments: int = 0
+    size: int = 0
+    records: int = 0
+    transactions: int = 0
+    open_size: int = 0
+    restarts: int = 0
+    last_error: str | None = None
+
+
+class Launcher:
+    """Lands one slot in one staging directory until it is stopped, or with ``available_now`` until all is landed."""
+
+    def __init__(self, config: LauncherConfig) -> None:
+        self.config = config
+        self.prepared: Prepared | None = None
+        self._progress = Progress()
+        self._error: BaseException | None = None
+        self._ready = threading.Event()
+        self._stopping = threading.Event()
+        self._ended = threading.Event()
+        self._progress_lock = threading.Lock()
+        self._wakeup = _Wakeup()
+        self._thread = threading.Thread(target=self._run, name="cdcpipe-launcher", daemon=True)
+
+    # --- for its owner ---
+
+    def start(self) -> Self:
+        """Begin; return when the slot is prepared and the epoch has begun. Raise what prevents it."""
+        self._thread.start()
+        self._ready.wait()
+        if self._ended.is_set():
+            self._raise_error()
+        return self
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end and raise the error, if it ended with one; return False if it has not ended in time."""
+        if not self._ended.wait(timeout_s):
+            return False
+        self._raise_error()
+        return True
+
+    def request_stop(self) -> None:
+        """Ask for a clean end, and return at once: what is whole is sealed and confirmed first. Safe in a signal handler."""
+        self._stopping.set()
+        self._wakeup.set()
+
+    def stop(self) -> None:
+        """End cleanly and return when that is done; ``wait`` tells whether there was an error."""
+        self.request_stop()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, _value: BaseException | None, _tb: TracebackType | None) -> None:
+        self.stop()
+        if kind is None:
+            self._raise_error()
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is, at this moment."""
+        return self._progress
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has come to its end, for whatever reason."""
+        return self._ended.is_set()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What it ended with."""
+        return self._error
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    # --- the launcher's thread ---
+
+    def _run(self) -> None:
+        try:
+            self._land()
+        except BaseException as ex:  # noqa: BLE001 - it is raised again in the thread that waits
+            self._error = ex
+            self._note(last_error=str(ex))
+        finally:
+            self._wakeup.close()
+            self._ended.set()
+            self._ready.set()
+
+    def _note(self, **changes: Any) -> None:
+        with self._progress_lock:
+            self._progress = replace(self._progress, **changes)
+
+    def _land(self) -> None:
+        config = self.config
+        policy = RestartPolicy(random.random)
+        with StagingWriter(config.staging, slot=config.slot, hook=config.hook) as writer:
+            prepared = self._prepare(policy)
+            if prepared is None:
+                return
+            epoch = writer.begin_epoch(
+                system_id=prepared.system_id,
+                timeline=prepared.timeline,
+                database=prepared.database,
+                slot=config.slot,
+                publications=config.publications,
+                options={},
+                first_lsn=prepared.confirmed_flush_lsn,
+            )
+            self._note(position=epoch.start)
+            self.prepared = prepared
+            self._ready.set()
+            sealer = _Sealer(writer, self._sealed, self._wakeup.set)
+            try:
+                while not self._stopping.is_set():
+                    failure = self._stream(writer, sealer, prepared)
+                    if failure is None or not self._wait_before_restart(policy, failure):
+                        return
+            finally:
+                sealer.close()
+
+    def _wait_before_restart(self, policy: RestartPolicy, failure: Failure) -> bool:
+        """Wait as long as the policy says; return False when asked to stop, raise when the policy says so."""
+        delay = policy.delay(failure, time.monotonic())
+        if delay is None:
+            raise error_of(failure)
+        said = failure.message or "it said nothing"
+        _logger.warning("the streamer ended with %d: %s; starting it again in %.1f s", failure.code, said, delay)
+        self._note(restarts=self._progress.restarts + 1, last_error=said)
+        return not self._stopping.wait(delay)
+
+    def _arguments(self) -> list[str]:
+        config = self.config
+        arguments = [*config.connection, "-S", config.slot]
+        for name in config.publications:
+            arguments += ["--publication", name]
+        return arguments
+
+    def _prepare(self, policy: RestartPolicy) -> Prepared | None:
+        """Run ``cdcpipe prepare`` until it succeeds; None when asked to stop."""
+        arguments = self._arguments()
+        if self.config.create_slot:
+            arguments.append("-c")
+        for table in self.config.tables:
+            arguments += ["--table", table]
+        while not self._stopping.is_set():
+            with _Child([*self.config.command, "prepare", *arguments]) as child:
+                output = child.read_all(self._stopping, self._wakeup)
+            if self._stopping.is_set():
+                return None
+            if child.code == ExitCode.SUCCESS:
+                return Prepared.parse(output)
+            if not self._wait_before_restart(policy, child.failure(0)):
+                return None
+        return None
+
+    def _stream(self, writer: StagingWriter, sealer: _Sealer, prepared: Prepared) -> Failure | None:
+        """Run one streamer to its end; return how it failed, None if it has done what it had to."""
+        start_lsn = writer.end_lsn
+        filler = SegmentFiller(start_lsn, self.config.seal)
+        arguments = [*(["-v"] if self.config.verbose else []), *self._arguments(), "-H", "--startpos", format_lsn(start_lsn)]
+        arguments += ["--expect", f"{prepared.system_id}/{prepared.timeline}"]
+        if self.config.available_now:
+            arguments += ["--endpos", format_lsn(prepared.wal_lsn), "--endpos-wait"]
+        broken: ProtocolError | None = None
+        with _Child([*self.config.command, *arguments]) as child:
+            feedback = _Feedback(child, start_lsn, self.config.hook)
+            try:
+                self._pump(child, filler, writer, sealer, feedback)
+                self._apply(filler.finish(), writer, sealer)
+            except ProtocolError as ex:
+                broken = ex
+                writer.discard()
+            sealer.drain()
+            feedback.send(sealer.sealed_lsn, _QUIT_TIMEOUT_S)
+            at_end = self.config.available_now and not self._stopping.is_set() and not child.ends_by_itself()
+            child.quit()
+        self._note(open_size=0)
+        if broken is not None:
+            return Failure(ExitCode.PG_ERROR, writer.end_lsn, broken.message)
+        if child.code == ExitCode.SUCCESS and (at_end or self._stopping.is_set()):
+            return None
+        if self._stopping.is_set():
+            _logger.warning("the streamer ended with %d when asked to quit: %s", child.code, child.failure(0).message)
+            return None
+        return child.failure(writer.end_lsn)
+
+    def _pump(self, child: _Child, filler: SegmentFiller, writer: StagingWriter, sealer: _Sealer, feedback: _Feedback) -> None:
+        """Move bytes from the streamer to the open segment until it closes its stdout, or until asked to stop."""
+        poll = select.poll()
+        poll.register(child.stdout_fd, select.POLLIN)
+        poll.register(self._wakeup.fd, select.POLLIN)
+        while not self._stopping.is_set():
+            sealer.check()
+            feedback.send(sealer.sealed_lsn)
+            deadline = filler.deadline
+            timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready = {fd for fd, _ in poll.poll(None if timeout_s is None else timeout_s * 1000 + 1)}
+            if self._wakeup.fd in ready:
+                self._wakeup.clear()
+            if child.stdout_fd in ready:
+                data = os.read(child.stdout_fd, _READ_BYTES)
+                if not data:
+                    return
+                operations = filler.feed(data, time.monotonic())
+            else:
+                operations = filler.tick(time.monotonic())
+            self._apply(operations, writer, sealer)
+            if writer.open_size != self._progress.open_size:
+                self._note(open_size=writer.open_size)
+
+    def _apply(self, operations: list[Operation], writer: StagingWriter, sealer: _Sealer) -> None:
+        for operation in operations:
+            sealing = writer.apply(operation)
+            if sealing is not None:
+                sealer.submit(sealing)
+
+    def _sealed(self, segment: Segment, sealing: Sealing) -> None:
+        """Count a segment; called by the sealer's thread."""
+        progress, cut = self._progress, sealing.cut
+        self._note(
+            position=segment.end,
+            segments=progress.segments + 1,
+            size=progress.size + cut.size,
+            records=progress.records + cut.records,
+            transactions=progress.transactions + cut.transactions,
+        )
+
+
+class _Wakeup:
+    """Wakes the thread that polls ``fd``. Works from any thread and from a signal handler; does nothing once closed."""
+
+    def __init__(self) -> None:
+        self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._lock = threading.RLock()  # a signal handler may find its own thread in here
+
+    def set(self) -> None:
+        with self._lock:
+            if self.fd >= 0:
+                with contextlib.suppress(BlockingIOError):  # then there is enough to wake up for
+                    os.write(self._write_fd, b"w")
+
+    def clear(self) -> None:
+        os.read(self.fd, 4096)
+
+    def close(self) -> None:
+        with self._lock:
+            os.close(self.fd)
+            os.close(self._write_fd)
+            self.fd = -1
+
+
+class _Feedback:
+    """Writes ``F`` for what is sealed, the highest only; what does not fit into the pipe goes with the next."""
+
+    def __init__(self, child: _Child, start_lsn: int, hook: Callable[[Failpoint], None] | None) -> None:
+        self._child = child
+        self._sent_lsn = start_lsn
+        self._hook = hook
+
+    def send(self, sealed_lsn: int, timeout_s: float = 0) -> None:
+        if sealed_lsn <= self._sent_lsn:
+            return
+        if self._hook is not None:
+            self._hook(Failpoint.BEFORE_FEEDBACK)
+        if self._child.write(encode_feedback(sealed_lsn), timeout_s):
+            self._sent_lsn = sealed_lsn
+        if self._hook is not None:
+            self._hook(Failpoint.AFTER_FEEDBACK)
+
+
+class _Sealer:
+    """A thread that seals segments in the order of their cuts, and stops at the first that fails."""
+
+    def __init__(self, writer: StagingWriter, sealed: Callable[[Segment, Sealing], None], wake: Callable[[], None]) -> None:
+        self._writer = writer
+        self._sealed = sealed
+        self._wake = wake
+        self._changed = threading.Condition()
+        self._queue: deque[Sealing] = deque()
+        self._busy = False
+        self._closing = False
+        self._error: BaseException | None = None
+        self._removed_at = time.monotonic()
+        self.sealed_lsn = 0
+        self._thread = threading.Thread(target=self._run, name="cdcpipe-sealer", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what stopped the thread."""
+        if self._error is not None:
+            raise self._error
+
+    def submit(self, sealing: Sealing) -> None:
+        """Queue a segment; wait while the disk is behind, so that not all of the stream is in unwritten pages."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._queue) < 2 or self._error is not None)
+            self._queue.append(sealing)
+            self._changed.notify_all()
+        self.check()
+
+    def drain(self) -> None:
+        """Wait until all that is queued is sealed; raise what prevents it."""
+        with self._changed:
+            self._changed.wait_for(lambda: (not self._queue and not self._busy) or self._error is not None)
+        self.check()
+
+    def close(self) -> None:
+        """End the thread; what is still queued is not sealed."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        for sealing in self._queue:
+            self._writer.abandon(sealing)
+
+    def _run(self) -> None:
+        try:
+            while (sealing := self._next()) is not None:
+                segment = self._writer.seal(sealing)
+                self._sealed(segment, sealing)
+                self.sealed_lsn = segment.end_lsn
+                self._tell()
+                self._afterwards(segment, sealing)
+        except BaseException as ex:  # noqa: BLE001 - it is raised again in the launcher's thread
+            self._error = ex
+            self._tell()
+
+    def _next(self) -> Sealing | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closing)
+            if self._closing:
+                return None
+            self._busy = True
+            return self._queue.popleft()
+
+    def _tell(self) -> None:
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+        self._wake()
+
+    def _afterwards(self, segment: Segment, sealing: Sealing) -> None:
+        """Do what nobody waits for: the segment's index, and the removal of segments that all readers are past."""
+        _build_index(segment, sealing)
+        now = time.monotonic()
+        if now - self._removed_at >= _REMOVE_INTERVAL_S:
+            self._removed_at = now
+            try:
+                remove_consumed(self._writer.root)
+            except OSError as ex:
+                msg = f"cannot remove segments that all readers are past: {ex}"
+                raise StagingError(msg) from ex
+
+
+def _build_index(segment: Segment, sealing: Sealing) -> None:
+    """Write down where the records are, while that is known; readers make the index themselves where it is missing."""
+    try:
+        from spark_sink import segment_index
+    except ImportError:  # no numpy or pyarrow: landing needs neither
+        return
+    boundaries = sealing.boundaries
+    if boundaries.is_complete:
+        segment_index.build(segment.path, boundaries.starts(), boundaries.ends())
+
+
+class _Child:
+    """A subprocess at the other end of three pipes. Leaving the context makes sure that it is gone and its code is known."""
+
+    def __init__(self, argv: list[str]) -> None:
+        # A session of its own, so that ^C reaches the launcher alone; that ends it with `q`. It needs no other tie to
+        # this process: when that dies, the end of stdin ends it.
+        self._process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+            env=_environment(),
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin_fd = self._process.stdin.fileno()
+        self.stdout_fd = self._process.stdout.fileno()
+        os.set_blocking(self._stdin_fd, False)
+        with contextlib.suppress(OSError):  # more than this user may have; the default size works too
+            fcntl.fcntl(self.stdout_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._lines: deque[str] = deque(maxlen=_STDERR_LINES)
+        self._stderr_thread = threading.Thread(target=self._read_stderr, name="cdcpipe-stderr", daemon=True)
+        self._stderr_thread.start()
+        self.code = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        process = self._process
+        if process.poll() is None:
+            process.kill()
+        self.code = process.wait()
+        self._stderr_thread.join()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            assert stream is not None
+            stream.close()
+
+    def failure(self, end_lsn: int) -> Failure:
+        """Return how it ended, with what it said last on stderr: ``cdcpipe: error: ...``, ``cdcpipe: hint: ...``."""
+        lines = list(self._lines)
+        errors = [line for line in lines if line.startswith(_ERROR_PREFIX)]
+        hints = [line for line in lines if line.startswith(_HINT_PREFIX)]
+        message = errors[-1].removeprefix(_ERROR_PREFIX) if errors else lines[-1] if lines else ""
+        return Failure(self.code, end_lsn, message, hints[-1].removeprefix(_HINT_PREFIX) if errors and hints else None)
+
+    def _read_stderr(self) -> None:
+        assert self._process.stderr is not None
+        with open(self._process.stderr.fileno(), "rb", closefd=False) as stream:
+            while line := stream.readline(1 << 16):
+                text = line.decode("utf-8", "backslashreplace").rstrip()
+                if text:
+                    self._lines.append(text)
+                    _streamer_logger.info("%s", text)
+
+    def write(self, command: bytes, timeout_s: float) -> bool:
+        """Send a command if the pipe takes it in time."""
+        poll = select.poll()
+        poll.register(self._stdin_fd, select.POLLOUT)
+        poll.poll(timeout_s * 1000)
+        try:
+            return os.write(self._stdin_fd, command) == len(command)
+        except BlockingIOError:
+            return False
+        except BrokenPipeError:
+            return False  # it has ended; its exit code says how
+
+    def read_all(self, stopping: threading.Event, wakeup: _Wakeup) -> bytes:
+        """Read stdout to its end and wait for the exit code; kill the process when asked to stop."""
+        parts: list[bytes] = []
+        poll = select.poll()
+        poll.register(self.stdout_fd, select.POLLIN)
+        poll.register(wakeup.fd, select.POLLIN)
+        while not stopping.is_set():
+            if self.stdout_fd in {fd for fd, _ in poll.poll()}:
+                data = os.read(self.stdout_fd, _READ_BYTES)
+                if not data:
+                    self._process.wait()
+                    break
+                parts.append(data)
+        return b"".join(parts)
+
+    def ends_by_itself(self) -> bool:
+        """Say whether it has ended, or does so in a moment, without having been asked to."""
+        try:
+            self._process.wait(_EXIT_GRACE_S)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def quit(self) -> None:
+        """Ask it to end, drop what it still sends, and wait; not for ever."""
+        self.write(QUIT, _QUIT_TIMEOUT_S)
+        deadline = time.monotonic() + _QUIT_TIMEOUT_S
+        poll = select.poll()
+        poll.register(self.stdout_fd, select.POLLIN)
+        while (left_s := deadline - time.monotonic()) > 0:
+            if poll.poll(left_s * 1000) and not os.read(self.stdout_fd, _READ_BYTES):
+                break
+        try:
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            _logger.warning("the streamer has not ended %.0f s after it was asked to; killing it", _QUIT_TIMEOUT_S)
+            self._process.kill()
+
+
+_streamer_logger = logging.getLogger("cdcpipe.streamer")
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of the streamer: ours, and this package's directory where modules are looked for last."""
+    environment = dict(os.environ)
+    root = str(Path(__file__).resolve().parent.parent)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), root]))
+    return environment

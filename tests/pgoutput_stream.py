@@ -1,0 +1,107 @@
+"""Streams of pgoutput version 1 as a streamer writes them, built by hand, for tests that need no server."""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cdcpipe.pipe.framing import encode_header
+
+__all__ = ["Transaction", "begin", "commit", "insert", "record", "relation", "truncate", "type_record"]
+
+
+def record(body: bytes, lsn: int = 0) -> bytes:
+    return encode_header(lsn, len(body)) + body
+
+
+def begin(commit_lsn: int, xid: int) -> bytes:
+    return record(b"B" + struct.pack(">QqI", commit_lsn, 0, xid), commit_lsn)
+
+
+def commit(commit_lsn: int, end_lsn: int) -> bytes:
+    return record(b"C" + struct.pack(">BQQq", 0, commit_lsn, end_lsn, 0), end_lsn)
+
+
+def relation(relation_id: int, name: bytes = b"t", type_id: int = 25) -> bytes:
+    column = b"\x01id\x00" + struct.pack(">Ii", type_id, -1)
+    return record(b"R" + struct.pack(">I", relation_id) + b"public\x00" + name + b"\x00d" + struct.pack(">H", 1) + column)
+
+
+def type_record(type_id: int, name: bytes = b"mood") -> bytes:
+    return record(b"Y" + struct.pack(">I", type_id) + b"public\x00" + name + b"\x00")
+
+
+def insert(relation_id: int, value: bytes, lsn: int = 0) -> bytes:
+    row = struct.pack(">H", 1) + b"t" + struct.pack(">I", len(value)) + value
+    return record(b"I" + struct.pack(">I", relation_id) + b"N" + row, lsn)
+
+
+def truncate(*relation_ids: int) -> bytes:
+    return record(b"T" + struct.pack(f">IB{len(relation_ids)}I", len(relation_ids), 0, *relation_ids))
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """Values inserted into relations: ``rows`` are (relation id, value)."""
+
+    end_lsn: int
+    rows: Sequence[tuple[int, bytes]]
+
+    def encode(self, described: set[int]) -> bytes:
+        """Return its records; a relation that is not in ``described`` is described at its first use, as a server does."""
+        parts = [begin(self.end_lsn - 1, self.end_lsn)]
+        for relation_id, value in self.rows:
+            if relation_id not in described:
+                described.add(relation_id)
+                if relation_id % 2:
+                    parts += [type_record(100_000 + relation_id), relation(relation_id, type_id=100_000 + relation_id)]
+                else:
+                    parts.append(relation(relation_id))
+            parts.append(insert(relation_id, value))
+        parts.append(commit(self.end_lsn - 1, self.end_lsn))
+        return b"".join(parts)
+
+
+def encode_stream(transactions: Sequence[Transaction]) -> bytes:
+    """Return what a new connection sends for these transactions."""
+    described: set[int] = set()
+    return b"".join(transaction.encode(described) for transaction in transactions)
+
+
+def decode_segment(data: bytes) -> list[Transaction]:
+    """Read a segment alone, strictly: whole transactions, each relation and each type described before its first use."""
+    from cdcpipe.pipe.framing import RecordReader
+
+    reader = RecordReader()
+    reader.feed(data)
+    transactions: list[Transaction] = []
+    rows: list[tuple[int, bytes]] | None = None
+    relations: set[int] = set()
+    types: set[int] = set()
+    for _, body in reader:
+        kind = body[:1]
+        relation_id = int.from_bytes(body[1:5])
+        if kind == b"B":
+            assert rows is None
+            rows = []
+        elif kind == b"C":
+            assert rows is not None
+            transactions.append(Transaction(struct.unpack_from(">xBQQ", body)[2], tuple(rows)))
+            rows = None
+        elif kind == b"Y":
+            types.add(relation_id)
+        elif kind == b"R":
+            type_id = struct.unpack(">I", body[-8:-4])[0]
+            assert type_id < 16384 or type_id in types
+            relations.add(relation_id)
+        elif kind == b"I":
+            assert rows is not None
+            assert relation_id in relations
+            rows.append((relation_id, body[12:]))
+        elif kind == b"T":
+            count = relation_id
+            assert set(struct.unpack_from(f">{count}I", body, 6)) <= relations
+        else:
+            raise AssertionError(kind)
+    assert rows is None
+    assert not reader.has_partial
+    return transactions
