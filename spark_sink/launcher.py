@@ -291,7 +291,7 @@ class Launcher:
         if self.config.available_now:
             arguments += ["--endpos", format_lsn(prepared.wal_lsn), "--endpos-wait"]
         broken: ProtocolError | None = None
-        with _Child([*self.config.command, *arguments]) as child:
+        with _Child([*self.config.command, *arguments], is_verbose=self.config.verbose) as child:
             feedback = _Feedback(child, start_lsn, self.config.hook)
             try:
                 self._pump(child, filler, writer, sealer, feedback)
@@ -495,7 +495,8 @@ def _build_index(segment: Segment, sealing: Sealing) -> None:
 class _Child:
     """A subprocess at the other end of three pipes. Leaving the context makes sure that it is gone and its code is known."""
 
-    def __init__(self, argv: list[str]) -> None:
+    def __init__(self, argv: list[str], *, is_verbose: bool = False) -> None:
+        self._is_verbose = is_verbose
         # A session of its own, so that ^C reaches the launcher alone; that ends it with `q`. It needs no other tie to
         # this process: when that dies, the end of stdin ends it.
         self._process = subprocess.Popen(
@@ -547,7 +548,8 @@ class _Child:
                 text = line.decode("utf-8", "backslashreplace").rstrip()
                 if text:
                     self._lines.append(text)
-                    _streamer_logger.info("%s", text)
+                    is_reported = self._is_verbose or text.startswith((_ERROR_PREFIX, _HINT_PREFIX))
+                    _streamer_logger.log(logging.INFO if is_reported else logging.WARNING, "%s", text)
 
     def write(self, command: bytes, timeout_s: float) -> bool:
         """Send a command if the pipe takes it in time."""

@@ -26,7 +26,7 @@ from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.segment_filler import COMMIT, Cut, Discard, Write
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from spark_sink.segment_filler import Operation
 
-__all__ = ["Boundaries", "Failpoint", "Sealing", "StagingWriter", "lock_owner"]
+__all__ = ["Boundaries", "Failpoint", "Sealing", "StagingWriter", "lock_owner", "owner_text"]
 
 _logger = logging.getLogger(__name__)
 
@@ -423,7 +423,7 @@ def _lock(root: Path) -> int:
         os.pwrite(fd, json.dumps(owner).encode(), 0)
     except BlockingIOError:
         os.close(fd)
-        msg = f"another launcher uses {root}: {_owner_text(path)}"
+        msg = f"another launcher uses {root}: {owner_text(_read_owner(path))}"
         raise StagingError(msg, hint="stop it first, or give this one a slot and a --staging directory of its own") from None
     except OSError as ex:
         os.close(fd)
@@ -432,17 +432,21 @@ def _lock(root: Path) -> int:
     return fd
 
 
-def _owner_text(path: Path) -> str:
+def _read_owner(path: Path) -> dict[str, Any]:
     """Return what the lock file says of its owner, which may be nothing for the moment in which it is written."""
     try:
-        owner = read_json(path) or {}
+        return read_json(path) or {}
     except StagingError:
-        owner = {}
+        return {}
+
+
+def owner_text(owner: dict[str, Any]) -> str:
+    """Say who holds a lock."""
     return f"process {owner.get('pid', '?')} on {owner.get('host', '?')} since {owner.get('since', '?')}"
 
 
-def lock_owner(root: Path | str) -> str | None:
-    """Return who holds the directory's lock, as text, or None if nobody does."""
+def lock_owner(root: Path | str) -> dict[str, Any] | None:
+    """Return who holds the directory's lock (pid, host, since), or None if nobody does."""
     path = Path(root) / "lock"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -451,7 +455,7 @@ def lock_owner(root: Path | str) -> str | None:
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _owner_text(path)
+        return _read_owner(path)
     else:
         return None
     finally:

@@ -1,0 +1,111 @@
+"""``cdcpipe-spark``: from a slot to a staging directory, and to Spark tables.
+
+Each subcommand is a module of its name with a ``command``, imported when it is called: `land` and `status` need no Spark. What goes
+wrong is one line on stderr, with a hint, and one of the pipe's exit codes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import signal
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from cdcpipe.errors import CdcpipeError
+from cdcpipe.pipe.exitcode import ExitCode
+from spark_sink.options import CONTEXT_SETTINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+
+__all__ = ["main"]
+
+_logger = logging.getLogger("cdcpipe-spark")
+
+_COMMANDS = {
+    "land": "Take a slot's changes to a staging directory; no Spark.",
+    "run": "Take a slot's changes to Spark tables, by way of a staging directory.",
+    "status": "Show a staging directory.",
+}
+
+
+class _Interrupted(BaseException):
+    """SIGINT or SIGTERM where nothing has to be ended in order."""
+
+
+class _Group(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        if cmd_name not in _COMMANDS:
+            return None
+        command = importlib.import_module(f"spark_sink.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(
+    cls=_Group,
+    context_settings=CONTEXT_SETTINGS,
+    epilog="Example: cdcpipe-spark status --staging /var/lib/cdc/shop",
+)
+@click.version_option(None, "--version", package_name="cdcpipe", message="cdcpipe-spark %(version)s")
+def group() -> None:
+    """Take the changes of a PostgreSQL database to Spark tables."""
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise _Interrupted
+
+
+def invoke(arguments: Sequence[str] | None = None) -> ExitCode:
+    """Run the command line and return its exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    try:
+        group.main(args=arguments, prog_name="cdcpipe-spark", standalone_mode=False)
+    except (_Interrupted, KeyboardInterrupt, click.Abort):
+        return ExitCode.SUCCESS
+    except click.exceptions.Exit as ex:
+        return ExitCode(ex.exit_code)
+    except click.exceptions.NoArgsIsHelpError as ex:
+        click.echo(ex.format_message(), err=True)
+        return ExitCode.INVALID_ARGS
+    except click.ClickException as ex:
+        _complain(ex.format_message(), "--help shows the options")
+        return ExitCode.INVALID_ARGS
+    except CdcpipeError as ex:
+        _complain(ex.message, ex.hint)
+        return ex.exit_code
+    except SystemExit:  # click's answer to a closed pipe
+        return ExitCode.SYSTEM_ERROR
+    except Exception as ex:
+        _logger.info("unexpected", exc_info=True)
+        _complain(f"unexpected {type(ex).__name__}: {ex}", "this is a defect of cdcpipe: -v shows where it comes from")
+        return ExitCode.SYSTEM_ERROR
+    return ExitCode.SUCCESS
+
+
+def _complain(message: str, hint: str | None) -> None:
+    click.echo(f"cdcpipe-spark: error: {message}", err=True)
+    if hint:
+        click.echo(f"cdcpipe-spark: hint: {hint}", err=True)
+
+
+def main() -> NoReturn:
+    """Enter from the console script."""
+    sys.exit(invoke())
+
+
+if __name__ == "__main__":
+    main()
