@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import psycopg
 
@@ -84,15 +84,13 @@ class _Session:
 
 
 class Workload:
-    """Runs about `changes` row changes over `duration_s` seconds (0: as fast as it goes)."""
+    """Runs transactions against the tables that `make_tables` has made; close it, or use it as a context manager."""
 
-    def __init__(self, dsn: str, *, changes: int, duration_s: float = 0, seed: int = 1) -> None:
-        self.changes = changes
-        self.duration_s = duration_s
+    def __init__(self, dsn: str, *, seed: int = 1) -> None:
         self.committed: Counter[str] = Counter()
         self.transactions = self.rollbacks = 0
-        self._dsn = dsn
         self._rng = random.Random(seed)
+        self._sessions = [_Session(dsn, parity, self._rng) for parity in (0, 1)]
         self._steps: list[tuple[Callable[[_Session], None], int]] = [
             (self._new_customers, 3),
             (self._new_orders, 8),
@@ -113,25 +111,37 @@ class Workload:
         """How many changes have been committed."""
         return self.committed.total()
 
-    def run(self) -> None:
-        """Run to the end."""
-        started = time.monotonic()
-        sessions = [_Session(self._dsn, parity, self._rng) for parity in (0, 1)]
-        try:
-            while self.done < self.changes:
-                self._interleave(sessions)
-                ahead = self.done / self.changes * self.duration_s - (time.monotonic() - started)
-                if ahead > 0:
-                    time.sleep(ahead)
-            self._truncate(sessions[0])
-            self._finish(sessions[0])
-        finally:
-            for session in sessions:
-                session.connection.close()
+    def __enter__(self) -> Self:
+        return self
 
-    def _interleave(self, sessions: list[_Session]) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the sessions; what is not committed is rolled back."""
+        for session in self._sessions:
+            session.connection.close()
+
+    def run(self, changes: int, duration_s: float = 0) -> None:
+        """Commit about so many changes more, over so many seconds (0: as fast as it goes)."""
+        started, begun = time.monotonic(), self.done
+        while self.done - begun < changes:
+            self._interleave()
+            ahead = (self.done - begun) / changes * duration_s - (time.monotonic() - started)
+            if ahead > 0:
+                time.sleep(ahead)
+
+    def truncate(self) -> None:
+        """Truncate a table, and begin it anew in the same transaction."""
+        session = self._sessions[0]
+        session.connection.execute("truncate carts")
+        session.changes["carts"] += 1
+        session.change("carts", "insert into carts values (-1, '{}')")
+        self._commit(session)
+
+    def _interleave(self) -> None:
         """Run one transaction in each session, statement by statement in turn; who began last may commit first."""
-        open_sessions = {session: self._rng.randint(1, 4) for session in sessions}
+        open_sessions = {session: self._rng.randint(1, 4) for session in self._sessions}
         while open_sessions:
             session = self._rng.choice(list(open_sessions))
             if open_sessions[session] == 0:
@@ -143,13 +153,17 @@ class Workload:
                 step(session)
 
     def _finish(self, session: _Session) -> None:
-        if self._rng.random() < 0.08:
-            session.connection.rollback()
-            self.rollbacks += 1
+        if self._rng.random() >= 0.08:
+            self._commit(session)
         else:
-            session.connection.commit()
-            self.committed += session.changes
-            self.transactions += 1
+            session.connection.rollback()
+            session.changes = Counter()
+            self.rollbacks += 1
+
+    def _commit(self, session: _Session) -> None:
+        session.connection.commit()
+        self.committed += session.changes
+        self.transactions += 1
         session.changes = Counter()
 
     def _new_customers(self, session: _Session) -> None:
@@ -268,7 +282,7 @@ class Workload:
         self._update_orders(session)
 
     def _carts(self, session: _Session) -> None:
-        # The truncate at the end needs the table to itself, so one session has it alone.
+        # A truncate needs the table to itself, so one session has it alone.
         if session.parity == 0:
             first, last = session.take_ids("carts", 20)
             session.change(
@@ -286,8 +300,3 @@ class Workload:
                from generate_series(1, %(count)s) i""",
             count=self._rng.choice([1, 30]),
         )
-
-    def _truncate(self, session: _Session) -> None:
-        session.connection.execute("truncate carts")
-        session.changes["carts"] += 1
-        session.change("carts", "insert into carts values (-1, '{}')")
