@@ -1,0 +1,355 @@
+"""scripts/demo: PostgreSQL's changes into Spark tables, with a crash in the middle, and the proof that all is there.
+
+A throwaway PostgreSQL, a workload (workload.py), `cdcpipe-spark run` beside it. The run is killed with kill -9 while the
+workload goes on, and started again. At the end every table is compared: the replica row by row with PostgreSQL, the
+changelog's length with the changes that were committed. Exit 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import postgres
+from workload import KEYS, Workload, make_tables
+
+from cdcpipe.lsn import LSN
+from spark_sink.staging import Position
+from spark_sink.status import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from psycopg import Connection
+    from pyspark.sql import DataFrame, SparkSession
+
+SLOT = PUBLICATION = "demo"
+
+PATIENCE_S = 300
+"""How long the pipeline may show no progress; the first start may have to fetch Delta Lake."""
+
+
+class DemoError(Exception):
+    """The demo can't go on."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the comparison of one table found; `current` is None for a table without a key."""
+
+    table: str
+    source: int
+    committed: int
+    changes: int
+    current: int | None
+    is_equal: bool
+
+
+class Pipeline:
+    """`cdcpipe-spark run` as a subprocess, with its output in a file."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        self.log = log
+        with log.open("ab") as stream:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)
+
+    def check(self) -> None:
+        """Raise if it has ended by itself."""
+        code = self.process.poll()
+        if code is not None:
+            said = "".join(self.log.read_text(errors="replace").splitlines(keepends=True)[-20:])
+            raise DemoError(f"cdcpipe-spark ended with {code}; the end of {self.log}:\n{said}")
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        """End it in order."""
+        self.check()
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(PATIENCE_S)
+        if code != 0:
+            raise DemoError(f"cdcpipe-spark ended with {code} when asked to stop; see {self.log}")
+
+
+class Demo:
+    """The scene: server, workload, pipeline, and the line that shows how far they are."""
+
+    def __init__(self, connection: Connection[Any], workload: Workload, staging: Path) -> None:
+        self._connection = connection
+        self._workload = workload
+        self._staging = staging
+        self._is_terminal = sys.stderr.isatty()
+        self._shown_at = 0.0
+        self._started = time.monotonic()
+        self._failure: BaseException | None = None
+
+    def say(self, text: str) -> None:
+        """Print a line above the progress line."""
+        self._erase()
+        print(f"{self._elapsed():5.1f} s  {text}", file=sys.stderr, flush=True)
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+    def _erase(self) -> None:
+        if self._is_terminal:
+            print("\r\x1b[K", end="", file=sys.stderr)
+
+    def start_workload(self, changes: int, duration_s: float) -> threading.Thread:
+        """Run a part of the workload beside us; `wait` raises what goes wrong in it."""
+
+        def run() -> None:
+            try:
+                self._workload.run(changes, duration_s)
+            except BaseException as ex:  # noqa: BLE001 - raised again in `wait`
+                self._failure = ex
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
+
+    def wait(self, pipeline: Pipeline, condition: Callable[[], bool]) -> None:
+        """Show the progress until the condition holds."""
+        seen, seen_at = None, time.monotonic()
+        while not condition():
+            if self._failure is not None:
+                raise self._failure
+            pipeline.check()
+            state = self._progress()
+            if state != seen:
+                seen, seen_at = state, time.monotonic()
+            elif time.monotonic() - seen_at > PATIENCE_S:
+                raise DemoError(f"no progress for {PATIENCE_S} s; see {pipeline.log}")
+            self._show(state)
+            time.sleep(0.1)
+
+    def _show(self, text: str) -> None:
+        if self._is_terminal:
+            self._erase()
+            print(f"{self._elapsed():5.1f} s  {text}", end="", file=sys.stderr, flush=True)
+        elif self._elapsed() - self._shown_at > 5:
+            self._shown_at = self._elapsed()
+            print(f"{self._elapsed():5.1f} s  {text}", file=sys.stderr, flush=True)
+
+    def _progress(self) -> str:
+        staged, tables = self.staged(), self.in_tables()
+        now = self.server_lsn()
+
+        def behind(position: Position | None) -> str:
+            if position is None:
+                return "not yet"
+            return f"{max(0, now - position.lsn) / 1e6:.1f} MB of WAL behind"
+
+        return f"{self._workload.done:,} changes committed | staging {behind(staged)} | tables {behind(tables)}"
+
+    def server_lsn(self) -> int:
+        """Where PostgreSQL is."""
+        return LSN.parse(self._value("select pg_current_wal_lsn()::text"))
+
+    def confirmed_lsn(self) -> int:
+        """What the slot need not send again: sealed in the staging directory."""
+        return LSN.parse(self._value(f"select confirmed_flush_lsn::text from pg_replication_slots where slot_name = '{SLOT}'"))
+
+    def staged(self) -> Position | None:
+        """Where the staging log ends."""
+        end = describe(self._staging)["end"] if self._staging.exists() else None
+        return Position.parse(end) if end else None
+
+    def in_tables(self) -> Position | None:
+        """Up to where the tables hold everything."""
+        readers = describe(self._staging)["readers"] if self._staging.exists() else {}
+        return min((Position.parse(reader["position"]) for reader in readers.values()), default=None)
+
+    def _value(self, query: str) -> str:
+        row = self._connection.execute(query.encode()).fetchone()
+        assert row is not None
+        return str(row[0])
+
+
+def in_postgres(connection: Connection[Any], table: str) -> tuple[list[str], Counter[tuple[Any, ...]]]:
+    """The table's columns, and its rows in a form that Spark's can be compared with."""
+    columns, expressions = [], []
+    for name, kind in connection.execute(
+        "select column_name, data_type from information_schema.columns where table_name = %s order by ordinal_position",
+        [table],
+    ):
+        columns.append(name)
+        expressions.append(
+            f"(extract(epoch from {name}) * 1000000)::bigint"
+            if kind == "timestamp with time zone"
+            else f"{name}::text"
+            if kind == "jsonb"
+            else name
+        )
+    rows = connection.execute(f"select {', '.join(expressions)} from {table}".encode())
+    return columns, Counter(rows)
+
+
+def in_spark(frame: DataFrame, columns: list[str]) -> Counter[tuple[Any, ...]]:
+    """The rows of a frame, as `in_postgres` gives them."""
+    from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+    kinds = dict(frame.dtypes)
+    selected = [F.unix_micros(name) if kinds[name] == "timestamp" else F.col(name) for name in columns]
+    return Counter(tuple(row) for row in frame.select(*selected).collect())
+
+
+def compare(spark: SparkSession, warehouse: Path, connection: Connection[Any], committed: Counter[str]) -> Iterator[Outcome]:
+    """Compare each table; a table without a key, which is only ever appended to, by its changelog."""
+    from spark_sink import replica
+    from spark_sink.warehouse import Table, Warehouse
+
+    found = Warehouse.existing(warehouse)
+    for table, key in KEYS.items():
+        columns, wanted = in_postgres(connection, table)
+        changelog = spark.read.format(found.format).load(str(found.changelog(Table("public", table))))
+        changes = changelog.count()
+        current = replica.view(spark, warehouse, f"public.{table}") if key else changelog.drop(*_metadata(changelog))
+        rows = in_spark(current, columns)
+        yield Outcome(
+            table=table,
+            source=wanted.total(),
+            committed=committed[table],
+            changes=changes,
+            current=rows.total() if key else None,
+            is_equal=current.columns == columns and rows == wanted and changes == committed[table],
+        )
+
+
+def _metadata(frame: DataFrame) -> list[str]:
+    return [name for name in frame.columns if name.startswith("_cdc_")]
+
+
+def print_outcomes(outcomes: list[Outcome], elapsed_s: float) -> None:
+    """Print the final table."""
+    print(f"\n{'table':12} {'PostgreSQL':>12} {'replica':>12} {'committed':>12} {'changelog':>12}")
+    print(f"{'':12} {'rows':>12} {'rows':>12} {'changes':>12} {'rows':>12}")
+    for found in outcomes:
+        current = "no key" if found.current is None else f"{found.current:,}"
+        verdict = "equal" if found.is_equal else "DIFFERENT"
+        print(f"{found.table:12} {found.source:12,} {current:>12} {found.committed:12,} {found.changes:12,}   {verdict}")
+    changes = sum(found.changes for found in outcomes)
+    print(
+        f"\n{changes:,} changes in {elapsed_s:.0f} s ({changes / elapsed_s:,.0f} rows/s), "
+        "two starts of Spark and a kill -9 included"
+    )
+
+
+def perform(args: argparse.Namespace, cluster: postgres.Cluster) -> bool:
+    """Play it all; return whether everything is equal."""
+    directory: Path = args.directory
+    staging, warehouse, log = directory / "staging", directory / "warehouse", directory / "cdcpipe-spark.log"
+    options = ["-d", cluster.dsn, "-S", SLOT, "--publication", PUBLICATION]
+    command = [sys.executable, "-m", "spark_sink", "run", *options, "-v", "--staging", str(staging)]
+    command += ["--warehouse", str(warehouse), "--format", args.format]
+    if args.jars:
+        command += ["--jars", str(args.jars)]
+
+    with (
+        cluster.connect() as connection,
+        contextlib.ExitStack() as stack,
+    ):
+        make_tables(connection)
+        # The slot first: what is committed before it exists is not in the stream.
+        subprocess.run([sys.executable, "-m", "cli", "prepare", *options, "-c"], stdout=subprocess.DEVNULL, check=True)
+        workload = stack.enter_context(Workload(cluster.dsn, seed=args.seed))
+        demo = Demo(connection, workload, staging)
+        demo.say(f"PostgreSQL {cluster.version_num // 10000} runs: psql '{cluster.dsn}'")
+        demo.say("starting cdcpipe-spark run, and the workload beside it")
+        started = time.monotonic()
+        pipeline = Pipeline(command, log)
+        stack.callback(pipeline.kill)
+        part = args.changes // 2
+        first = demo.start_workload(part, 10)
+        demo.wait(pipeline, lambda: not first.is_alive() and demo.in_tables() is not None)
+
+        second = demo.start_workload(args.changes - part, 20)
+        halfway = part + (args.changes - part) // 5
+        demo.wait(pipeline, lambda: workload.done >= halfway)
+        pipeline.kill()
+        demo.say("kill -9 of cdcpipe-spark, in the middle of the workload; starting it again")
+        pipeline = Pipeline(command, log)
+        stack.callback(pipeline.kill)
+        demo.wait(pipeline, lambda: not second.is_alive())
+        workload.truncate()
+        end_lsn = demo.server_lsn()
+        demo.say(f"the workload is done: {workload.transactions:,} transactions committed, {workload.rollbacks:,} rolled back")
+
+        def all_is_there() -> bool:
+            staged, in_tables = demo.staged(), demo.in_tables()
+            return demo.confirmed_lsn() >= end_lsn and staged is not None and in_tables is not None and in_tables.lsn >= staged.lsn
+
+        demo.wait(pipeline, all_is_there)
+        elapsed_s = time.monotonic() - started
+        demo.say("everything is in the tables; stopping cdcpipe-spark with SIGTERM")
+        pipeline.stop()
+
+        demo.say("comparing")
+        from spark_sink import session
+
+        spark = session.build(app_name="demo", format=args.format, jars_dir=args.jars)
+        try:
+            outcomes = list(compare(spark, warehouse, connection, workload.committed))
+        finally:
+            spark.stop()
+        print_outcomes(outcomes, elapsed_s)
+    return all(found.is_equal for found in outcomes)
+
+
+def print_how_to_look(args: argparse.Namespace) -> None:
+    """Say where the tables are and how to open them."""
+    jars = f", jars_dir={str(args.jars)!r}" if args.jars else ""
+    code = (
+        f"from spark_sink import replica, session; spark = session.build(format={args.format!r}{jars}); "
+        f"replica.register_views(spark, {str(args.directory / 'warehouse')!r}); "
+        "spark.sql('select * from `public.orders` limit 10').show()"
+    )
+    print(f"\nThe tables are in {args.directory}/warehouse (changelog/ and replica/). To look at them in Spark:\n")
+    print(f'  {sys.executable} -i -c "{code}"')
+
+
+def main() -> int:
+    """Run the demo."""
+    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
+    parser.add_argument("--changes", type=int, default=200_000, help="row changes (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the workload (default: %(default)s)")
+    parser.add_argument("--format", choices=["delta", "parquet"], default="delta", help="default: %(default)s")
+    parser.add_argument("--jars", type=Path, help="a directory with Delta Lake's jars, where Maven Central is out of reach")
+    parser.add_argument("--postgres", choices=postgres.VERSIONS, default="18", help="default: %(default)s")
+    parser.add_argument("--directory", type=Path, default=Path("demo-data"), help="made anew each time (default: %(default)s)")
+    args = parser.parse_args()
+    args.directory = args.directory.absolute()
+    marker = args.directory / ".demo"
+    if args.directory.exists() and not marker.exists():
+        parser.error(f"{args.directory} exists, and is not from an earlier demo")
+    shutil.rmtree(args.directory, ignore_errors=True)
+    args.directory.mkdir(parents=True)
+    marker.touch()
+    try:
+        with postgres.Cluster(args.postgres) as cluster:
+            is_equal = perform(args, cluster)
+    except (DemoError, postgres.PostgresError) as ex:
+        print(f"scripts/demo: {ex}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nscripts/demo: interrupted", file=sys.stderr)
+        return 1
+    print_how_to_look(args)
+    return 0 if is_equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
