@@ -1,0 +1,94 @@
+"""Changelog tables: append-only, every change once, in either table format.
+
+Rows come in the typed layout of the data source (source.py): the table's columns, then the ``_cdc_`` columns. A column that
+is new is added; one that was dropped stays, NULL from then on; one whose type changed goes on under another name beside
+the old one (types.versioned_name).
+
+With Delta Lake an append records the position that it reaches, and is skipped if the table has it already. With Parquet it
+is a directory ``_cdc_batch=EPOCH-START-END``, written under a hidden name and renamed: the directory's name is the record.
+So a reader sees all of an append or nothing, in both, and an append made twice leaves the rows of one.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from cdcpipe.lsn import format_lsn
+from spark_sink import delta
+from spark_sink.delta import State
+from spark_sink.warehouse import WarehouseError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from spark_sink.staging import Position
+    from spark_sink.warehouse import Table, Warehouse
+
+__all__ = ["append", "read", "state"]
+
+_BATCH = "_cdc_batch"
+_BATCH_NAME = re.compile(rf"{_BATCH}=([0-9]{{6,9}})-([0-9A-F]{{16}})-([0-9A-F]{{16}})", re.ASCII)
+
+
+def state(spark: SparkSession, warehouse: Warehouse, table: Table) -> State | None:
+    """Return the changelog's columns and the LSN up to which it has the table's changes; None if there is none yet."""
+    path = warehouse.changelog(table)
+    if warehouse.format == "delta":
+        return delta.state(spark, path)
+    batches = _batches(path)
+    if not batches:
+        return None
+    end_lsn, newest = batches[-1]
+    # Each append has all columns of the ones before it: the newest one's are the table's.
+    return State(spark.read.parquet(str(newest)).schema, end_lsn)
+
+
+def read(spark: SparkSession, warehouse: Warehouse, table: Table) -> DataFrame:
+    """Return all changes as of now."""
+    path = warehouse.changelog(table)
+    if warehouse.format == "delta":
+        return delta.read(spark, path)
+    batches = _batches(path)
+    if not batches:
+        raise WarehouseError(f"there is no changelog of {table} in {warehouse.root}")
+    newest = spark.read.parquet(str(batches[-1][1])).schema
+    return spark.read.schema(newest).parquet(str(path))
+
+
+def append(warehouse: Warehouse, table: Table, rows: DataFrame, before: State | None, start: Position, end: Position) -> None:
+    """Append the changes in (start, end]; ``before`` is the changelog's state. Rows have all columns of the table."""
+    path = warehouse.changelog(table)
+    if warehouse.format == "delta":
+        with delta.recording(rows.sparkSession, end):
+            if before is None:
+                delta.create(path, rows, {"cdcpipe.table": str(table)})
+            else:
+                delta.append(path, rows)
+        return
+    path.mkdir(parents=True, exist_ok=True)
+    temporary = path / "_writing"
+    # What an append that did not come to its end left behind. There is one writer, the pipeline.
+    shutil.rmtree(temporary, ignore_errors=True)
+    rows.write.parquet(str(temporary))
+    temporary.rename(path / f"{_BATCH}={end.epoch:06d}-{start.lsn:016X}-{end.lsn:016X}")
+
+
+def _batches(path: Path) -> list[tuple[int, Path]]:
+    """Return the appends of a Parquet changelog, in order, with the LSN that each reaches."""
+    if not path.is_dir():
+        return []
+    found = []
+    for entry in path.iterdir():
+        match = _BATCH_NAME.fullmatch(entry.name)
+        if match is not None:
+            found.append((int(match[2], 16), int(match[3], 16), entry))
+    found.sort()
+    for (_, end_lsn, _), (start_lsn, _, entry) in pairwise(found):
+        if start_lsn < end_lsn:
+            raise WarehouseError(f"{entry} begins before {format_lsn(end_lsn)}, where the append before it ends")
+    return [(end_lsn, entry) for _, end_lsn, entry in found]

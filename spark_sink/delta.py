@@ -1,0 +1,141 @@
+"""The little that is needed of Delta Lake: names, a table's state, commits that record where the table stands.
+
+Delta's Python package is not used (it pins another pyspark): SQL does everything but the reading of a table's recorded
+transaction version, for which there is no SQL; that comes from Delta's log in the JVM.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from spark_sink.staging import Position
+
+__all__ = [
+    "State",
+    "add_column",
+    "append",
+    "create",
+    "exists",
+    "literal",
+    "overwrite",
+    "quote",
+    "read",
+    "recording",
+    "state",
+    "table_name",
+]
+
+APPLICATION = "cdcpipe"
+"""Under this name a table's transaction version is the LSN up to which it has its changes.
+
+LSNs only grow, over all epochs of a staging directory, so Delta skips a commit that is made a second time. The number of a
+micro-batch would not do: a new checkpoint starts it at 0 again.
+"""
+
+_PROPERTIES = {
+    # Any name may be a column's, a column may go and come back.
+    "delta.columnMapping.mode": "name",
+    # A later column may be the first of this type; Delta does not turn the feature on for an existing table.
+    "delta.feature.timestampNtz": "supported",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A table as it is now: its columns, and the LSN up to which it has its changes (0 for none)."""
+
+    schema: StructType
+    lsn: int
+
+
+def quote(name: str) -> str:
+    """Quote an identifier for Spark's SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def literal(text: str) -> str:
+    """Write a string for Spark's SQL."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def table_name(path: Path) -> str:
+    """Return a Delta table's name in SQL."""
+    return f"delta.{quote(str(path))}"
+
+
+def exists(path: Path) -> bool:
+    """Tell whether a Delta table is there: its first commit is what makes it one."""
+    log = path / "_delta_log"
+    return log.is_dir() and any(log.glob("*.json"))
+
+
+def read(spark: SparkSession, path: Path) -> DataFrame:
+    """Return the table's rows as of now."""
+    return spark.read.format("delta").load(str(path))
+
+
+def state(spark: SparkSession, path: Path) -> State | None:
+    """Return the state of the table, None if there is none."""
+    if not exists(path):
+        return None
+    jvm = spark._jvm  # noqa: SLF001 - the only way to the log
+    session = spark._jsparkSession  # noqa: SLF001
+    snapshot = jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(session, str(path))._2()  # noqa: SLF001 - Scala's name
+    version = snapshot.transactions().get(APPLICATION)
+    return State(read(spark, path).schema, version.get() if version.isDefined() else 0)
+
+
+@contextmanager
+def recording(spark: SparkSession, position: Position) -> Iterator[None]:
+    """Let the commit made inside record ``position``, and be skipped if the table has it already."""
+    settings = {
+        "spark.databricks.delta.write.txnAppId": APPLICATION,
+        "spark.databricks.delta.write.txnVersion": str(position.lsn),
+        "spark.databricks.delta.commitInfo.userMetadata": str(position),
+        # The source of a MERGE is read twice; ours, a snapshot of a changelog, reads the same both times.
+        "spark.databricks.delta.merge.materializeSource": "none",
+    }
+    before = {key: spark.conf.get(key, None) for key in settings}
+    for key, value in settings.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, value)
+
+
+def create(path: Path, rows: DataFrame, properties: dict[str, str]) -> None:
+    """Make a table with its first rows, in one commit."""
+    writer = rows.writeTo(table_name(path)).using("delta")
+    for key, value in (_PROPERTIES | properties).items():
+        writer = writer.tableProperty(key, value)
+    writer.create()
+
+
+def append(path: Path, rows: DataFrame) -> None:
+    """Append rows; columns that the table does not have yet are added."""
+    rows.write.format("delta").mode("append").option("mergeSchema", "true").save(str(path))
+
+
+def overwrite(path: Path, rows: DataFrame) -> None:
+    """Replace all rows in one commit; the table's columns stay, new ones are added."""
+    rows.write.format("delta").mode("overwrite").option("mergeSchema", "true").save(str(path))
+
+
+def add_column(spark: SparkSession, path: Path, name: str, spark_type: str) -> None:
+    """Add a column, NULL in every row."""
+    spark.sql(f"ALTER TABLE {table_name(path)} ADD COLUMNS ({quote(name)} {spark_type})")

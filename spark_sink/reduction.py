@@ -1,0 +1,290 @@
+"""Changes of one table reduced to one row per key: data frames in, a data frame out. Writes nothing.
+
+The rules are in replica.py. A change is a row of a changelog; a reduced row has
+
+    _cdc_key       struct k0, k1, ...: the key, for matching
+    _cdc_gone      whether the key has no row any more
+    the columns    their values
+    _cdc_exact     as in the changelog
+    _cdc_missing   names of the columns whose value is in none of the changes: the row under the same key had it before
+    _cdc_moved     the same, where the row was under another key before, ``_cdc_origin``
+
+An *incarnation* is the time from a row's coming under a key (by insert, by an update of the key, or before the first of
+these changes) until its going. What an update did not send is looked for in the changes of the same incarnation, then in
+the incarnation before the change of the key, and so on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce as fold
+from typing import TYPE_CHECKING
+
+from spark_sink.delta import literal, quote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+__all__ = ["Key", "Summary", "data_columns", "key_sql", "key_struct", "reduce", "summarize"]
+
+_POSITION = ("_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal")
+_INEXACT = ("date", "timestamp", "timestamp_ntz", "decimal")
+"""PostgreSQL knows values of these that Spark does not (infinity, BC, NaN): as part of a key they are matched as text."""
+
+Key = tuple[tuple[str, ...], ...]
+"""For each column of the key the changelog's columns that hold it, one for each type that it has had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What has to be known of some changes to reduce them, found by one pass over a few of their columns."""
+
+    count: int
+    truncated_at: tuple[int, int, int] | None
+    """The position of the last TRUNCATE."""
+    unchanged: tuple[str, ...]
+    """The columns that some update did not send."""
+    has_moves: bool
+    """Whether an update changed a key."""
+    has_partial_moves: bool
+    """Whether an update changed a key and did not send a column."""
+    has_exact: bool
+    """Whether some value stands in ``_cdc_exact``."""
+    keyless: int
+    """How many changes lack a value of the key."""
+
+
+def data_columns(schema: StructType) -> list[str]:
+    """Return the table's own columns."""
+    return [name for name in schema.names if not name.startswith("_cdc_")]
+
+
+def _is_text(schema: StructType, names: tuple[str, ...]) -> bool:
+    """Tell whether one column of a key is matched as text: it has had several types, or an inexact one."""
+    return len(names) > 1 or schema[names[0]].dataType.typeName() in _INEXACT
+
+
+def _key(schema: StructType, key: Key, value: Callable[[str], Column]) -> Column:
+    """Return the key of a row, of which ``value`` gives the columns, as a struct that can be compared."""
+    from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+    fields = []
+    for index, names in enumerate(key):
+        if _is_text(schema, names):
+            forms = [value(name).cast("string") for name in names]
+            if "_cdc_exact" in schema.names:
+                forms += [F.col("_cdc_exact").getItem(name) for name in names]
+            fields.append(F.coalesce(*forms).alias(f"k{index}"))
+        else:
+            fields.append(value(names[0]).alias(f"k{index}"))
+    return F.struct(*fields)
+
+
+def key_struct(rows: DataFrame, key: Key) -> Column:
+    """Return the key of a replica's rows, comparable with ``_cdc_key``."""
+    return _key(rows.schema, key, _new)
+
+
+def key_sql(schema: StructType, key: Key, alias: str) -> list[str]:
+    """Return the columns of a replica's key as SQL, comparable with the fields of ``_cdc_key``."""
+    found = []
+    for names in key:
+        if _is_text(schema, names):
+            forms = [f"CAST({alias}.{quote(name)} AS STRING)" for name in names]
+            if "_cdc_exact" in schema.names:
+                forms += [f"{alias}._cdc_exact[{literal(name)}]" for name in names]
+            found.append(f"coalesce({', '.join(forms)})")
+        else:
+            found.append(f"{alias}.{quote(names[0])}")
+    return found
+
+
+def _new(name: str) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.col(quote(name))
+
+
+def _old(name: str) -> Column:
+    """Return a column of the old key or row; of a delete, whose row is the old one, also where that is not sent apart."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.col("_cdc_old").getField(name)
+
+
+def _with_keys(changes: DataFrame, key: Key) -> DataFrame:
+    """Add ``_cdc_new_key``, ``_cdc_old_key`` (structs) and ``_cdc_is_move``."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    new, old = _key(changes.schema, key, _new), _key(changes.schema, key, _old)
+    return changes.withColumns(
+        {
+            "_cdc_new_key": new,
+            "_cdc_old_key": F.when((F.col("_cdc_op") == "delete") & F.col("_cdc_old").isNull(), new).otherwise(old),
+            "_cdc_is_move": (F.col("_cdc_op") == "update") & F.col("_cdc_old").isNotNull() & ~old.eqNullSafe(new),
+        }
+    )
+
+
+def summarize(changes: DataFrame, key: Key) -> Summary:
+    """Find what ``reduce`` has to know of the changes."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    keyed = _with_keys(changes, key)
+    partial = F.size(F.coalesce(F.col("_cdc_unchanged"), F.array())) > 0
+    used = F.when(F.col("_cdc_op") == "delete", F.col("_cdc_old_key")).otherwise(F.col("_cdc_new_key"))
+    lacks = fold(lambda a, b: a | b, (used.getField(f"k{i}").isNull() for i in range(len(key))))
+    row = keyed.agg(
+        F.count("*").alias("count"),
+        F.max(F.when(F.col("_cdc_op") == "truncate", F.struct(*_POSITION))).alias("truncated_at"),
+        F.array_sort(F.array_distinct(F.flatten(F.collect_set("_cdc_unchanged")))).alias("unchanged"),
+        F.max("_cdc_is_move").alias("has_moves"),
+        F.max(F.col("_cdc_is_move") & partial).alias("has_partial_moves"),
+        F.max(F.size(F.coalesce(F.map_keys("_cdc_exact"), F.array())) > 0).alias("has_exact"),
+        F.count_if((F.col("_cdc_op") != "truncate") & lacks).alias("keyless"),
+    ).collect()[0]
+    return Summary(
+        count=row["count"],
+        truncated_at=None if row["truncated_at"] is None else tuple(row["truncated_at"]),
+        unchanged=tuple(row["unchanged"] or ()),
+        has_moves=bool(row["has_moves"]),
+        has_partial_moves=bool(row["has_partial_moves"]),
+        has_exact=bool(row["has_exact"]),
+        keyless=row["keyless"],
+    )
+
+
+def reduce(changes: DataFrame, key: Key, columns: Sequence[str], summary: Summary) -> DataFrame:
+    """Return one row per key that occurs in the changes after the last TRUNCATE."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if summary.truncated_at is not None:
+        numbers = zip(_POSITION, summary.truncated_at, strict=True)
+        barrier = F.struct(*(F.lit(number).cast(changes.schema[name].dataType) for name, number in numbers))
+        changes = changes.where(F.struct(*_POSITION) > barrier)
+    events = _events(_with_keys(changes, key), summary)
+    if summary.has_partial_moves:
+        return _reduce_chains(events, columns, summary)
+
+    # No incarnation begins with an update that moved it and left something out: a value that the changes of a key know is
+    # of its last incarnation, or the key is gone.
+    row = F.struct("_cdc_gone", "_cdc_exact", *(quote(name) for name in columns))
+    known = _known(summary.unchanged)
+    reduced = events.groupBy("_cdc_key").agg(
+        F.max_by(row, "_cdc_position").alias("_cdc_row"),
+        *(F.max_by(F.struct(quote(name)), position).alias(f"_cdc_known_{i}") for i, (name, position) in enumerate(known)),
+    )
+    return _finish(reduced, columns, summary.unchanged)
+
+
+def _events(keyed: DataFrame, summary: Summary) -> DataFrame:
+    """Return what happens to each key: ``_cdc_key``, ``_cdc_position``, ``_cdc_gone``, ``_cdc_origin`` (of a move)."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    events = keyed.where(F.col("_cdc_op") != "truncate").withColumn("_cdc_position", F.struct(*_POSITION))
+    gone = F.col("_cdc_op") == "delete"
+    if not summary.has_moves:
+        return events.withColumns(
+            {
+                "_cdc_key": F.when(gone, F.col("_cdc_old_key")).otherwise(F.col("_cdc_new_key")),
+                "_cdc_gone": gone,
+                "_cdc_origin": F.lit(None).cast(keyed.schema["_cdc_new_key"].dataType),
+            }
+        )
+    nobody = F.lit(None).cast(keyed.schema["_cdc_new_key"].dataType)
+
+    def event(key: str, gone: bool, origin: Column) -> Column:
+        return F.struct(F.col(key).alias("_cdc_key"), F.lit(gone).alias("_cdc_gone"), origin.alias("_cdc_origin"))
+
+    both = F.array(event("_cdc_old_key", True, nobody), event("_cdc_new_key", False, F.col("_cdc_old_key")))
+    return events.select(
+        "*",
+        F.inline(
+            F.when(F.col("_cdc_is_move"), both)
+            .when(gone, F.array(event("_cdc_old_key", True, nobody)))
+            .otherwise(F.array(event("_cdc_new_key", False, nobody)))
+        ),
+    )
+
+
+def _known(unchanged: Sequence[str]) -> list[tuple[str, Column]]:
+    """Return, per column that an update may leave out, the position of the event where that event has a value for it."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    left_out = F.coalesce(F.col("_cdc_unchanged"), F.array().cast("array<string>"))
+    return [(name, F.when(~F.col("_cdc_gone") & ~F.array_contains(left_out, name), F.col("_cdc_position"))) for name in unchanged]
+
+
+def _finish(reduced: DataFrame, columns: Sequence[str], unchanged: Sequence[str]) -> DataFrame:
+    """Lay out reduced rows: ``_cdc_row`` is the last change, ``_cdc_known_N`` what is known of the N-th unsent column."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    row = F.col("_cdc_row")
+    known = {name: F.col(f"_cdc_known_{i}") for i, name in enumerate(unchanged)}
+    values = [(known[name].getField(name) if name in known else row.getField(name)).alias(name) for name in columns]
+    lacking = F.filter(
+        F.array(*(F.when(field.isNull() & ~row.getField("_cdc_gone"), F.lit(name)) for name, field in known.items())).cast(
+            "array<string>"
+        ),
+        lambda name: name.isNotNull(),
+    )
+    nothing = F.array().cast("array<string>")
+    if "_cdc_origin" in reduced.columns:
+        is_moved = ~F.col("_cdc_origin").eqNullSafe(F.col("_cdc_key"))
+        origin = F.col("_cdc_origin")
+        missing, moved = F.when(is_moved, nothing).otherwise(lacking), F.when(is_moved, lacking).otherwise(nothing)
+    else:
+        origin, missing, moved = F.col("_cdc_key"), lacking, nothing
+    return reduced.select(
+        "_cdc_key",
+        row.getField("_cdc_gone").alias("_cdc_gone"),
+        *values,
+        row.getField("_cdc_exact").alias("_cdc_exact"),
+        missing.alias("_cdc_missing"),
+        moved.alias("_cdc_moved"),
+        origin.alias("_cdc_origin"),
+    )
+
+
+def _reduce_chains(events: DataFrame, columns: Sequence[str], summary: Summary) -> DataFrame:
+    """Reduce changes among which an update changed a key and left a column out."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    unchanged = summary.unchanged
+    names = [f"_cdc_known_{i}" for i in range(len(unchanged))]
+    begins = ~F.col("_cdc_gone") & ((F.col("_cdc_op") == "insert") | F.col("_cdc_origin").isNotNull())
+    so_far = Window.partitionBy("_cdc_key").orderBy("_cdc_position").rowsBetween(Window.unboundedPreceding, 0)
+    events = events.withColumn("_cdc_begin", F.max(F.when(begins, F.col("_cdc_position"))).over(so_far))
+    row = F.struct("_cdc_gone", "_cdc_exact", *(quote(name) for name in columns))
+    incarnations = events.groupBy("_cdc_key", "_cdc_begin").agg(
+        F.max_by(row, "_cdc_position").alias("_cdc_row"),
+        F.max("_cdc_position").alias("_cdc_end"),
+        F.max_by("_cdc_origin", F.when(begins, F.col("_cdc_position"))).alias("_cdc_parent"),
+        *(F.max_by(F.struct(quote(name)), at).alias(names[i]) for i, (name, at) in enumerate(_known(unchanged))),
+    )
+    # One that did not begin here was there before, under its own key. One that began by insert has every value.
+    incarnations = incarnations.withColumn("_cdc_origin", F.when(F.col("_cdc_begin").isNull(), F.col("_cdc_key")))
+    # From the second round on each knows what its parent knew: chains of any length take a logarithm of rounds.
+    incarnations = incarnations.withColumn("_cdc_parent_end", F.when(F.col("_cdc_parent").isNotNull(), F.col("_cdc_begin")))
+    incarnations = incarnations.localCheckpoint()
+    while not incarnations.where(F.col("_cdc_parent").isNotNull()).isEmpty():
+        child, parent = incarnations.alias("c"), incarnations.alias("p")
+        same = (F.col("c._cdc_parent") == F.col("p._cdc_key")) & (F.col("c._cdc_parent_end") == F.col("p._cdc_end"))
+        incarnations = child.join(parent, same, "left").select(
+            "c._cdc_key",
+            "c._cdc_begin",
+            "c._cdc_row",
+            "c._cdc_end",
+            *(F.coalesce(f"c.{name}", f"p.{name}").alias(name) for name in names),
+            F.coalesce("c._cdc_origin", "p._cdc_origin").alias("_cdc_origin"),
+            F.col("p._cdc_parent"),
+            F.col("p._cdc_parent_end"),
+        )
+        incarnations = incarnations.localCheckpoint()
+    everything = F.struct("_cdc_row", "_cdc_origin", *names)
+    last = incarnations.groupBy("_cdc_key").agg(F.max_by(everything, "_cdc_end").alias("_cdc_last"))
+    return _finish(last.select("_cdc_key", "_cdc_last.*"), columns, unchanged)

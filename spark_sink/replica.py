@@ -1,0 +1,294 @@
+"""Replica tables: a source table's current rows, made from its changelog and from nothing else.
+
+With Delta Lake the changes that are new in the changelog are reduced to one row per key and merged in one commit, which
+records how far the replica is: a commit made twice is skipped, and a replica that was deleted is made again from the
+changelog. With Parquet the replica is ``view``, the same reduction over the whole changelog.
+
+The rules (the changes of a key in the order of their positions):
+
+- The last change decides: a row, or none. A change of the key is the end of the old key and the beginning of the new one.
+- TRUNCATE ends all rows before it, and so does another table under the same name.
+- A column that an update did not send (an unchanged TOAST value) has the value that it had before: from an earlier
+  change, else from the replica; after a change of the key, from the row under its old key. Where nobody has it, because
+  the row is older than the slot, it is NULL and its name is in the column ``_cdc_unchanged``, which the replica gets the
+  first time it needs it.
+- A value that its column can't hold is NULL and stands in ``_cdc_exact``, which the replica gets in the same way.
+- A key's column that has had several types is matched over all of them, as text.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spark_sink import changelog, delta, reduction
+from spark_sink.staging import Position
+from spark_sink.warehouse import Table, Version, Warehouse, WarehouseError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from spark_sink.reduction import Key, Summary
+
+__all__ = ["apply", "register_views", "view"]
+
+_view_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Changes that share one key: those with ``after_lsn`` < end LSN <= ``until_lsn``."""
+
+    key: tuple[str, ...]
+    columns: Key
+    after_lsn: int
+    until_lsn: int
+    is_new_table: bool
+    """Whether the rows so far are those of another table, which had this one's name before."""
+
+
+def apply(spark: SparkSession, warehouse: Warehouse, table: Table, until: Position) -> None:
+    """Bring a Delta replica from where it stands to ``until``; a table without a key gets none."""
+    path = warehouse.replica(table)
+    state = delta.state(spark, path)
+    pieces = list(_pieces(warehouse.versions(table), 0 if state is None else state.lsn, until.lsn))
+    if not pieces:
+        return
+    changes = changelog.read(spark, warehouse, table)
+    for piece in pieces:
+        _apply_piece(spark, path, table, _part(changes, piece), piece, Position(until.epoch, piece.until_lsn))
+
+
+def view(spark: SparkSession, warehouse: str | Path, table: str) -> DataFrame:
+    """Return the current rows of ``table`` ("schema.name") in the ``warehouse`` directory, as of now.
+
+    A Delta replica is read; of a Parquet warehouse the changelog is, and reduced.
+    """
+    house = Warehouse.existing(warehouse)
+    known = house.find(table)
+    if house.format == "delta":
+        return delta.read(spark, house.replica(known))
+    changes = changelog.read(spark, house, known)
+    rows = None
+    for piece in _pieces(house.versions(known), 0, (1 << 63) - 1):
+        part = _part(changes, piece)
+        if rows is not None and not piece.is_new_table:
+            part = rows.unionByName(part)
+        rows = _as_changes(_current(part, piece, known), changes.schema)
+    if rows is None:
+        raise WarehouseError(f"{table} has no key, and so only a changelog")
+    return _without_unneeded(rows, reduction.data_columns(changes.schema))
+
+
+def register_views(spark: SparkSession, warehouse: str | Path) -> list[str]:
+    """Make a temporary view ``<schema>.<table>`` (one identifier, quote it) of each replica; return their names."""
+    house = Warehouse.existing(warehouse)
+    names = []
+    for table in house.tables():
+        versions = house.versions(table)
+        if any(version.key for version in versions):
+            view(spark, house.root, str(table)).createOrReplaceTempView(delta.quote(str(table)))
+            names.append(str(table))
+    return names
+
+
+def _pieces(versions: Sequence[Version], after_lsn: int, until_lsn: int) -> Iterator[_Piece]:
+    """Cut the changes in (after_lsn, until_lsn] where the key or the table behind the name changes.
+
+    Changes from a time without a key are reduced by the key that the table got later; until it gets one, they wait.
+    """
+    for index, version in enumerate(versions):
+        following = versions[index + 1 :]
+        keyed = next((v for v in (version, *following) if v.key and v.relation_id == version.relation_id), None)
+        if keyed is None:
+            continue
+        start = max(after_lsn, version.end_lsn - 1 if index else 0)
+        end = min(until_lsn, following[0].end_lsn - 1) if following else until_lsn
+        if start >= end:
+            continue
+        is_new_table = index > 0 and versions[index - 1].relation_id != version.relation_id and start < version.end_lsn
+        yield _Piece(keyed.key, _key_columns(versions, keyed), start, end, is_new_table)
+
+
+def _key_columns(versions: Sequence[Version], version: Version) -> Key:
+    """Return, per column of the version's key, the changelog's columns that have held it, this version's first."""
+    found = []
+    for name, column in zip(version.key, version.columns, strict=True):
+        same = [dict(zip(v.key, v.columns, strict=True)).get(name) for v in reversed(versions)]
+        found.append(tuple(dict.fromkeys([column, *(other for other in same if other is not None)])))
+    return tuple(found)
+
+
+def _part(changes: DataFrame, piece: _Piece) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+    return changes.where((F.col("_cdc_end_lsn") > piece.after_lsn) & (F.col("_cdc_end_lsn") <= piece.until_lsn))
+
+
+def _summarize(changes: DataFrame, piece: _Piece, table: Table) -> Summary:
+    summary = reduction.summarize(changes, piece.columns)
+    if summary.keyless:
+        raise WarehouseError(
+            f"{summary.keyless} changes of {table} have no value for its key ({', '.join(piece.key)})",
+            hint="the key was changed in a transaction that also changed rows; the changelog has all of it",
+        )
+    return summary
+
+
+def _apply_piece(spark: SparkSession, path: Path, table: Table, changes: DataFrame, piece: _Piece, position: Position) -> None:
+    """Merge the changes of one piece into the replica, recording ``position``."""
+    summary = _summarize(changes, piece, table)
+    columns = reduction.data_columns(changes.schema)
+    rows = reduction.reduce(changes, piece.columns, columns, summary)
+    state = delta.state(spark, path)
+    if state is None or summary.truncated_at is not None or piece.is_new_table:
+        existing = [] if state is None else [name for name in _OPTIONAL if name in state.schema.names]
+        rows = _laid_out(rows, columns, summary, existing)
+        with delta.recording(spark, position):
+            if state is None:
+                properties = {"delta.enableDeletionVectors": "true", "cdcpipe.key": ", ".join(piece.key)}
+                delta.create(path, rows, properties)
+            else:
+                delta.overwrite(path, rows)
+        return
+    for name in columns:
+        if name not in state.schema.names:
+            delta.add_column(spark, path, name, changes.schema[name].dataType.simpleString())
+    if summary.has_exact and "_cdc_exact" not in state.schema.names:
+        delta.add_column(spark, path, "_cdc_exact", _OPTIONAL["_cdc_exact"])
+    current = delta.read(spark, path)
+    if summary.has_partial_moves:
+        rows = _fill_moved(rows, current, piece, summary)
+    if summary.unchanged and "_cdc_unchanged" not in current.columns and _has_unknown(rows, current, piece):
+        delta.add_column(spark, path, "_cdc_unchanged", _OPTIONAL["_cdc_unchanged"])
+        current = delta.read(spark, path)
+    _merge(spark, path, rows, current, piece, columns, summary, position)
+
+
+_OPTIONAL = {"_cdc_exact": "MAP<STRING, STRING>", "_cdc_unchanged": "ARRAY<STRING>"}
+"""The columns that a replica gets when it needs them, with their types."""
+
+
+def _laid_out(rows: DataFrame, columns: Sequence[str], summary: Summary, optional: Sequence[str]) -> DataFrame:
+    """Return reduced rows, with nothing to merge them into, as rows of a replica that has the ``optional`` columns."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    rows = rows.where(~F.col("_cdc_gone"))
+    unknown = F.array_union("_cdc_missing", "_cdc_moved")
+    needed = {"_cdc_exact": summary.has_exact, "_cdc_unchanged": False}
+    if summary.unchanged and "_cdc_unchanged" not in optional:
+        needed["_cdc_unchanged"] = not rows.where(F.size(unknown) > 0).isEmpty()
+    kept = [name for name in _OPTIONAL if needed[name] or name in optional]
+    rows = rows.withColumn("_cdc_unchanged", F.when(F.size(unknown) > 0, unknown))
+    return rows.select(*(F.col(delta.quote(name)) for name in (*columns, *kept)))
+
+
+def _fill_moved(rows: DataFrame, current: DataFrame, piece: _Piece, summary: Summary) -> DataFrame:
+    """Give rows that came from another key the values that the replica has under that key."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    there = [name for name in summary.unchanged if name in current.columns]
+    unknown = F.col("_cdc_unchanged") if "_cdc_unchanged" in current.columns else F.lit(None)
+    origin = current.select(
+        reduction.key_struct(current, piece.columns).alias("_cdc_at"),
+        F.struct(*(delta.quote(name) for name in there)).alias("_cdc_there"),
+        F.coalesce(unknown.cast("array<string>"), F.array().cast("array<string>")).alias("_cdc_not_there"),
+    )
+    is_moved = F.size("_cdc_moved") > 0
+    joined = rows.join(origin, is_moved & (F.col("_cdc_origin") == F.col("_cdc_at")), "left")
+    is_found = F.col("_cdc_at").isNotNull()
+    filled = {
+        name: F.when(is_found & F.array_contains("_cdc_moved", name), F.col("_cdc_there").getField(name)).otherwise(
+            F.col(delta.quote(name))
+        )
+        for name in there
+    }
+    still = F.when(is_found, F.array_intersect("_cdc_moved", "_cdc_not_there")).otherwise(F.col("_cdc_moved"))
+    return joined.withColumns(filled | {"_cdc_moved": still}).drop("_cdc_at", "_cdc_there", "_cdc_not_there")
+
+
+def _has_unknown(rows: DataFrame, current: DataFrame, piece: _Piece) -> bool:
+    """Tell whether some value is neither in the changes nor in the replica."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    incomplete = rows.where((F.size("_cdc_missing") > 0) | (F.size("_cdc_moved") > 0)).select("_cdc_key", "_cdc_moved")
+    keys = current.select(reduction.key_struct(current, piece.columns).alias("_cdc_key"), F.lit(True).alias("_cdc_there"))
+    unknown = incomplete.join(keys, "_cdc_key", "left").where((F.size("_cdc_moved") > 0) | F.col("_cdc_there").isNull())
+    return not unknown.isEmpty()
+
+
+def _merge(
+    spark: SparkSession,
+    path: Path,
+    rows: DataFrame,
+    current: DataFrame,
+    piece: _Piece,
+    columns: Sequence[str],
+    summary: Summary,
+    position: Position,
+) -> None:
+    """Merge reduced rows into the replica, recording ``position``."""
+    keys = reduction.key_sql(current.schema, piece.columns, "t")
+    condition = " AND ".join(f"{key} = s._cdc_key.k{index}" for index, key in enumerate(keys))
+    inserted = {name: f"s.{delta.quote(name)}" for name in columns}
+    updated = dict(inserted)
+    for name in summary.unchanged:
+        quoted = delta.quote(name)
+        updated[name] = f"IF(array_contains(s._cdc_missing, {delta.literal(name)}), t.{quoted}, s.{quoted})"
+    if "_cdc_exact" in current.columns:
+        inserted["_cdc_exact"] = updated["_cdc_exact"] = "s._cdc_exact"
+    if "_cdc_unchanged" in current.columns:
+        unknown = "array_union(s._cdc_missing, s._cdc_moved)"
+        inserted["_cdc_unchanged"] = f"IF(size({unknown}) > 0, {unknown}, NULL)"
+        known_before = "coalesce(t._cdc_unchanged, CAST(array() AS ARRAY<STRING>))"
+        unknown = f"array_union(array_intersect({known_before}, s._cdc_missing), s._cdc_moved)"
+        updated["_cdc_unchanged"] = f"IF(size({unknown}) > 0, {unknown}, NULL)"
+    source = f"cdcpipe_replica_source_{next(_view_numbers)}"
+    rows.createOrReplaceTempView(source)
+    try:
+        with delta.recording(spark, position):
+            spark.sql(
+                f"MERGE INTO {delta.table_name(path)} t USING {source} s ON {condition} "
+                "WHEN MATCHED AND s._cdc_gone THEN DELETE "
+                f"WHEN MATCHED THEN UPDATE SET {', '.join(f't.{delta.quote(c)} = {v}' for c, v in updated.items())} "
+                f"WHEN NOT MATCHED AND NOT s._cdc_gone THEN INSERT ({', '.join(map(delta.quote, inserted))}) "
+                f"VALUES ({', '.join(inserted.values())})"
+            )
+    finally:
+        spark.catalog.dropTempView(source)
+
+
+def _current(changes: DataFrame, piece: _Piece, table: Table) -> DataFrame:
+    """Return the rows that some changes leave."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    summary = _summarize(changes, piece, table)
+    rows = reduction.reduce(changes, piece.columns, reduction.data_columns(changes.schema), summary)
+    return rows.where(~F.col("_cdc_gone")).withColumn("_cdc_unchanged", F.array_union("_cdc_missing", "_cdc_moved"))
+
+
+def _as_changes(rows: DataFrame, schema: StructType) -> DataFrame:
+    """Return reduced rows in a changelog's layout, as updates before every change: what is unknown stays unsent."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    first = {"_cdc_op": F.lit("update"), "_cdc_epoch": F.lit(0), "_cdc_end_lsn": F.lit(0), "_cdc_ordinal": F.lit(0)}
+    kept = {name: F.col(delta.quote(name)) for name in rows.columns if not name.startswith("_cdc_")}
+    kept |= {"_cdc_exact": F.col("_cdc_exact"), "_cdc_unchanged": F.col("_cdc_unchanged")} | first
+    return rows.select(*(kept.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in schema.fields))
+
+
+def _without_unneeded(rows: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """Leave the table's columns, and those of ``_cdc_exact`` and ``_cdc_unchanged`` that say something."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    unknown = F.when(F.size("_cdc_unchanged") > 0, F.col("_cdc_unchanged"))
+    exact = F.when(F.size("_cdc_exact") > 0, F.col("_cdc_exact"))
+    used = rows.agg(F.count(exact).alias("_cdc_exact"), F.count(unknown).alias("_cdc_unchanged")).collect()[0]
+    kept = [name for name in _OPTIONAL if used[name]]
+    rows = rows.withColumns({"_cdc_exact": exact, "_cdc_unchanged": unknown})
+    return rows.select(*(F.col(delta.quote(name)) for name in (*columns, *kept)))

@@ -1,0 +1,221 @@
+"""The warehouse directory: where each table is, whose changes it holds, how far they go. No pyspark.
+
+    _cdcpipe/warehouse.json        whose changes these are: server, database, slot; the table format; the position reached
+    _cdcpipe/tables/NAME.json      a table's versions: its key, and from which transaction on
+    _cdcpipe/checkpoint/           Spark's checkpoint of the stream of segments
+    changelog/NAME/                every change once (changelog.py)
+    replica/NAME/                  the current rows (replica.py; only with Delta Lake, otherwise a view)
+
+NAME is ``<schema>.<table>``, each of the two with every byte but ``a-z 0-9 _ -`` percent-encoded: Spark skips names that
+begin with ``_`` or ``.``, reads ``{a,b}`` and ``[1]`` as patterns and ``a=1`` as a partition; a name may be ``..`` or hold
+a slash; and some file systems don't tell ``T`` from ``t``, or one form of ``é`` from the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from cdcpipe.lsn import LSN, format_lsn
+from spark_sink.staging import Epoch, Position, read_json, write_json
+
+__all__ = ["Table", "Version", "Warehouse", "WarehouseError", "decode_name", "encode_name"]
+
+FORMAT = 1
+"""The version of this layout; another one is refused."""
+
+_PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
+_HIDDEN_FIRST = frozenset(b"_-")
+_NAME_LIMIT = 200
+"""Bytes of a file name: systems allow 255, and Hadoop puts a prefix and a suffix around it."""
+
+
+class WarehouseError(CdcpipeError):
+    """The warehouse holds another database's changes, is damaged, or can't go on from where it stands."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Table:
+    """A table of the source, by the name that it has in the stream."""
+
+    schema: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What holds for a table's changes from the transaction that ends at ``end_lsn`` on, until the next version.
+
+    ``relation_id`` is the table's OID: another one under the same name is another table, the first having been dropped or
+    renamed. ``key`` names the columns that identify a row, as the changelog spells them, empty when nothing does.
+    ``columns`` are those of the changelog that hold the key's values: ``id__bigint`` once ``id`` has changed its type.
+    """
+
+    end_lsn: int
+    relation_id: int
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the versions file holds."""
+        return {
+            "end_lsn": format_lsn(self.end_lsn),
+            "relation_id": self.relation_id,
+            "key": list(self.key),
+            "columns": list(self.columns),
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Version:
+        """Read what ``to_json`` gave."""
+        return cls(LSN.parse(value["end_lsn"]), int(value["relation_id"]), tuple(value["key"]), tuple(value["columns"]))
+
+
+def encode_name(table: Table) -> str:
+    """Return the directory's name for a table: distinct for each, and safe below any root."""
+    encoded = f"{_encode(table.schema)}.{_encode(table.name)}"
+    if len(encoded) <= _NAME_LIMIT:
+        return encoded
+    # Two names of 63 bytes, most of them encoded. The versions file still says which table it is.
+    digest = hashlib.sha256(encoded.encode()).hexdigest()
+    return f"{encoded[: _NAME_LIMIT - 33]}~{digest[:32]}"
+
+
+def decode_name(name: str) -> Table:
+    """Return the table that ``encode_name`` gave this name; ValueError for a name that it did not, or that it cut."""
+    schema, dot, table = name.partition(".")
+    decoded = Table(unquote(schema, errors="strict"), unquote(table, errors="strict"))
+    if not dot or encode_name(decoded) != name:
+        msg = f"not the directory of a table: {name!r}"
+        raise ValueError(msg)
+    return decoded
+
+
+def _encode(text: str) -> str:
+    data = text.encode()
+    return "".join(
+        chr(byte) if byte in _PLAIN and (index or byte not in _HIDDEN_FIRST) else f"%{byte:02X}" for index, byte in enumerate(data)
+    )
+
+
+class Warehouse:
+    """A warehouse directory on a local or mounted file system."""
+
+    def __init__(self, root: Path | str, format: str) -> None:  # noqa: A002 - Spark's own word for it
+        if re.match(r"[a-z][a-z0-9+.-]+:/", str(root)):
+            raise InvalidArgumentsError(f"{root}: the warehouse is a directory of a local or mounted file system, not a URI")
+        self.root = Path(root).absolute()
+        self.format = format
+
+    @classmethod
+    def existing(cls, root: Path | str) -> Warehouse:
+        """Return the warehouse at ``root`` in the format that it has."""
+        found = read_json(Path(root) / "_cdcpipe/warehouse.json")
+        if found is None:
+            raise WarehouseError(f"{root} is not a warehouse of cdcpipe: it has no _cdcpipe/warehouse.json")
+        return cls(root, str(found.get("format")))
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where Spark keeps its checkpoint unless told otherwise."""
+        return self.root / "_cdcpipe/checkpoint"
+
+    def changelog(self, table: Table) -> Path:
+        """Return where the table's changelog is."""
+        return self.root / "changelog" / encode_name(table)
+
+    def replica(self, table: Table) -> Path:
+        """Return where the table's replica is."""
+        return self.root / "replica" / encode_name(table)
+
+    @property
+    def _identity_path(self) -> Path:
+        return self.root / "_cdcpipe/warehouse.json"
+
+    def open(self, epoch: Epoch) -> Position | None:
+        """Bind a new warehouse to the staging directory's source, or check an old one; return the position that it has reached.
+
+        Raises WarehouseError for a warehouse of another source or format.
+        """
+        found = read_json(self._identity_path)
+        identity = {"system_id": epoch.system_id, "database": epoch.database, "slot": epoch.slot}
+        if found is None:
+            for kind in ("changelog", "replica"):
+                if (self.root / kind).is_dir() and any((self.root / kind).iterdir()):
+                    raise WarehouseError(
+                        f"{self.root} holds tables, and not the file _cdcpipe/warehouse.json that says whose they are",
+                        hint="restore that file, or give an empty directory as warehouse",
+                    )
+            self._identity_path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self._identity_path, {"version": FORMAT, "format": self.format, **identity})
+            return None
+        if found.get("version") != FORMAT:
+            raise WarehouseError(f"{self._identity_path} has version {found.get('version')!r}; this program knows {FORMAT}")
+        for name, value in identity.items():
+            if found.get(name) != value:
+                raise WarehouseError(
+                    f"{self.root} holds the changes of {name} {found.get(name)!r}, the staging directory those of {value!r}",
+                    hint="give each slot a warehouse of its own",
+                )
+        if found.get("format") != self.format:
+            raise WarehouseError(
+                f"{self.root} holds {found.get('format')} tables, not {self.format}",
+                hint=f"use --format {found.get('format')}, or another warehouse",
+            )
+        try:
+            return Position.parse(found["position"]) if "position" in found else None
+        except (TypeError, ValueError) as ex:
+            raise WarehouseError(f"{self._identity_path} is damaged: {ex}") from ex
+
+    def record(self, position: Position) -> None:
+        """Note that every table has all changes up to ``position``."""
+        found = read_json(self._identity_path)
+        if found is None:
+            raise WarehouseError(f"{self._identity_path} has gone")
+        write_json(self._identity_path, found | {"position": str(position)})
+
+    def _versions_path(self, table: Table) -> Path:
+        return self.root / "_cdcpipe/tables" / f"{encode_name(table)}.json"
+
+    def versions(self, table: Table) -> list[Version]:
+        """Return a table's versions, oldest first."""
+        path = self._versions_path(table)
+        found = read_json(path)
+        try:
+            return [] if found is None else [Version.from_json(value) for value in found["versions"]]
+        except (KeyError, TypeError, ValueError, AttributeError) as ex:
+            raise WarehouseError(f"{path} is damaged: {ex!r}") from ex
+
+    def write_versions(self, table: Table, versions: list[Version]) -> None:
+        """Replace a table's versions."""
+        path = self._versions_path(table)
+        path.parent.mkdir(exist_ok=True)
+        write_json(
+            path,
+            {"schema": table.schema, "name": table.name, "versions": [version.to_json() for version in versions]},
+        )
+
+    def tables(self) -> list[Table]:
+        """Return every table that the warehouse knows, in order."""
+        found = []
+        for path in (self.root / "_cdcpipe/tables").glob("*.json"):
+            value = read_json(path)
+            if value is not None:
+                found.append(Table(str(value["schema"]), str(value["name"])))
+        return sorted(found)
+
+    def find(self, name: str) -> Table:
+        """Return the table of which ``schema.name`` is the name; InvalidArgumentsError if the warehouse has no such table."""
+        tables = self.tables()
+        for table in tables:
+            if str(table) == name:
+                return table
+        raise InvalidArgumentsError(f"{self.root} has no table {name!r}; it has {', '.join(map(str, tables)) or 'none'}")

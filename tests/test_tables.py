@@ -1,0 +1,197 @@
+"""Changelog and replica tables, on changes made by hand: what tests/test_pipeline.py does on a real server, in small."""
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_sink import changelog, delta, reduction, replica
+from spark_sink.staging import Epoch, Position
+from spark_sink.warehouse import Table, Version, Warehouse
+
+pytestmark = pytest.mark.spark
+
+TABLE = Table("public", "t")
+EPOCH = Epoch(1, "7", 1, "db", "slot", ("p",), {}, 0)
+COLUMNS = "case int, id int, a int, blob string, other binary"
+SCHEMA = (
+    f"{COLUMNS}, _cdc_op string, _cdc_epoch int, _cdc_end_lsn bigint, _cdc_ordinal int, _cdc_xid bigint, "
+    "_cdc_commit_time timestamp, _cdc_unchanged array<string>, "
+    f"_cdc_old struct<{COLUMNS.replace(' ', ':').replace(',:', ',')}>, _cdc_exact map<string,string>"
+)
+KEY = ("case", "id")
+
+Row = tuple[int, int, int | None, str | None, bytes | None]
+
+
+@dataclass
+class Source:
+    """A table of PostgreSQL's, and what pgoutput would send of it."""
+
+    rng: random.Random
+    case: int = 0
+    rows: dict[int, Row] = field(default_factory=dict)
+    changes: list[tuple[Any, ...]] = field(default_factory=list)
+    lsn: int = 0
+    ordinal: int = 0
+
+    def commit(self) -> int:
+        """End a transaction: the changes after it are of the next one."""
+        self.lsn += self.rng.randint(1, 50)
+        self.ordinal = 0
+        return self.lsn
+
+    def _emit(self, op: str, row: Row | None, unchanged: list[str] | None = None, old: Row | None = None) -> None:
+        values = list(row or (None,) * 5)
+        for index, name in ((3, "blob"), (4, "other")):
+            if name in (unchanged or ()):
+                values[index] = None
+        old_key = None if old is None else (old[0], old[1], None, None, None)
+        self.changes.append((*values, op, 1, self.lsn + 1, self.ordinal, 1, None, unchanged, old_key, None))
+        self.ordinal += 1
+
+    def insert(self, key: int) -> None:
+        self.rows[key] = (self.case, key, self.rng.randrange(99), self._blob(), self._blob_bytes())
+        self._emit("insert", self.rows[key])
+
+    def update(self, key: int, to: int | None = None) -> None:
+        old = self.rows.pop(key)
+        unchanged = []
+        blob, other = old[3], old[4]
+        if blob is not None and self.rng.random() < 0.6:
+            unchanged.append("blob")
+        else:
+            blob = self._blob()
+        if other is not None and self.rng.random() < 0.6:
+            unchanged.append("other")
+        else:
+            other = self._blob_bytes()
+        new = (self.case, key if to is None else to, self.rng.randrange(99), blob, other)
+        self.rows[new[1]] = new
+        self._emit("update", new, unchanged or None, None if to is None else old)
+
+    def delete(self, key: int) -> None:
+        self._emit("delete", self.rows[key][:2] + (None,) * 3, None, self.rows.pop(key))
+
+    def truncate(self) -> None:
+        self._emit("truncate", None)
+        self.rows.clear()
+
+    def _blob(self) -> str | None:
+        return None if self.rng.random() < 0.2 else f"blob {self.rng.randrange(10**6)}"
+
+    def _blob_bytes(self) -> bytes | None:
+        return None if self.rng.random() < 0.2 else self.rng.randbytes(4)
+
+    def step(self, keys: int) -> None:
+        """Do something at random."""
+        used, free = sorted(self.rows), [key for key in range(keys) if key not in self.rows]
+        choice = self.rng.random()
+        if free and (not used or choice < 0.3):
+            self.insert(self.rng.choice(free))
+        elif choice < 0.6:
+            self.update(self.rng.choice(used))
+        elif choice < 0.75 and free:
+            self.update(self.rng.choice(used), self.rng.choice(free))
+        elif choice < 0.85 and free and len(used) > 1:
+            one, two = self.rng.sample(used, 2)
+            self.update(one, free[0])
+            self.update(two, one)
+            self.update(free[0], two)
+        elif used:
+            self.delete(self.rng.choice(used))
+
+
+def comparable(rows: Any) -> list[tuple[Any, ...]]:
+    return sorted(tuple(bytes(v) if isinstance(v, bytearray) else v for v in row) for row in rows)
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> Warehouse:
+    made = Warehouse(tmp_path / "warehouse", "delta")
+    made.open(EPOCH)
+    return made
+
+
+def add(spark: Any, warehouse: Warehouse, changes: list[tuple[Any, ...]], start: int, end: int, schema: str = SCHEMA) -> None:
+    """Append the changes whose transactions end in (start, end]."""
+    part = [change for change in changes if start < change[7] <= end]
+    before = changelog.state(spark, warehouse, TABLE)
+    rows = spark.createDataFrame(part, schema)
+    changelog.append(warehouse, TABLE, rows, before, Position(1, start), Position(1, end))
+
+
+def test_reduction_equals_the_source(spark: Any) -> None:
+    """200 random scripts at once, each cut in two: what the first part leaves is there when the second is reduced."""
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    sources = []
+    for case in range(200):
+        source = Source(random.Random(seed + case), case)
+        for _ in range(source.rng.randint(1, 25)):
+            source.step(keys=4)
+            if source.rng.random() < 0.5:
+                source.commit()
+        sources.append(source)
+    changes = spark.createDataFrame([change for source in sources for change in source.changes], SCHEMA)
+    key = tuple((name,) for name in KEY)
+    summary = reduction.summarize(changes, key)
+    assert summary.has_moves
+    assert summary.has_partial_moves
+    assert summary.unchanged == ("blob", "other")
+    columns = reduction.data_columns(changes.schema)
+    assert columns == ["case", "id", "a", "blob", "other"]
+    rows = reduction.reduce(changes, key, columns, summary).cache()
+    assert rows.where("size(_cdc_missing) + size(_cdc_moved) > 0").isEmpty()
+    assert comparable(rows.where("not _cdc_gone").select(*columns).collect()) == comparable(
+        row for source in sources for row in source.rows.values()
+    )
+    assert rows.count() == rows.select("_cdc_key").distinct().count()
+    rows.unpersist()
+
+
+@pytest.mark.parametrize("table_format", ["delta", "parquet"])
+def test_random_batches_applied_again(spark: Any, tmp_path: Path, table_format: str) -> None:
+    """Batches cut at random, each applied up to three times, old ones after newer ones: the replica is the source."""
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    warehouse = Warehouse(tmp_path, table_format)
+    warehouse.open(EPOCH)
+    warehouse.write_versions(TABLE, [Version(0, 7, KEY, KEY)])
+    source = Source(random.Random(seed))
+    done: list[tuple[int, int]] = []
+    for _ in range(5):
+        start = source.lsn
+        for _ in range(source.rng.randint(1, 8)):
+            for _ in range(source.rng.randint(1, 8)):
+                if source.rng.random() < 0.05:
+                    source.truncate()
+                source.step(keys=12)
+            source.commit()
+        done.append((start, source.lsn))
+        again = source.rng.choices(done, k=source.rng.randrange(2))
+        for first, last in [done[-1], *again, *[done[-1]] * source.rng.randrange(2)]:
+            state = changelog.state(spark, warehouse, TABLE)
+            # As the pipeline does: from where the table stands, if that is further than the batch's start.
+            begin = max(first, 0 if state is None else state.lsn)
+            if begin < last:
+                add(spark, warehouse, source.changes, begin, last)
+            if table_format == "delta":
+                replica.apply(spark, warehouse, TABLE, Position(1, last))
+    assert changelog.read(spark, warehouse, TABLE).count() == len(source.changes)
+    rows = replica.view(spark, warehouse.root, "public.t")
+    assert comparable(rows.select("case", "id", "a", "blob", "other").collect()) == comparable(source.rows.values())
+    assert not [name for name in rows.columns if name.startswith("_cdc_")]
+    if table_format == "parquet":
+        plain = spark.read.option("mergeSchema", "true").parquet(str(warehouse.changelog(TABLE)))
+        assert plain.count() == len(source.changes)
+        return
+    # Delta itself skips what is recorded, should two pipelines ever be at it.
+    add(spark, warehouse, source.changes, *done[-1])
+    assert changelog.read(spark, warehouse, TABLE).count() == len(source.changes)
+    # The replica comes from the changelog alone.
+    state = delta.state(spark, warehouse.replica(TABLE))
+    assert state is not None
+    assert state.lsn == source.lsn
