@@ -172,8 +172,8 @@ class SegmentFiller:
             self._transactions += commits
             if self._since is None:
                 self._since = now
-            operations += self.tick(now)
             pos, starts, ends = cut_pos, starts[last + 1 :], ends[last + 1 :]
+        operations += self.tick(now)
         if next_pos > pos:
             self._add_to_tail(_Piece(buffer, pos, next_pos, starts, ends))
         self._held = buffer[next_pos:]
@@ -218,9 +218,7 @@ class SegmentFiller:
                 raise ProtocolError(msg)
             end_lsn = COMMIT.unpack(record)[3]
             if end_lsn <= self._end_lsn:
-                msg = (
-                    f"a transaction that ends at {format_lsn(end_lsn)} came when {format_lsn(self._end_lsn)} was passed"
-                )
+                msg = f"a transaction that ends at {format_lsn(end_lsn)} came when {format_lsn(self._end_lsn)} was passed"
                 raise ProtocolError(msg, hint="was the slot made anew, or moved back, or is it another server's?")
             self._end_lsn = end_lsn
 

@@ -96,7 +96,7 @@ def decode_segment(data: bytes) -> list[Transaction]:
         elif kind == b"I":
             assert rows is not None
             assert relation_id in relations
-            rows.append((relation_id, body[12:]))
+            rows.append((relation_id, body[13:]))
         elif kind == b"T":
             count = relation_id
             assert set(struct.unpack_from(f">{count}I", body, 6)) <= relations
