@@ -16,7 +16,7 @@ from spark_sink.staging import Segment, segment_name
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-COMMIT_TIME_US = 788_918_400_000_000  # 2025-01-01
+COMMIT_TIME_US = 789_004_800_000_000  # 2025-01-01
 START_LSN = 0x1000
 
 

@@ -1,0 +1,436 @@
+"""A sealed segment -> Arrow record batches of a Spark schema: the part of the data source that runs in executors.
+
+`TypedReader` gives the changes of one table, as columns, with no Python per row; `EnvelopeReader` gives those of all tables
+in one shape, row by row. What the rows mean is said in source.py; here is how they are made.
+
+Each record is read with the relation that is in force at its place in the segment. What the schema has no place for (a
+column, a TOAST value that was not sent, a value that its type cannot hold) is a StagingError; nothing is left out silently.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from cdcpipe.errors import CdcpipeError, ProtocolError
+from cdcpipe.pgoutput.columnar import Changes, Values, decode_changes
+from cdcpipe.pgoutput.decode import decode
+from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Delete, Insert, Message, Relation, Truncate, Update
+from spark_sink import segment_index
+from spark_sink.segment_index import RELATION, SegmentIndex, map_segment
+from spark_sink.staging import StagingError
+from spark_sink.types import OPS, assign_columns, split_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+    from pyspark.sql.types import StructField, StructType
+
+    from cdcpipe.pgoutput.messages import Column, Row, Value
+
+    Array = NDArray[Any]
+
+__all__ = ["EnvelopeReader", "Slice", "TypedReader", "read_relations"]
+
+BATCH_ROWS: Final = 1 << 16
+BATCH_BYTES: Final = 64 << 20
+ENVELOPE_ROWS: Final = 4096
+BATCH_SPAN_BYTES: Final = 1 << 30
+"""How far apart the first and the last record of a batch may be; columnar.MAX_SPAN_BYTES is the limit, less a record of 1 GiB."""
+
+_OP_NAMES: Final = pa.array(list(OPS.values()))
+_OP_CODES: Final = np.zeros(256, np.int8)
+_OP_CODES[[ord(kind) for kind in OPS]] = np.arange(len(OPS))
+
+_UNIX_2000_US: Final = 946_684_800_000_000
+_OLD_PREFIX: Final = "_cdc_old."
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What one task reads: of the transactions that end in (after_lsn, until_lsn], the records of one part of the segment."""
+
+    path: str
+    epoch: int
+    after_lsn: int
+    until_lsn: int
+    part: int = 0
+    part_count: int = 1
+
+
+class _OpenSlice:
+    """A slice with its segment mapped and its index loaded."""
+
+    def __init__(self, piece: Slice) -> None:
+        self.path = Path(piece.path)
+        self.epoch = piece.epoch
+        self.index: SegmentIndex = segment_index.load(self.path)
+        self.segment = map_segment(self.path)
+        if len(self.segment) != self.index.size:
+            self.fail(0, "its size changed while it was read")
+        count = len(self.index.kind)
+        self.first = count * piece.part // piece.part_count
+        self.last = count * (piece.part + 1) // piece.part_count
+        self._from_transaction = np.searchsorted(self.index.end_lsn, np.uint64(piece.after_lsn), side="right")
+        self._to_transaction = np.searchsorted(self.index.end_lsn, np.uint64(piece.until_lsn), side="right")
+
+    def records(self, kinds: bytes) -> Array:
+        """Return the numbers of the slice's records of some kinds."""
+        transaction = self.index.transaction[self.first : self.last]
+        wanted = (transaction >= self._from_transaction) & (transaction < self._to_transaction)
+        wanted &= np.isin(self.index.kind[self.first : self.last], np.frombuffer(kinds, np.uint8))
+        return np.flatnonzero(wanted) + self.first
+
+    def message(self, record: int) -> Message:
+        """Decode one record."""
+        offset = int(self.index.offset[record])
+        try:
+            return decode(self.segment[offset : offset + int(self.index.length[record])])
+        except ProtocolError as ex:
+            self.fail(offset, ex.message)
+
+    def fail(self, offset: int, problem: str) -> NoReturn:
+        msg = f"segment {self.path} is corrupt at byte {offset}: {problem}"
+        raise StagingError(msg, hint="restore the file from a copy of the staging directory")
+
+    def descriptions(self) -> Iterator[tuple[int, Relation]]:
+        """Decode the segment's Relation records, the whole segment's, with their numbers."""
+        for record in np.flatnonzero(self.index.kind == RELATION).tolist():
+            relation = self.message(record)
+            assert isinstance(relation, Relation)
+            yield record, relation
+
+    def metadata(self, record: Array) -> dict[str, pa.Array]:
+        """Return the columns that say where each change stands, but for its op."""
+        index = self.index
+        transaction = index.transaction[record]
+        time_us = index.commit_time_us[transaction] + _UNIX_2000_US
+        return {
+            "_cdc_epoch": pa.array(np.full(len(record), self.epoch, np.int32)),
+            "_cdc_end_lsn": pa.array(index.end_lsn[transaction].astype(np.int64)),
+            "_cdc_ordinal": pa.array(index.ordinal[record]),
+            "_cdc_xid": pa.array(index.xid[transaction].astype(np.int64)),
+            "_cdc_commit_time": pa.array(time_us).cast(pa.timestamp("us", "UTC")),
+        }
+
+
+def read_relations(path: Path) -> Iterator[Relation]:
+    """Yield how the segment describes its relations, in order."""
+    for _, relation in _OpenSlice(Slice(str(path), 0, 0, 0)).descriptions():
+        yield relation
+
+
+@dataclass(slots=True)
+class _Version:
+    """A relation, in force for the records of its id from ``first`` up to ``last``."""
+
+    relation: Relation
+    first: int
+    last: int
+
+
+class TypedReader:
+    """Reads one table's changes from a slice."""
+
+    def __init__(self, piece: Slice, table: tuple[str, str], schema: StructType) -> None:
+        self._slice = _OpenSlice(piece)
+        self._table = table
+        self._arrow_schema = to_arrow_schema(schema, timezone="UTC")
+        self._columns, self._old_columns = split_schema(schema)
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """Yield the changes, of one relation version at a time."""
+        versions = list(self._versions())
+        index = self._slice.index
+        records = self._slice.records(b"IUD")
+        for version in versions:
+            low, high = np.searchsorted(records, [version.first, version.last])
+            mine = records[low:high]
+            mine = mine[index.relation_id[mine] == version.relation.relation_id]
+            for chunk in self._chunks(mine):
+                yield self._batch(chunk, version.relation)
+        truncates = self._truncates(versions)
+        if truncates is not None:
+            yield truncates
+
+    def _versions(self) -> Iterator[_Version]:
+        """Find out how the table looked, and from where to where."""
+        in_force: dict[int, _Version] = {}
+        for record, relation in self._slice.descriptions():
+            before = in_force.get(relation.relation_id)
+            if before is not None:
+                if before.relation == relation:  # described again
+                    continue
+                before.last = record
+                yield from self._if_wanted(before)
+            in_force[relation.relation_id] = _Version(relation, record, len(self._slice.index.kind))
+        for version in in_force.values():
+            yield from self._if_wanted(version)
+
+    def _if_wanted(self, version: _Version) -> Iterator[_Version]:
+        if (version.relation.namespace, version.relation.name) == self._table:
+            yield version
+
+    def _chunks(self, records: Array) -> Iterator[Array]:
+        """Cut into what makes a batch of bounded size."""
+        index = self._slice.index
+        offset = index.offset[records]
+        byte_count = np.cumsum(index.length[records], dtype=np.int64)
+        first = 0
+        while first < len(records):
+            used = byte_count[first - 1] if first else 0
+            last = min(
+                first + BATCH_ROWS,
+                int(np.searchsorted(byte_count, used + BATCH_BYTES)),
+                int(np.searchsorted(offset, offset[first] + BATCH_SPAN_BYTES)),
+            )
+            last = max(last, first + 1)
+            yield records[first:last]
+            first = last
+
+    def _batch(self, record: Array, relation: Relation) -> pa.RecordBatch:
+        index = self._slice.index
+        try:
+            changes = decode_changes(self._slice.segment, index.offset[record], index.length[record].astype(np.int64), relation)
+            fields = assign_columns(self._columns, relation)
+            exact = _ExactTexts(len(record))
+            arrays = self._convert(changes.columns, fields, self._arrow_schema, exact, "")
+            self._add_old(arrays, changes, relation, exact)
+        except ProtocolError as ex:
+            msg = f"segment {self._slice.path} is corrupt: {ex.message}"
+            raise StagingError(msg, hint=ex.hint) from ex
+        arrays["_cdc_op"] = _OP_NAMES.take(pa.array(_OP_CODES[changes.kind]))
+        arrays |= self._slice.metadata(record)
+        self._add_lists(arrays, changes, fields, exact)
+        return self._assemble(arrays, len(record))
+
+    @staticmethod
+    def _convert(
+        columns: Sequence[Values],
+        fields: Sequence[StructField],
+        types: pa.Schema | pa.StructType,
+        exact: _ExactTexts,
+        prefix: str,
+    ) -> dict[str, pa.Array]:
+        arrays = {}
+        for values, target in zip(columns, fields, strict=True):
+            converted = values.to_arrow(types.field(target.name).type)
+            arrays[target.name] = converted.array
+            exact.add(prefix + target.name, converted.exact_rows, converted.exact)
+        return arrays
+
+    def _add_old(self, arrays: dict[str, pa.Array], changes: Changes, relation: Relation, exact: _ExactTexts) -> None:
+        if self._old_columns is None or changes.old is None:
+            return
+        old_type = self._arrow_schema.field("_cdc_old").type
+        fields = assign_columns(self._old_columns, relation)
+        old = self._convert(changes.old, fields, old_type, exact, _OLD_PREFIX)
+        count = len(changes.kind)
+        arrays["_cdc_old"] = pa.StructArray.from_arrays(
+            [old[target.name] if target.name in old else pa.nulls(count, target.type) for target in old_type],
+            fields=list(old_type),
+            mask=pa.array(changes.old_kind == 0),
+        )
+
+    def _add_lists(self, arrays: dict[str, pa.Array], changes: Changes, fields: Sequence[StructField], exact: _ExactTexts) -> None:
+        """Add the two columns of column names; without them in the schema, there must be nothing to say."""
+        rows, names = _unchanged(changes.columns, [target.name for target in fields])
+        for name, entries, reason in (
+            ("_cdc_unchanged", len(rows), "a TOAST value was not sent"),
+            ("_cdc_exact", exact.count, "a value does not fit its type"),
+        ):
+            if entries and name not in self._arrow_schema.names:
+                msg = f"segment {self._slice.path}, table {'.'.join(self._table)!r}: {reason}, and the schema has no {name}"
+                raise StagingError(msg, hint=f"add {name} to the schema")
+        count = len(changes.kind)
+        if "_cdc_unchanged" in self._arrow_schema.names:
+            list_type = self._arrow_schema.field("_cdc_unchanged").type
+            arrays["_cdc_unchanged"] = pa.ListArray.from_arrays(_list_offsets(rows, count), names, type=list_type)
+        if "_cdc_exact" in self._arrow_schema.names:
+            arrays["_cdc_exact"] = exact.to_arrow(self._arrow_schema.field("_cdc_exact").type)
+
+    def _truncates(self, versions: Sequence[_Version]) -> pa.RecordBatch | None:
+        """Return a row for each time that the table was truncated."""
+        found: list[int] = []
+        steps: list[int] = []
+        for record in self._slice.records(b"T").tolist():
+            message = self._slice.message(record)
+            assert isinstance(message, Truncate)
+            for step, relation_id in enumerate(message.relation_ids):
+                if any(v.relation.relation_id == relation_id and v.first < record < v.last for v in versions):
+                    found.append(record)
+                    steps.append(step)
+        if not found:
+            return None
+        record = np.array(found)
+        arrays = self._slice.metadata(record)
+        arrays["_cdc_ordinal"] = pa.array(self._slice.index.ordinal[record] + np.array(steps, np.int32))
+        arrays["_cdc_op"] = pa.array(["truncate"] * len(found))
+        for name in ("_cdc_unchanged", "_cdc_exact"):
+            if name in self._arrow_schema.names:
+                arrays[name] = pa.array([[]] * len(found), self._arrow_schema.field(name).type)
+        return self._assemble(arrays, len(found))
+
+    def _assemble(self, arrays: dict[str, pa.Array], count: int) -> pa.RecordBatch:
+        """Put the columns in the schema's order; what there is nothing for is null."""
+        columns = [arrays[f.name] if f.name in arrays else pa.nulls(count, f.type) for f in self._arrow_schema]
+        if not columns:  # a schema without columns still has rows
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
+        return pa.RecordBatch.from_arrays(columns, schema=self._arrow_schema)
+
+
+@dataclass(slots=True)
+class _ExactTexts:
+    """The texts of values that their type cannot hold, gathered column by column, given row by row."""
+
+    row_count: int
+    count: int = 0
+    _rows: list[Array] = field(default_factory=list)
+    _names: list[str] = field(default_factory=list)
+    _texts: list[pa.StringArray] = field(default_factory=list)
+
+    def add(self, name: str, rows: Array, texts: pa.StringArray) -> None:
+        if len(rows):
+            self.count += len(rows)
+            self._rows.append(rows)
+            self._names.append(name)
+            self._texts.append(texts)
+
+    def to_arrow(self, map_type: pa.MapType) -> pa.MapArray:
+        if not self.count:
+            offsets, empty = _list_offsets(np.zeros(0, np.int64), self.row_count), pa.array([], pa.string())
+            return pa.MapArray.from_arrays(offsets, empty, empty, type=map_type)
+        rows = np.concatenate(self._rows)
+        order = np.argsort(rows, kind="stable")
+        of_column = np.repeat(np.arange(len(self._rows)), [len(some) for some in self._rows])
+        keys = pa.array(self._names).take(pa.array(of_column[order]))
+        items = pa.concat_arrays(self._texts).take(pa.array(order))
+        return pa.MapArray.from_arrays(_list_offsets(rows, self.row_count), keys, items, type=map_type)
+
+
+def _list_offsets(rows: Array, row_count: int) -> pa.Int32Array:
+    """Return the offsets of a list array that has an item for each of ``rows``, in order."""
+    offsets = np.zeros(row_count + 1, np.int32)
+    np.cumsum(np.bincount(rows, minlength=row_count), out=offsets[1:])
+    return pa.array(offsets)
+
+
+def _unchanged(columns: Sequence[Values], names: Sequence[str]) -> tuple[Array, pa.StringArray]:
+    """Return the row and the column name of each value that was not sent, row by row."""
+    found = [(name, values.unchanged) for name, values in zip(names, columns, strict=True)]
+    found = [(name, mask) for name, mask in found if mask.any()]
+    if not found:
+        return np.zeros(0, np.int64), pa.array([], pa.string())
+    rows, numbers = np.nonzero(np.stack([mask for _, mask in found], axis=1))
+    return rows, pa.array([name for name, _ in found]).take(pa.array(numbers))
+
+
+class EnvelopeReader:
+    """Reads the changes of all tables from a slice, row by row, in the same columns for every table."""
+
+    def __init__(self, piece: Slice, schema: StructType) -> None:
+        self._slice = _OpenSlice(piece)
+        self._arrow_schema = to_arrow_schema(schema, timezone="UTC")
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """Yield the changes, in order."""
+        records = self._slice.records(b"IUDT").tolist()
+        descriptions = deque(self._slice.descriptions())
+        relations: dict[int, Relation] = {}
+        rows: list[_EnvelopeRow] = []
+        for record in records:
+            while descriptions and descriptions[0][0] < record:
+                relation = descriptions.popleft()[1]
+                relations[relation.relation_id] = relation
+            try:
+                rows += self._rows(record, relations)
+            except ProtocolError as ex:
+                self._slice.fail(int(self._slice.index.offset[record]), ex.message)
+            if len(rows) >= ENVELOPE_ROWS:
+                yield self._batch(rows)
+                rows = []
+        if rows:
+            yield self._batch(rows)
+
+    def _rows(self, record: int, relations: dict[int, Relation]) -> Iterator[_EnvelopeRow]:
+        match self._slice.message(record):
+            case Insert(_, relation_id, new):
+                yield _EnvelopeRow(record, "insert", relations[relation_id], new)
+            case Update(_, relation_id, key, old, new):
+                yield _EnvelopeRow(record, "update", relations[relation_id], new, old, key)
+            case Delete(_, relation_id, key, old):
+                yield _EnvelopeRow(record, "delete", relations[relation_id], None, old, key)
+            case Truncate(_, _, relation_ids):
+                for step, relation_id in enumerate(relation_ids):
+                    yield _EnvelopeRow(record, "truncate", relations[relation_id], step=step)
+
+    def _batch(self, rows: list[_EnvelopeRow]) -> pa.RecordBatch:
+        record = np.array([row.record for row in rows])
+        arrays = self._slice.metadata(record)
+        arrays["_cdc_ordinal"] = pa.array(self._slice.index.ordinal[record] + np.array([r.step for r in rows], np.int32))
+        values = {
+            "_cdc_op": [row.op for row in rows],
+            "_cdc_unchanged": [row.unchanged() for row in rows],
+            "table_schema": [row.relation.namespace for row in rows],
+            "table_name": [row.relation.name for row in rows],
+            "relation_id": [row.relation.relation_id for row in rows],
+            "new": [row.new_texts() for row in rows],
+            "old": [row.old_texts() for row in rows],
+        }
+        for name in values.keys() & set(self._arrow_schema.names):
+            arrays[name] = pa.array(values[name], self._arrow_schema.field(name).type)
+        return pa.RecordBatch.from_arrays([arrays[name] for name in self._arrow_schema.names], schema=self._arrow_schema)
+
+
+@dataclass(slots=True)
+class _EnvelopeRow:
+    record: int
+    op: str
+    relation: Relation
+    new: Row | None = None
+    old: Row | None = None
+    key: Row | None = None
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        if self.new is not None and self.old is not None:
+            pairs = zip(self.new, self.old, strict=True)
+            self.new = tuple(before if after is UNCHANGED_TOAST else after for after, before in pairs)
+
+    def _pairs(self, row: Row) -> Iterator[tuple[Column, Value]]:
+        if len(row) != len(self.relation.columns):
+            msg = f"a row of {len(row)} columns, its relation has {len(self.relation.columns)}"
+            raise ProtocolError(msg)
+        yield from zip(self.relation.columns, row, strict=True)
+
+    def unchanged(self) -> list[str]:
+        return [column.name for column, value in self._pairs(self.new) if value is UNCHANGED_TOAST] if self.new else []
+
+    def new_texts(self) -> list[tuple[str, str | None]] | None:
+        return None if self.new is None else [self._text(*pair) for pair in self._pairs(self.new) if pair[1] is not UNCHANGED_TOAST]
+
+    def old_texts(self) -> list[tuple[str, str | None]] | None:
+        if self.old is not None:
+            return [self._text(*pair) for pair in self._pairs(self.old)]
+        if self.key is not None:
+            return [self._text(*pair) for pair in self._pairs(self.key) if pair[0].is_key]
+        return None
+
+    def _text(self, column: Column, value: Value) -> tuple[str, str | None]:
+        if isinstance(value, bytes):
+            try:
+                return column.name, value.decode()
+            except UnicodeDecodeError:
+                msg = f"a value of column {column.name!r} is not UTF-8"
+                raise ProtocolError(msg) from None
+        if value is None:
+            return column.name, None
+        msg = f"column {column.name!r} of table {self.relation.name!r} came in binary form, which is not read yet"
+        raise CdcpipeError(msg, hint="stream without the plugin option 'binary'")
