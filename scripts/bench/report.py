@@ -58,9 +58,7 @@ def main() -> int:
                     cell += f" (x {ratio(lines, reference, column):.2f})"
                 cells.append(f"{cell:28}")
             if "wall_s" in first:
-                cells.append(
-                    f"{first['rows_wanted'] / statistics.median(line['wall_s'] for line in lines):,.0f} rows/s"
-                )
+                cells.append(f"{first['rows_wanted'] / statistics.median(line['wall_s'] for line in lines):,.0f} rows/s")
             print(f"  {name:36} {' '.join(cells)}")
     wrong = mismatches(groups)
     for message in wrong:

@@ -110,9 +110,7 @@ def run_once(command: list[str], sink: str) -> dict[str, Any]:
     """Run the command in a fresh process and return what it took."""
     with tempfile.NamedTemporaryFile() as stderr:
         order = {"command": command, "sink": sink, "stderr": stderr.name}
-        done = subprocess.run(
-            [sys.executable, HERE / "run_once.py", json.dumps(order)], stdout=subprocess.PIPE, check=True
-        )
+        done = subprocess.run([sys.executable, HERE / "run_once.py", json.dumps(order)], stdout=subprocess.PIPE, check=True)
         result: dict[str, Any] = json.loads(done.stdout)
         if result["exit_code"] != 0:
             said = Path(stderr.name).read_text(errors="replace")

@@ -411,9 +411,7 @@ def _version_num(postgres: Path) -> int:
 
 @functools.cache
 def _has_setting(postgres: Path, name: str) -> bool:
-    said = subprocess.run(
-        [postgres, "--describe-config"], capture_output=True, text=True, check=True, cwd="/", **_as_server_user()
-    )
+    said = subprocess.run([postgres, "--describe-config"], capture_output=True, text=True, check=True, cwd="/", **_as_server_user())
     return any(line.partition("\t")[0] == name for line in said.stdout.splitlines())
 
 
