@@ -65,6 +65,7 @@ Change: TypeAlias = Insert | Update | Delete
 Handler: TypeAlias = Callable[[int, bytes], object]
 """Renders one raw message that starts at a WAL position."""
 
+_CHANGE_KINDS = (b"I", b"U", b"D")
 HEAD_SIZE = 8
 """Bytes of a change that say how to read the rest: kind, relation id, kind of the first tuple, its number of columns."""
 
@@ -119,12 +120,13 @@ class OutputPlugin:
         """Decide, before ``begin``, about a transaction that was replayed from elsewhere: True drops all of it."""
         return False
 
-    def relation(self, relation: Relation) -> Mapping[bytes, Handler]:
+    def relation(self, relation: Relation) -> Mapping[bytes, Callable[[], Handler]]:
         """Learn how a relation looks from here on; called before its first change, and whenever it may have changed.
 
-        What is returned is for speed only: handlers of raw messages by their first eight bytes (kind, relation id, kind
-        of the first tuple, number of its columns). A message whose first bytes are there goes to the handler instead of
-        to ``change``; it must write the very same bytes, and hand what it does not understand to `OutputWriter.fallback`.
+        What is returned is for speed only: makers of handlers of raw messages by their first eight bytes (kind,
+        relation id, kind of the first tuple, number of its columns). A message with these first bytes then goes to the
+        handler, made when it is first needed, instead of to ``change``; it must write the very same bytes, and hand what
+        it does not understand to `OutputWriter.fallback`.
         """
         return {}
 
@@ -219,6 +221,7 @@ class Renderer:
         self._is_preparing = False
         self._stream_txn: Transaction | None = None
         self._handlers: dict[bytes, Handler] = {}
+        self._makers: dict[bytes, Callable[[], Handler]] = {}
         self._heads: dict[int, list[bytes]] = {}
         # Outside transactions, and inside those that are dropped, no message goes to a handler.
         self._no_handlers: dict[bytes, Handler] = {}
@@ -229,13 +232,26 @@ class Renderer:
         """Render one message; ``data`` is exactly one, ``wal_start`` is what its WALData said."""
         handler = self._handler_for(data[:HEAD_SIZE])
         if handler is None:
-            self._feed_decoded(wal_start, data)
+            self._feed_unusual(wal_start, data)
         else:
             handler(wal_start, data)
 
     def close(self) -> None:
         """Tell the plugin that the stream has ended."""
         self._plugin.shutdown()
+
+    def _feed_unusual(self, wal_start: int, data: bytes) -> None:
+        """Find or make the handler after all: for a transaction's first change, and for a relation's."""
+        if self._txn is not None and data[:1] in _CHANGE_KINDS:
+            self._begin(self._txn)
+            head = data[:HEAD_SIZE]
+            if head in self._makers:
+                self._handlers[head] = self._makers.pop(head)()
+            handler = self._handler_for(head)
+            if handler is not None:
+                handler(wal_start, data)
+                return
+        self._feed_decoded(wal_start, data)
 
     def _feed_decoded(self, lsn: int, data: bytes) -> None:
         message = decode(data, in_stream=self._stream_txn is not None, streaming_parallel=self._streaming_parallel)
@@ -335,11 +351,12 @@ class Renderer:
         if isinstance(message, Type):
             self._plugin.type(message)
             return
-        handlers = self._plugin.relation(message)
+        makers = self._plugin.relation(message)
         for head in self._heads.pop(message.relation_id, ()):
-            del self._handlers[head]
-        self._handlers.update(handlers)
-        self._heads[message.relation_id] = list(handlers)
+            self._makers.pop(head, None)
+            self._handlers.pop(head, None)
+        self._makers.update(makers)
+        self._heads[message.relation_id] = list(makers)
 
     def _open(self, message: Message, txn: Transaction) -> None:
         if self._txn is not None:
@@ -357,23 +374,28 @@ class Renderer:
         self._txn.first_lsn = self._txn.first_lsn or lsn
 
     def _transaction(self, message: Message) -> Transaction:
-        """Return the open transaction; its ``begin`` is called here, once it is known whether it has an origin."""
+        """Return the open transaction, begun: what comes after Begin and Origin says that there is no more to know."""
         txn = self._txn
         if txn is None:
             raise _out_of_place(message, "outside a transaction")
-        if not self._has_begun:
-            self._has_begun = True
-            self._is_filtered = txn.origin is not None and self._plugin.filter_by_origin(txn.origin)
-            if not self._is_filtered:
-                if self._is_preparing:
-                    self._plugin.begin_prepare(txn)
-                else:
-                    self._plugin.begin(txn)
-                self._handler_for = self._handlers.get
+        self._begin(txn)
         return txn
+
+    def _begin(self, txn: Transaction) -> None:
+        if self._has_begun:
+            return
+        self._has_begun = True
+        self._is_filtered = txn.origin is not None and self._plugin.filter_by_origin(txn.origin)
+        if not self._is_filtered:
+            if self._is_preparing:
+                self._plugin.begin_prepare(txn)
+            else:
+                self._plugin.begin(txn)
+            self._handler_for = self._handlers.get
 
     def _close(self) -> None:
         self._txn = None
+        self._has_begun = False
         self._handler_for = self._no_handlers.get
 
 

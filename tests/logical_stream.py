@@ -1,0 +1,94 @@
+"""The walsender's messages of a slot, read without cdcpipe's own streamer and without moving the slot."""
+
+from __future__ import annotations
+
+import select
+import struct
+
+import psycopg
+from psycopg import pq
+
+_WAL_DATA = struct.Struct(">QQq")
+_KEEPALIVE = struct.Struct(">QqB")
+SESSION = {"datestyle": "ISO", "intervalstyle": "postgres", "timezone": "UTC", "extra_float_digits": "3"}
+
+
+def quote(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def peek(dsn: str, slot: str, options: dict[str, str | None], until: int) -> list[tuple[int, bytes]]:
+    """Return (WAL start, payload) of all messages up to the WAL position ``until``; nothing is confirmed."""
+    settings = " ".join(f"-c {name}={value}" for name, value in SESSION.items())
+    conninfo = psycopg.conninfo.make_conninfo(dsn, replication="database", client_encoding="UTF8", options=settings)
+    connection = pq.PGconn.connect(conninfo.encode())
+    try:
+        assert connection.status == pq.ConnStatus.OK, connection.error_message
+        given = ", ".join(f'"{name}"' + ("" if value is None else f" {quote(value)}") for name, value in options.items())
+        command = f'START_REPLICATION SLOT "{slot}" LOGICAL 0/0 ({given})'
+        result = connection.exec_(command.encode())
+        assert result.status == pq.ExecStatus.COPY_BOTH, result.error_message.decode()
+        messages = []
+        while True:
+            size, data = connection.get_copy_data(1)
+            if size == 0:
+                assert select.select([connection.socket], [], [], 60)[0], "the walsender is silent"
+                connection.consume_input()
+                continue
+            assert size > 0, connection.get_result().error_message.decode()
+            data = bytes(data)
+            if data[:1] == b"w":
+                messages.append((_WAL_DATA.unpack_from(data, 1)[0], data[25:]))
+                continue
+            wal_end, _, must_reply = _KEEPALIVE.unpack_from(data, 1)
+            if wal_end >= until:
+                return messages
+            # Ask for the next keepalive; nothing is written, flushed or applied.
+            connection.put_copy_data(b"r" + struct.pack(">QQQqB", 0, 0, 0, 0, 1))
+            connection.flush()
+    finally:
+        connection.finish()
+
+
+class Both:
+    """One database with a slot of a plugin on the server and one of pgoutput, both over the same WAL."""
+
+    def __init__(self, database, plugin: str, tables: str = "for all tables") -> None:
+        self.database = database
+        self.plugin = plugin
+        self.connection = database.connect()
+        self.slots = (f"server_{database.name}", f"ours_{database.name}")
+        self.tables = tables
+
+    def begin(self) -> None:
+        """Make the publication and the slots: from here on changes count."""
+        self.connection.execute(f"create publication p {self.tables}")
+        for slot, plugin in zip(self.slots, (self.plugin, "pgoutput"), strict=True):
+            self.connection.execute("select pg_create_logical_replication_slot(%s, %s)", [slot, plugin])
+
+    def run(self, sql: str) -> None:
+        self.connection.execute(sql)
+
+    def theirs(self, options: dict[str, str | None]) -> list[tuple[int, bytes]]:
+        return peek(self.database.dsn, self.slots[0], options, self._now())
+
+    def raw(self, options: dict[str, str | None] | None = None) -> list[tuple[int, bytes]]:
+        options = {"proto_version": "1", "publication_names": "p", "messages": "true", **(options or {})}
+        return peek(self.database.dsn, self.slots[1], options, self._now())
+
+    def query(self, sql: str) -> list[tuple[str | None, ...]]:
+        result = self.connection.pgconn.exec_(sql.encode())
+        assert result.status == pq.ExecStatus.TUPLES_OK, result.error_message
+        return [
+            tuple(
+                None if value is None else value.decode()
+                for value in (result.get_value(row, column) for column in range(result.nfields))
+            )
+            for row in range(result.ntuples)
+        ]
+
+    def _now(self) -> int:
+        high, low = self.query("select pg_current_wal_insert_lsn()")[0][0].split("/")
+        # An idle server's walsender has sent all of WAL, which may end a little before the insert position.
+        self.connection.execute("select pg_switch_wal()")
+        return int(high, 16) << 32 | int(low, 16)
