@@ -13,9 +13,9 @@ import platform
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import latency
 import postgres
@@ -23,47 +23,116 @@ import psycopg
 from backlog import PUBLICATION, Backlog, backlog
 
 from cdcpipe.pipe.framing import scan_records
+from spark_sink import segment_index
+from spark_sink.staging import list_segments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HERE = Path(__file__).parent
 CDCPIPE = [sys.executable, "-m", "cli"]
 
 
+Counts = dict[str, int]
+
+
 @dataclass(frozen=True)
 class Variant:
-    """One of the programs that a benchmark compares: its name, the slot's plugin, its command for a slot and a DSN."""
+    """One of the programs that a benchmark compares.
+
+    ``command`` takes the backlog, a slot of ``plugin``, a DSN and an empty directory; ``count`` looks at what a warm-up
+    run left in that directory, with its stdout in the file ``output``.
+    """
 
     name: str
     plugin: str
-    arguments: list[str]
+    command: Callable[[Backlog, str, str, Path], list[str]]
+    count: Callable[[Path], Counts]
     reference: bool = False
-    environment: dict[str, str] = field(default_factory=dict)
 
-    def command(self, backlog: Backlog, slot: str, dsn: str) -> list[str]:
+
+def pg_recvlogical(*arguments: str, output: str = "-") -> Callable[[Backlog, str, str, Path], list[str]]:
+    def command(backlog: Backlog, slot: str, dsn: str, scratch: Path) -> list[str]:
+        program = str(backlog.cluster.bin("pg_recvlogical"))
+        path = output if output == "-" else str(scratch / output)
         common = ["-d", dsn, "-S", slot, "--endpos", backlog.endpos]
-        if self.reference:
-            program = str(backlog.cluster.bin("pg_recvlogical"))
-            return [program, *common, "--start", "--no-loop", "-f", "-", *self.arguments]
-        return [*CDCPIPE, *common, *self.arguments]
+        return [program, *common, "--start", "--no-loop", "-f", path, *arguments]
 
+    return command
+
+
+def cdcpipe(*arguments: str) -> Callable[[Backlog, str, str, Path], list[str]]:
+    def command(backlog: Backlog, slot: str, dsn: str, _scratch: Path) -> list[str]:
+        return [*CDCPIPE, "-d", dsn, "-S", slot, "--publication", PUBLICATION, "--endpos", backlog.endpos, *arguments]
+
+    return command
+
+
+def land(_backlog: Backlog, slot: str, dsn: str, scratch: Path) -> list[str]:
+    staging = str(scratch / "staging")
+    options = ["--publication", PUBLICATION, "--staging", staging, "--available-now"]
+    return [sys.executable, "-m", "spark_sink", "land", "-d", dsn, "-S", slot, *options]
+
+
+def count_framed(scratch: Path) -> Counts:
+    """Count records with headers: rows, records, and the records' bytes without headers."""
+    data = (scratch / "output").read_bytes()
+    starts, ends, rest = scan_records(data)
+    if rest != len(data):
+        raise SystemExit("the output ends inside a record")
+    return _counts([data[start:end] for start, end in zip(starts, ends, strict=True)])
+
+
+def count_lines(scratch: Path) -> Counts:
+    """Count records that are text, each ended by a newline."""
+    return _counts((scratch / "output").read_bytes().splitlines())
+
+
+def count_bytes(scratch: Path) -> Counts:
+    """Count bytes: pgoutput's records, each ended by a newline, can't be split again; the peer knows how many there are."""
+    return {"bytes_with_newlines": (scratch / "output").stat().st_size}
+
+
+def count_staged(scratch: Path) -> Counts:
+    """Count the rows in a staging directory."""
+    segments = list_segments(scratch / "staging")
+    kinds = [segment_index.load(segment.path).kind for segment in segments]
+    # The launcher has no end position: it lands the row beyond the backlog's as well.
+    return {"rows": sum(int((kind == ord("I")).sum()) for kind in kinds) - 1}
+
+
+def _counts(records: list[bytes]) -> Counts:
+    rows = sum(record.startswith((b"I", b'{"action":"I"')) for record in records)
+    size = sum(map(len, records))
+    return {"rows": rows, "records": len(records), "bytes": size, "bytes_with_newlines": size + len(records)}
+
+
+PGOUTPUT = ["-o", "proto_version=1", "-o", f"publication_names={PUBLICATION}"]
 
 BENCHMARKS = {
     "stream": [
-        Variant(
-            "pg_recvlogical",
-            "pgoutput",
-            ["-o", "proto_version=1", "-o", f"publication_names={PUBLICATION}"],
-            reference=True,
-        ),
-        Variant("cdcpipe -H", "pgoutput", ["--publication", PUBLICATION, "-H"]),
+        Variant("pg_recvlogical", "pgoutput", pg_recvlogical(*PGOUTPUT), count_bytes, reference=True),
+        Variant("cdcpipe -H", "pgoutput", cdcpipe("-H"), count_framed),
     ],
     "wal2json": [
         Variant(
             "pg_recvlogical, server's wal2json",
             "wal2json",
-            ["-o", "format-version=2", "-o", "include-lsn=1"],
+            pg_recvlogical("-o", "format-version=2"),
+            count_lines,
             reference=True,
         ),
-        Variant("cdcpipe -J on pgoutput", "pgoutput", ["--publication", PUBLICATION, "-J"]),
+        Variant("cdcpipe -J on pgoutput", "pgoutput", cdcpipe("-J"), count_framed),
+    ],
+    "land": [
+        Variant(
+            "pg_recvlogical into a file",
+            "pgoutput",
+            pg_recvlogical(*PGOUTPUT, output="file"),
+            lambda _scratch: {},
+            reference=True,
+        ),
+        Variant("cdcpipe-spark land", "pgoutput", land, count_staged),
     ],
 }
 
@@ -85,27 +154,6 @@ def machine() -> dict[str, Any]:
     }
 
 
-def count_output(path: Path, *, framed: bool) -> dict[str, int]:
-    """Count what a warm-up run wrote: rows, records, and the records' bytes without headers and newlines.
-
-    pg_recvlogical ends each record with a newline. In pgoutput's binary form that can't be split again, so its rows are
-    those of the peer when its bytes are.
-    """
-    data = path.read_bytes()
-    if framed:
-        starts, ends, rest = scan_records(data)
-        if rest != len(data):
-            raise SystemExit(f"{path}: the output ends inside a record")
-        records = [data[start:end] for start, end in zip(starts, ends, strict=True)]
-    elif data.startswith(b"{"):
-        records = data.splitlines()
-    else:
-        return {"bytes_with_newlines": len(data)}
-    rows = sum(record.startswith((b"I", b'{"action":"I"')) for record in records)
-    size = sum(map(len, records))
-    return {"rows": rows, "records": len(records), "bytes": size, "bytes_with_newlines": size + len(records)}
-
-
 def run_once(command: list[str], sink: str) -> dict[str, Any]:
     """Run the command in a fresh process and return what it took."""
     with tempfile.NamedTemporaryFile() as stderr:
@@ -125,12 +173,12 @@ def compare(name: str, made: Backlog, transport: str, runs: int, sink: str, emit
     counts = {}
     for run in range(runs + 1):
         for variant in variants:
-            with made.slot(variant.plugin) as slot, tempfile.TemporaryDirectory() as scratch:
-                output = Path(scratch, "output")
-                command = variant.command(made, slot, dsn)
-                result = run_once(command, str(output) if run == 0 else sink)
+            with made.slot(variant.plugin) as slot, tempfile.TemporaryDirectory() as directory:
+                scratch = Path(directory)
+                command = variant.command(made, slot, dsn, scratch)
+                result = run_once(command, str(scratch / "output") if run == 0 else sink)
                 if run == 0:
-                    counts[variant.name] = count_output(output, framed=not variant.reference)
+                    counts[variant.name] = variant.count(scratch)
                     continue
             emit(
                 {

@@ -209,23 +209,22 @@ def in_spark(frame: DataFrame, columns: list[str]) -> Counter[tuple[Any, ...]]:
 
 def compare(spark: SparkSession, warehouse: Path, connection: Connection[Any], committed: Counter[str]) -> Iterator[Outcome]:
     """Compare each table; a table without a key, which is only ever appended to, by its changelog."""
-    from spark_sink import replica
+    from spark_sink import changelog, replica
     from spark_sink.warehouse import Table, Warehouse
 
     found = Warehouse.existing(warehouse)
     for table, key in KEYS.items():
         columns, wanted = in_postgres(connection, table)
-        changelog = spark.read.format(found.format).load(str(found.changelog(Table("public", table))))
-        changes = changelog.count()
-        current = replica.view(spark, warehouse, f"public.{table}") if key else changelog.drop(*_metadata(changelog))
+        changes = changelog.read(spark, found, Table("public", table))
+        current = replica.view(spark, warehouse, f"public.{table}") if key else changes.drop(*_metadata(changes))
         rows = in_spark(current, columns)
         yield Outcome(
             table=table,
             source=wanted.total(),
             committed=committed[table],
-            changes=changes,
+            changes=(count := changes.count()),
             current=rows.total() if key else None,
-            is_equal=current.columns == columns and rows == wanted and changes == committed[table],
+            is_equal=current.columns == columns and rows == wanted and count == committed[table],
         )
 
 
