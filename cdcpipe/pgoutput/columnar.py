@@ -358,20 +358,19 @@ def _unhex(text: pa.StringArray) -> pa.BinaryArray:
     """Decode all texts of a whole array at once; ValueError if one is not a backslash, an x and pairs of hexadecimal digits."""
     validity, offset_buffer, data_buffer = text.buffers()
     offset = np.frombuffer(offset_buffer, np.int32)[: len(text) + 1]
-    length = np.diff(offset)
     present = _valid(text)
-    begin = offset[:-1][present]
     data = np.frombuffer(data_buffer or b"", np.uint8)[: offset[-1]]
-    if (length[present] < 2).any() or (length & 1).any() or (data[begin] != ord("\\")).any():
+    space = np.diff(offset)  # a null may have some, too
+    length = np.where(present, space, 2)
+    begin = offset[:-1][present]
+    if (length < 2).any() or (length & 1).any() or (data[begin] != ord("\\")).any() or (data[begin + 1] != ord("x")).any():
         raise ValueError
-    if (data[begin + 1] != ord("x")).any():
-        raise ValueError
-    is_digit = np.ones(len(data), np.bool_)
+    is_digit = np.repeat(present, space)
     is_digit[begin] = False
     is_digit[begin + 1] = False
     content = binascii.unhexlify(data[is_digit].tobytes())
     new_offset = np.zeros(len(text) + 1, np.int32)
-    np.cumsum(np.where(present, length // 2 - 1, 0), out=new_offset[1:])
+    np.cumsum(length // 2 - 1, out=new_offset[1:])
     return pa.BinaryArray.from_buffers(pa.binary(), len(text), [validity, pa.py_buffer(new_offset), pa.py_buffer(content)])
 
 
