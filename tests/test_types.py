@@ -1,0 +1,372 @@
+"""PostgreSQL's values in Spark's types, with the servers as the oracle; and names that Spark can tell apart."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import postgres
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from psycopg import sql
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+from segments import encode, relation
+
+from cdcpipe.pgoutput.messages import Column
+from spark_sink.segment_reader import Slice, TypedReader, read_relations
+from spark_sink.staging import StagingError
+from spark_sink.types import (
+    METADATA_FIELDS,
+    assign_columns,
+    column_names,
+    merge_columns,
+    original_name,
+    spark_type,
+    split_schema,
+    typed_schema,
+    versioned_name,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import psycopg
+
+STRING = StringType()
+
+# Type, what Spark makes of it, values that fit, values that do not.
+TYPES: list[tuple[str, DataType, list[str], list[str]]] = [
+    ("bool", BooleanType(), ["t", "f"], []),
+    ("int2", ShortType(), ["-32768", "0", "32767"], []),
+    ("int4", IntegerType(), ["-2147483648", "2147483647"], []),
+    ("int8", LongType(), ["-9223372036854775808", "9007199254740993", "9223372036854775807"], []),
+    ("oid", LongType(), ["0", "4294967295"], []),
+    ("float4", FloatType(), ["0.1", "-0", "3.4028235e38", "1e-45", "NaN", "Infinity", "-Infinity", "16777217"], []),
+    ("float8", DoubleType(), ["0.1", "0.30000000000000004", "-0", "5e-324", "1.7976931348623157e308", "NaN", "-Infinity"], []),
+    ("numeric(12,2)", DecimalType(12, 2), ["0", "-1.5", "9999999999.99", "0.005"], ["NaN"]),
+    ("numeric(38,10)", DecimalType(38, 10), ["9999999999999999999999999999.9999999999", "-1e-10"], ["NaN"]),
+    ("numeric(38,38)", DecimalType(38, 38), ["0.99999999999999999999999999999999999999", "1e-38"], ["NaN"]),
+    ("numeric(38)", DecimalType(38, 0), ["99999999999999999999999999999999999999", "-1"], ["NaN"]),
+    ("numeric(39,2)", STRING, ["1.50", "NaN"], []),
+    ("numeric", STRING, ["1e40", "0.12345678901234567890123", "NaN", "1.10", "12345678901234567890.123456789"], []),
+    ("text", STRING, ["", "a\nb\t\\ \"'é😀", "NULL", "null"], []),
+    ("varchar(10)", STRING, ["ab  ", ""], []),
+    ("char(5)", STRING, ["ab", ""], []),
+    ('"char"', STRING, ["x", ""], []),
+    ("name", STRING, ["a name"], []),
+    ("bytea", BinaryType(), ["\\x", "\\x00ff5c0a"], []),
+    ("date", DateType(), ["0001-01-01", "1582-10-10", "2024-02-29", "9999-12-31"],
+     ["0044-03-15 BC", "10000-01-01", "5874897-12-31", "infinity", "-infinity"]),
+    ("timestamp", TimestampNTZType(),
+     ["0001-01-01 00:00:00", "1969-12-31 23:59:59.999999", "2024-03-10 02:30:00.1", "9999-12-31 23:59:59.999999"],
+     ["0044-03-15 01:02:03 BC", "10000-01-01 00:00:00", "294276-12-31 23:59:59.999999", "infinity", "-infinity"]),
+    ("timestamptz", TimestampType(),
+     ["0001-01-01 00:00:00+00", "2024-03-10 02:30:00-05", "2024-01-01 00:00:00.000001+05:45", "9999-12-31 23:59:59.999999+00"],
+     ["0044-03-15 01:02:03+00 BC", "0001-01-01 00:00:00+14", "9999-12-31 23:59:59.999999-12", "infinity", "-infinity"]),
+    ("time", STRING, ["24:00:00", "00:00:00.000001"], []),
+    ("timetz", STRING, ["24:00:00-15:59"], []),
+    ("interval", STRING, ["1 year -2 days 03:04:05.678"], []),
+    ("uuid", STRING, ["00000000-0000-0000-0000-00000000000a"], []),
+    ("json", STRING, ['{"a":  1.10, "a": 2}'], []),
+    ("jsonb", STRING, ['{"a": 1.10}', "12345678901234567890.123456789"], []),
+    ("money", STRING, ["1.50"], []),
+    ("inet", STRING, ["::1/64"], []),
+    ("int4[]", STRING, ["{1,NULL,3}", "[0:1]={1,2}"], []),
+    ("int4range", STRING, ["empty", "[1,5)"], []),
+    ("point", STRING, ["(1,2)"], []),
+    ("bit(5)", STRING, ["10101"], []),
+    ("tsvector", STRING, ["'a':1 'b':2"], []),
+]  # fmt: skip
+NEWER_TYPES = [("numeric(5,-2)", STRING, ["12300"], []), ("numeric(3,5)", STRING, ["0.00123"], [])]  # from PostgreSQL 15 on
+INFINITE_NUMERICS = ["Infinity", "-Infinity"]  # from 14 on; only without a precision
+
+SETTINGS = "-c TimeZone=UTC -c DateStyle=ISO -c bytea_output=hex -c extra_float_digits=3 -c IntervalStyle=postgres"
+
+
+def raw(conn: psycopg.Connection, query: sql.Composable, *args: object) -> list[tuple[str | None, ...]]:
+    """A query's values as the types' output functions print them."""
+    result = conn.execute(query, args).pgresult
+    assert result is not None
+    cells = [[result.get_value(row, column) for column in range(result.nfields)] for row in range(result.ntuples)]
+    return [tuple(None if cell is None else bytes(cell).decode() for cell in row) for row in cells]
+
+
+def peek(conn: psycopg.Connection, slot: str, publication: str) -> list[bytes]:
+    rows = conn.execute(
+        "select data from pg_logical_slot_peek_binary_changes(%s, null, null, 'proto_version', '1', 'publication_names', %s)",
+        (slot, publication),
+    )
+    return [bytes(data) for (data,) in rows]
+
+
+def literal(value: object) -> str:
+    match value:
+        case bool():
+            return "t" if value else "f"
+        case bytes():
+            return "\\x" + value.hex()
+        case Decimal():
+            return f"{value:f}"
+        case float():
+            return repr(value)
+        case _:
+            return str(value)
+
+
+@pytest.fixture
+def typed(tmp_path: Path, pg: postgres.Cluster) -> Any:
+    """Run SQL on a server and give the rows that come of it, as Python values, with their schema."""
+    with pg.database() as database, database.connect(options=SETTINGS) as conn:
+        conn.execute("create publication p for all tables")
+        conn.execute("select pg_create_logical_replication_slot('types', 'pgoutput')")
+
+        def run(*statements: str, table: str = "t") -> tuple[StructType, list[dict[str, Any]]]:
+            for statement in statements:
+                conn.execute(statement)
+            records = peek(conn, "types", "p")
+            path = tmp_path / "0000000000000000-FFFFFFFFFFFFFFFF.cdc"
+            path.write_bytes(encode(records))
+            versions = [r for r in read_relations(path) if r.name == table]
+            schema = typed_schema(merge_columns(None, versions))
+            reader = TypedReader(Slice(str(path), 1, 0, 2**64 - 1), ("public", table), schema)
+            return schema, [row for batch in reader.read() for row in batch.to_pylist(maps_as_pydicts="strict")]
+
+        yield conn, run
+        conn.execute("select pg_drop_replication_slot('types')")
+
+
+def test_values_of_every_type_round_trip(typed: Any, pg: postgres.Cluster) -> None:
+    conn, run = typed
+    types = [*TYPES, *NEWER_TYPES]
+    names = [f"c{number}" for number in range(len(types))]
+    declared = ", ".join(f"{name} {type_name}" for name, (type_name, *_) in zip(names, types, strict=True))
+    inserts = ["insert into t(id) values (0)"]
+    expected: dict[int, tuple[str, bool]] = {}
+    for name, (_, _, fit, unfit) in zip(names, types, strict=True):
+        for value in [*fit, *unfit]:
+            expected[len(inserts)] = (name, value in fit)
+            inserts.append(f"insert into t(id, {name}) values ({len(inserts)}, {sql.Literal(value).as_string(conn)})")
+    schema, rows = run(f"create table t (id int primary key, {declared})", *inserts)
+
+    for name, (type_name, data_type, *_) in zip(names, types, strict=True):
+        assert schema[name].dataType == data_type, type_name
+    assert all(rows[0][name] is None for name in names)
+    types_by_name = dict(zip(names, (type_name for type_name, *_ in types), strict=True))
+    assert len(rows) == len(inserts)
+    for row in rows[1:]:
+        name, fits = expected[row["id"]]
+        type_name = types_by_name[name]
+        ((text,),) = raw(conn, sql.SQL("select {} from t where id = {}").format(sql.Identifier(name), row["id"]))
+        if not fits:
+            assert (row[name], row["_cdc_exact"]) == (None, {name: text}), type_name
+        elif schema[name].dataType == STRING:
+            assert (row[name], row["_cdc_exact"]) == (text, {}), type_name
+        else:
+            assert row["_cdc_exact"] == {}, (type_name, text)
+            back = raw(conn, sql.SQL(f"select %s::{type_name}"), literal(row[name]))
+            assert back == [(text,)], type_name
+
+
+def test_infinite_numeric_is_text(typed: Any) -> None:
+    _, run = typed
+    _, rows = run("create table t (id numeric)", *(f"insert into t values ('{text}')" for text in INFINITE_NUMERICS))
+    assert [row["id"] for row in rows] == INFINITE_NUMERICS
+
+
+def test_types_that_are_not_built_in_are_text(typed: Any) -> None:
+    _, run = typed
+    schema, rows = run(
+        "create type mood as enum ('so so')",
+        "create domain price as numeric(8,2)",
+        "create type pair as (a int, b text)",
+        "create table t (id int primary key, m mood, p price, r pair, ms mood[])",
+        "insert into t values (1, 'so so', 1.5, (1, 'x y'), '{so so}')",
+    )
+    assert [schema[name].dataType for name in ("m", "p", "r", "ms")] == [STRING] * 4
+    assert [rows[0][name] for name in ("m", "p", "r", "ms")] == ["so so", "1.50", '(1,"x y")', '{"so so"}']
+
+
+def test_changes_of_every_kind(typed: Any) -> None:
+    """Keys, unchanged TOAST values, identities, truncates: what a server sends and what a row says of it."""
+    _, run = typed
+    big = "x" * 5000
+    _, rows = run(
+        "create table t (id int primary key, big text, at timestamptz)",
+        "alter table t alter big set storage external",
+        f"insert into t values (1, '{big}', 'infinity')",
+        "update t set at = '2024-01-01 00:00:00+00'",
+        "update t set id = 2",
+        "alter table t replica identity full",
+        "update t set at = 'infinity'",
+        "update t set at = null",
+        "delete from t",
+        "truncate t",
+    )
+    seen = [
+        (r["_cdc_op"], r["id"], r["big"] and len(r["big"]), r["at"], r["_cdc_unchanged"], r["_cdc_exact"],
+         r["_cdc_old"] and {k: v if k != "big" else v and len(v) for k, v in r["_cdc_old"].items()})
+        for r in rows
+    ]  # fmt: skip
+    new_year = datetime(2024, 1, 1, tzinfo=UTC)
+    assert seen == [
+        ("insert", 1, 5000, None, [], {"at": "infinity"}, None),
+        ("update", 1, None, new_year, ["big"], {}, None),
+        ("update", 2, None, new_year, ["big"], {}, {"id": 1, "big": None, "at": None}),
+        ("update", 2, 5000, None, [], {"at": "infinity"}, {"id": 2, "big": 5000, "at": new_year}),
+        ("update", 2, 5000, None, [], {"_cdc_old.at": "infinity"}, {"id": 2, "big": 5000, "at": None}),
+        ("delete", 2, 5000, None, [], {}, {"id": 2, "big": 5000, "at": None}),
+        ("truncate", None, None, None, [], {}, None),
+    ]
+    assert len({(r["_cdc_end_lsn"], r["_cdc_ordinal"]) for r in rows}) == len(rows)
+
+
+def test_ddl_in_one_transaction(typed: Any) -> None:
+    """PITFALLS B1: five shapes of a table within a transaction, and a rename after it."""
+    conn, run = typed
+    conn.execute("create table t (id int primary key, a int, b text, c int)")
+    with conn.transaction():
+        conn.execute("insert into t values (1, 1, 'one', 11)")
+        conn.execute("alter table t add column d int default 7")
+        conn.execute("insert into t values (2, 2, 'two', 22)")
+        conn.execute("alter table t drop column a")
+        conn.execute("insert into t values (3, 'three', 33)")
+        conn.execute("alter table t rename b to bb")
+        conn.execute("insert into t values (4, 'four', 44)")
+        conn.execute("alter table t alter c type text using 'T' || c")
+        conn.execute("insert into t values (5, 'five', 'T55')")
+    schema, rows = run("alter table t rename to t2", "insert into t2 values (6, 'six', 'T66')")
+    assert split_schema(schema)[0].fieldNames() == ["id", "a", "b", "c", "d", "bb", "c__string"]
+    assert [{k: v for k, v in row.items() if not k.startswith("_cdc_") and v is not None} for row in rows] == [
+        {"id": 1, "a": 1, "b": "one", "c": 11},
+        {"id": 2, "a": 2, "b": "two", "c": 22, "d": 7},
+        {"id": 3, "b": "three", "c": 33, "d": 7},
+        {"id": 4, "bb": "four", "c": 44, "d": 7},
+        {"id": 5, "bb": "five", "c__string": "T55", "d": 7},
+    ]
+    _, rows = run(table="t2")
+    assert [(row["id"], row["bb"], row["c"]) for row in rows] == [(6, "six", "T66")]
+
+
+# Type modifiers
+
+
+@pytest.mark.parametrize(
+    ("type_modifier", "data_type"),
+    [
+        (-1, STRING),
+        ((12 << 16 | 2) + 4, DecimalType(12, 2)),
+        ((38 << 16) + 4, DecimalType(38, 0)),
+        ((39 << 16) + 4, STRING),
+        ((1000 << 16 | 1000) + 4, STRING),
+        (329730, STRING),  # numeric(5,-2)
+        (196617, STRING),  # numeric(3,5)
+    ],
+)
+def test_numeric_modifiers(type_modifier: int, data_type: DataType) -> None:
+    assert spark_type(Column(0, "n", 1700, type_modifier)) == data_type
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("names", "spelled"),
+    [
+        (["id", "a.b", "Größe", "x y", "userId", "_x", "cdc_x"], ["id", "a.b", "Größe", "x y", "userId", "_x", "cdc_x"]),
+        (["id", "ID", "Id"], ["id", "_cdc_column_%49%44", "_cdc_column_%49d"]),
+        (["ID", "id"], ["ID", "_cdc_column_id"]),
+        (["", "_cdc_op", "_CDC_x"], ["_cdc_column_", "_cdc_column__cdc_op", "_cdc_column__%43%44%43_x"]),
+        (["a__int", "a__decimal_1_0", "a__Timestamp", "a__b"],
+         ["_cdc_column_a_%5Fint", "_cdc_column_a_%5Fdecimal_1_0", "_cdc_column_a_%5F%54imestamp", "a__b"]),
+        (["é", "É", "%C3"], ["é", "_cdc_column_%C3%89", "%C3"]),
+    ],
+)  # fmt: skip
+def test_names(names: list[str], spelled: list[str]) -> None:
+    assert column_names(relation(1, "t", *((name, 25) for name in names))) == spelled
+
+
+@given(
+    st.lists(st.text(st.sampled_from("aAbB_%4.é "), max_size=5) | st.sampled_from(["_cdc_op", "a__int", "ID", "id"]), unique=True)
+)
+def test_names_are_distinct_and_can_be_read_back(names: list[str]) -> None:
+    spelled = column_names(relation(1, "t", *((name, 25) for name in names)))
+    versioned = [versioned_name(name, IntegerType()) for name in spelled]
+    every = [name.lower() for name in [*spelled, *versioned]]
+    assert len(set(every)) == len(every)
+    assert [original_name(name) for name in spelled] == names
+    assert not set(spelled) & set(METADATA_FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("data_type", "name"),
+    [
+        (IntegerType(), "c__int"),
+        (LongType(), "c__bigint"),
+        (ShortType(), "c__smallint"),
+        (StringType(), "c__string"),
+        (DecimalType(12, 2), "c__decimal_12_2"),
+        (TimestampNTZType(), "c__timestamp_ntz"),
+        (TimestampType(), "c__timestamp"),
+    ],
+)
+def test_versioned_names(data_type: DataType, name: str) -> None:
+    assert versioned_name("c", data_type) == name
+    assert column_names(relation(1, "t", (name, 25))) != [name]
+
+
+INT, TEXT = 23, 25
+
+
+def test_a_schema_grows_over_versions() -> None:
+    versions = [
+        relation(1, "t", ("id", INT), ("c", INT)),
+        relation(1, "t", ("id", INT), ("c", TEXT), ("d", INT)),
+        relation(1, "t", ("id", INT), ("c", INT), ("d", TEXT)),
+    ]
+    merged = merge_columns(None, versions)
+    assert merged.simpleString() == "struct<id:int,c:int,c__string:string,d:int,d__string:string>"
+    assert merge_columns(merged, versions) == merged
+    assert merge_columns(merge_columns(None, versions[:1]), versions[1:]) == merged
+    assert [[field.name for field in assign_columns(merged, version)] for version in versions] == [
+        ["id", "c"], ["id", "c__string", "d"], ["id", "c", "d__string"],
+    ]  # fmt: skip
+
+
+def test_a_column_keeps_its_field_when_the_one_that_clashed_is_dropped() -> None:
+    both, one = relation(1, "t", ("id", INT), ("ID", INT)), relation(1, "t", ("ID", INT))
+    merged = merge_columns(None, [both, one])
+    assert merged.fieldNames() == ["id", "_cdc_column_%49%44"]
+    assert [field.name for field in assign_columns(merged, one)] == ["_cdc_column_%49%44"]
+
+
+def test_a_column_that_has_no_place_is_an_error() -> None:
+    with pytest.raises(StagingError, match=r"'public\.t' has a column 'd' of Spark type string") as caught:
+        assign_columns(merge_columns(None, [relation(1, "t", ("d", INT))]), relation(1, "t", ("d", TEXT)))
+    assert "'d__string'" in str(caught.value.hint)
+
+
+def test_split_schema_takes_a_typed_schema_apart() -> None:
+    columns = merge_columns(None, [relation(1, "t", ("id", INT), ("ID", TEXT))])
+    assert split_schema(typed_schema(columns)) == (columns, columns)
+    assert split_schema(typed_schema(StructType())) == (StructType(), None)
+    for field in (StructField("_cdc_epoch", LongType()), StructField("_cdc_epcoh", IntegerType()), StructField("_cdc_old", STRING)):
+        with pytest.raises(StagingError, match=field.name):
+            split_schema(StructType([field]))
