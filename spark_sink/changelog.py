@@ -57,7 +57,7 @@ def read(spark: SparkSession, warehouse: Warehouse, table: Table) -> DataFrame:
     if not batches:
         raise WarehouseError(f"there is no changelog of {table} in {warehouse.root}")
     newest = spark.read.parquet(str(batches[-1][1])).schema
-    return spark.read.schema(newest).parquet(str(path))
+    return spark.read.schema(newest).parquet(str(path)).drop(_BATCH)
 
 
 def append(warehouse: Warehouse, table: Table, rows: DataFrame, before: State | None, start: Position, end: Position) -> None:

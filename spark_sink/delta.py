@@ -7,11 +7,11 @@ transaction version, for which there is no SQL; that comes from Delta's log in t
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -55,6 +55,7 @@ class State:
 
     schema: StructType
     lsn: int
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 def quote(name: str) -> str:
@@ -92,7 +93,8 @@ def state(spark: SparkSession, path: Path) -> State | None:
     session = spark._jsparkSession  # noqa: SLF001
     snapshot = jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(session, str(path))._2()  # noqa: SLF001 - Scala's name
     version = snapshot.transactions().get(APPLICATION)
-    return State(read(spark, path).schema, version.get() if version.isDefined() else 0)
+    properties = dict(jvm.scala.jdk.javaapi.CollectionConverters.asJava(snapshot.metadata().configuration()))
+    return State(read(spark, path).schema, version.get() if version.isDefined() else 0, properties)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ The rules are in replica.py. A change is a row of a changelog; a reduced row has
     _cdc_key       struct k0, k1, ...: the key, for matching
     _cdc_gone      whether the key has no row any more
     the columns    their values
-    _cdc_exact     as in the changelog
+    _cdc_exact     the texts of values that their columns can't hold, null if there are none
     _cdc_missing   names of the columns whose value is in none of the changes: the row under the same key had it before
     _cdc_moved     the same, where the row was under another key before, ``_cdc_origin``
 
@@ -21,6 +21,7 @@ from functools import reduce as fold
 from typing import TYPE_CHECKING
 
 from spark_sink.delta import literal, quote
+from spark_sink.types import split_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,10 +29,13 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["Key", "Summary", "data_columns", "key_sql", "key_struct", "reduce", "summarize"]
+__all__ = ["Key", "Summary", "data_columns", "exact_names", "key_sql", "key_struct", "reduce", "summarize"]
 
 _POSITION = ("_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal")
-_INEXACT = ("date", "timestamp", "timestamp_ntz", "decimal")
+_OLD = "_cdc_old."
+"""How the names of an old row's columns begin in ``_cdc_exact``."""
+
+INEXACT = ("date", "timestamp", "timestamp_ntz", "decimal")
 """PostgreSQL knows values of these that Spark does not (infinity, BC, NaN): as part of a key they are matched as text."""
 
 Key = tuple[tuple[str, ...], ...]
@@ -51,23 +55,30 @@ class Summary:
     """Whether an update changed a key."""
     has_partial_moves: bool
     """Whether an update changed a key and did not send a column."""
-    has_exact: bool
-    """Whether some value stands in ``_cdc_exact``."""
+    exact: tuple[str, ...]
+    """The columns of which some value stands in ``_cdc_exact``."""
     keyless: int
     """How many changes lack a value of the key."""
 
 
 def data_columns(schema: StructType) -> list[str]:
     """Return the table's own columns."""
-    return [name for name in schema.names if not name.startswith("_cdc_")]
+    return list(split_schema(schema)[0].names)
+
+
+def exact_names() -> Column:
+    """Return, as an aggregate, the columns of which some value stands in ``_cdc_exact``, old rows' as ``_cdc_old.NAME``."""
+    from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+    return F.array_sort(F.array_distinct(F.flatten(F.collect_set(F.map_keys("_cdc_exact")))))
 
 
 def _is_text(schema: StructType, names: tuple[str, ...]) -> bool:
     """Tell whether one column of a key is matched as text: it has had several types, or an inexact one."""
-    return len(names) > 1 or schema[names[0]].dataType.typeName() in _INEXACT
+    return len(names) > 1 or schema[names[0]].dataType.typeName() in INEXACT
 
 
-def _key(schema: StructType, key: Key, value: Callable[[str], Column]) -> Column:
+def _key(schema: StructType, key: Key, value: Callable[[str], Column], exact_prefix: str = "") -> Column:
     """Return the key of a row, of which ``value`` gives the columns, as a struct that can be compared."""
     from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
@@ -76,7 +87,7 @@ def _key(schema: StructType, key: Key, value: Callable[[str], Column]) -> Column
         if _is_text(schema, names):
             forms = [value(name).cast("string") for name in names]
             if "_cdc_exact" in schema.names:
-                forms += [F.col("_cdc_exact").getItem(name) for name in names]
+                forms += [F.col("_cdc_exact").getItem(exact_prefix + name) for name in names]
             fields.append(F.coalesce(*forms).alias(f"k{index}"))
         else:
             fields.append(value(names[0]).alias(f"k{index}"))
@@ -119,7 +130,7 @@ def _with_keys(changes: DataFrame, key: Key) -> DataFrame:
     """Add ``_cdc_new_key``, ``_cdc_old_key`` (structs) and ``_cdc_is_move``."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    new, old = _key(changes.schema, key, _new), _key(changes.schema, key, _old)
+    new, old = _key(changes.schema, key, _new), _key(changes.schema, key, _old, _OLD)
     return changes.withColumns(
         {
             "_cdc_new_key": new,
@@ -143,7 +154,7 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
         F.array_sort(F.array_distinct(F.flatten(F.collect_set("_cdc_unchanged")))).alias("unchanged"),
         F.max("_cdc_is_move").alias("has_moves"),
         F.max(F.col("_cdc_is_move") & partial).alias("has_partial_moves"),
-        F.max(F.size(F.coalesce(F.map_keys("_cdc_exact"), F.array())) > 0).alias("has_exact"),
+        exact_names().alias("exact"),
         F.count_if((F.col("_cdc_op") != "truncate") & lacks).alias("keyless"),
     ).collect()[0]
     return Summary(
@@ -152,7 +163,7 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
         unchanged=tuple(row["unchanged"] or ()),
         has_moves=bool(row["has_moves"]),
         has_partial_moves=bool(row["has_partial_moves"]),
-        has_exact=bool(row["has_exact"]),
+        exact=tuple(name for name in row["exact"] or () if not name.startswith(_OLD)),
         keyless=row["keyless"],
     )
 
@@ -171,7 +182,7 @@ def reduce(changes: DataFrame, key: Key, columns: Sequence[str], summary: Summar
 
     # No incarnation begins with an update that moved it and left something out: a value that the changes of a key know is
     # of its last incarnation, or the key is gone.
-    row = F.struct("_cdc_gone", "_cdc_exact", *(quote(name) for name in columns))
+    row = _row(columns, summary)
     known = _known(summary.unchanged)
     reduced = events.groupBy("_cdc_key").agg(
         F.max_by(row, "_cdc_position").alias("_cdc_row"),
@@ -208,6 +219,17 @@ def _events(keyed: DataFrame, summary: Summary) -> DataFrame:
             .otherwise(F.array(event("_cdc_new_key", False, nobody)))
         ),
     )
+
+
+def _row(columns: Sequence[str], summary: Summary) -> Column:
+    """Return what the last change of a key decides."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    exact = F.lit(None).cast("map<string,string>")
+    if summary.exact:
+        exact = F.map_filter("_cdc_exact", lambda name, _: ~name.startswith(_OLD))
+        exact = F.when(F.size(exact) > 0, exact)
+    return F.struct("_cdc_gone", exact.alias("_cdc_exact"), *(quote(name) for name in columns))
 
 
 def _known(unchanged: Sequence[str]) -> list[tuple[str, Column]]:
@@ -259,7 +281,7 @@ def _reduce_chains(events: DataFrame, columns: Sequence[str], summary: Summary) 
     begins = ~F.col("_cdc_gone") & ((F.col("_cdc_op") == "insert") | F.col("_cdc_origin").isNotNull())
     so_far = Window.partitionBy("_cdc_key").orderBy("_cdc_position").rowsBetween(Window.unboundedPreceding, 0)
     events = events.withColumn("_cdc_begin", F.max(F.when(begins, F.col("_cdc_position"))).over(so_far))
-    row = F.struct("_cdc_gone", "_cdc_exact", *(quote(name) for name in columns))
+    row = _row(columns, summary)
     incarnations = events.groupBy("_cdc_key", "_cdc_begin").agg(
         F.max_by(row, "_cdc_position").alias("_cdc_row"),
         F.max("_cdc_position").alias("_cdc_end"),

@@ -10,8 +10,8 @@ The rules (the changes of a key in the order of their positions):
 - TRUNCATE ends all rows before it, and so does another table under the same name.
 - A column that an update did not send (an unchanged TOAST value) has the value that it had before: from an earlier
   change, else from the replica; after a change of the key, from the row under its old key. Where nobody has it, because
-  the row is older than the slot, it is NULL and its name is in the column ``_cdc_unchanged``, which the replica gets the
-  first time it needs it.
+  the row is older than the slot or the column was renamed since, it is NULL and its name is in ``_cdc_unchanged``, a
+  column that the replica gets the first time it needs it. (A TOAST value itself is never NULL.)
 - A value that its column can't hold is NULL and stands in ``_cdc_exact``, which the replica gets in the same way.
 - A key's column that has had several types is matched over all of them, as text.
 """
@@ -19,6 +19,7 @@ The rules (the changes of a key in the order of their positions):
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,16 +53,22 @@ class _Piece:
     """Whether the rows so far are those of another table, which had this one's name before."""
 
 
-def apply(spark: SparkSession, warehouse: Warehouse, table: Table, until: Position) -> None:
-    """Bring a Delta replica from where it stands to ``until``; a table without a key gets none."""
+def apply(spark: SparkSession, warehouse: Warehouse, table: Table, until: Position) -> set[str]:
+    """Bring a Delta replica from where it stands to ``until``; a table without a key gets none.
+
+    Return the columns in which there were values that they can't hold.
+    """
     path = warehouse.replica(table)
     state = delta.state(spark, path)
     pieces = list(_pieces(warehouse.versions(table), 0 if state is None else state.lsn, until.lsn))
+    exact: set[str] = set()
     if not pieces:
-        return
+        return exact
     changes = changelog.read(spark, warehouse, table)
     for piece in pieces:
-        _apply_piece(spark, path, table, _part(changes, piece), piece, Position(until.epoch, piece.until_lsn))
+        position = Position(until.epoch, piece.until_lsn)
+        exact.update(_apply_piece(spark, path, table, _part(changes, piece), piece, position))
+    return exact
 
 
 def view(spark: SparkSession, warehouse: str | Path, table: str) -> DataFrame:
@@ -140,8 +147,10 @@ def _summarize(changes: DataFrame, piece: _Piece, table: Table) -> Summary:
     return summary
 
 
-def _apply_piece(spark: SparkSession, path: Path, table: Table, changes: DataFrame, piece: _Piece, position: Position) -> None:
-    """Merge the changes of one piece into the replica, recording ``position``."""
+def _apply_piece(
+    spark: SparkSession, path: Path, table: Table, changes: DataFrame, piece: _Piece, position: Position
+) -> tuple[str, ...]:
+    """Merge the changes of one piece into the replica, recording ``position``; return the columns with exact texts."""
     summary = _summarize(changes, piece, table)
     columns = reduction.data_columns(changes.schema)
     rows = reduction.reduce(changes, piece.columns, columns, summary)
@@ -150,25 +159,32 @@ def _apply_piece(spark: SparkSession, path: Path, table: Table, changes: DataFra
         existing = [] if state is None else [name for name in _OPTIONAL if name in state.schema.names]
         rows = _laid_out(rows, columns, summary, existing)
         with delta.recording(spark, position):
-            if state is None:
-                properties = {"delta.enableDeletionVectors": "true", "cdcpipe.key": ", ".join(piece.key)}
-                delta.create(path, rows, properties)
-            else:
+            if state is not None:
                 delta.overwrite(path, rows)
-        return
+            else:
+                properties = {"cdcpipe.key": json.dumps(piece.key), _FIRST_COLUMNS: json.dumps(columns)}
+                delta.create(path, rows, properties | {"delta.enableDeletionVectors": "true"})
+        return summary.exact
     for name in columns:
         if name not in state.schema.names:
             delta.add_column(spark, path, name, changes.schema[name].dataType.simpleString())
-    if summary.has_exact and "_cdc_exact" not in state.schema.names:
+    if summary.exact and "_cdc_exact" not in state.schema.names:
         delta.add_column(spark, path, "_cdc_exact", _OPTIONAL["_cdc_exact"])
     current = delta.read(spark, path)
     if summary.has_partial_moves:
         rows = _fill_moved(rows, current, piece, summary)
-    if summary.unchanged and "_cdc_unchanged" not in current.columns and _has_unknown(rows, current, piece):
-        delta.add_column(spark, path, "_cdc_unchanged", _OPTIONAL["_cdc_unchanged"])
-        current = delta.read(spark, path)
+    if summary.unchanged and "_cdc_unchanged" not in current.columns:
+        first = json.loads(state.properties.get(_FIRST_COLUMNS, "[]"))
+        later = [name for name in summary.unchanged if name not in first]
+        if _has_unknown(rows, current, piece, later):
+            delta.add_column(spark, path, "_cdc_unchanged", _OPTIONAL["_cdc_unchanged"])
+            current = delta.read(spark, path)
     _merge(spark, path, rows, current, piece, columns, summary, position)
+    return summary.exact
 
+
+_FIRST_COLUMNS = "cdcpipe.first_columns"
+"""The property with the columns that a replica had from the beginning: in the others a row may lack a value that it has."""
 
 _OPTIONAL = {"_cdc_exact": "MAP<STRING, STRING>", "_cdc_unchanged": "ARRAY<STRING>"}
 """The columns that a replica gets when it needs them, with their types."""
@@ -180,7 +196,7 @@ def _laid_out(rows: DataFrame, columns: Sequence[str], summary: Summary, optiona
 
     rows = rows.where(~F.col("_cdc_gone"))
     unknown = F.array_union("_cdc_missing", "_cdc_moved")
-    needed = {"_cdc_exact": summary.has_exact, "_cdc_unchanged": False}
+    needed = {"_cdc_exact": bool(summary.exact), "_cdc_unchanged": False}
     if summary.unchanged and "_cdc_unchanged" not in optional:
         needed["_cdc_unchanged"] = not rows.where(F.size(unknown) > 0).isEmpty()
     kept = [name for name in _OPTIONAL if needed[name] or name in optional]
@@ -192,33 +208,38 @@ def _fill_moved(rows: DataFrame, current: DataFrame, piece: _Piece, summary: Sum
     """Give rows that came from another key the values that the replica has under that key."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    there = [name for name in summary.unchanged if name in current.columns]
-    unknown = F.col("_cdc_unchanged") if "_cdc_unchanged" in current.columns else F.lit(None)
     origin = current.select(
         reduction.key_struct(current, piece.columns).alias("_cdc_at"),
-        F.struct(*(delta.quote(name) for name in there)).alias("_cdc_there"),
-        F.coalesce(unknown.cast("array<string>"), F.array().cast("array<string>")).alias("_cdc_not_there"),
+        F.struct(*(delta.quote(name) for name in summary.unchanged)).alias("_cdc_there"),
     )
     is_moved = F.size("_cdc_moved") > 0
     joined = rows.join(origin, is_moved & (F.col("_cdc_origin") == F.col("_cdc_at")), "left")
-    is_found = F.col("_cdc_at").isNotNull()
+    there = {name: F.col("_cdc_there").getField(name) for name in summary.unchanged}
     filled = {
-        name: F.when(is_found & F.array_contains("_cdc_moved", name), F.col("_cdc_there").getField(name)).otherwise(
-            F.col(delta.quote(name))
-        )
-        for name in there
+        name: F.when(F.array_contains("_cdc_moved", name), value).otherwise(F.col(delta.quote(name)))
+        for name, value in there.items()
     }
-    still = F.when(is_found, F.array_intersect("_cdc_moved", "_cdc_not_there")).otherwise(F.col("_cdc_moved"))
-    return joined.withColumns(filled | {"_cdc_moved": still}).drop("_cdc_at", "_cdc_there", "_cdc_not_there")
+    absent = F.array_compact(F.array(*(F.when(value.isNull(), F.lit(name)) for name, value in there.items())))
+    still = F.array_intersect("_cdc_moved", absent)
+    return joined.withColumns(filled | {"_cdc_moved": still}).drop("_cdc_at", "_cdc_there")
 
 
-def _has_unknown(rows: DataFrame, current: DataFrame, piece: _Piece) -> bool:
-    """Tell whether some value is neither in the changes nor in the replica."""
+def _has_unknown(rows: DataFrame, current: DataFrame, piece: _Piece, later: Sequence[str]) -> bool:
+    """Tell whether some value is neither in the changes nor in the replica.
+
+    A row that the replica has, it has with all columns but the ``later`` ones: only those are looked at, they may be large.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
-    incomplete = rows.where((F.size("_cdc_missing") > 0) | (F.size("_cdc_moved") > 0)).select("_cdc_key", "_cdc_moved")
-    keys = current.select(reduction.key_struct(current, piece.columns).alias("_cdc_key"), F.lit(True).alias("_cdc_there"))
-    unknown = incomplete.join(keys, "_cdc_key", "left").where((F.size("_cdc_moved") > 0) | F.col("_cdc_there").isNull())
+    is_moved = F.size("_cdc_moved") > 0
+    incomplete = rows.where((F.size("_cdc_missing") > 0) | is_moved).select("_cdc_key", "_cdc_missing", "_cdc_moved")
+    absent = F.array_compact(
+        F.array(*(F.when(F.col(delta.quote(name)).isNull(), F.lit(name)) for name in later)).cast("array<string>")
+    )
+    there = current.select(reduction.key_struct(current, piece.columns).alias("_cdc_key"), absent.alias("_cdc_absent"))
+    unknown = incomplete.join(there, "_cdc_key", "left").where(
+        is_moved | F.col("_cdc_absent").isNull() | F.arrays_overlap("_cdc_missing", "_cdc_absent")
+    )
     return not unknown.isEmpty()
 
 
@@ -245,9 +266,9 @@ def _merge(
     if "_cdc_unchanged" in current.columns:
         unknown = "array_union(s._cdc_missing, s._cdc_moved)"
         inserted["_cdc_unchanged"] = f"IF(size({unknown}) > 0, {unknown}, NULL)"
-        known_before = "coalesce(t._cdc_unchanged, CAST(array() AS ARRAY<STRING>))"
-        unknown = f"array_union(array_intersect({known_before}, s._cdc_missing), s._cdc_moved)"
-        updated["_cdc_unchanged"] = f"IF(size({unknown}) > 0, {unknown}, NULL)"
+        absent = ", ".join(f"IF(t.{delta.quote(n)} IS NULL, {delta.literal(n)}, NULL)" for n in summary.unchanged)
+        unknown = f"array_union(array_intersect(s._cdc_missing, array_compact(array({absent}))), s._cdc_moved)"
+        updated["_cdc_unchanged"] = f"IF(size({unknown}) > 0, {unknown}, NULL)" if absent else "NULL"
     source = f"cdcpipe_replica_source_{next(_view_numbers)}"
     rows.createOrReplaceTempView(source)
     try:
@@ -277,8 +298,8 @@ def _as_changes(rows: DataFrame, schema: StructType) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
 
     first = {"_cdc_op": F.lit("update"), "_cdc_epoch": F.lit(0), "_cdc_end_lsn": F.lit(0), "_cdc_ordinal": F.lit(0)}
-    kept = {name: F.col(delta.quote(name)) for name in rows.columns if not name.startswith("_cdc_")}
-    kept |= {"_cdc_exact": F.col("_cdc_exact"), "_cdc_unchanged": F.col("_cdc_unchanged")} | first
+    kept = {name: F.col(delta.quote(name)) for name in reduction.data_columns(schema)}
+    kept |= {name: F.col(name) for name in _OPTIONAL} | first
     return rows.select(*(kept.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in schema.fields))
 
 
@@ -287,7 +308,7 @@ def _without_unneeded(rows: DataFrame, columns: Sequence[str]) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
 
     unknown = F.when(F.size("_cdc_unchanged") > 0, F.col("_cdc_unchanged"))
-    exact = F.when(F.size("_cdc_exact") > 0, F.col("_cdc_exact"))
+    exact = F.col("_cdc_exact")
     used = rows.agg(F.count(exact).alias("_cdc_exact"), F.count(unknown).alias("_cdc_unchanged")).collect()[0]
     kept = [name for name in _OPTIONAL if used[name]]
     rows = rows.withColumns({"_cdc_exact": exact, "_cdc_unchanged": unknown})

@@ -1,0 +1,117 @@
+"""What some segments hold, found from their indexes in the driver: which tables, and under which descriptions. No pyspark.
+
+A description (a Relation message) stands in a segment before the first change that it applies to. What matters is the
+transaction from which it holds, the first with such a change: that is the same wherever segments begin and end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cdcpipe.errors import ProtocolError
+from cdcpipe.pgoutput.decode import decode
+from cdcpipe.pgoutput.messages import Relation, Truncate
+from spark_sink import segment_index
+from spark_sink.staging import StagingError
+from spark_sink.warehouse import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from cdcpipe.pgoutput.messages import Message
+    from spark_sink.segment_index import SegmentIndex
+    from spark_sink.staging import Segment
+
+__all__ = ["Contents", "read_contents"]
+
+
+@dataclass(slots=True)
+class Contents:
+    """The changes of one table in some segments."""
+
+    count: int = 0
+    last_lsn: int = 0
+    """The end LSN of the last transaction that changes the table."""
+    relations: list[tuple[int, Relation]] = field(default_factory=list)
+    """The table's descriptions in order, each with the end LSN of the first transaction that it applies to."""
+
+
+def read_contents(segments: Iterable[Segment], after_lsn: int = 0) -> dict[Table, Contents]:
+    """Return the tables that have changes in the segments, in transactions that end beyond ``after_lsn``."""
+    found: dict[Table, Contents] = {}
+    for segment in segments:
+        for end_lsn, last_lsn, count, relation in _uses(segment, after_lsn):
+            contents = found.setdefault(Table(relation.namespace, relation.name), Contents())
+            contents.count += count
+            contents.last_lsn = max(contents.last_lsn, last_lsn)
+            contents.relations.append((end_lsn, relation))
+    for contents in found.values():
+        contents.relations.sort(key=lambda use: use[0])
+        contents.relations = [
+            use for index, use in enumerate(contents.relations) if not index or use[1] != contents.relations[index - 1][1]
+        ]
+    return found
+
+
+def _uses(segment: Segment, after_lsn: int) -> Iterator[tuple[int, int, int, Relation]]:
+    """Yield each description that a segment's changes use: the first and last transaction's end LSN, the count, the description."""
+    index = segment_index.load(segment.path)
+    data = segment_index.map_segment(segment.path)
+    ids, records = _changes(segment, index, data, after_lsn)
+    described = np.flatnonzero(index.kind == segment_index.RELATION)
+    described_ids = index.relation_id[described]
+    for relation_id in np.unique(ids):
+        used = records[ids == relation_id]
+        descriptions = described[described_ids == relation_id]
+        # For each change, the description before it: the index has checked that there is one.
+        which = np.searchsorted(descriptions, used) - 1
+        for number in np.unique(which):
+            under = used[which == number]
+            first, last = index.end_lsn[index.transaction[under[[0, -1]]]]
+            message = _message(segment, index, data, int(descriptions[number]))
+            assert isinstance(message, Relation)
+            yield int(first), int(last), len(under), message
+
+
+def _changes(segment: Segment, index: SegmentIndex, data: memoryview, after_lsn: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return relation id and record number of every change, a Truncate once for each of its relations, in order."""
+    wanted = np.isin(index.kind, np.frombuffer(b"IUD", np.uint8)) & (index.transaction >= 0)
+    truncates = np.flatnonzero((index.kind == segment_index.TRUNCATE) & (index.transaction >= 0))
+    if after_lsn:
+        is_after = index.end_lsn > after_lsn
+        wanted &= is_after[index.transaction]
+        truncates = truncates[is_after[index.transaction[truncates]]]
+    records = np.flatnonzero(wanted)
+    ids = index.relation_id[records]
+    if not len(truncates):
+        return ids, records
+    more_ids, more_records = [], []
+    for record in truncates:
+        message = _message(segment, index, data, int(record))
+        assert isinstance(message, Truncate)
+        more_ids += list(message.relation_ids)
+        more_records += [record] * len(message.relation_ids)
+    ids = np.concatenate([ids, np.array(more_ids, ids.dtype)])
+    records = np.concatenate([records, np.array(more_records, records.dtype)])
+    order = np.argsort(records, kind="stable")
+    return ids[order], records[order]
+
+
+def _message(segment: Segment, index: SegmentIndex, data: memoryview, record: int) -> Message:
+    start = int(index.offset[record])
+    raw = bytes(data[start : start + int(index.length[record])])
+    try:
+        return _decode(raw)
+    except ProtocolError as ex:
+        msg = f"segment {segment.path} is corrupt at byte {start}: {ex.message}"
+        raise StagingError(msg, hint="restore the file from a copy of the staging directory") from ex
+
+
+@lru_cache(maxsize=4096)
+def _decode(raw: bytes) -> Message:
+    """Decode a description: every segment has the same ones again."""
+    return decode(raw)

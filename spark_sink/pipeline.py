@@ -1,0 +1,399 @@
+"""From the staging log to the tables: a Structured Streaming query over segments, and what it does with each micro-batch.
+
+    with Pipeline(spark, "staging", "warehouse") as pipeline:   # start() ... stop()
+        pipeline.wait()
+
+    Pipeline(spark, "staging", "warehouse").process_available()
+
+A micro-batch is a range of segments. The driver finds in their indexes which tables they change, and how those look there;
+each such table's changes are read typed, with the schema that the table has then, appended to its changelog and merged
+into its replica. So a running query lives through ADD, DROP and RENAME COLUMN and changes of type.
+
+Nothing twice, nothing missing: a table's commit records the position that it reaches, and a table goes on from its own
+position whatever the micro-batch is. What Spark keeps in its checkpoint only says where to go on reading. A checkpoint that
+was lost is made again from the position up to which every table has everything (warehouse.json).
+
+Segments are given back to staging one micro-batch late: the last one is run again when Spark did not get to note its end.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from cdcpipe.errors import CdcpipeError
+from spark_sink import changelog, delta, reduction, replica, session, source
+from spark_sink.contents import Contents, read_contents
+from spark_sink.staging import (
+    Position,
+    Segment,
+    StagingError,
+    list_epochs,
+    list_segments,
+    read_readers,
+    register_reader,
+    removed_position,
+)
+from spark_sink.types import assign_columns, column_names, merge_columns, split_schema, typed_schema
+from spark_sink.warehouse import Table, Version, Warehouse, WarehouseError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from types import TracebackType
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+    from pyspark.sql.types import StructType
+
+    from cdcpipe.pgoutput.messages import Relation
+    from spark_sink.delta import State
+
+__all__ = ["Pipeline", "PipelineProgress"]
+
+_logger = logging.getLogger(__name__)
+
+READER = "tables"
+"""The name under which the staging directory knows how far the tables are."""
+
+_IDENTIFYING = ("d", "i")
+"""The replica identities (DEFAULT, INDEX) under which a Relation message flags the columns that identify a row.
+
+With INDEX these are the index's columns, not the primary key: of a deleted row the server sends nothing else.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineProgress:
+    """How far a pipeline is: since its start, but for ``position``."""
+
+    position: Position | None = None
+    batches: int = 0
+    changes: int = 0
+    tables: int = 0
+
+
+class Pipeline:
+    """Keeps the tables of one warehouse in step with one staging directory.
+
+    ``keys`` names the columns that identify a table's rows, ``{"public.orders": ["id"]}``. It is needed only for a table
+    with REPLICA IDENTITY FULL or NOTHING, whose changes do not say; ``describe`` is the same, asked when such a table turns
+    up: it returns what ``cdcpipe prepare`` prints as ``tables``. A table without a key has a changelog and no replica.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        staging: Path | str,
+        warehouse: Path | str,
+        *,
+        format: str = "delta",  # noqa: A002 - Spark's own word for it
+        keys: Mapping[str, Sequence[str]] | None = None,
+        describe: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
+        checkpoint: Path | str | None = None,
+        max_bytes_per_trigger: int | None = None,
+        trigger_interval_s: float = 1.0,
+    ) -> None:
+        session.check(spark, format)
+        source.register(spark)
+        self.spark = spark
+        self.staging = Path(staging).absolute()
+        self.warehouse = Warehouse(warehouse, format)
+        self.checkpoint = self.warehouse.checkpoint if checkpoint is None else Path(checkpoint).absolute()
+        self._keys = {name: tuple(columns) for name, columns in (keys or {}).items()}
+        self._describe = describe
+        self._catalog: dict[Table, tuple[str, ...]] = {}
+        self._max_bytes_per_trigger = max_bytes_per_trigger
+        self._trigger_interval_s = trigger_interval_s
+        self._tables: dict[Table, _TableState] = {}
+        self._progress = PipelineProgress()
+        self._seen: set[Table] = set()
+        self._told: set[tuple[Table, str]] = set()
+        self._query: StreamingQuery | None = None
+        self._error: BaseException | None = None
+        self._stopping = False
+        # Held while a micro-batch runs, so that stop() lets it come to its end.
+        self._running = threading.Lock()
+
+    # --- for its owner ---
+
+    def start(self, *, available_now: bool = False) -> Self:
+        """Begin to follow the log, or with ``available_now`` to bring the tables to its present end; return at once."""
+        stream = self._stream()
+        if available_now:
+            stream = stream.trigger(availableNow=True)
+        else:
+            stream = stream.trigger(processingTime=f"{self._trigger_interval_s} seconds")
+        self._query = stream.start()
+        return self
+
+    def process_available(self) -> None:
+        """Bring the tables to the log's present end, and return when that is done."""
+        self.start(available_now=True).wait()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end; raise the error if there was one. Return False if it has not ended in time."""
+        query = self._query
+        if query is None:
+            return True
+        try:
+            if timeout_s is None:
+                query.awaitTermination()
+            elif not query.awaitTermination(timeout_s):
+                return False
+        except Exception as ex:
+            raise self._error_of(ex) from ex
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def stop(self) -> None:
+        """End once the micro-batch that runs is in the tables."""
+        self._stopping = True
+        query = self._query
+        if query is None or not query.isActive:
+            return
+        with self._running:
+            query.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, _value: BaseException | None, _tb: TracebackType | None) -> None:
+        self.stop()
+        if kind is None:
+            self.wait()
+
+    @property
+    def progress(self) -> PipelineProgress:
+        """How far it is, at this moment."""
+        return self._progress
+
+    # --- the stream ---
+
+    def _stream(self) -> DataStreamWriter:
+        self._error, self._stopping = None, False
+        start = self._open()
+        reader = self.spark.readStream.format("cdcpipe").option("view", "segments").option("start", str(start))
+        if self._max_bytes_per_trigger is not None:
+            reader = reader.option("max_bytes_per_trigger", str(self._max_bytes_per_trigger))
+        stream = reader.load(str(self.staging)).writeStream.queryName("cdcpipe").foreachBatch(self._batch)
+        return stream.option("checkpointLocation", str(self.checkpoint))
+
+    def _open(self) -> Position:
+        """Check that warehouse and log belong together, and return the position from which to go on."""
+        epochs = list_epochs(self.staging)
+        if not epochs:
+            raise StagingError(f"{self.staging} holds no log yet", hint="start a launcher on it first")
+        position = self.warehouse.open(epochs[-1])
+        removed = removed_position(self.staging)
+        if position is None:
+            if removed is not None:
+                raise WarehouseError(
+                    f"{self.warehouse.root} is new, and the log in {self.staging} does not go back to its beginning",
+                    hint="restore the warehouse, or start anew: another warehouse, another staging directory, another slot",
+                )
+            position = epochs[0].start
+            self.warehouse.record(position)
+        list_segments(self.staging, position)  # are those that the tables still need there?
+        if READER not in read_readers(self.staging):
+            register_reader(self.staging, READER, Position(0, 0) if removed is None else removed)
+        self._progress = replace(self._progress, position=position)
+        for table in self.warehouse.tables():
+            self._restore_replica(table)
+        return position
+
+    def _restore_replica(self, table: Table) -> None:
+        """Make a replica that is not there, whoever deleted it, from its changelog."""
+        if self.warehouse.format != "delta" or delta.exists(self.warehouse.replica(table)):
+            return
+        state = changelog.state(self.spark, self.warehouse, table)
+        if state is not None:
+            assert self._progress.position is not None
+            replica.apply(self.spark, self.warehouse, table, Position(self._progress.position.epoch, state.lsn))
+
+    def _batch(self, rows: DataFrame, _batch_id: int) -> None:
+        """Take a micro-batch of segments to the tables; called by Spark in a thread of this process."""
+        with self._running:
+            if self._stopping:
+                raise _StoppedError
+            try:
+                segments = [Segment(r["epoch"], r["start_lsn"], r["end_lsn"], Path(r["path"])) for r in rows.collect()]
+                if segments:
+                    self._process(sorted(segments, key=lambda segment: segment.end_lsn))
+            except BaseException as ex:
+                self._error = self._error_of(ex)
+                raise
+
+    def _process(self, segments: list[Segment]) -> None:
+        position, end = self._progress.position, segments[-1].end
+        assert position is not None
+        if segments[0].start_lsn > position.lsn:
+            raise WarehouseError(
+                f"the checkpoint {self.checkpoint} is at {segments[0].start}, the tables in {self.warehouse.root} at {position}",
+                hint="the checkpoint is another warehouse's, or newer than this one: delete it, and what is there goes on from "
+                "where the tables are",
+            )
+        count = 0
+        if end.lsn > position.lsn:
+            after = [segment for segment in segments if segment.end_lsn > position.lsn]
+            contents = read_contents(after)
+            for table in sorted(contents):
+                self._process_table(table, contents[table], after)
+                count += contents[table].count
+                self._seen.add(table)
+            self.warehouse.record(end)
+            position = end
+        self._progress = replace(
+            self._progress,
+            position=position,
+            batches=self._progress.batches + 1,
+            changes=self._progress.changes + count,
+            tables=len(self._seen),
+        )
+        # Not ``end``: until Spark has noted the end of this micro-batch, it may ask for it again.
+        register_reader(self.staging, READER, segments[0].start)
+
+    def _process_table(self, table: Table, contents: Contents, segments: Sequence[Segment]) -> None:
+        state = self._tables.get(table)
+        if state is None:
+            state = self._tables[table] = _TableState(
+                changelog.state(self.spark, self.warehouse, table), self.warehouse.versions(table)
+            )
+        end = segments[-1].end
+        done_lsn = 0 if state.changelog is None else state.changelog.lsn
+        if done_lsn < contents.last_lsn:
+            columns = merge_columns(
+                None if state.changelog is None else split_schema(state.changelog.schema)[0],
+                (relation for _, relation in contents.relations),
+            )
+            self._note_versions(table, state, contents, done_lsn, columns)
+            start = next(
+                Position(segment.epoch, max(segment.start_lsn, done_lsn)) for segment in segments if segment.end_lsn > done_lsn
+            )
+            schema = typed_schema(columns)
+            rows = (
+                self.spark.read.format("cdcpipe")
+                .schema(schema)
+                .option("table", source.quote_table(table.schema, table.name))
+                .option("start", str(start))
+                .option("end", str(end))
+                .load(str(self.staging))
+            )
+            changelog.append(self.warehouse, table, rows, state.changelog, start, end)
+            state.changelog = delta.State(schema, end.lsn)
+            if self.warehouse.format != "delta" or not state.has_key:
+                self._tell_exact(table, self._exact_names(table, start, columns))
+        if self.warehouse.format == "delta" and state.has_key and state.replica_lsn < contents.last_lsn:
+            self._tell_exact(table, replica.apply(self.spark, self.warehouse, table, end))
+            state.replica_lsn = end.lsn
+
+    # --- keys ---
+
+    def _note_versions(self, table: Table, state: _TableState, contents: Contents, done_lsn: int, columns: StructType) -> None:
+        """Write down, before the first change under it is, what identifies a row from some transaction on."""
+        versions = list(state.versions)
+        for end_lsn, relation in contents.relations:
+            if end_lsn <= done_lsn:
+                continue
+            names = self._key(table, relation)
+            spark_names = dict(zip((c.name for c in relation.columns), column_names(relation), strict=True))
+            fields = dict(zip((c.name for c in relation.columns), assign_columns(columns, relation), strict=True))
+            version = Version(
+                end_lsn,
+                relation.relation_id,
+                tuple(spark_names[name] for name in names),
+                tuple(fields[name].name for name in names),
+            )
+            if versions and replace(versions[-1], end_lsn=end_lsn) == version:
+                continue
+            if versions and versions[-1].end_lsn == end_lsn:
+                versions.pop()
+            versions.append(version)
+        if versions != state.versions:
+            self.warehouse.write_versions(table, versions)
+            state.versions = versions
+        if not versions[-1].key:
+            self._tell(table, "", "table %s has no key: it has a changelog and no replica", table)
+
+    def _key(self, table: Table, relation: Relation) -> tuple[str, ...]:
+        """Return the names of the columns that identify a row, in PostgreSQL's spelling; none if nothing does."""
+        flagged = tuple(column.name for column in relation.columns if column.is_key)
+        key = self._keys.get(str(table))
+        if key is None and relation.replica_identity in _IDENTIFYING:
+            return flagged
+        if key is None:
+            key = self._primary_key(table)
+        return key if set(key) <= {column.name for column in relation.columns} else ()
+
+    def _primary_key(self, table: Table) -> tuple[str, ...]:
+        """Look a table's primary key up in the catalog, once."""
+        if table not in self._catalog:
+            if self._describe is not None:
+                for found in self._describe():
+                    self._catalog[Table(found["schema"], found["name"])] = tuple(found["primary_key"])
+            self._catalog.setdefault(table, ())
+        return self._catalog[table]
+
+    # --- what to tell ---
+
+    def _tell(self, table: Table, subject: str, message: str, *arguments: object) -> None:
+        """Warn once."""
+        if (table, subject) not in self._told:
+            self._told.add((table, subject))
+            _logger.warning(message, *arguments)
+
+    def _tell_exact(self, table: Table, names: Iterable[str]) -> None:
+        """Name the columns that had a value that their type can't hold, each once."""
+        for name in sorted(names):
+            message = "table %s, column %s: a value that its type can't hold is NULL, and stands as text in _cdc_exact"
+            self._tell(table, name, message, table, name)
+
+    def _exact_names(self, table: Table, start: Position, columns: StructType) -> list[str]:
+        """Look for such columns in what the changelog has beyond ``start``, unless all that can be are known."""
+        from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+        inexact = [field.name for field in columns if field.dataType.typeName() in reduction.INEXACT]
+        if all((table, name) in self._told for name in inexact):
+            return []
+        changes = changelog.read(self.spark, self.warehouse, table).where(F.col("_cdc_end_lsn") > start.lsn)
+        found = changes.agg(reduction.exact_names()).collect()[0][0]
+        return [name for name in found or () if name in inexact]
+
+    def _error_of(self, ex: BaseException) -> BaseException:
+        """Return an error of ours for one that Spark wrapped, in one line."""
+        if self._error is not None:
+            return self._error
+        if isinstance(ex, CdcpipeError | _StoppedError):
+            return ex
+        text = str(ex)
+        # What the data source raised comes back as the text of a traceback.
+        raised = re.findall(r"^(?:[a-z_]+\.)*([A-Z]\w*Error): (.+)$", text, re.MULTILINE)
+        detail = raised[-1][1] if raised else text.strip().partition("\n")[0]
+        return PipelineError(f"the tables could not be brought further: {detail}")
+
+
+class PipelineError(CdcpipeError):
+    """Spark could not do what a micro-batch needs."""
+
+
+class _StoppedError(Exception):
+    """A micro-batch that was to begin after the end had been asked for."""
+
+
+@dataclass(slots=True)
+class _TableState:
+    """What is known of a table of the warehouse, so that it is not read for every micro-batch."""
+
+    changelog: State | None
+    versions: list[Version]
+    replica_lsn: int = 0
+    """Up to where the replica certainly is; it knows itself better."""
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the table has, or had, or is to get, a replica."""
+        return any(version.key for version in self.versions)

@@ -1,0 +1,209 @@
+"""``cdcpipe-spark run``: the launcher and the pipeline in one process."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from spark_sink.launcher import Launcher, LauncherConfig, Prepared
+from spark_sink.options import (
+    CONTEXT_SETTINGS,
+    SIZE,
+    ProgressLine,
+    launcher_config,
+    launcher_options,
+    log_to_stderr,
+    on_signals,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from spark_sink.pipeline import Pipeline
+
+__all__ = ["command"]
+
+_logger = logging.getLogger(__name__)
+
+_EXAMPLE = """\b
+Example:
+  cdcpipe-spark run -d shop -S shop_cdc --publication shop -c --staging /var/lib/cdc --warehouse /srv/lake --available-now"""
+
+
+@click.command("run", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
+@launcher_options
+@click.option(
+    "--warehouse",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Where the tables are: changelog/SCHEMA.TABLE and replica/SCHEMA.TABLE.",
+)
+@click.option(
+    "--format",
+    "table_format",
+    type=click.Choice(["delta", "parquet"]),
+    default="delta",
+    show_default=True,
+    help="The tables' format. Parquet needs no jar; the replica is a view then.",
+)
+@click.option(
+    "--jars",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Jars to give to Spark, Delta Lake's two among them, where Maven Central can't be reached.",
+)
+@click.option("--master", default="local[2]", show_default=True, metavar="URL", help="Spark's master.")
+@click.option("--conf", "confs", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. Repeatable.")
+@click.option("--ui", is_flag=True, help="Let Spark serve its user interface.")
+@click.option(
+    "--checkpoint",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Spark's checkpoint. Left out: _cdcpipe/checkpoint in the warehouse.",
+)
+@click.option(
+    "--max-bytes-per-trigger",
+    type=SIZE,
+    default="256MiB",
+    show_default=True,
+    help="A micro-batch takes no more segments than have this size, but at least one.",
+)
+@click.option(
+    "--trigger-interval",
+    type=click.FloatRange(min=0.0, max=86400.0),
+    default=1.0,
+    show_default=True,
+    metavar="SECS",
+    help="A micro-batch begins no sooner than this after the one before it.",
+)
+def command(
+    *,
+    warehouse: Path,
+    table_format: str,
+    jars: Path | None,
+    master: str,
+    confs: tuple[str, ...],
+    ui: bool,
+    checkpoint: Path | None,
+    max_bytes_per_trigger: int,
+    trigger_interval: float,
+    **options: Any,
+) -> None:
+    """Keep Spark tables in step with a slot: every change once in a changelog, the current rows in a replica.
+
+    Changes go to the staging directory first, and are confirmed to the server as soon as they are durable there; the tables
+    follow. Ends at SIGINT and SIGTERM, cleanly, or with --available-now by itself. May be killed at any time: start it
+    again, and nothing is missing and nothing is twice.
+    """
+    from spark_sink import session
+    from spark_sink.pipeline import Pipeline
+
+    settings = _settings(confs)
+    config = launcher_config(**options)
+    log_to_stderr(verbose=config.verbose)
+    stopping = threading.Event()
+    launcher = Launcher(config)
+    spark = None
+    pipeline = None
+    line = ProgressLine(time.monotonic())
+    try:
+        with on_signals(stopping.set):
+            launcher.start()
+            assert launcher.prepared is not None
+            _name_keyless(launcher.prepared)
+            # While it starts, the launcher is at work.
+            spark = session.build(
+                app_name=f"cdcpipe {config.slot}", master=master, format=table_format, conf=settings, jars_dir=jars, ui=ui
+            )
+        # Once more: Spark has put a handler of its own in the place of ours.
+        with on_signals(stopping.set):
+            while config.available_now and not stopping.is_set() and not launcher.wait(line.interval_s):
+                line.update(launcher.progress, time.monotonic())
+            pipeline = Pipeline(
+                spark,
+                config.staging,
+                warehouse,
+                format=table_format,
+                describe=_Catalog(config, launcher.prepared).describe,
+                checkpoint=checkpoint,
+                max_bytes_per_trigger=max_bytes_per_trigger,
+                trigger_interval_s=trigger_interval,
+            )
+            if not stopping.is_set():
+                pipeline.start(available_now=config.available_now)
+            while not stopping.is_set():
+                if pipeline.wait(line.interval_s):
+                    break
+                if launcher.has_ended and not config.available_now:
+                    launcher.wait()  # raises why
+                    break
+                line.update(launcher.progress, time.monotonic(), note=_note(pipeline))
+    finally:
+        line.clear()
+        launcher.stop()
+        if pipeline is not None:
+            pipeline.stop()
+            line.update(launcher.progress, time.monotonic(), note=_note(pipeline), is_last=True)
+        if spark is not None:
+            spark.stop()
+
+
+def _settings(confs: tuple[str, ...]) -> dict[str, str]:
+    settings = {}
+    for conf in confs:
+        key, equals, value = conf.partition("=")
+        if not key or not equals:
+            raise InvalidArgumentsError(f"--conf takes KEY=VALUE, not {conf!r}")
+        settings[key] = value
+    return settings
+
+
+def _note(pipeline: Pipeline) -> str:
+    progress = pipeline.progress
+    return f"; {progress.changes:,} changes in {progress.tables} tables up to {progress.position or '-'}"
+
+
+def _name_keyless(prepared: Prepared) -> None:
+    """Say which tables will have no replica."""
+    names = [f"{table['schema']}.{table['name']}" for table in prepared.tables if not _has_key(table)]
+    if names:
+        _logger.warning("no primary key, so a changelog and no replica: %s", ", ".join(sorted(names)))
+
+
+def _has_key(table: Mapping[str, Any]) -> bool:
+    # With REPLICA IDENTITY USING INDEX the index's columns do.
+    return bool(table["primary_key"]) or table["replica_identity"] == "i"
+
+
+class _Catalog:
+    """The published tables with their keys: as the launcher found them, then as they are when one is asked for."""
+
+    def __init__(self, config: LauncherConfig, prepared: Prepared) -> None:
+        self._config = config
+        self._first: Prepared | None = prepared
+
+    def describe(self) -> Iterable[Mapping[str, Any]]:
+        """Return the tables; the second time and after that they are asked for anew."""
+        first, self._first = self._first, None
+        if first is not None:
+            return first.tables
+        config = self._config
+        arguments = [*config.command, "prepare", *config.connection, "-S", config.slot]
+        for name in config.publications:
+            arguments += ["--publication", name]
+        done = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        if done.returncode != 0:
+            said = done.stderr.decode(errors="replace").strip().splitlines()
+            raise CdcpipeError(
+                f"the keys of new tables could not be looked up: {said[-1] if said else done.returncode}",
+                hint="start again once the server can be reached; nothing is lost",
+            )
+        return Prepared.parse(done.stdout).tables
