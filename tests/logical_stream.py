@@ -40,7 +40,7 @@ def peek(dsn: str, slot: str, options: dict[str, str | None], until: int) -> lis
             if data[:1] == b"w":
                 messages.append((_WAL_DATA.unpack_from(data, 1)[0], data[25:]))
                 continue
-            wal_end, _, must_reply = _KEEPALIVE.unpack_from(data, 1)
+            wal_end, _, _ = _KEEPALIVE.unpack_from(data, 1)
             if wal_end >= until:
                 return messages
             # Ask for the next keepalive; nothing is written, flushed or applied.
@@ -88,7 +88,7 @@ class Both:
         ]
 
     def _now(self) -> int:
-        high, low = self.query("select pg_current_wal_insert_lsn()")[0][0].split("/")
-        # An idle server's walsender has sent all of WAL, which may end a little before the insert position.
-        self.connection.execute("select pg_switch_wal()")
+        # A commit of its own: what has been written before it is flushed with it, and its walsender wakes up.
+        self.connection.execute("select txid_current()")
+        high, low = str(self.query("select pg_current_wal_flush_lsn()")[0][0]).split("/")
         return int(high, 16) << 32 | int(low, 16)

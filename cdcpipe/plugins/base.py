@@ -66,8 +66,6 @@ Handler: TypeAlias = Callable[[int, bytes], object]
 """Renders one raw message that starts at a WAL position."""
 
 _CHANGE_KINDS = (b"I", b"U", b"D")
-HEAD_SIZE = 8
-"""Bytes of a change that say how to read the rest: kind, relation id, kind of the first tuple, its number of columns."""
 
 
 @dataclass(slots=True)
@@ -204,6 +202,17 @@ class OutputPlugin:
         return InvalidArgumentsError(f"the output plugin {self.name} can't render {what}", hint=f"leave the option {option!r} out")
 
 
+class _Handlers(dict[bytes, Handler]):
+    """Handlers by a message's first eight bytes, and one for all others."""
+
+    def __init__(self, other: Handler) -> None:
+        super().__init__()
+        self._other = other
+
+    def __missing__(self, head: bytes) -> Handler:
+        return self._other
+
+
 class Renderer:
     """Drives a plugin with raw pgoutput messages, in stream order.
 
@@ -220,21 +229,17 @@ class Renderer:
         self._is_filtered = False
         self._is_preparing = False
         self._stream_txn: Transaction | None = None
-        self._handlers: dict[bytes, Handler] = {}
+        self._handlers = _Handlers(self._feed_unusual)
         self._makers: dict[bytes, Callable[[], Handler]] = {}
         self._heads: dict[int, list[bytes]] = {}
         # Outside transactions, and inside those that are dropped, no message goes to a handler.
-        self._no_handlers: dict[bytes, Handler] = {}
-        self._handler_for = self._no_handlers.get
+        self._no_handlers = _Handlers(self._feed_unusual)
+        self._active = self._no_handlers
         plugin.startup(OutputWriter(write, self._feed_decoded))
 
     def feed(self, wal_start: int, data: bytes) -> None:
         """Render one message; ``data`` is exactly one, ``wal_start`` is what its WALData said."""
-        handler = self._handler_for(data[:HEAD_SIZE])
-        if handler is None:
-            self._feed_unusual(wal_start, data)
-        else:
-            handler(wal_start, data)
+        self._active[data[:8]](wal_start, data)
 
     def close(self) -> None:
         """Tell the plugin that the stream has ended."""
@@ -244,12 +249,11 @@ class Renderer:
         """Find or make the handler after all: for a transaction's first change, and for a relation's."""
         if self._txn is not None and data[:1] in _CHANGE_KINDS:
             self._begin(self._txn)
-            head = data[:HEAD_SIZE]
-            if head in self._makers:
+            head = data[:8]
+            if head in self._makers and self._active is self._handlers:
                 self._handlers[head] = self._makers.pop(head)()
-            handler = self._handler_for(head)
-            if handler is not None:
-                handler(wal_start, data)
+            if head in self._active:
+                self._active[head](wal_start, data)
                 return
         self._feed_decoded(wal_start, data)
 
@@ -391,12 +395,12 @@ class Renderer:
                 self._plugin.begin_prepare(txn)
             else:
                 self._plugin.begin(txn)
-            self._handler_for = self._handlers.get
+            self._active = self._handlers
 
     def _close(self) -> None:
         self._txn = None
         self._has_begun = False
-        self._handler_for = self._no_handlers.get
+        self._active = self._no_handlers
 
 
 def _prepared(message: CommitPrepared | StreamPrepare, final_lsn: int, lsn: int) -> Transaction:

@@ -102,7 +102,16 @@ class Expression:
     code: str
 
 
-LSN: Final = Expression("b'%X/%X' % (wal_start >> 32, wal_start & 0xFFFFFFFF)")
+class _Highs(dict[int, bytes]):
+    """The upper half of LSNs as text, with the slash; there are few of them, and formatting costs."""
+
+    def __missing__(self, high: int) -> bytes:
+        text = self[high] = b"%X/" % high
+        return text
+
+
+LSN: Final = (Expression("highs[wal_start >> 32]"), Expression("b'%X' % (wal_start & 0xFFFFFFFF)"))
+"""The message's WAL position, as two parts of a template."""
 
 Template: TypeAlias = "Sequence[bytes | Field | Expression]"
 
@@ -110,6 +119,7 @@ _NAMESPACE: Final[Mapping[str, object]] = {
     "__builtins__": {"len": len, "IndexError": IndexError},
     "escape": escape,
     "false": b"false",
+    "highs": _Highs(),
     "join": b"".join,
     "length_at": struct.Struct(">I").unpack_from,
     "null": b"null",

@@ -99,9 +99,10 @@ class _Settings:
     def selects_prefix(self, prefix: str) -> bool:
         return prefix not in self.filter_msg_prefixes and (not self.add_msg_prefixes or prefix in self.add_msg_prefixes)
 
-    @property
-    def needs_column_facts(self) -> bool:
-        return self.include_pk or self.include_not_null or self.include_default or self.include_column_positions
+    def needs_column_facts(self, relation: Relation) -> bool:
+        """Return whether the catalog must be asked; what the key is with REPLICA IDENTITY DEFAULT, the stream says."""
+        needs_key = self.include_pk and relation.replica_identity != "d" and self.format_version == 2
+        return needs_key or self.include_not_null or self.include_default or self.include_column_positions
 
 
 def _settings(options: Options) -> _Settings:
@@ -396,7 +397,7 @@ class _Wal2Json(OutputPlugin):
     def _table(self, relation: Relation) -> _Table:
         is_selected = self._settings.selects(relation)
         facts: Mapping[str, ColumnFacts] = {}
-        if is_selected and self._settings.needs_column_facts:
+        if is_selected and self._settings.needs_column_facts(relation):
             facts = self._catalog.columns(relation.relation_id)
         columns = []
         for number, column in enumerate(relation.columns if is_selected else ()):
@@ -404,6 +405,12 @@ class _Wal2Json(OutputPlugin):
             style = _STYLES.get(type_id, row_compiler.STRING)
             if self._settings.numeric_data_types_as_string and type_id in _NUMBERS:
                 style = row_compiler.QUOTED
+            fact = facts.get(column.name, _NO_FACTS._replace(position=number + 1))
+            if relation.replica_identity == "d":
+                fact = fact._replace(is_primary_key=column.is_key)
+            elif self._settings.format_version == 1:
+                # The server's version 1 knows no primary key but the one that is the replica identity.
+                fact = fact._replace(is_primary_key=False)
             columns.append(
                 _Column(
                     number,
@@ -412,7 +419,7 @@ class _Wal2Json(OutputPlugin):
                     type_id,
                     style,
                     column.is_key or relation.replica_identity == "f",
-                    facts.get(column.name, _NO_FACTS._replace(position=number + 1)),
+                    fact,
                 )
             )
         table = _Table(_json(relation.namespace), _json(relation.name), columns, is_selected)
@@ -610,7 +617,7 @@ class Wal2Json2(_Wal2Json):
         if settings.include_xids or settings.include_timestamp or settings.include_origin:
             parts.append(_TXN_PART)
         if settings.include_lsn:
-            parts += [b',"lsn":"', row_compiler.LSN, b'"']
+            parts += [b',"lsn":"', *row_compiler.LSN, b'"']
         return parts
 
     def _table_name(self, table: _Table) -> list[bytes]:
