@@ -6,6 +6,7 @@ not at all.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -63,6 +64,16 @@ def connect(config: SlotConfig, *, replication: bool) -> Connection:
     return connection
 
 
+@contextmanager
+def connected(config: SlotConfig, *, replication: bool) -> Iterator[Connection]:
+    """Open a connection as ``connect`` does, and close it at the end."""
+    connection = connect(config, replication=replication)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
 def find_or_create_slot(connection: Connection, config: SlotConfig, publications: list[str]) -> Slot:
     """Return the slot's state; make publications and slot first if that is asked for and the slot does not exist.
 
@@ -82,6 +93,7 @@ def find_or_create_slot(connection: Connection, config: SlotConfig, publications
         slot = preflight.find_slot(connection, config.slot)
         if slot is None:
             raise preflight.missing_slot_error(config.slot)
+    preflight.check_usable(connection, slot)
     return slot
 
 
@@ -102,75 +114,72 @@ def check_published(connection: Connection, publications: list[str]) -> list[Pub
 
 def prepare(config: SlotConfig) -> Preparation:
     """Do all that precedes streaming on a pgoutput slot, and say what was found."""
-    connection = connect(config, replication=True)
-    try:
-        with initialising():
-            system = preflight.identify_system(connection)
-            slot = find_or_create_slot(connection, config, list(config.publications))
-            if slot.plugin != "pgoutput":
-                msg = f"replication slot {slot.name!r} has the plugin {slot.plugin}; this needs one with pgoutput"
-                raise InitError(msg, hint="name another slot, or create one with -c")
-            preflight.check_slot(connection, slot)
-            tables = check_published(connection, list(config.publications))
-            return Preparation(
-                server_version=connection.server_version,
-                system=system,
-                database=connection.database,
-                end_lsn=preflight.current_lsn(connection),
-                slot=slot,
-                publications=list(config.publications),
-                tables=tables,
-            )
-    finally:
-        connection.close()
+    with connected(config, replication=False) as connection, initialising():
+        slot = find_or_create_slot(connection, config, list(config.publications))
+        if slot.plugin != "pgoutput":
+            msg = f"replication slot {slot.name!r} has the plugin {slot.plugin}; this needs one with pgoutput"
+            raise InitError(msg, hint="name another slot, or create one with -c")
+        preflight.check_free(slot)
+        tables = check_published(connection, list(config.publications))
+        with connected(config, replication=True) as walsender:
+            system = preflight.identify_system(walsender)
+        return Preparation(
+            server_version=connection.server_version,
+            system=system,
+            database=connection.database,
+            end_lsn=preflight.current_lsn(connection),
+            slot=slot,
+            publications=list(config.publications),
+            tables=tables,
+        )
 
 
 def stream(config: StreamConfig) -> ExitCode:
     """Connect, check, start and stream until something ends it; raise the error that did."""
-    connection = connect(config.slot, replication=True)
-    try:
+    catalog = _Catalog(config.slot)
+    with contextlib.closing(catalog):
         with initialising():
-            system = preflight.identify_system(connection)
-            log.info("server %s, system %s, timeline %d", connection.server_version, system.system_id, system.timeline)
-            if config.expected_system is not None:
-                preflight.expect_system(system, config.expected_system)
             publications = _publications(config)
-            slot = find_or_create_slot(connection, config.slot, publications)
-            catalog = _Catalog(config.slot)
-            server_options, make_feeder = _plugin(config, connection, slot, publications, catalog)
-            if config.standby is not None:
-                slot = wait_until_free(connection, config.slot.slot, config.standby)
-            _start(connection, config, slot, server_options)
-        progress = Progress(
-            time.monotonic(),
-            feedback_interval_s=config.feedback_interval_s,
-            status_interval_s=config.status_interval_s,
-            silence_limit_s=config.silence_limit_s,
-        )
-        tracker = tracker_for(slot.plugin or "", server_options, progress, config.end_lsn)
-        streamer = Streamer(
-            connection,
-            progress,
-            tracker,
-            config.stream,
-            confirmed_on_server=catalog.confirmed_flush_lsn,
-            make_feeder=make_feeder,
-        )
-        return streamer.run()
-    finally:
-        connection.close()
+            slot = find_or_create_slot(catalog.connection, config.slot, publications)
+            server_options, make_feeder = _plugin(config, catalog, slot, publications)
+        with connected(config.slot, replication=True) as walsender:
+            with initialising():
+                system = preflight.identify_system(walsender)
+                log.info("server %s, system %s, timeline %d", walsender.server_version, system.system_id, system.timeline)
+                if config.expected_system is not None:
+                    preflight.expect_system(system, config.expected_system)
+                if slot.plugin == "pgoutput" and make_feeder is None:
+                    # Names of tables, types and the like in values (regclass, …) are then always qualified.
+                    walsender.pin_session({"search_path": ""})
+                _start(walsender, catalog, config, slot, server_options)
+            catalog.close()
+            progress = Progress(
+                time.monotonic(),
+                feedback_interval_s=config.feedback_interval_s,
+                status_interval_s=config.status_interval_s,
+                silence_limit_s=config.silence_limit_s,
+            )
+            return Streamer(
+                walsender,
+                progress,
+                tracker_for(slot.plugin or "", server_options, progress, config.end_lsn),
+                config.stream,
+                confirmed_on_server=catalog.confirmed_flush_lsn,
+                make_feeder=make_feeder,
+            ).run()
 
 
-def _start(connection: Connection, config: StreamConfig, slot: Slot, options: Mapping[str, str | None]) -> None:
-    """Start the stream; as a standby, go back to waiting when another one was quicker."""
+def _start(walsender: Connection, catalog: _Catalog, config: StreamConfig, slot: Slot, options: Mapping[str, str | None]) -> None:
+    """Start the stream; as a standby, wait for the slot first, and again when another one was quicker."""
     while True:
-        preflight.check_slot(connection, slot)
+        if config.standby is not None:
+            slot = wait_until_free(catalog.connection, config.slot.slot, config.standby)
+        preflight.check_free(slot)
         try:
-            preflight.start_stream(connection, config.slot.slot, config.start_lsn, options)
+            preflight.start_stream(walsender, config.slot.slot, config.start_lsn, options)
         except CdcpipeError as ex:
             if config.standby is None or ex.exit_code != ExitCode.SLOT_IN_USE:
                 raise
-            slot = wait_until_free(connection, config.slot.slot, config.standby)
         else:
             log.info("streaming from slot %r (%s), start %s", slot.name, slot.plugin, format_lsn(config.start_lsn))
             return
@@ -182,26 +191,25 @@ def _publications(config: StreamConfig) -> list[str]:
 
 
 def _plugin(
-    config: StreamConfig, connection: Connection, slot: Slot, publications: list[str], catalog: _Catalog
+    config: StreamConfig, catalog: _Catalog, slot: Slot, publications: list[str]
 ) -> tuple[dict[str, str | None], Callable[[Callable[[int, bytes], None]], Feeder] | None]:
     """Return the options for the server's plugin, and what renders its messages, if anything does."""
     options = dict(config.options)
-    wal2json_options: dict[str, str | None] = {
+    options_of: dict[int, dict[str, str | None]] = {
         0: {},
         1: {"format-version": "1", "include-lsn": "true"},
         2: {"format-version": "2"},
-    }[config.wal2json]
+    }
+    wal2json_options = options_of[config.wal2json]
     if slot.plugin != "pgoutput":
         if config.slot.publications:
             msg = f"replication slot {slot.name!r} has the plugin {slot.plugin}, which knows no publications"
             raise InitError(msg, hint="leave --publication out, or name a slot with pgoutput")
         return {**wal2json_options, **options}, None
 
-    check_published(connection, publications)
+    check_published(catalog.connection, publications)
     defaults: dict[str, str | None] = {"proto_version": "1", "publication_names": publication_names(publications)}
     if not config.wal2json:
-        # Names of tables, types and the like in values (regclass, …) are then always qualified.
-        connection.pin_session({"search_path": ""})
         return defaults | options, None
 
     from cdcpipe.plugins import load
@@ -214,24 +222,33 @@ def _plugin(
 
 
 class _Catalog:
-    """Asks the server on an ordinary connection, opened at the first question; the walsender's is busy streaming."""
+    """An ordinary connection, open while it is needed: the walsender's must run no SQL, and later is busy streaming."""
 
     def __init__(self, config: SlotConfig) -> None:
         self._config = config
         self._connection: Connection | None = None
 
-    def query(self, sql: str) -> Rows:
-        """Run one command and return its rows."""
+    @property
+    def connection(self) -> Connection:
+        """The connection, opened if it is not."""
         if self._connection is None:
             self._connection = connect(self._config, replication=False)
-        return self._connection.execute(sql)
+        return self._connection
+
+    def close(self) -> None:
+        """Close the connection; the next question opens it again."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def query(self, sql: str) -> Rows:
+        """Run one command and return its rows, for an output plugin; the connection stays open for the next."""
+        return self.connection.execute(sql)
 
     def confirmed_flush_lsn(self) -> int:
         """Return the position that the server holds for the slot; 0 if it holds none."""
         try:
-            if self._connection is None:
-                self._connection = connect(self._config, replication=False)
-            slot = preflight.find_slot(self._connection, self._config.slot)
+            slot = preflight.find_slot(self.connection, self._config.slot)
         except CdcpipeError as ex:
             log.info("the slot's position can't be asked for: %s", ex)
             return 0
@@ -239,25 +256,14 @@ class _Catalog:
 
 
 def poll_until_free(config: SlotConfig, poll: PollConfig) -> ExitCode:
-    """Poll mode: on an ordinary connection, which takes no walsender and, unless a slot is to be made, no special role."""
-    if config.create:
-        _create_before_polling(config, poll)
-    connection = connect(config, replication=False)
-    try:
-        with initialising():
-            wait_until_free(connection, config.slot, poll)
-    finally:
-        connection.close()
-    return ExitCode.SUCCESS
+    """Poll mode: takes no walsender and, unless a slot is to be made, no special role.
 
-
-def _create_before_polling(config: SlotConfig, poll: PollConfig) -> None:
-    """Make a slot that does not exist; the poll's duration bounds the wait for running transactions as well."""
-    if poll.duration_s is not None:
-        config = replace(config, create_timeout_s=max(poll.duration_s, 0.1))
-    connection = connect(config, replication=True)
-    try:
-        with initialising():
+    The duration bounds the wait for running transactions as well, when a slot is made.
+    """
+    with connected(config, replication=False) as connection, initialising():
+        if config.create:
+            if poll.duration_s is not None:
+                config = replace(config, create_timeout_s=max(poll.duration_s, 0.1))
             find_or_create_slot(connection, config, list(config.publications))
-    finally:
-        connection.close()
+        wait_until_free(connection, config.slot, poll)
+    return ExitCode.SUCCESS

@@ -13,7 +13,6 @@ from cdcpipe.lsn import format_lsn
 
 __all__ = [
     "IDENTIFY_SYSTEM",
-    "create_replication_slot",
     "publication_names",
     "quote_identifier",
     "quote_literal",
@@ -44,11 +43,6 @@ def quote_literal(value: str) -> str:
 def publication_names(names: Iterable[str]) -> str:
     """Return the value of pgoutput's ``publication_names``: a list of identifiers, which folds what is not quoted."""
     return ",".join(quote_identifier(name) for name in names)
-
-
-def create_replication_slot(slot: str, plugin: str) -> str:
-    """Return the command that makes a logical slot and exports no snapshot."""
-    return f"CREATE_REPLICATION_SLOT {quote_identifier(slot)} LOGICAL {quote_identifier(plugin)} NOEXPORT_SNAPSHOT"
 
 
 def start_replication(slot: str, start_lsn: int, options: Mapping[str, str | None]) -> str:

@@ -19,7 +19,7 @@ from psycopg import conninfo as psycopg_conninfo
 from psycopg import pq
 
 from cdcpipe.errors import ConnectionClosedError, InitError, InvalidArgumentsError, ServerError
-from cdcpipe.replication.commands import quote_literal
+from cdcpipe.replication.commands import quote_identifier, quote_literal
 
 __all__ = ["SESSION_SETTINGS", "Connection", "Notice", "Rows", "connection_parameters"]
 
@@ -220,8 +220,8 @@ class Connection:
 
     def pin_session(self, settings: Mapping[str, str]) -> None:
         """Set ``settings`` for this session, and check those that the server reports."""
-        calls = [f"set_config({quote_literal(name)}, {quote_literal(value)}, false)" for name, value in settings.items()]
-        self.execute(f"SELECT {', '.join(calls)}")
+        for name, value in settings.items():
+            self.execute(f"SET {quote_identifier(name.lower())} = {quote_literal(value)}")
         for name, value in settings.items():
             reported = self.parameter_status(name)
             if reported is not None and not reported.startswith(value):

@@ -1,6 +1,9 @@
 """What is asked and made on the server before a stream starts, so that what is wrong is named before anything is sent.
 
-Every function takes a ``Connection`` (a walsender's runs plain SQL as well). Errors here end with exit code 2, 8 or 9.
+Every function takes a ``Connection``: an ordinary one, but ``identify_system`` and ``start_stream`` take the walsender's.
+A walsender runs plain SQL as well, but must not run any before it streams: what SQL leaves in its catalog caches is today's
+catalog, and the stream would be decoded with it. (Seen: a publication younger than the slot, looked up before, was found for
+old WAL as well, and the rows there were skipped without an error.) Errors here end with exit code 2, 8 or 9.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ from cdcpipe.errors import InitError, InvalidArgumentsError, ServerError, SlotDo
 from cdcpipe.lsn import LSN
 from cdcpipe.replication.commands import (
     IDENTIFY_SYSTEM,
-    create_replication_slot,
     quote_identifier,
     quote_literal,
     start_replication,
@@ -24,8 +26,9 @@ __all__ = [
     "PublishedTable",
     "Slot",
     "System",
+    "check_free",
     "check_publications",
-    "check_slot",
+    "check_usable",
     "check_wal_level",
     "create_publication",
     "create_slot",
@@ -142,8 +145,8 @@ def missing_slot_error(name: str) -> SlotDoesNotExistError:
     )
 
 
-def check_slot(connection: Connection, slot: Slot) -> None:
-    """Raise InitError for a slot that can't be streamed here, SlotInUseError for one that is taken."""
+def check_usable(connection: Connection, slot: Slot) -> None:
+    """Raise InitError for a slot that can't be streamed here, whoever uses it now."""
     if slot.slot_type != "logical":
         msg = f"replication slot {slot.name!r} is a {slot.slot_type} slot, not a logical one"
         raise InitError(msg, hint="name another slot, or create one with -c")
@@ -154,9 +157,13 @@ def check_slot(connection: Connection, slot: Slot) -> None:
         msg = f"replication slot {slot.name!r} is lost: the server has removed WAL that it needed, so changes are missing for good"
         raise InitError(
             msg,
-            hint="drop the slot, create a new one and copy the tables anew; max_slot_wal_keep_size and idle_replication_slot_timeout"
-            " on the server decide when this happens",
+            hint="drop the slot, create a new one and copy the tables anew; max_slot_wal_keep_size and"
+            " idle_replication_slot_timeout on the server decide when this happens",
         )
+
+
+def check_free(slot: Slot) -> None:
+    """Raise SlotInUseError for a slot that is taken."""
     if slot.active or slot.confirmed_flush_lsn is None:
         raise SlotInUseError(slot_in_use_message(slot), hint="stop that consumer, or wait for it: --poll-mode, --standby")
 
@@ -169,13 +176,15 @@ def slot_in_use_message(slot: Slot) -> str:
 
 
 def create_slot(connection: Connection, name: str, plugin: str, *, timeout_s: float | None) -> None:
-    """Create a logical slot on a walsender connection, if it does not exist.
+    """Create a logical slot if it does not exist.
 
     The server waits for every running write transaction to end; beyond ``timeout_s`` it is told to give up, which leaves no slot.
     Raise InitError.
     """
     try:
-        connection.execute(create_replication_slot(name, plugin), timeout_s=timeout_s)
+        connection.execute(
+            f"SELECT pg_create_logical_replication_slot({quote_literal(name)}, {quote_literal(plugin)})", timeout_s=timeout_s
+        )
     except ServerError as ex:
         if ex.sqlstate == _DUPLICATE_OBJECT:
             return

@@ -1,0 +1,515 @@
+"""The command line as its users meet it: options, exit codes, records, on real servers."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pexpect
+import postgres
+import pytest
+from cli_process import CLI, COMMAND, run_cli, until
+
+from cdcpipe.lsn import LSN
+from cdcpipe.pgoutput.decode import decode
+from cdcpipe.pgoutput.messages import Begin, Commit, Insert, Relation
+
+SLOT = "s"
+
+
+class Fixture:
+    """A database with a published table `t(id, v)` and a slot."""
+
+    def __init__(self, database: postgres.Database) -> None:
+        self.database = database
+        self.connection = database.connect()
+        self.sql("create table t(id int primary key, v text)", "create publication p for table t")
+        self.slot = f"s_{database.name}"
+        self.make_slot()
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def sql(self, *statements: str) -> None:
+        for statement in statements:
+            self.connection.execute(statement)
+
+    def value(self, query: str, *parameters: object) -> object:
+        row = self.connection.execute(query, parameters).fetchone()
+        return row[0] if row else None
+
+    def make_slot(self, plugin: str = "pgoutput", suffix: str = "") -> str:
+        self.connection.execute("select pg_create_logical_replication_slot(%s, %s)", (self.slot + suffix, plugin))
+        return self.slot + suffix
+
+    def confirmed(self) -> LSN:
+        return LSN.parse(str(self.value("select confirmed_flush_lsn from pg_replication_slots where slot_name = %s", self.slot)))
+
+    def is_active(self) -> bool:
+        return bool(self.value("select active from pg_replication_slots where slot_name = %s", self.slot))
+
+    def released(self) -> None:
+        until(lambda: not self.is_active(), "the slot's release")
+
+    def cli(self, *args: str, publication: str = "p", **kwargs: object) -> CLI:
+        base = ["-d", self.database.dsn, "-S", self.slot, *(["--publication", publication] if publication else [])]
+        return CLI(*base, *args, **kwargs)  # type: ignore[arg-type]
+
+    def run(self, *args: str, publication: str = "p", **kwargs: object) -> tuple[int, bytes, str]:
+        base = ["-d", self.database.dsn, "-S", self.slot, *(["--publication", publication] if publication else [])]
+        return run_cli(*base, *args, **kwargs)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def on(pg: postgres.Cluster) -> Iterator[Fixture]:
+    with pg.database() as database, contextlib.closing(Fixture(database)) as made:
+        yield made
+
+
+@pytest.fixture
+def on15(pg15: postgres.Cluster) -> Iterator[Fixture]:
+    with pg15.database() as database, contextlib.closing(Fixture(database)) as made:
+        yield made
+
+
+@pytest.fixture
+def on18(pg18: postgres.Cluster) -> Iterator[Fixture]:
+    with pg18.database() as database, contextlib.closing(Fixture(database)) as made:
+        yield made
+
+
+# Records
+
+
+def test_records_headers_and_quit(on: Fixture) -> None:
+    on.sql("insert into t values (1, 'a'), (2, E'line\\nbreak')")
+    with on.cli() as cli:
+        records = cli.take(5)
+        kinds = [type(decode(record)) for _, record in records]
+        assert kinds == [Begin, Relation, Insert, Insert, Commit]
+        commit = decode(records[-1][1])
+        assert isinstance(commit, Commit)
+        assert records[-1][0] == commit.end_lsn
+        assert records[1][0] == 0
+        assert cli.quit() == 0
+        assert cli.stderr == ""
+
+
+def test_newline_counts_in_the_length(on18: Fixture) -> None:
+    on18.sql("insert into t values (1, 'a')")
+    with on18.cli("-N") as cli:
+        for _, record in cli.take(4):
+            assert record.endswith(b"\n")
+            decode(record[:-1])
+
+
+def test_without_header_there_are_only_records(on18: Fixture) -> None:
+    on18.sql("insert into t values (1, 'a')")
+    lsn = str(on18.value("select pg_current_wal_insert_lsn()"))
+    with on18.cli("--endpos", lsn, header=False) as cli:
+        assert cli.read_bytes(1) == b"B"
+        assert cli.wait() == 0
+
+
+@pytest.mark.parametrize("options", [[], ["-o", "include-xids=0"], ["-o", "skip-empty-xacts=1", "-o", "include-timestamp"]])
+def test_any_plugin_byte_for_byte(on15: Fixture, options: list[str]) -> None:
+    """What the C program passes through, we do: the SQL interface to the same slot is the oracle."""
+    slot = on15.make_slot("test_decoding", "_td")
+    on15.sql("insert into t values (1, E'a\\nb')", "update t set v = 'c'", "delete from t", "create table u()")
+    pairs = [option.partition("=")[::2] for option in options[1::2]]
+    arguments = [text for key, value in pairs for text in (key, value or "1")]
+    expected = on15.connection.execute(
+        f"select lsn, data from pg_logical_slot_peek_changes(%s, null, null{', %s' * len(arguments)})", (slot, *arguments)
+    ).fetchall()
+    with CLI("-d", on15.database.dsn, "-S", slot, *options) as cli:
+        got = cli.take(len(expected))
+        assert [record.decode() for _, record in got] == [data for _, data in expected]
+        cli.say(f"F {got[-1][0]}\n")
+        assert cli.quit() == 0
+    rest = on15.connection.execute("select count(*) from pg_logical_slot_peek_changes(%s, null, null)", (slot,)).fetchone()
+    assert rest == (0,)
+
+
+def test_another_descriptor(on18: Fixture) -> None:
+    on18.sql("insert into t values (1, 'a')")
+    read_fd, write_fd = os.pipe()
+    with on18.cli("-D", str(write_fd), pass_fds=[write_fd]) as cli:
+        os.close(write_fd)
+        assert os.read(read_fd, 2) == b"w "
+        assert cli.quit() == 0
+    os.close(read_fd)
+
+
+def test_into_a_file(on18: Fixture, tmp_path: os.PathLike[str]) -> None:
+    on18.sql("insert into t values (1, 'a')")
+    end = str(on18.value("select pg_current_wal_insert_lsn()"))
+    path = f"{tmp_path}/day.cdc"
+    with open(path, "wb") as out:
+        process = subprocess.Popen(
+            [*COMMAND, "-d", on18.database.dsn, "-S", on18.slot, "--publication", "p", "-H", "--endpos", end],
+            stdin=subprocess.PIPE,
+            stdout=out,
+        )
+        assert process.wait(60) == 0
+    with open(path, "rb") as written:
+        assert written.read().startswith(b"w ")
+
+
+def test_at_a_terminal(on18: Fixture) -> None:
+    """Somebody types: commands and ^C work, records come out."""
+    on18.sql("insert into t values (1, 'typed')")
+    child = pexpect.spawn(
+        sys.executable, ["-m", "cli", "-d", on18.database.dsn, "-S", on18.slot, "--publication", "p", "-HN"], timeout=60
+    )
+    child.expect(rb"w [0-9A-F]+/[0-9A-F]+ \d+\r\n")
+    child.expect(b"typed")
+    child.sendline("# a comment")
+    child.sendcontrol("c")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert (child.exitstatus, child.signalstatus) == (0, None)
+
+
+@pytest.mark.parametrize("name", ["MyPub", "a,b", 'a"b', "a'b", "a\\b", " p ", "é"])
+def test_any_publication_name(on: Fixture, name: str) -> None:
+    quoted = '"' + name.replace('"', '""') + '"'
+    on.sql("drop publication p", f"create publication {quoted} for table t")
+    on.connection.execute("select pg_drop_replication_slot(%s)", (on.slot,))
+    on.make_slot()
+    on.sql("insert into t values (1, 'a')")
+    with on.cli(publication=name) as cli:
+        assert cli.transactions(1)[0][1] == [b"1"]
+        assert cli.quit() == 0
+
+
+def test_publication_names_as_an_option_are_the_servers(on18: Fixture) -> None:
+    on18.sql("insert into t values (1, 'a')")
+    with on18.cli("-o", 'publication_names=P , "p"', publication="") as cli:
+        cli.transactions(1)
+        assert cli.quit() == 0
+
+
+def test_a_hostile_session_changes_nothing(on: Fixture) -> None:
+    on.sql(
+        "create table h(id int primary key, d timestamptz, f float8, i interval, b bytea)",
+        "alter publication p add table h",
+        "create role hostile superuser replication login",
+        "alter role hostile set datestyle = 'German'",
+        "alter role hostile set bytea_output = 'escape'",
+        "alter role hostile set intervalstyle = 'iso_8601'",
+        "alter role hostile set extra_float_digits = -5",
+    )
+    try:
+        on.connection.execute("select pg_drop_replication_slot(%s)", (on.slot,))
+        on.make_slot()
+        on.sql(r"insert into h values (1, '2024-02-03 04:05:06.789+00', 0.1::float8 + 0.2::float8, '1 day 2:03', '\x00ff')")
+        end = str(on.value("select pg_current_wal_insert_lsn()"))
+        outputs = []
+        for user, env in (
+            ("postgres", {}),
+            ("hostile", {"PGTZ": "Asia/Tokyo", "PGDATESTYLE": "German", "PGOPTIONS": "-c DateStyle=SQL"}),
+        ):
+            with on.cli("-U", user, "--endpos", end, env=env) as cli:
+                outputs.append(list(cli.records()))
+        assert outputs[0] == outputs[1]
+        row = next(message for message in (decode(record) for _, record in outputs[0]) if isinstance(message, Insert))
+        assert row.new == (b"1", b"2024-02-03 04:05:06.789+00", b"0.30000000000000004", b"1 day 02:03:00", b"\\x00ff")
+    finally:
+        on.sql("drop role hostile")
+
+
+# Usage: exit code 1, before any connection
+
+
+USAGE = [
+    ([], "--slot"),
+    (["-S", "s", "--nonsense"], "--nonsense"),
+    (["-S", "s", "-D", "0"], "--fd"),
+    (["-S", "s", "-D", "-1"], "--fd"),
+    (["-S", "s", "-D", "x"], "--fd"),
+    (["-S", "s", "-D", "99"], "--fd"),
+    (["-S", "s", "-s", "-1"], "seconds"),
+    (["-S", "s", "-F", "nan"], "seconds"),
+    (["-S", "s", "-L", "-u", "inf"], "seconds"),
+    (["-S", "s", "-m", "novalue"], "KEY=VALUE"),
+    (["-S", "s", "-m", "nonsense=1"], "nonsense"),
+    (["-S", "s", "-m", "password=CANARY"], "password"),
+    (["-S", "s", "-d", "postgresql://u:CANARY@h/db"], "password"),
+    (["-S", "s", "-d", "host=h password=CANARY"], "password"),
+    (["-S", "s", "-d", "host=h password=CANARY CANARY"], "dbname"),
+    (["-S", "s", "-j", "-J"], "exclude"),
+    (["-S", "s", "-L", "--standby"], "exclude"),
+    (["-S", "s", "--endpos", "junk"], "LSN"),
+    (["-S", "s", "--endpos-wait"], "--endpos"),
+    (["-S", "s", "--table", "nodot"], "SCHEMA.NAME"),
+    (["nonsense"], "nonsense"),
+    (["prepare", "--nonsense"], "--nonsense"),
+]
+
+
+@pytest.mark.parametrize(("args", "named"), USAGE)
+def test_usage_errors(args: list[str], named: str) -> None:
+    code, out, err = run_cli(*args, env={"PGHOST": "/nonexistent"})
+    assert (code, out) == (1, b"")
+    assert named in err
+    assert "CANARY" not in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("option", ["-?", "--help"])
+def test_help_is_on_stdout(option: str) -> None:
+    code, out, err = run_cli(option)
+    assert (code, err) == (0, "")
+    assert b"--slot" in out
+    assert b"Example: " in out
+
+
+def test_version() -> None:
+    code, out, _ = run_cli("--version")
+    assert code == 0
+    assert re.fullmatch(rb"cdcpipe \d+\.\d+.*\n", out)
+
+
+# What is wrong on the server: exit codes 2, 8, 9
+
+
+def test_no_server(tmp_path: os.PathLike[str]) -> None:
+    code, _, err = run_cli("-S", "s", "-h", str(tmp_path))
+    assert code == 2
+    assert "hint" in err
+
+
+def test_no_database(on18: Fixture) -> None:
+    code, _, err = run_cli("-S", "s", "-d", on18.database.dsn + "_no")
+    assert code == 2
+    assert "does not exist" in err
+
+
+def test_no_slot(on: Fixture) -> None:
+    code, _, err = run_cli("-d", on.database.dsn, "-S", "no_such_slot", "--publication", "p")
+    assert code == 8
+    assert "no_such_slot" in err
+
+
+def test_slot_in_use(on: Fixture) -> None:
+    with on.cli() as first:
+        until(on.is_active)
+        code, _, err = on.run()
+        assert code == 9
+        assert "in use" in err
+        assert first.quit() == 0
+
+
+def test_missing_publications_are_named(on: Fixture) -> None:
+    code, _, err = on.run("--publication", "Missing", "--publication", "gone")
+    assert code == 2
+    assert "'Missing', 'gone'" in err
+    assert on.run(publication="")[0] == 2
+
+
+def test_a_slot_of_another_database(on18: Fixture) -> None:
+    code, _, err = run_cli("-d", on18.database.cluster.dsn, "-S", on18.slot, "--publication", "p")
+    assert code == 2
+    assert on18.database.name in err
+
+
+def test_a_physical_slot(on18: Fixture) -> None:
+    name = f"phys_{on18.database.name}"
+    on18.connection.execute("select pg_create_physical_replication_slot(%s)", (name,))
+    try:
+        code, _, err = run_cli("-d", on18.database.dsn, "-S", name, "--publication", "p")
+        assert code == 2
+        assert "physical" in err
+    finally:
+        on18.connection.execute("select pg_drop_replication_slot(%s)", (name,))
+
+
+def test_no_replication_privilege(on18: Fixture) -> None:
+    on18.sql("create role plain login")
+    try:
+        code, _, err = on18.run("-U", "plain")
+        assert code == 2
+        assert "REPLICATION" in err
+    finally:
+        on18.sql("drop role plain")
+
+
+def test_unknown_plugin(on: Fixture) -> None:
+    code, _, err = run_cli("-d", on.database.dsn, "-S", "new_slot", "-c", "-P", "no_such_plugin")
+    assert code == 2
+    assert "no_such_plugin" in err
+    assert on.value("select count(*) from pg_replication_slots where slot_name = 'new_slot'") == 0
+
+
+def test_unknown_option_of_the_plugin(on: Fixture) -> None:
+    code, _, err = on.run("-o", "nonsense=1")
+    assert code == 2
+    assert "nonsense" in err
+
+
+def test_protocol_version_too_new(on: Fixture) -> None:
+    code, _, err = on.run("-o", "proto_version=99")
+    assert code == 2
+    assert "99" in err
+
+
+def test_another_system_is_refused(on18: Fixture) -> None:
+    code, _, err = on18.run("--expect", "1234/1")
+    assert code == 2
+    assert "1234/1" in err
+
+
+def test_injection_is_a_name(on18: Fixture) -> None:
+    code, _, _ = run_cli("-d", on18.database.dsn, "-S", "x'; drop table t; --", "--publication", "p")
+    assert code == 8
+    assert run_cli("-d", on18.database.dsn, "-S", "x'; drop table t; --", "-L", "-u", "0")[0] == 8
+    assert on18.run("-o", "binary=it's\\")[0] == 2
+    assert on18.value("select count(*) from t") == 0
+
+
+def test_wal_level_and_lost_slots_are_explained() -> None:
+    """On clusters of their own: what has to be set is named; a lost slot is never made anew."""
+    reason = postgres.missing_reason("18")
+    if reason:
+        pytest.skip(reason)
+    with postgres.Cluster("18", settings={"wal_level": "replica"}) as cluster:
+        code, _, err = run_cli("-d", cluster.dsn, "-S", "s", "--publication", "p")
+        assert code == 2
+        assert "wal_level = logical" in err
+    settings = {"max_slot_wal_keep_size": "16MB", "min_wal_size": "32MB", "max_wal_size": "48MB"}
+    with postgres.Cluster("18", settings=settings) as cluster, cluster.connect() as connection:
+        connection.execute("create table t(id int)")
+        connection.execute("create publication p for all tables")
+        connection.execute("select pg_create_logical_replication_slot('lost', 'pgoutput')")
+
+        def is_lost() -> bool:
+            connection.execute("insert into t select generate_series(1, 1000)")
+            connection.execute("select pg_switch_wal()")
+            connection.execute("checkpoint")
+            return connection.execute("select wal_status from pg_replication_slots").fetchone() == ("lost",)
+
+        until(is_lost)
+        for _ in range(2):
+            code, _, err = run_cli("-d", cluster.dsn, "-S", "lost", "--publication", "p", "-c")
+            assert code == 2
+            assert "lost" in err
+
+
+# Slots and publications are made with -c
+
+
+def test_create_slot_and_publication_for_tables(on: Fixture) -> None:
+    on.sql('create table "Odd ""name"""(id int primary key)', "create table other(id int primary key)")
+    name = f"new_{on.database.name}"
+    args = ["-d", on.database.dsn, "-S", name, "--publication", "New pub", "--table", 'public.Odd "name"']
+    assert run_cli(*args)[0] == 8
+    with CLI(*args, "-c") as cli:
+        until(lambda: on.value("select active from pg_replication_slots where slot_name = %s", name))
+        on.sql("insert into other values (1)", 'insert into "Odd ""name""" values (2)')
+        assert cli.transactions(1)[0][1] == [b"2"]
+        assert cli.quit() == 0
+    assert on.value("select plugin from pg_replication_slots where slot_name = %s", name) == "pgoutput"
+    with CLI(*args, "-c", "--endpos", "0/1") as cli:  # it exists by now
+        assert cli.wait() == 0
+
+
+def test_create_slot_and_publication_for_all_tables(on18: Fixture) -> None:
+    name = f"new_{on18.database.name}"
+    args = ["-d", on18.database.dsn, "-S", name, "--publication", "everything", "-c"]
+    with CLI(*args) as cli:
+        until(lambda: on18.value("select active from pg_replication_slots where slot_name = %s", name))
+        on18.sql("insert into t values (1)")
+        assert cli.transactions(1)[0][1] == [b"1"]
+
+
+@pytest.mark.parametrize("mode", [["--create-timeout", "1"], ["-L", "-u", "1"]])
+def test_creation_that_waits_for_a_transaction_gives_up(on: Fixture, mode: list[str]) -> None:
+    name = f"new_{on.database.name}"
+    with on.database.connect() as other:
+        other.execute("begin")
+        other.execute("insert into t values (1)")
+        code, _, err = run_cli("-d", on.database.dsn, "-S", name, "--publication", "p", "-c", *mode)
+        other.execute("rollback")
+    assert code == 2
+    assert "running transactions" in err
+    assert on.value("select count(*) from pg_replication_slots where slot_name = %s", name) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_slot_is_made_leaves_none(on18: Fixture, number: signal.Signals) -> None:
+    name = f"new_{on18.database.name}"
+    with on18.database.connect() as other:
+        other.execute("begin")
+        other.execute("insert into t values (1)")
+        with CLI("-d", on18.database.dsn, "-S", name, "--publication", "p", "-c") as cli:
+            until(lambda: on18.value("select count(*) from pg_replication_slots where slot_name = %s", name))
+            cli.signal(number)
+            assert cli.wait() == 0
+        other.execute("rollback")
+    until(lambda: on18.value("select count(*) from pg_replication_slots where slot_name = %s", name) == 0)
+
+
+def test_wal2json_is_the_plugin_of_a_new_slot_with_version_2(on15: Fixture) -> None:
+    name = f"new_{on15.database.name}"
+    with CLI("-d", on15.database.dsn, "-S", name, "-c", "-J", header=False) as cli:
+        until(lambda: on15.value("select active from pg_replication_slots where slot_name = %s", name))
+        on15.sql("insert into t values (1, 'a')")
+        records = cli.take(3)
+    assert [json.loads(record)["action"] for _, record in records] == ["B", "I", "C"]
+    assert on15.value("select plugin from pg_replication_slots where slot_name = %s", name) == "wal2json"
+
+
+def test_a_plugin_that_the_server_does_not_allow() -> None:
+    reason = postgres.missing_reason("15")
+    if reason:
+        pytest.skip(reason)
+    with postgres.Cluster("15", settings={"output_plugin_libraries": "pgoutput"}) as cluster:
+        code, _, err = run_cli("-d", cluster.dsn, "-S", "s", "-c", "-J")
+        assert code == 2
+        assert "output_plugin_libraries" in err
+
+
+# prepare
+
+
+def test_prepare_says_what_is_there(on: Fixture) -> None:
+    on.sql(
+        "create table k(b int, a text, primary key (a, b))",
+        "alter publication p add table k",
+        "alter table k replica identity full",
+    )
+    code, out, err = run_cli("prepare", "-d", on.database.dsn, "-S", on.slot, "--publication", "p")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["system_id"] == str(on.value("select system_identifier from pg_control_system()"))
+    assert (found["timeline"], found["database"], found["publications"]) == (1, on.database.name, ["p"])
+    assert found["slot"]["plugin"] == "pgoutput"
+    assert LSN.parse(found["slot"]["confirmed_flush_lsn"]) == on.confirmed()
+    keys = {table["name"]: (table["primary_key"], table["replica_identity"]) for table in found["tables"]}
+    assert keys == {"k": (["a", "b"], "f"), "t": (["id"], "d")}
+    assert run_cli("prepare", "-d", on.database.dsn, "-S", "nope", "--publication", "p")[0] == 8
+    assert run_cli("prepare", "-d", on.database.dsn, "-S", on.slot, "--publication", "q")[0] == 2
+
+
+def test_prepare_makes_what_is_missing_and_its_end_is_reached(on: Fixture) -> None:
+    name = f"new_{on.database.name}"
+    args = ["-d", on.database.dsn, "-S", name, "--publication", "made", "-c"]
+    assert run_cli("prepare", *args)[0] == 0
+    on.sql("insert into t values (1, 'a')", "insert into t values (2, 'b')")
+    _, out, _ = run_cli("prepare", *args)
+    on.sql("insert into t values (3, 'c')")
+    with CLI(*args, "--endpos", json.loads(out)["wal_lsn"]) as cli:
+        rows = [decode(record) for _, record in cli.records()]
+        assert [row.new[0] for row in rows if isinstance(row, Insert)] == [b"1", b"2"]
+        assert cli.wait() == 0
+
+
+def test_a_table_without_identity_is_named(on18: Fixture) -> None:
+    on18.sql("create table nokey(v int)", "alter publication p add table nokey")
+    with on18.cli() as cli:
+        until(lambda: "nokey" in cli.stderr)
+        assert cli.quit() == 0

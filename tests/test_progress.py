@@ -1,0 +1,178 @@
+"""Positions without a server: what is confirmed, and when."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdcpipe.replication.progress import MAX_UNCONFIRMED, MIN_REPLY_INTERVAL_S, Progress
+
+
+def received(progress: Progress, *ends: int) -> None:
+    for end in ends:
+        progress.begin()
+        progress.end(end)
+    progress.written(ends)
+
+
+@pytest.mark.parametrize(
+    ("feedback", "confirmed"),
+    [(0, 0), (99, 0), (100, 100), (150, 100), (199, 100), (200, 200), (300, 300), (301, 300), (1 << 40, 300)],
+)
+def test_feedback_is_cut_down_to_a_transaction_end(feedback: int, confirmed: int) -> None:
+    progress = Progress(0)
+    received(progress, 100, 200, 300)
+    progress.feedback(feedback, 0)
+    assert progress.confirmed_lsn == confirmed
+
+
+def test_feedback_from_the_future_confirms_nothing_that_comes_later() -> None:
+    progress = Progress(0)
+    progress.feedback(1 << 60, 0)
+    received(progress, 100)
+    assert progress.confirmed_lsn == 0
+    assert progress.is_outstanding
+
+
+def test_what_is_not_written_out_can_not_be_confirmed() -> None:
+    progress = Progress(0)
+    progress.begin()
+    progress.end(100)
+    progress.feedback(100, 0)
+    assert progress.confirmed_lsn == 0
+
+
+def test_a_keepalive_is_confirmed_only_with_nothing_outstanding() -> None:
+    progress = Progress(0)
+    progress.keepalive(50, reply_requested=False)
+    assert progress.confirmed_lsn == 50
+    progress.begin()
+    progress.keepalive(60, reply_requested=False)
+    progress.end(100)
+    progress.written([100])
+    progress.keepalive(120, reply_requested=False)
+    assert progress.confirmed_lsn == 50
+    progress.feedback(100, 0)
+    assert progress.confirmed_lsn == 120  # everything before 120 was sent before the keepalive, and confirmed
+
+
+def test_a_keepalive_before_new_records_does_not_count_any_more() -> None:
+    progress = Progress(0)
+    received(progress, 100)
+    progress.keepalive(150, reply_requested=False)
+    received(progress, 200)
+    progress.feedback(100, 0)
+    assert progress.confirmed_lsn == 100
+
+
+def test_a_message_outside_of_transactions_is_outstanding_until_confirmed() -> None:
+    progress = Progress(0)
+    progress.message(70)
+    progress.written([], [70])
+    progress.keepalive(80, reply_requested=False)
+    assert progress.confirmed_lsn == 0
+    progress.feedback(70, 0)
+    assert progress.confirmed_lsn == 80
+
+
+def test_open_streamed_transactions_hold_keepalives_back() -> None:
+    progress = Progress(0)
+    progress.begin(7)
+    progress.begin(8)
+    progress.end(100, 7)
+    progress.written([100])
+    progress.feedback(100, 0)
+    progress.keepalive(500, reply_requested=False)
+    assert progress.confirmed_lsn == 100
+    progress.abort(8)
+    progress.keepalive(600, reply_requested=False)
+    assert progress.confirmed_lsn == 600
+
+
+def test_a_server_that_asks_gets_no_opinion_while_something_is_outstanding() -> None:
+    progress = Progress(0)
+    received(progress, 100, 200)
+    progress.feedback(100, 0)
+    assert progress.status(0).flush_lsn == 100
+    progress.keepalive(300, reply_requested=True)
+    assert progress.status(1) == (300, 0, False)
+    assert progress.status(2).flush_lsn == 100
+
+
+def test_answers_are_rate_limited_and_none_is_dropped() -> None:
+    progress = Progress(0, status_interval_s=0)
+    progress.status(10)
+    progress.keepalive(1, reply_requested=True)
+    assert progress.due_at() == 10 + MIN_REPLY_INTERVAL_S
+
+
+def test_feedback_waits_no_longer_than_its_interval() -> None:
+    progress = Progress(0, feedback_interval_s=3, status_interval_s=10)
+    received(progress, 100, 200)
+    assert progress.due_at() == 10
+    progress.feedback(100, 1)
+    progress.feedback(200, 2)
+    assert progress.due_at() == 4
+
+
+def test_silence_is_asked_about_and_then_given_up() -> None:
+    progress = Progress(0, status_interval_s=0, silence_limit_s=10)
+    assert progress.due_at() == 5
+    assert progress.status(5).reply_requested
+    assert progress.due_at() == 10
+    assert not progress.is_lost(9.9)
+    assert progress.is_lost(10)
+    progress.heard(9.9)
+    assert not progress.is_lost(10)
+
+
+def test_memory_is_bounded_when_nobody_confirms() -> None:
+    progress = Progress(0)
+    count = MAX_UNCONFIRMED + 10
+    progress.written(range(10, 10 * count + 1, 10))
+    progress.written([10 * count + 10])
+    assert len(progress._unconfirmed) < MAX_UNCONFIRMED
+    progress.feedback(10 * count + 10, 0)
+    assert progress.confirmed_lsn == 10 * count + 10
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("transaction"), st.integers(1, 50), st.booleans()),
+        st.tuples(st.just("keepalive"), st.integers(0, 50), st.booleans()),
+        st.tuples(st.just("feedback"), st.integers(0, 3000), st.booleans()),
+        st.tuples(st.just("status"), st.just(0), st.just(False)),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_the_confirmed_position_is_never_wrong(steps: list[tuple[str, int, bool]]) -> None:
+    """It never goes back, never passes an unconfirmed transaction, and is always an end or a keepalive's position."""
+    progress = Progress(0)
+    position, highest, ends, allowed, unconfirmed, last = 0, 0, [], {0}, set(), 0
+    for now, (kind, number, flag) in enumerate(steps):
+        if kind == "transaction":
+            position += number
+            progress.begin()
+            progress.end(position)
+            progress.written([position])
+            ends.append(position)
+            unconfirmed.add(position)
+            allowed.add(position)
+        elif kind == "keepalive":
+            position += number
+            progress.keepalive(position, reply_requested=flag)
+            allowed.add(position)
+        elif kind == "feedback":
+            progress.feedback(number, now)
+            highest = max(highest, number)
+            unconfirmed = {end for end in unconfirmed if end > number}
+        else:
+            status = progress.status(now)
+            assert status.flush_lsn in (0, progress.confirmed_lsn)
+            assert status.write_lsn >= status.flush_lsn
+        assert progress.confirmed_lsn >= last
+        assert progress.confirmed_lsn in allowed
+        assert all(progress.confirmed_lsn < end for end in unconfirmed)
+        last = progress.confirmed_lsn
