@@ -4,7 +4,7 @@ Whoever first knows the record boundaries writes them down, so nobody walks head
 segment, `load` reads it. It is a cache: `load` makes it anew when it is missing, torn, of another format or does not fit.
 
 The ``.idx`` is an Arrow IPC file of one row with two columns, ``records`` and ``transactions``, lists of structs whose fields
-are `SegmentIndex`'s; the schema's metadata holds the format's version and the segment's size.
+are `SegmentIndex`'s; the schema's metadata holds the format's version, the segment's name and its size.
 
 The ordinal numbers a transaction's changes from 0: Insert, Update and Delete count 1, Truncate counts 1 for each of its
 relations, in its order. Any other record has the ordinal of the change that follows it, so the numbers do not depend on
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["NO_TRANSACTION", "SegmentIndex", "build", "load", "map_segment"]
 
 FORMAT: Final = b"1"
-_FORMAT_KEY, _SIZE_KEY = b"cdcpipe.index_format", b"cdcpipe.segment_bytes"
+_FORMAT_KEY, _NAME_KEY, _SIZE_KEY = b"cdcpipe.index_format", b"cdcpipe.segment_name", b"cdcpipe.segment_bytes"
 
 NO_TRANSACTION: Final = -1
 """The transaction number of a record that stands between transactions (Relation, Type, a message outside transactions)."""
@@ -144,7 +144,7 @@ def build(path: Path | str, starts: Sequence[int] | None = None, ends: Sequence[
     else:
         start, end = np.array(starts, np.int64), np.array(ends, np.int64)
     index = _Builder(path, segment, start, end).build()
-    _write(path.with_suffix(".idx"), index)
+    _write(path, index)
     return index
 
 
@@ -156,7 +156,7 @@ def load(path: Path | str) -> SegmentIndex:
     except OSError as ex:
         msg = f"segment {path} cannot be read: {ex.strerror}"
         raise StagingError(msg, hint="a reader was behind the segments that were removed, or the disk is damaged") from ex
-    index = _read(path.with_suffix(".idx"), size)
+    index = _read(path, size)
     return build(path) if index is None else index
 
 
@@ -317,7 +317,11 @@ class _Builder:
         return origins
 
 
-def _write(path: Path, index: SegmentIndex) -> None:
+def _metadata(segment: Path, size: int) -> dict[bytes, bytes]:
+    return {_FORMAT_KEY: FORMAT, _NAME_KEY: segment.name.encode(), _SIZE_KEY: b"%d" % size}
+
+
+def _write(segment: Path, index: SegmentIndex) -> None:
     """Write the index file: all of it or nothing is seen. It is not synced, because it can be made again."""
 
     def column(struct: pa.StructType) -> pa.ListArray:
@@ -326,7 +330,8 @@ def _write(path: Path, index: SegmentIndex) -> None:
         return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
 
     columns = {"records": column(_RECORD_TYPE), "transactions": column(_TRANSACTION_TYPE)}
-    batch = pa.record_batch(columns).replace_schema_metadata({_FORMAT_KEY: FORMAT, _SIZE_KEY: b"%d" % index.size})
+    batch = pa.record_batch(columns).replace_schema_metadata(_metadata(segment, index.size))
+    path = segment.with_suffix(".idx")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
@@ -338,13 +343,12 @@ def _write(path: Path, index: SegmentIndex) -> None:
             temporary.unlink()
 
 
-def _read(path: Path, size: int) -> SegmentIndex | None:
-    """Read an index file; None if it is not there or does not fit a segment of ``size`` bytes."""
+def _read(segment: Path, size: int) -> SegmentIndex | None:
+    """Read the index file; None if it is not there or does not fit the segment, which has ``size`` bytes."""
     try:
-        with pa.memory_map(str(path)) as source:
+        with pa.memory_map(str(segment.with_suffix(".idx"))) as source:
             batch = pa.ipc.open_file(source).get_batch(0)
-        metadata = batch.schema.metadata or {}
-        if metadata.get(_FORMAT_KEY) != FORMAT or metadata.get(_SIZE_KEY) != b"%d" % size:
+        if batch.schema.metadata != _metadata(segment, size):
             return None
         arrays: dict[str, Array] = {}
         for name, struct in (("records", _RECORD_TYPE), ("transactions", _TRANSACTION_TYPE)):

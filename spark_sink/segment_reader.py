@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from cdcpipe.errors import CdcpipeError, ProtocolError
 from cdcpipe.pgoutput.columnar import Changes, Values, decode_changes
 from cdcpipe.pgoutput.decode import decode
-from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Delete, Insert, Message, Relation, Truncate, Update
+from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Binary, Delete, Insert, Message, Relation, Truncate, Update
 from spark_sink import segment_index
 from spark_sink.segment_index import RELATION, SegmentIndex, map_segment
 from spark_sink.staging import StagingError
@@ -188,7 +188,7 @@ class TypedReader:
             used = byte_count[first - 1] if first else 0
             last = min(
                 first + BATCH_ROWS,
-                int(np.searchsorted(byte_count, used + BATCH_BYTES)),
+                int(np.searchsorted(byte_count, used + BATCH_BYTES, side="right")),
                 int(np.searchsorted(offset, offset[first] + BATCH_SPAN_BYTES)),
             )
             last = max(last, first + 1)
@@ -362,14 +362,14 @@ class EnvelopeReader:
     def _rows(self, record: int, relations: dict[int, Relation]) -> Iterator[_EnvelopeRow]:
         match self._slice.message(record):
             case Insert(_, relation_id, new):
-                yield _EnvelopeRow(record, "insert", relations[relation_id], new)
+                yield _EnvelopeRow.of(record, "insert", relations[relation_id], new)
             case Update(_, relation_id, key, old, new):
-                yield _EnvelopeRow(record, "update", relations[relation_id], new, old, key)
+                yield _EnvelopeRow.of(record, "update", relations[relation_id], new, old, key)
             case Delete(_, relation_id, key, old):
-                yield _EnvelopeRow(record, "delete", relations[relation_id], None, old, key)
+                yield _EnvelopeRow.of(record, "delete", relations[relation_id], None, old, key)
             case Truncate(_, _, relation_ids):
                 for step, relation_id in enumerate(relation_ids):
-                    yield _EnvelopeRow(record, "truncate", relations[relation_id], step=step)
+                    yield _EnvelopeRow.of(record, "truncate", relations[relation_id], step=step)
 
     def _batch(self, rows: list[_EnvelopeRow]) -> pa.RecordBatch:
         record = np.array([row.record for row in rows])
@@ -377,12 +377,12 @@ class EnvelopeReader:
         arrays["_cdc_ordinal"] = pa.array(self._slice.index.ordinal[record] + np.array([r.step for r in rows], np.int32))
         values = {
             "_cdc_op": [row.op for row in rows],
-            "_cdc_unchanged": [row.unchanged() for row in rows],
+            "_cdc_unchanged": [row.unchanged for row in rows],
             "table_schema": [row.relation.namespace for row in rows],
             "table_name": [row.relation.name for row in rows],
             "relation_id": [row.relation.relation_id for row in rows],
-            "new": [row.new_texts() for row in rows],
-            "old": [row.old_texts() for row in rows],
+            "new": [row.new for row in rows],
+            "old": [row.old for row in rows],
         }
         for name in values.keys() & set(self._arrow_schema.names):
             arrays[name] = pa.array(values[name], self._arrow_schema.field(name).type)
@@ -392,45 +392,63 @@ class EnvelopeReader:
 @dataclass(slots=True)
 class _EnvelopeRow:
     record: int
+    step: int
     op: str
     relation: Relation
-    new: Row | None = None
-    old: Row | None = None
-    key: Row | None = None
-    step: int = 0
+    unchanged: list[str]
+    new: list[tuple[str, str | None]] | None
+    old: list[tuple[str, str | None]] | None
 
-    def __post_init__(self) -> None:
-        if self.new is not None and self.old is not None:
-            pairs = zip(self.new, self.old, strict=True)
-            self.new = tuple(before if after is UNCHANGED_TOAST else after for after, before in pairs)
+    @classmethod
+    def of(
+        cls,
+        record: int,
+        op: str,
+        relation: Relation,
+        new: Row | None = None,
+        old: Row | None = None,
+        key: Row | None = None,
+        step: int = 0,
+    ) -> _EnvelopeRow:
+        """Read a change's rows; as in the typed rows, an unchanged TOAST value is filled in from the whole old row."""
+        after, before = _pairs(relation, new), _pairs(relation, key if old is None else old)
+        if old is None:
+            before = [(column, value) for column, value in before if column.is_key]
+        else:
+            after = [(c, o if n is UNCHANGED_TOAST else n) for (c, n), (_, o) in zip(after, before, strict=False)]
+        return cls(
+            record,
+            step,
+            op,
+            relation,
+            [column.name for column, value in after if value is UNCHANGED_TOAST],
+            None if new is None else _texts(relation, after),
+            None if old is None and key is None else _texts(relation, before),
+        )
 
-    def _pairs(self, row: Row) -> Iterator[tuple[Column, Value]]:
-        if len(row) != len(self.relation.columns):
-            msg = f"a row of {len(row)} columns, its relation has {len(self.relation.columns)}"
-            raise ProtocolError(msg)
-        yield from zip(self.relation.columns, row, strict=True)
 
-    def unchanged(self) -> list[str]:
-        return [column.name for column, value in self._pairs(self.new) if value is UNCHANGED_TOAST] if self.new else []
+def _pairs(relation: Relation, row: Row | None) -> list[tuple[Column, Value]]:
+    if row is None:
+        return []
+    if len(row) != len(relation.columns):
+        msg = f"a row of {len(row)} columns, its relation has {len(relation.columns)}"
+        raise ProtocolError(msg)
+    return list(zip(relation.columns, row, strict=True))
 
-    def new_texts(self) -> list[tuple[str, str | None]] | None:
-        return None if self.new is None else [self._text(*pair) for pair in self._pairs(self.new) if pair[1] is not UNCHANGED_TOAST]
 
-    def old_texts(self) -> list[tuple[str, str | None]] | None:
-        if self.old is not None:
-            return [self._text(*pair) for pair in self._pairs(self.old)]
-        if self.key is not None:
-            return [self._text(*pair) for pair in self._pairs(self.key) if pair[0].is_key]
-        return None
-
-    def _text(self, column: Column, value: Value) -> tuple[str, str | None]:
-        if isinstance(value, bytes):
-            try:
-                return column.name, value.decode()
-            except UnicodeDecodeError:
-                msg = f"a value of column {column.name!r} is not UTF-8"
-                raise ProtocolError(msg) from None
-        if value is None:
-            return column.name, None
-        msg = f"column {column.name!r} of table {self.relation.name!r} came in binary form, which is not read yet"
-        raise CdcpipeError(msg, hint="stream without the plugin option 'binary'")
+def _texts(relation: Relation, pairs: list[tuple[Column, Value]]) -> list[tuple[str, str | None]]:
+    """Return what a map column is made of; a value that was not sent is left out."""
+    texts: list[tuple[str, str | None]] = []
+    for column, value in pairs:
+        if value is UNCHANGED_TOAST:
+            continue
+        if isinstance(value, Binary):
+            table = f"{relation.namespace}.{relation.name}"
+            msg = f"column {column.name!r} of table {table!r} came in binary form, which is not read yet"
+            raise CdcpipeError(msg, hint="stream without the plugin option 'binary'")
+        try:
+            texts.append((column.name, None if value is None else value.decode()))
+        except UnicodeDecodeError:
+            msg = f"a value of column {column.name!r} is not UTF-8"
+            raise ProtocolError(msg) from None
+    return texts

@@ -100,6 +100,10 @@ _DEFAULT_PARTITION_BYTES: Final = 128 << 20
 T = TypeVar("T")
 
 
+_supplied: set[str] = set()
+"""The Spark applications that have our sources."""
+
+
 def register(spark: SparkSession) -> None:
     """Make ``format("cdcpipe")`` known to a session.
 
@@ -107,7 +111,10 @@ def register(spark: SparkSession) -> None:
     machine, run this code, whether it is installed there or not. They need pyspark, pyarrow and numpy; nothing has to be
     set up before the session starts but PYSPARK_PYTHON.
     """
-    spark.sparkContext.addPyFile(str(_source_archive()))
+    application = spark.sparkContext.applicationId
+    if application not in _supplied:
+        spark.sparkContext.addPyFile(str(_source_archive()))
+        _supplied.add(application)
     spark.dataSource.register(CdcpipeDataSource)
 
 
@@ -314,10 +321,12 @@ def _plan(root: Path, start: Position | None, end: Position | None) -> list[tupl
 
 
 def _relations(root: Path, start: Position | None, end: Position | None) -> list[Relation]:
-    """Return the relations that the segments describe, each as often as it changed."""
+    """Return the relations that the segments describe, each version once, in order."""
     found: list[Relation] = []
     for segment, _ in _plan(root, start, end):
-        found += [relation for relation in read_relations(segment.path) if relation not in found]
+        for relation in read_relations(segment.path):
+            if relation not in found:
+                found.append(relation)
     return found
 
 

@@ -1,0 +1,507 @@
+"""The data source in a real Spark session: rows, ranges, streams, and what is missing or damaged."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
+from pyspark.sql.types import StringType
+from segments import COMMIT_TIME_US, Log, relation
+
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Binary, Delete, Insert, LogicalMessage, Truncate, Update
+from spark_sink import segment_index, source
+from spark_sink.segment_reader import EnvelopeReader, Slice, TypedReader
+from spark_sink.source import ENVELOPE_SCHEMA, CdcpipeDataSource, quote_table, relation_versions, tables_in
+from spark_sink.staging import StagingError
+from spark_sink.types import merge_columns, typed_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+INT, TEXT, NUMERIC_8_2, TIMESTAMPTZ = 23, 25, 1700, 1184
+A = relation(11, "a", ("id", INT), ("t", TEXT))
+A2 = relation(11, "a", ("id", INT), ("t", INT), ("u", TEXT))
+B = relation(12, "b", ("id", INT), ("n", NUMERIC_8_2, (8 << 16 | 2) + 4), ("at", TIMESTAMPTZ), identity="f")
+NEW_YEAR = datetime(2025, 1, 1, tzinfo=UTC)
+
+
+def into(rel: Any, *row: bytes | None) -> Insert:
+    return Insert(None, rel.relation_id, row)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return Log(tmp_path / "staging")
+
+
+def read(path: Path, schema: Any = None, **options: str) -> tuple[list[dict[str, Any]], Any]:
+    """Read a batch as Spark would, in this process: plan, pickle, read each partition."""
+    made = CdcpipeDataSource({"path": str(path), **options})
+    schema = schema or made.schema()
+    reader = pickle.loads(pickle.dumps(made)).reader(schema)
+    parts = [pickle.loads(pickle.dumps(part)) for part in reader.partitions()]
+    batches = [batch for part in parts for batch in reader.read(part)]
+    return [row for batch in batches for row in batch.to_pylist(maps_as_pydicts="strict")], parts
+
+
+def typed(path: Path, table: str = "public.a", **options: str) -> list[dict[str, Any]]:
+    return read(path, table=table, **options)[0]
+
+
+def only(rows: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(row[name] for name in names) for row in rows]
+
+
+# In Spark
+
+
+@pytest.fixture
+def session(spark: SparkSession) -> SparkSession:
+    source.register(spark)
+    return spark
+
+
+def fill(log: Log) -> None:
+    """Two epochs, three segments: every kind of change on table a, and a table with exact texts."""
+    log.segment(
+        [A, into(A, b"1", b"one"), into(A, b"2", None), B, into(B, b"1", b"1.50", b"infinity")],
+        [Update(None, 11, None, None, (b"1", UNCHANGED_TOAST)), Update(None, 11, (b"2", None), None, (b"3", b"three"))],
+    )
+    log.new_epoch()
+    log.segment(
+        [A, Delete(None, 11, (b"3", None), None)], [B, Update(None, 12, None, (b"1", b"NaN", None), (b"1", b"-0.01", None))]
+    )
+    log.segment([A, B, Truncate(None, 0, (12, 11))])
+
+
+@pytest.mark.spark
+def test_typed_rows(session: SparkSession, log: Log) -> None:
+    fill(log)
+    frame = session.read.format("cdcpipe").option("table", "public.a").load(str(log.root))
+    columns = merge_columns(None, [A])
+    assert frame.schema == typed_schema(columns)
+    rows = sorted(frame.collect(), key=lambda r: (r["_cdc_epoch"], r["_cdc_end_lsn"], r["_cdc_ordinal"]))
+    assert [
+        (r["_cdc_op"], r["id"], r["t"], r["_cdc_epoch"], r["_cdc_end_lsn"], r["_cdc_ordinal"], r["_cdc_xid"], r["_cdc_unchanged"],
+         r["_cdc_old"] and r["_cdc_old"].asDict(), r["_cdc_exact"])
+        for r in rows
+    ] == [
+        ("insert", 1, "one", 1, 0x1100, 0, 700, [], None, {}),
+        ("insert", 2, None, 1, 0x1100, 1, 700, [], None, {}),
+        ("update", 1, None, 1, 0x1200, 0, 701, ["t"], None, {}),
+        ("update", 3, "three", 1, 0x1200, 1, 701, [], {"id": 2, "t": None}, {}),
+        ("delete", 3, None, 2, 0x1300, 0, 700, [], {"id": 3, "t": None}, {}),
+        ("truncate", None, None, 2, 0x1500, 1, 700, [], None, {}),
+    ]  # fmt: skip
+    times = frame.selectExpr("unix_micros(_cdc_commit_time) as us").distinct().collect()
+    assert [row.us for row in times] == [COMMIT_TIME_US + 946_684_800_000_000]
+
+    b = session.read.format("cdcpipe").option("table", "public.b").load(str(log.root)).where("_cdc_op != 'truncate'")
+    assert [(r["_cdc_op"], str(r["n"]), r["at"], r["_cdc_exact"]) for r in b.orderBy("_cdc_end_lsn").collect()] == [
+        ("insert", "1.50", None, {"at": "infinity"}),
+        ("update", "-0.01", None, {"_cdc_old.n": "NaN"}),
+    ]
+
+
+@pytest.mark.spark
+def test_envelope_and_segments(session: SparkSession, log: Log) -> None:
+    fill(log)
+    frame = session.read.format("cdcpipe").load(str(log.root))
+    assert frame.schema == ENVELOPE_SCHEMA
+    assert [(r["_cdc_op"], r["table_name"], r["new"], r["old"]) for r in frame.where("_cdc_epoch = 2").collect()] == [
+        ("delete", "a", None, {"id": "3"}),
+        ("update", "b", {"id": "1", "n": "-0.01", "at": None}, {"id": "1", "n": "NaN", "at": None}),
+        ("truncate", "b", None, None),
+        ("truncate", "a", None, None),
+    ]
+    segments = session.read.format("cdcpipe").option("view", "segments").load(str(log.root)).collect()
+    assert [(r.epoch, r.start_lsn, r.end_lsn) for r in segments] == [(1, 0x1000, 0x1200), (2, 0x1200, 0x1400), (2, 0x1400, 0x1500)]
+    assert all((log.root / r.path).stat().st_size == r.size for r in segments)
+
+
+def drain(frame: DataFrame, checkpoint: Path) -> list[list[Any]]:
+    """Run a stream with availableNow; give the rows of each micro-batch."""
+    batches: list[list[Any]] = []
+    query = (
+        frame.writeStream.foreachBatch(lambda batch, _: batches.append(batch.collect()))
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return batches
+
+
+@pytest.mark.spark
+def test_a_stream_goes_on_where_it_was(session: SparkSession, log: Log, tmp_path: Path) -> None:
+    fill(log)
+    size = sum(path.stat().st_size for path in (log.root / "000002").glob("*.cdc"))
+    stream = session.readStream.format("cdcpipe").option("view", "segments").option("max_bytes_per_trigger", str(size))
+
+    def ends(checkpoint: str = "checkpoint") -> list[list[int]]:
+        return [[row.end_lsn for row in rows] for rows in drain(stream.load(str(log.root)), tmp_path / checkpoint)]
+
+    assert sorted(ends()) == [[0x1200], [0x1400, 0x1500]]
+    assert ends() == []
+    log.segment([A, into(A, b"5", b"five")])
+    assert ends() == [[0x1600]]
+    # A batch that was not committed runs again, with the same offsets.
+    commits = tmp_path / "checkpoint" / "commits"
+    last = max((path for path in commits.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+    for path in (last, commits / f".{last.name}.crc"):
+        path.unlink()
+    assert ends() == [[0x1600]]
+    stream = stream.option("start", "2:0/1400")
+    assert ends("another") == [[0x1500, 0x1600]]
+
+
+@pytest.mark.spark
+def test_a_stream_of_typed_rows(session: SparkSession, log: Log, tmp_path: Path) -> None:
+    fill(log)
+    batches = drain(session.readStream.format("cdcpipe").option("table", "public.a").load(str(log.root)), tmp_path / "checkpoint")
+    assert [sorted(r["_cdc_op"] for r in rows) for rows in batches] == [
+        ["delete", "insert", "insert", "truncate", "update", "update"],
+    ]
+
+
+@pytest.mark.spark
+def test_errors_reach_the_user(session: SparkSession, log: Log) -> None:
+    fill(log)
+    reader = session.read.format("cdcpipe").option("table", "public.a")
+    path = log.root / "000002" / "0000000000001400-0000000000001500.cdc"
+    frame = reader.load(str(log.root))
+    data = path.read_bytes()
+    path.write_bytes(b"?" + data[1:])
+    path.with_suffix(".idx").unlink(missing_ok=True)
+    with pytest.raises(Exception, match=f"StagingError.*{path} is corrupt at byte 0"):
+        frame.collect()
+    with pytest.raises(Exception, match=r"StagingError.*has no change of table public\.nope"):
+        session.read.format("cdcpipe").option("table", "public.nope").option("end", "2:0/1400").load(str(log.root))
+
+
+ROOT = str(Path(source.__file__).parents[1])
+
+SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from spark_sink import session, source
+spark = session.build(master="local[1]", format="parquet")
+source.register(spark)
+source.register(spark)
+rows = spark.read.format("cdcpipe").option("table", "public.a").load(sys.argv[2]).collect()
+print("rows:", len(rows))
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_workers_need_no_path(log: Log, tmp_path: Path) -> None:
+    """A driver that has found the package somehow is enough: its sources go along."""
+    fill(log)
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, ROOT, str(log.root)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert (done.returncode, done.stdout) == (0, "rows: 6\n"), done.stderr
+
+
+# Without a session: what is planned, and what the rows are
+
+
+def test_ranges(log: Log) -> None:
+    fill(log)
+
+    def ends(**options: str) -> list[int]:
+        return sorted({row["_cdc_end_lsn"] for row in read(log.root, **options)[0]})
+
+    assert ends() == [0x1100, 0x1200, 0x1300, 0x1400, 0x1500]
+    assert ends(start="1:0/1000") == ends()
+    assert ends(start="1:0/1100") == [0x1200, 0x1300, 0x1400, 0x1500]
+    assert ends(start="1:0/1200", end="2:0/1300") == [0x1300]
+    assert ends(start="2:0/1200", end="2:0/1400") == [0x1300, 0x1400]
+    assert ends(start="1:0/1100", end="2:0/1300") == [0x1200, 0x1300]
+    assert ends(start="2:0/1500") == ends(start="2:0/1400", end="2:0/1400") == []
+    assert only(typed(log.root, start="1:0/1100", end="1:0/1200"), "_cdc_op", "id") == [("update", 1), ("update", 3)]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"end": "2:0/1600"}, "not in this log"),
+        ({"start": "2:0/1600"}, "not in this log"),
+        ({"start": "1:0/1300"}, "not in this log"),
+        ({"end": "1:0/1300"}, "not in this log"),
+        ({"end": "3:0/1500"}, "not in this log"),
+        ({"start": "1:0/900"}, "not there any more"),
+    ],
+)
+def test_positions_that_are_not_in_the_log_are_refused(log: Log, options: dict[str, str], problem: str) -> None:
+    fill(log)
+    with pytest.raises(StagingError, match=problem):
+        read(log.root, **options)
+
+
+def test_a_missing_segment_is_an_error(log: Log) -> None:
+    fill(log)
+    made = CdcpipeDataSource({"path": str(log.root)}).streamReader(ENVELOPE_SCHEMA)
+    start, end = made.initialOffset(), made.latestOffset(made.initialOffset(), ReadAllAvailable())
+    parts = made.partitions(start, end)
+    path = log.root / "000002" / "0000000000001200-0000000000001400.cdc"
+    path.unlink()
+    with pytest.raises(StagingError, match="segments are missing"):
+        made.partitions(start, end)
+    with pytest.raises(StagingError, match=f"{path} cannot be read"):
+        [list(made.read(part)) for part in parts]
+
+
+def test_offsets(log: Log) -> None:
+    fill(log)
+    size = {s.name: s.stat().st_size for s in log.root.rglob("*.cdc")}
+    made = CdcpipeDataSource({"path": str(log.root), "max_bytes_per_trigger": "1"}).streamReader(ENVELOPE_SCHEMA)
+    start = made.initialOffset()
+    assert list(start.items()) == [("format", 1), ("position", "1:0/1000")]
+    limit = made.getDefaultReadLimit()
+    assert limit == ReadMaxBytes(1)
+
+    def latest(position: str, limit: Any) -> str:
+        return made.latestOffset({"position": position, "format": 1}, limit)["position"]
+
+    assert latest("1:0/1000", limit) == "1:0/1200"
+    assert latest("1:0/1200", limit) == "2:0/1400"
+    assert latest("2:0/1500", limit) == latest("1:0/1000", ReadAllAvailable()) == "2:0/1500"
+    total = sum(size.values())
+    assert latest("1:0/1000", ReadMaxBytes(total)) == "2:0/1500"
+    assert latest("1:0/1000", ReadMaxBytes(total - 1)) == "2:0/1400"
+    assert made.reportLatestOffset()["position"] == "2:0/1500"
+    assert made.partitions(start, start) == []
+
+    made.prepareForTriggerAvailableNow()
+    log.segment([A, into(A, b"9", None)])
+    assert latest("1:0/1000", ReadAllAvailable()) == "2:0/1500"
+    assert latest("2:0/1500", limit) == "2:0/1500"
+    assert made.reportLatestOffset()["position"] == "2:0/1600"
+
+
+@pytest.mark.parametrize(
+    "offset", [{"format": 2, "position": "1:0/0"}, {"position": "1:0/0"}, {"format": 1}, {"format": 1, "position": "0/1"}]
+)
+def test_offsets_of_another_format_are_refused(log: Log, offset: dict[str, Any]) -> None:
+    made = CdcpipeDataSource({"path": str(log.root)}).streamReader(ENVELOPE_SCHEMA)
+    with pytest.raises(StagingError, match="the checkpoint has"):
+        made.latestOffset(offset, ReadAllAvailable())
+
+
+def test_a_log_that_has_not_begun(log: Log, tmp_path: Path) -> None:
+    made = CdcpipeDataSource({"path": str(log.root)}).streamReader(ENVELOPE_SCHEMA)
+    assert made.initialOffset()["position"] == "1:0/1000"
+    assert made.latestOffset(made.initialOffset(), ReadAllAvailable()) == made.initialOffset()
+    assert read(log.root)[0] == []
+    (tmp_path / "empty").mkdir()
+    made = CdcpipeDataSource({"path": str(tmp_path / "empty")}).streamReader(ENVELOPE_SCHEMA)
+    start = made.initialOffset()
+    assert start["position"] == "0:0/0"
+    shutil.copytree(log.root, tmp_path / "empty", dirs_exist_ok=True)
+    assert made.latestOffset(start, ReadAllAvailable()) == start
+    fill(Log(tmp_path / "other"))
+    shutil.copytree(tmp_path / "other", tmp_path / "empty", dirs_exist_ok=True)
+    end = made.latestOffset(start, ReadAllAvailable())
+    assert end["position"] == "2:0/1500"
+    assert len(made.partitions(start, end)) == 3
+    with pytest.raises(StagingError, match="no such directory"):
+        read(tmp_path / "nowhere")
+
+
+def test_a_schema_change_in_the_middle_of_a_segment(log: Log) -> None:
+    renamed = relation(11, "z", ("id", INT), ("u", TEXT))
+    log.segment(
+        [A, into(A, b"1", b"one"), A, into(A, b"2", b"two"), A2, into(A2, b"3", b"3", b"x"), A, into(A, b"4", b"four")],
+        [renamed, into(renamed, b"5", b"five"), relation(99, "a", ("id", TEXT)), into(relation(99, "a"), b"six")],
+    )
+    rows = typed(log.root)
+    assert {(r["id"], r["id__string"], r["t"], r["t__int"], r["u"]) for r in rows} == {
+        (1, None, "one", None, None),
+        (2, None, "two", None, None),
+        (3, None, None, 3, "x"),
+        (4, None, "four", None, None),
+        (None, "six", None, None, None),
+    }
+    assert only(typed(log.root, "public.z"), "id", "u") == [(5, "five")]
+    assert [r.name for r in relation_versions(log.root, "public.a")] == ["a"] * 3
+    assert {table: len(versions) for table, versions in tables_in(log.root).items()} == {("public", "a"): 3, ("public", "z"): 1}
+
+
+def test_a_schema_that_the_user_gives(log: Log) -> None:
+    log.segment([A, into(A, b"1", b"one"), A2, into(A2, b"2", b"3", b"x")])
+    columns = merge_columns(None, [A, A2]).add("more", StringType())
+    rows, _ = read(log.root, typed_schema(columns), table="public.a")
+    assert only(rows, "id", "t", "t__int", "u", "more") == [(1, "one", None, None, None), (2, None, 3, "x", None)]
+    with pytest.raises(StagingError, match="has a column 't' of Spark type int"):
+        read(log.root, typed_schema(merge_columns(None, [A])), table="public.a")
+    bare, _ = read(log.root, merge_columns(None, [A, A2]), table="public.a")
+    assert bare == [{"id": 1, "t": "one", "t__int": None, "u": None}, {"id": 2, "t": None, "t__int": 3, "u": "x"}]
+
+
+def test_nothing_is_lost_for_want_of_a_metadata_column(log: Log) -> None:
+    log.segment([A, Update(None, 11, None, None, (b"1", UNCHANGED_TOAST)), B, into(B, b"1", b"NaN", None)])
+    with pytest.raises(StagingError, match="a TOAST value was not sent, and the schema has no _cdc_unchanged"):
+        read(log.root, merge_columns(None, [A]), table="public.a")
+    with pytest.raises(StagingError, match="a value does not fit its type, and the schema has no _cdc_exact"):
+        read(log.root, merge_columns(None, [B]), table="public.b")
+
+
+def test_odd_columns(log: Log) -> None:
+    none = relation(1, "none")
+    odd = relation(2, "odd.er", ("id", INT), ("ID", INT), ("", TEXT), ("_cdc_op", TEXT), ("a.b\n", TEXT))
+    log.segment(
+        [
+            none,
+            into(none),
+            odd,
+            into(odd, b"1", b"2", b"", b"op", b"ab"),
+            Update(None, 2, None, None, (b"1", b"2", *[UNCHANGED_TOAST] * 3)),
+        ]
+    )
+    assert only(typed(log.root, "public.none"), "_cdc_op", "_cdc_exact") == [("insert", {})]
+    rows = typed(log.root, quote_table("public", "odd.er"))
+    assert list(rows[0])[:6] == ["id", "_cdc_column_%49%44", "_cdc_column_", "_cdc_column__cdc_op", "a.b\n", "_cdc_op"]
+    assert list(rows[0].values())[:6] == [1, 2, "", "op", "ab", "insert"]
+    assert rows[1]["_cdc_unchanged"] == ["_cdc_column_", "_cdc_column__cdc_op", "a.b\n"]
+    envelope, _ = read(log.root)
+    assert envelope[1]["new"] == {"id": "1", "ID": "2", "": "", "_cdc_op": "op", "a.b\n": "ab"}
+    assert envelope[2]["_cdc_unchanged"] == ["", "_cdc_op", "a.b\n"]
+
+
+def test_unchanged_values_are_filled_in_from_the_whole_old_row_alone(log: Log) -> None:
+    log.segment(
+        [
+            A,
+            Update(None, 11, None, (b"1", b"big"), (b"2", UNCHANGED_TOAST)),
+            Update(None, 11, (b"1", None), None, (b"2", UNCHANGED_TOAST)),
+        ]
+    )
+    assert only(typed(log.root), "t", "_cdc_unchanged") == [("big", []), (None, ["t"])]
+    envelope, _ = read(log.root)
+    assert only(envelope, "new", "_cdc_unchanged") == [({"id": "2", "t": "big"}, []), ({"id": "2"}, ["t"])]
+
+
+def test_messages_and_other_tables_do_not_count(log: Log) -> None:
+    log.segment([A, LogicalMessage(None, 1, 5, "p", b"x"), B, into(A, b"1", None), Truncate(None, 0, (12,))])
+    assert only(typed(log.root), "_cdc_op", "_cdc_ordinal") == [("insert", 0)]
+    assert only(typed(log.root, "public.b"), "_cdc_op", "_cdc_ordinal") == [("truncate", 1)]
+
+
+@pytest.mark.parametrize("slice_bytes", [30, 1000])
+def test_slices_together_are_the_segment(log: Log, slice_bytes: int) -> None:
+    fill(log)
+    log.segment(*([into(A, b"%d" % n, b"x"), A2, into(A2, b"%d" % n, b"1", None), A] for n in range(10)), before=[A])
+    for options in ({}, {"table": "public.a"}):
+        whole, parts = read(log.root, **options)
+        sliced, more = read(log.root, max_partition_bytes=str(slice_bytes), **options)
+        assert len(more) > len(parts) == 4
+
+        def key(row: dict[str, Any]) -> tuple[int, int]:
+            return row["_cdc_end_lsn"], row["_cdc_ordinal"]
+
+        assert sorted(sliced, key=key) == sorted(whole, key=key)
+
+
+def test_batches_are_bounded(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    from spark_sink import segment_reader
+
+    path = log.segment([A, *(into(A, b"%d" % n, b"x" * 50) for n in range(100))]).path
+    piece = Slice(str(path), 1, 0, log.end_lsn)
+    schema = typed_schema(merge_columns(None, [A]))
+
+    def sizes() -> list[int]:
+        batches = list(TypedReader(piece, ("public", "a"), schema).read())
+        assert [value for batch in batches for value in batch.column("id").to_pylist()] == list(range(100))
+        return [batch.num_rows for batch in batches]
+
+    assert sizes() == [100]
+    monkeypatch.setattr(segment_reader, "BATCH_ROWS", 33)
+    assert sizes() == [33, 33, 33, 1]
+    monkeypatch.setattr(segment_reader, "BATCH_BYTES", 690)
+    assert max(sizes()) == 10
+    monkeypatch.setattr(segment_reader, "BATCH_SPAN_BYTES", 200)
+    assert max(sizes()) == 3
+    monkeypatch.setattr(segment_reader, "BATCH_BYTES", 1)
+    assert sizes() == [1] * 100
+    monkeypatch.setattr(segment_reader, "ENVELOPE_ROWS", 40)
+    assert [batch.num_rows for batch in EnvelopeReader(piece, ENVELOPE_SCHEMA).read()] == [40, 40, 20]
+
+
+def test_a_damaged_row_is_named(log: Log) -> None:
+    from pgoutput_build import build
+
+    damaged = build(into(A, b"1", b"one"))[:-1]
+    path = log.segment([A, damaged]).path
+    for options in ({}, {"table": "public.a"}):
+        with pytest.raises(StagingError, match=f"{path} is corrupt.* at byte"):
+            read(log.root, **options)
+    path.unlink()
+    log.end_lsn = 0x1000
+    log.segment([A, into(A, b"1", b"\xe9")])
+    for options in ({}, {"table": "public.a"}):
+        with pytest.raises(StagingError, match="column 't' is not UTF-8"):
+            read(log.root, **options)
+
+
+def test_a_binary_value_is_refused_by_name(log: Log) -> None:
+    log.segment([A, into(A, b"1", Binary(b"one"))])
+    for options in ({}, {"table": "public.a"}):
+        with pytest.raises(CdcpipeError, match=r"column 't' of table 'public\.a' came in binary form"):
+            read(log.root, **options)
+
+
+def test_an_index_of_other_content_does_no_harm(log: Log) -> None:
+    """Somebody moved files about: the size is the same, the name is not."""
+    one = log.segment([A, into(A, b"1", b"one"), into(A, b"22", b"two")]).path
+    two = log.segment([A, into(A, b"11", b"one"), into(A, b"2", b"two")]).path
+    assert one.stat().st_size == two.stat().st_size
+    segment_index.build(one)
+    one.with_suffix(".idx").replace(two.with_suffix(".idx"))
+    assert only(typed(log.root, start="1:0/1100"), "id", "t") == [(11, "one"), (2, "two")]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({}, "'path'.* is missing"),
+        ({"path": "x", "tabel": "a.b"}, "'tabel'.* is not known"),
+        ({"path": "x", "view": "tables"}, "'view'.* can only be 'segments'"),
+        ({"path": "x", "view": "segments", "table": "a.b"}, "cannot be given with 'view'"),
+        ({"path": "x", "start": "0/1"}, "'start'.* cannot be read: not a position"),
+        ({"path": "x", "end": "1:x"}, "'end'.* cannot be read: not a position"),
+        ({"path": "x", "max_bytes_per_trigger": "0"}, "'max_bytes_per_trigger'.* above 0"),
+        ({"path": "x", "max_partition_bytes": "64m"}, "'max_partition_bytes'.* cannot be read"),
+        ({"path": "x", "table": "a"}, "'table'.* is schema.name"),
+        ({"path": "x", "table": "a.b.c"}, "'table'.* is schema.name"),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, str], problem: str) -> None:
+    with pytest.raises(InvalidArgumentsError, match=problem):
+        CdcpipeDataSource(options)
+
+
+def test_a_stream_has_no_end_option() -> None:
+    with pytest.raises(InvalidArgumentsError, match="a stream has no end"):
+        CdcpipeDataSource({"path": "x", "end": "1:0/1"}).streamReader(ENVELOPE_SCHEMA)
+
+
+@pytest.mark.parametrize("name", [("public", "a"), ("a.b", "c"), ('a"b', 'c".d'), ("x\n", " "), ("Ü", "é")])
+def test_any_table_can_be_named(name: tuple[str, str]) -> None:
+    assert source._parse_table(quote_table(*name)) == name
