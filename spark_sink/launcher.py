@@ -51,7 +51,8 @@ __all__ = ["Launcher", "LauncherConfig", "Prepared", "Progress"]
 _logger = logging.getLogger(__name__)
 
 _PIPE_BYTES = 1 << 20
-_READ_BYTES = 1 << 20
+_READ_BYTES, _LEAST_READ_BYTES = 1 << 20, 512
+_LONGEST_POLL_S = 3600.0
 
 _STDERR_LINES = 20
 """How much of what a streamer says is kept for the message with which the launcher stops."""
@@ -291,30 +292,35 @@ class Launcher:
         if self.config.available_now:
             arguments += ["--endpos", format_lsn(prepared.wal_lsn), "--endpos-wait"]
         broken: ProtocolError | None = None
+        is_whole = False
         with _Child([*self.config.command, *arguments], is_verbose=self.config.verbose) as child:
             feedback = _Feedback(child, start_lsn, self.config.hook)
             try:
                 self._pump(child, filler, writer, sealer, feedback)
+                is_whole = filler.is_whole
                 self._apply(filler.finish(), writer, sealer)
             except ProtocolError as ex:
                 broken = ex
                 writer.discard()
             sealer.drain()
             feedback.send(sealer.sealed_lsn, _QUIT_TIMEOUT_S)
-            at_end = self.config.available_now and not self._stopping.is_set() and not child.ends_by_itself()
+            is_asked = self._stopping.is_set()
+            at_end = self.config.available_now and is_whole and not is_asked and not child.ends_by_itself()
             child.quit()
         self._note(open_size=0)
         if broken is not None:
             return Failure(ExitCode.PG_ERROR, writer.end_lsn, broken.message)
-        if child.code == ExitCode.SUCCESS and (at_end or self._stopping.is_set()):
+        if child.code == ExitCode.SUCCESS and (at_end or is_asked):
             return None
-        if self._stopping.is_set():
+        if is_asked:
             _logger.warning("the streamer ended with %d when asked to quit: %s", child.code, child.failure(0).message)
             return None
         return child.failure(writer.end_lsn)
 
     def _pump(self, child: _Child, filler: SegmentFiller, writer: StagingWriter, sealer: _Sealer, feedback: _Feedback) -> None:
         """Move bytes from the streamer to the open segment until it closes its stdout, or until asked to stop."""
+        # Segments are cut between two reads.
+        read_bytes = min(_READ_BYTES, max(self.config.seal.segment_bytes, _LEAST_READ_BYTES))
         poll = select.poll()
         poll.register(child.stdout_fd, select.POLLIN)
         poll.register(self._wakeup.fd, select.POLLIN)
@@ -322,12 +328,12 @@ class Launcher:
             sealer.check()
             feedback.send(sealer.sealed_lsn)
             deadline = filler.deadline
-            timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = {fd for fd, _ in poll.poll(None if timeout_s is None else timeout_s * 1000 + 1)}
+            timeout_s = _LONGEST_POLL_S if deadline is None else min(deadline - time.monotonic(), _LONGEST_POLL_S)
+            ready = {fd for fd, _ in poll.poll(max(timeout_s, 0.0) * 1000 + 1)}
             if self._wakeup.fd in ready:
                 self._wakeup.clear()
             if child.stdout_fd in ready:
-                data = os.read(child.stdout_fd, _READ_BYTES)
+                data = os.read(child.stdout_fd, read_bytes)
                 if not data:
                     return
                 operations = filler.feed(data, time.monotonic())

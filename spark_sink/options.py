@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import signal
 import sys
@@ -61,7 +62,21 @@ class _Size(click.ParamType[int]):
         return int(match[1]) * unit
 
 
+class _Seconds(click.ParamType[float]):
+    name = "SECS"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not 0 <= seconds < math.inf:
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+        return seconds
+
+
 SIZE = _Size()
+_SECONDS = _Seconds()
 
 
 def format_size(size: float) -> str:
@@ -128,10 +143,9 @@ def launcher_options(command: Command) -> Command:
         ),
         click.option(
             "--seal-interval",
-            type=click.FloatRange(min=0.0, max=86400.0),
+            type=_SECONDS,
             default=1.0,
             show_default=True,
-            metavar="SECS",
             help="or when its oldest transaction has waited this long.",
         ),
         click.option(

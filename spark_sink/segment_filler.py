@@ -136,6 +136,11 @@ class SegmentFiller:
         return self._end_lsn
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the stream could end here: nothing was taken of a record or a transaction without its end."""
+        return not (self._held or self._missing or self._in_transaction)
+
+    @property
     def deadline(self) -> float | None:
         """When ``tick`` has something to do, None if nothing waits."""
         return None if self._since is None else self._policy.deadline(self._since)

@@ -1,0 +1,111 @@
+"""A streamer without a server, for faults that a real one shows rarely: python fake_streamer.py DIRECTORY (prepare | options).
+
+DIRECTORY holds `transactions.json`, what the "server" has ([[end LSN, [[relation id, text], ...]], ...]), and `turns.json`,
+what goes wrong at each start, in order; after the last, nothing does. It notes there what it was asked: `starts` (the
+arguments, a line each), `commands` (what came on stdin), `confirmed` (the slot's position).
+It checks that nothing is confirmed that is not sealed in the directory named in `staging`.
+"""
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+from pgoutput_stream import Transaction, encode_stream
+
+from cdcpipe.lsn import LSN, format_lsn
+from spark_sink.staging import log_end
+
+
+def note(path: Path, text: str) -> None:
+    with open(path, "a") as stream:
+        stream.write(text + "\n")
+
+
+def fail(turn: dict) -> None:
+    if "stderr" in turn:
+        sys.stderr.write(turn["stderr"])
+        sys.stderr.flush()
+    if "signal" in turn:
+        os.kill(os.getpid(), turn["signal"])
+        time.sleep(60)
+    if "exit" in turn:
+        os._exit(turn["exit"])
+
+
+def main() -> None:
+    directory, arguments = Path(sys.argv[1]), sys.argv[2:]
+    starts = directory / "starts"
+    number = len(starts.read_text().splitlines()) if starts.exists() else 0
+    note(starts, json.dumps(arguments))
+    turns = json.loads((directory / "turns.json").read_text())
+    turn = turns[number] if number < len(turns) else {}
+    transactions = [
+        Transaction(end_lsn, tuple((relation_id, value.encode()) for relation_id, value in rows))
+        for end_lsn, rows in json.loads((directory / "transactions.json").read_text())
+    ]
+    confirmed_path = directory / "confirmed"
+    confirmed_lsn = LSN.parse(confirmed_path.read_text()) if confirmed_path.exists() else LSN(0x100)
+    if "prepare" in arguments:
+        fail(turn)
+        end_lsn = transactions[-1].end_lsn if transactions else 0x100
+        prepared = {
+            "server_version": 180004,
+            "system_id": turn.get("system_id", "7"),
+            "timeline": 1,
+            "database": "db",
+            "wal_lsn": format_lsn(end_lsn + 1),
+            "slot": {"name": "s", "confirmed_flush_lsn": str(confirmed_lsn)},
+            "tables": [],
+        }
+        sys.stdout.write(turn.get("output", json.dumps(prepared)))
+        return
+    start_lsn = max(confirmed_lsn, LSN.parse(arguments[arguments.index("--startpos") + 1]))
+    to_send = [transaction for transaction in transactions if transaction.end_lsn > start_lsn]
+    stream = encode_stream(to_send)[: turn.get("bytes")] + turn.get("garbage", "").encode()
+    emitted_lsn = to_send[-1].end_lsn if to_send else start_lsn
+    commands = b""
+    pieces = [stream[pos : pos + turn.get("piece", 1 << 16)] for pos in range(0, len(stream), turn.get("piece", 1 << 16))]
+    wait_for_end = "--endpos-wait" in arguments
+    is_deaf = turn.get("deaf", False)  # does not read stdin before everything is written
+    is_written = False
+    while True:
+        if not pieces and not is_written:
+            is_written = True
+            if "linger" in turn:
+                os.close(1)
+                time.sleep(turn["linger"])
+            fail(turn)
+            if wait_for_end:
+                os.close(1)
+        ready, writable, _ = select.select([] if is_deaf and pieces else [0], [1] if pieces else [], [])
+        if writable:
+            data = pieces.pop(0)
+            while data:
+                data = data[os.write(1, data) :]
+        if ready:
+            data = os.read(0, 1 << 16)
+            if not data:
+                os._exit(4)
+            commands += data
+            *lines, commands = commands.split(b"\n")
+            for line in lines:
+                note(directory / "commands", line.decode())
+                if line.startswith(b"F "):
+                    lsn = LSN.parse(line[2:].decode())
+                    end = log_end(Path((directory / "staging").read_text()))
+                    if end is None or lsn > end.lsn or lsn > emitted_lsn:
+                        note(directory / "liar", f"{lsn} while the log ended at {end} and {emitted_lsn} was emitted")
+                    confirmed_path.write_text(str(lsn))
+                elif line == b"q":
+                    if turn.get("ignores_quit"):
+                        time.sleep(60)
+                    os._exit(turn.get("quit_exit", 0))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    main()

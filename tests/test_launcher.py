@@ -1,0 +1,813 @@
+"""The launcher: against a fake streamer for faults, against the real command and PostgreSQL for everything together."""
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import postgres
+import psycopg
+import pytest
+from pgoutput_stream import Transaction, decode_segment
+
+from cdcpipe.errors import (
+    CdcpipeError,
+    InitError,
+    InvalidArgumentsError,
+    ServerError,
+    SlotDoesNotExistError,
+)
+from cdcpipe.lsn import LSN
+from cdcpipe.pgoutput.decode import decode
+from cdcpipe.pgoutput.messages import Delete, Insert, Truncate, Update
+from cdcpipe.pipe.framing import RecordReader
+from spark_sink import launcher as launcher_module
+from spark_sink.launcher import Launcher, LauncherConfig, Prepared
+from spark_sink.restart import Failure, RestartPolicy, error_of
+from spark_sink.segment_filler import SealPolicy
+from spark_sink.staging import Position, StagingError, list_epochs, list_segments, log_end, register_reader
+from spark_sink.staging_writer import Failpoint, lock_owner
+
+ROOT = Path(__file__).parent.parent
+SMALL = SealPolicy(segment_bytes=400, seal_interval_s=0.05, held_bytes=300)
+
+WORK = [Transaction(0x100 + 0x20 * n, tuple((16384 + n % 3, b"value %d" % n) for _ in range(1 + n % 5))) for n in range(1, 60)]
+
+
+def wait_for(condition: Callable[[], Any], what: str = "the condition", timeout_s: float = 60.0) -> None:
+    """Wait until it holds; this is no measurement."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come"
+        time.sleep(0.005)
+
+
+# --- the restart policy ---
+
+
+def delays(codes: list[tuple[int, int, str]], *, step_s: float = 1.0) -> list[float | None]:
+    policy, now, found = RestartPolicy(lambda: 1.0), 0.0, []
+    for code, end_lsn, message in codes:
+        now += step_s
+        found.append(policy.delay(Failure(code, end_lsn, message), now))
+    return found
+
+
+@pytest.mark.parametrize("code", [3, 9, 0, -9, -15])
+def test_again_without_limit(code: int):
+    assert delays([(code, 0x100, "same")] * 8) == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+    assert delays([(code, 0x100, "same")] * 500)[-1] == 10.0
+
+
+@pytest.mark.parametrize("code", [1, 2, 4, 6, 7, 8, 120])
+def test_not_again(code: int):
+    assert delays([(code, 0x100, "")]) == [None]
+
+
+def test_progress_resets_the_delay():
+    assert delays([(3, 1, ""), (3, 1, ""), (3, 2, ""), (3, 2, "")]) == [0.2, 0.4, 0.2, 0.4]
+
+
+def test_the_same_error_at_the_same_place_is_poison():
+    assert delays([(5, 1, "x")] * 5) == [0.2, 0.4, 0.8, 1.6, None]
+    assert None not in delays([(5, 1, "x"), (5, 1, "y")] * 10)
+    assert None not in delays([(5, n, "x") for n in range(20)])
+    assert delays([(5, 1, "x")] * 4 + [(3, 1, ""), (5, 1, "x")])[-1] is None
+
+
+def test_a_failed_start_is_tried_again_for_a_while_after_a_lost_connection():
+    assert delays([(3, 1, ""), (2, 1, "refused"), (2, 1, "refused")])[1:] == [0.4, 0.8]
+    found = delays([(3, 1, "")] + [(2, 1, "refused")] * 70)
+    assert found.index(None) == 60
+    assert delays([(3, 1, ""), (2, 2, "")])[1] is None  # it has been streaming since
+
+
+def test_the_jitter_is_between_half_and_all_of_the_delay():
+    assert RestartPolicy(lambda: 0.0).delay(Failure(3, 0, ""), 0) == 0.1
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 5, 8, 9])
+def test_an_error_has_the_exit_code_of_the_streamer(code: int):
+    error = error_of(Failure(code, 0x100, "what it said", "what to do"))
+    assert error.exit_code == code
+    assert "what it said" in str(error)
+
+
+@pytest.mark.parametrize("code", [4, 6, 7, -11, 120])
+def test_an_unexpected_exit_code_is_a_system_error(code: int):
+    error = error_of(Failure(code, 0x100, ""))
+    assert error.exit_code == 7
+    assert f"ended with {code}" in str(error)
+
+
+def test_what_prepare_prints():
+    text = json.dumps(
+        {
+            "server_version": 180004,
+            "system_id": "7",
+            "timeline": 1,
+            "database": "db",
+            "wal_lsn": "0/200",
+            "slot": {"confirmed_flush_lsn": "0/100"},
+            "tables": [{"schema": "public", "name": "t", "primary_key": ["id"]}],
+        }
+    )
+    prepared = Prepared.parse(text.encode())
+    assert (prepared.wal_lsn, prepared.confirmed_flush_lsn, prepared.tables[0]["name"]) == (0x200, 0x100, "t")
+    for broken in ("", "[]", "{}", text.replace("0/200", "x"), text.replace("confirmed", "c")):
+        with pytest.raises(CdcpipeError, match="prepare"):
+            Prepared.parse(broken.encode())
+
+
+# --- against the fake ---
+
+
+class Fake:
+    """A fake streamer's directory, and launchers that use it."""
+
+    def __init__(self, directory: Path, transactions: list[Transaction], turns: list[dict[str, Any]]) -> None:
+        self.directory = directory
+        self.staging = directory / "staging-dir"
+        (directory / "staging").write_text(str(self.staging))
+        (directory / "turns.json").write_text(json.dumps(turns))
+        self.set_transactions(transactions)
+
+    def set_transactions(self, transactions: list[Transaction]) -> None:
+        encoded = [[t.end_lsn, [[relation_id, value.decode()] for relation_id, value in t.rows]] for t in transactions]
+        (self.directory / "transactions.json").write_text(json.dumps(encoded))
+
+    def config(self, **changes: Any) -> LauncherConfig:
+        config = LauncherConfig(
+            slot="s",
+            staging=self.staging,
+            publications=("p",),
+            connection=("-d", "db"),
+            available_now=True,
+            seal=SMALL,
+            command=(sys.executable, str(ROOT / "tests" / "fake_streamer.py"), str(self.directory)),
+        )
+        return replace(config, **changes)
+
+    def run(self, **changes: Any) -> Launcher:
+        launcher = Launcher(self.config(**changes))
+        launcher.start()
+        launcher.wait()
+        return launcher
+
+    def read(self, name: str) -> list[str]:
+        path = self.directory / name
+        return path.read_text().splitlines() if path.exists() else []
+
+    @property
+    def starts(self) -> list[list[str]]:
+        return [json.loads(line) for line in self.read("starts")]
+
+    @property
+    def confirmed_lsn(self) -> int:
+        lines = self.read("confirmed")
+        return LSN.parse(lines[0]) if lines else 0x100
+
+    def landed(self) -> list[Transaction]:
+        return [t for segment in list_segments(self.staging) for t in decode_segment(segment.path.read_bytes())]
+
+    def check(self, transactions: list[Transaction]) -> None:
+        """Everything is there once, and nothing was confirmed before it was sealed."""
+        assert self.landed() == transactions
+        assert self.read("liar") == []
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Fake]:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
+    monkeypatch.setattr(launcher_module, "RestartPolicy", partial(RestartPolicy, first_delay_s=0.01))
+    return lambda transactions=WORK, turns=(): Fake(tmp_path, transactions, list(turns))
+
+
+def test_all_that_is_available_is_landed_and_confirmed(fake: Callable[..., Fake]):
+    made = fake()
+    launcher = made.run()
+    made.check(WORK)
+    progress = launcher.progress
+    assert progress.position == (1, WORK[-1].end_lsn)
+    assert progress.transactions == len(WORK)
+    assert progress.segments == len(list_segments(made.staging)) > 3
+    assert progress.size == sum(segment.path.stat().st_size for segment in list_segments(made.staging))
+    assert (progress.restarts, progress.last_error, progress.open_size) == (0, None, 0)
+    assert made.confirmed_lsn == WORK[-1].end_lsn
+    assert made.read("commands")[-1] == "q"
+    assert made.starts == [
+        ["prepare", "-d", "db", "-S", "s", "--publication", "p"],
+        f"-d db -S s --publication p -H --startpos 0/100 --expect 7/1 --endpos 0/{WORK[-1].end_lsn + 1:X} --endpos-wait".split(),
+    ]
+    assert all(segment.index_path.exists() for segment in list_segments(made.staging))
+
+
+def test_the_options_of_the_slot_are_for_prepare(fake: Callable[..., Fake]):
+    made = fake([])
+    made.run(create_slot=True, tables=("a.b", "c.d"), verbose=True)
+    assert made.starts[0][-5:] == ["-c", "--table", "a.b", "--table", "c.d"]
+    assert made.starts[1][0] == "-v"
+    assert "-c" not in made.starts[1]
+
+
+def test_the_next_run_goes_on_where_the_log_ends(fake: Callable[..., Fake]):
+    made = fake(WORK[:10])
+    made.run()
+    made.set_transactions(WORK)
+    (made.directory / "confirmed").unlink()  # the last F was lost
+    made.run()
+    made.check(WORK)
+    assert f"0/{WORK[9].end_lsn:X}" in made.starts[-1]
+
+
+@pytest.mark.parametrize(
+    "turn", [{"exit": 3}, {"exit": 5, "stderr": "cdcpipe: error: x\n"}, {"exit": 9}, {"signal": 9}, {"signal": 15}]
+)
+@pytest.mark.parametrize("cut", [0, 40, 700, 1500])
+def test_a_streamer_that_ends_is_no_loss_and_no_duplicate(fake: Callable[..., Fake], turn: dict[str, Any], cut: int):
+    made = fake(WORK, [{}, {"bytes": cut, "piece": 50, **turn}, {"bytes": cut + 600, **turn}])
+    launcher = made.run()
+    made.check(WORK)
+    assert launcher.progress.restarts == 2
+    assert launcher.progress.last_error
+    assert len(list_epochs(made.staging)) == 1
+    starts = [LSN.parse(arguments[arguments.index("--startpos") + 1]) for arguments in made.starts[1:]]
+    assert starts == sorted(starts)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (1, InvalidArgumentsError),
+        (2, InitError),
+        (8, SlotDoesNotExistError),
+        (4, CdcpipeError),
+        (6, CdcpipeError),
+        (7, CdcpipeError),
+    ],
+)
+@pytest.mark.parametrize("at", ["prepare", "stream"])
+def test_a_streamer_that_gives_up_ends_the_launcher(fake: Callable[..., Fake], code: int, kind: type[CdcpipeError], at: str):
+    turn = {"exit": code, "stderr": "cdcpipe: warning\ncdcpipe: error: it is so\ncdcpipe: hint: do this\n", "bytes": 1500}
+    made = fake(WORK, [turn] if at == "prepare" else [{}, turn])
+    with pytest.raises(kind, match="it is so") as caught:
+        made.run()
+    assert type(caught.value) is kind
+    assert caught.value.exit_code == (code if code in (1, 2, 8) else 7)
+    assert caught.value.hint
+    if at == "stream":
+        assert made.landed() == WORK[: len(made.landed())] != []
+        assert made.confirmed_lsn <= made.landed()[-1].end_lsn
+    assert lock_owner(made.staging) is None
+    made.run()
+    made.check(WORK)
+
+
+def test_a_server_that_cannot_send_what_comes_next(fake: Callable[..., Fake]):
+    turn = {"exit": 5, "stderr": "cdcpipe: error: invalid memory alloc request size\n", "bytes": 1500}
+    made = fake(WORK, [{}, turn] + [turn | {"bytes": 0}] * 20)
+    with pytest.raises(ServerError, match=r"again and again, after 0/.*invalid memory alloc"):
+        made.run()
+    assert len(made.starts) <= 2 + 5
+    assert made.landed() == WORK[: len(made.landed())] != []
+
+
+def test_bytes_that_are_no_records_are_not_landed(fake: Callable[..., Fake]):
+    made = fake(WORK, [{}, {"garbage": "garbage"}, {"garbage": "w 0/0 5\nZzzzz"}])
+    launcher = made.run()
+    made.check(WORK)
+    assert launcher.progress.restarts == 2
+
+
+@pytest.mark.parametrize("cut", [0, 10, 700, 1500])
+def test_an_end_in_the_middle_of_something_is_not_the_end(fake: Callable[..., Fake], cut: int):
+    made = fake(WORK, [{}, {"bytes": -cut or None}, {"bytes": cut}])
+    launcher = made.run()
+    made.check(WORK)
+    assert launcher.progress.restarts <= 2
+    assert (launcher.progress.restarts > 0) == (cut > 0)
+
+
+def test_a_streamer_that_was_told_to_end_by_another_is_not_at_the_end(fake: Callable[..., Fake]):
+    made = fake(WORK, [{}, {"bytes": 700, "exit": 0}])
+    made.run()
+    made.check(WORK)
+    assert len(made.starts) == 3
+
+
+def test_what_is_whole_is_sealed_and_confirmed_at_a_stop(fake: Callable[..., Fake]):
+    made = fake()
+    launcher = Launcher(made.config(available_now=False, seal=SealPolicy(1 << 30, 1e9)))
+    with launcher:
+        wait_for(lambda: launcher.progress.open_size > 2000)
+        assert launcher.progress.segments == 0
+    assert launcher.has_ended
+    assert launcher.error is None
+    made.check(WORK)
+    assert made.confirmed_lsn == WORK[-1].end_lsn
+    assert made.read("commands") == [f"F 0/{WORK[-1].end_lsn:X}", "q"]
+
+
+def test_a_segment_is_sealed_by_age_while_nothing_comes(fake: Callable[..., Fake]):
+    made = fake()
+    with Launcher(made.config(available_now=False, seal=SealPolicy(1 << 30, 0.01))) as launcher:
+        wait_for(lambda: made.confirmed_lsn == WORK[-1].end_lsn)
+        assert launcher.progress.position == (1, WORK[-1].end_lsn)
+    made.check(WORK)
+
+
+def test_feedback_does_not_wait_for_a_streamer_that_does_not_read_it(fake: Callable[..., Fake]):
+    many = [Transaction(0x100 + 0x10 * n, ((16384, b"x" * 100),)) for n in range(1, 3000)]
+    made = fake(many, [{}, {"deaf": True, "piece": 211}])
+    made.run(seal=SealPolicy(segment_bytes=1, seal_interval_s=0))
+    made.check(many)
+    assert made.confirmed_lsn == many[-1].end_lsn
+    sent = [LSN.parse(line[2:]) for line in made.read("commands") if line != "q"]
+    assert sent == sorted(set(sent))
+
+
+def test_a_streamer_that_does_not_quit_is_killed(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(launcher_module, "_QUIT_TIMEOUT_S", 0.3)
+    made = fake(WORK, [{}, {"ignores_quit": True}])
+    launcher = Launcher(made.config(available_now=False))
+    launcher.start()
+    wait_for(lambda: made.confirmed_lsn == WORK[-1].end_lsn)
+    launcher.stop()
+    launcher.wait()
+    made.check(WORK)
+
+
+def test_a_stop_while_waiting_to_start_again(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(launcher_module, "RestartPolicy", partial(RestartPolicy, first_delay_s=60, longest_delay_s=60))
+    made = fake(WORK, [{}, {"exit": 9}])
+    launcher = Launcher(made.config())
+    launcher.start()
+    wait_for(lambda: launcher.progress.restarts == 1)
+    launcher.stop()
+    launcher.wait()
+    assert made.landed() == WORK
+
+
+def test_a_stop_before_the_slot_is_prepared(fake: Callable[..., Fake]):
+    made = fake(WORK, [{"signal": signal.SIGSTOP}])
+    launcher = Launcher(made.config())
+    starter = threading.Thread(target=launcher.start)
+    starter.start()
+    wait_for(lambda: len(made.starts) == 1)
+    launcher.stop()
+    starter.join()
+    assert launcher.has_ended
+    assert launcher.error is None
+    launcher.request_stop()  # and it may be asked again
+
+
+@pytest.mark.parametrize("output", ["", "{}", "cdcpipe 0.1"])
+def test_prepare_of_another_version(fake: Callable[..., Fake], output: str):
+    with pytest.raises(CdcpipeError, match="cannot read what 'cdcpipe prepare' printed"):
+        fake(WORK, [{"output": output}]).run()
+
+
+def test_another_server_is_refused(fake: Callable[..., Fake]):
+    made = fake(WORK, [{}, {}, {"system_id": "8"}])
+    made.run()
+    with pytest.raises(StagingError, match="this one has 8"):
+        made.run()
+    assert len(made.starts) == 3  # nothing was streamed
+
+
+def test_a_second_launcher_ends_at_once(fake: Callable[..., Fake]):
+    made = fake()
+    with Launcher(made.config(available_now=False)) as launcher:
+        with pytest.raises(StagingError, match="another launcher uses"):
+            Launcher(made.config()).start()
+        wait_for(lambda: launcher.progress.transactions == len(WORK))
+    made.check(WORK)
+    assert sum("prepare" in arguments for arguments in made.starts) == 1
+
+
+@pytest.mark.parametrize("failpoint", [Failpoint.BEFORE_WRITE, Failpoint.BEFORE_FSYNC, Failpoint.AFTER_RENAME])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_full_or_broken_disk_stops_it(fake: Callable[..., Fake], failpoint: Failpoint, code: int):
+    made, passed = fake(), iter([False, True])
+
+    def hook(reached: Failpoint) -> None:
+        if reached == failpoint and next(passed, True):
+            raise OSError(code, os.strerror(code))
+
+    with pytest.raises(StagingError, match=os.strerror(code)) as caught:
+        made.run(hook=hook)
+    assert caught.value.exit_code == 7
+    ends = [segment.end_lsn for segment in list_segments(made.staging)]
+    assert made.confirmed_lsn <= max([0x100, *ends])
+    made.run()
+    made.check(WORK)
+
+
+def test_what_all_readers_have_is_removed(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(launcher_module, "_REMOVE_INTERVAL_S", 0.0)
+    made = fake(WORK[:30])
+    made.run()
+    register_reader(made.staging, "r", Position(1, WORK[29].end_lsn))
+    made.set_transactions(WORK)
+    made.run()
+    landed = made.landed()
+    assert landed == WORK[-len(landed) :]
+    assert landed[0].end_lsn >= WORK[29].end_lsn
+
+
+RUN_AND_DIE = """
+    import os, signal, sys
+    from functools import partial
+    sys.path[:0] = sys.argv[4:]
+    from pathlib import Path
+    import test_launcher
+    from spark_sink import launcher as module
+    from spark_sink.launcher import Launcher
+    from spark_sink.restart import RestartPolicy
+
+    module.RestartPolicy = partial(RestartPolicy, first_delay_s=0.01)
+    fake = test_launcher.Fake.__new__(test_launcher.Fake)
+    fake.directory = Path(sys.argv[1])
+    fake.staging = fake.directory / "staging-dir"
+    left = int(sys.argv[3])
+
+    def hook(failpoint):
+        global left
+        if failpoint.name == sys.argv[2]:
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    launcher = Launcher(fake.config(hook=hook))
+    launcher.start()
+    launcher.wait()
+"""
+
+
+@pytest.mark.parametrize("failpoint", Failpoint)
+def test_a_launcher_killed_at_any_point_goes_on(fake: Callable[..., Fake], failpoint: Failpoint):
+    made = fake()
+    program = textwrap.dedent(RUN_AND_DIE)
+    for turn in (1, 2, 2):
+        argv = [sys.executable, "-c", program, str(made.directory), failpoint.name, str(turn)]
+        argv += [str(ROOT / "tests"), str(ROOT / "scripts" / "lib")]
+        ended = subprocess.run(argv, capture_output=True, timeout=60)
+        assert ended.returncode in (-signal.SIGKILL, 0), ended.stderr.decode()
+        if turn == 1:
+            assert ended.returncode == -signal.SIGKILL
+        landed = made.landed()
+        assert landed == WORK[: len(landed)]
+        assert made.confirmed_lsn <= max([0x100, *(t.end_lsn for t in landed)])
+    made.run()
+    made.check(WORK)
+    assert not list(made.staging.glob("*/*.open"))
+
+
+# --- the command line ---
+
+
+def cdcpipe_spark(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "spark_sink", *arguments], capture_output=True, text=True, timeout=120, cwd=ROOT, **options
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["land"],
+        ["land", "-S", "s", "--publication", "p"],
+        ["land", "-S", "s", "--staging", "x"],
+        ["land", "-S", "s", "--publication", "p", "--staging", "x", "--segment-size", "0"],
+        ["land", "-S", "s", "--publication", "p", "--staging", "x", "--segment-size", "64 potatoes"],
+        ["land", "-S", "s", "--publication", "p", "--staging", "x", "--seal-interval", "-1"],
+        ["land", "-S", "s", "--publication", "p", "--staging", "x", "--seal-interval", "nan"],
+        ["status"],
+        ["status", "--staging", "pyproject.toml"],
+    ],
+)
+def test_usage_errors_exit_with_1(arguments: list[str]):
+    ended = cdcpipe_spark(*arguments)
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-?"], ["land", "--help"], ["land", "-?"], ["status", "-?"], ["--version"]])
+def test_help(arguments: list[str]):
+    ended = cdcpipe_spark(*arguments)
+    assert ended.returncode == 0
+    assert ended.stderr == ""
+    assert arguments == ["--version"] or "Example:" in ended.stdout
+
+
+def test_status_of_nothing(tmp_path: Path):
+    ended = cdcpipe_spark("status", "--staging", str(tmp_path / "nowhere"))
+    assert ended.returncode == 7
+    assert ended.stderr.startswith("cdcpipe-spark: error: ")
+    assert cdcpipe_spark("status", "--staging", str(tmp_path)).stdout.endswith("not begun\n")
+
+
+def test_status(fake: Callable[..., Fake]):
+    made = fake()
+    with Launcher(made.config(available_now=False)) as launcher:
+        wait_for(lambda: launcher.progress.position == (1, WORK[-1].end_lsn))
+        register_reader(made.staging, "tables", Position(1, WORK[3].end_lsn))
+        ended = cdcpipe_spark("status", "--staging", str(made.staging), "--json")
+        assert ended.returncode == 0, ended.stderr
+        found = json.loads(ended.stdout)
+    segments = list_segments(made.staging)
+    assert found["launcher"]["pid"] == os.getpid()
+    assert found["end"] == str(log_end(made.staging))
+    assert found["segments"] == len(segments)
+    assert found["size"] == sum(segment.path.stat().st_size for segment in segments)
+    assert found["source"]["slot"] == "s"
+    reader = found["readers"]["tables"]
+    assert reader["position"] == f"1:0/{WORK[3].end_lsn:X}"
+    assert reader["segments_behind"] == len(list_segments(made.staging, Position(1, WORK[3].end_lsn)))
+    text = cdcpipe_spark("status", "--staging", str(made.staging)).stdout
+    assert "none is running" in text
+    assert "tables: 1:0/" in text
+
+
+# --- the whole, against PostgreSQL ---
+
+
+def config_for(database: postgres.Database, staging: Path, **changes: Any) -> LauncherConfig:
+    config = LauncherConfig(
+        slot=f"slot_{database.name}"[:63],
+        staging=staging,
+        publications=("pub",),
+        connection=("-d", database.dsn),
+        create_slot=True,
+        seal=SealPolicy(segment_bytes=200_000, seal_interval_s=0.1, held_bytes=100_000),
+    )
+    return replace(config, **changes)
+
+
+def replay(staging: Path) -> tuple[dict[str, dict[bytes, tuple[Any, ...]]], int]:
+    """Apply what is in the log to empty tables; every transaction must be there once, in order."""
+    tables: dict[str, dict[bytes, tuple[Any, ...]]] = {}
+    names: dict[int, str] = {}
+    transactions, last_end_lsn = 0, 0
+    for segment in list_segments(staging):
+        reader = RecordReader()
+        reader.feed(segment.path.read_bytes())
+        names.clear()  # each segment can be read alone
+        for _, body in reader:
+            message = decode(body)
+            match message:
+                case Insert():
+                    table = tables.setdefault(names[message.relation_id], {})
+                    assert message.new[0] not in table
+                    table[message.new[0]] = message.new
+                case Update():
+                    table = tables[names[message.relation_id]]
+                    del table[(message.key or message.new)[0]]
+                    table[message.new[0]] = message.new
+                case Delete():
+                    del tables[names[message.relation_id]][message.key[0]]
+                case Truncate():
+                    for relation_id in message.relation_ids:
+                        tables[names[relation_id]] = {}
+                case _ if type(message).__name__ == "Relation":
+                    names[message.relation_id] = message.name
+                case _ if type(message).__name__ == "Commit":
+                    transactions += 1
+                    assert message.end_lsn > last_end_lsn
+                    last_end_lsn = message.end_lsn
+                case _:
+                    pass
+    return tables, transactions
+
+
+def check_tables(database: postgres.Database, staging: Path, *names: str) -> None:
+    tables, _ = replay(staging)
+    with database.connect() as connection:
+        for name in names:
+            rows = connection.execute(f"select t.* from {name} t").fetchall()
+            expected = {
+                str(row[0]).encode(): tuple(None if value is None else str(value).encode() for value in row) for row in rows
+            }
+            assert tables.get(name, {}) == expected
+
+
+def confirmed_lsn(database: postgres.Database) -> int:
+    with database.connect() as connection:
+        [(text,)] = connection.execute(
+            "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s", (f"slot_{database.name}"[:63],)
+        ).fetchall()
+    return LSN.parse(text)
+
+
+def test_postgres_until_it_is_stopped_and_then_what_is_available(database: postgres.Database, tmp_path: Path):
+    with database.connect() as connection:
+        connection.execute("create table t (id int primary key, v text)")
+        with Launcher(config_for(database, tmp_path)) as launcher:
+            assert [table["name"] for table in launcher.prepared.tables] == ["t"]
+            for n in range(50):
+                connection.execute("insert into t values (%s, repeat('x', 100))", (n,))
+            wait_for(lambda: launcher.progress.transactions == 50)
+            connection.execute("update t set id = id + 1000 where id % 2 = 0")
+            connection.execute("delete from t where id % 3 = 0")
+        check_tables_and_position = partial(check_tables, database, tmp_path, "t")
+        connection.execute("insert into t select n, repeat('y', 1000) from generate_series(10000, 12000) n")
+        connection.execute("create table u (id int primary key)")
+        connection.execute("insert into u values (1), (2)")
+        connection.execute("truncate u")
+        connection.execute("insert into u values (2)")
+        run = Launcher(config_for(database, tmp_path, available_now=True))
+        run.start()
+        run.wait()
+        check_tables_and_position("u")
+        end = log_end(tmp_path)
+        assert end is not None
+        assert confirmed_lsn(database) >= end.lsn
+        assert {epoch.number for epoch in list_epochs(tmp_path)} == {1, 2}
+        assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.rglob("*.cdc"))
+
+
+def test_postgres_idle_runs_move_the_slot_on(database: postgres.Database, tmp_path: Path):
+    with database.connect() as connection:
+        connection.execute("create table t (id int primary key)")
+        connection.execute("create publication pub for table t")
+        connection.execute("create unlogged table other (id int)")
+        Launcher(config_for(database, tmp_path, available_now=True)).start().wait()
+        before = confirmed_lsn(database)
+        connection.execute("create table unpublished as select generate_series(1, 20000)")
+        with Launcher(config_for(database, tmp_path)):
+            wait_for(lambda: confirmed_lsn(database) > before + 100_000)
+        connection.execute("insert into t values (1)")
+        Launcher(config_for(database, tmp_path, available_now=True)).start().wait()
+    check_tables(database, tmp_path, "t")
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"create_slot": False}, 8, "does not exist"),
+        ({"publications": ("nonesuch",), "slot": "other"}, 2, "nonesuch"),
+        ({"connection": ("-d", "dbname=nonesuch", "-h", "/nonesuch")}, 2, ""),
+        ({"connection": ("-d", "x", "-m", "password=SECRET")}, 1, "password"),
+    ],
+    ids=["slot", "publication", "server", "password"],
+)
+def test_postgres_bad_input(database: postgres.Database, tmp_path: Path, changes: dict[str, Any], code: int, words: str):
+    if "publications" in changes:
+        with database.connect() as connection:
+            connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (changes["slot"],))
+    with pytest.raises(CdcpipeError, match=words) as caught:
+        Launcher(config_for(database, tmp_path, **changes)).start()
+    assert caught.value.exit_code == code
+    assert "SECRET" not in str(caught.value)
+    assert list_segments(tmp_path) == []
+
+
+class Workload:
+    """Changes two tables from a thread of its own until it is stopped."""
+
+    def __init__(self, database: postgres.Database, seed: int) -> None:
+        self.database, self.random = database, random.Random(seed)
+        self.error: BaseException | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        assert self.error is None
+
+    def _run(self) -> None:
+        try:
+            with self.database.connect() as connection:
+                count = 0
+                while not self._stop.is_set():
+                    kind = self.random.random()
+                    with connection.transaction():
+                        for _ in range(self.random.choice([1, 1, 1, 5, 200])):
+                            count += 1
+                            connection.execute("insert into t values (%s, %s)", (count, "v" * self.random.randrange(300)))
+                        if kind < 0.3:
+                            connection.execute("update t set id = -id where id = %s", (self.random.randrange(1, count + 1),))
+                        elif kind < 0.4:
+                            connection.execute("delete from t where id %% 17 = %s", (self.random.randrange(17),))
+                        elif kind < 0.42:
+                            connection.execute("insert into u select n, n::text from generate_series(1, 2000) n")
+                            connection.execute("truncate u")
+                            connection.execute("insert into u values (%s, 'x')", (count,))
+        except psycopg.Error as ex:
+            self.error = ex
+
+
+def children_of(pid: int) -> list[int]:
+    return (
+        [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        if Path(f"/proc/{pid}").exists()
+        else []
+    )
+
+
+def test_postgres_kill_loops(database: postgres.Database, tmp_path: Path):
+    """Launcher and streamer are killed at random moments, again and again; what is in the log is what is in the tables."""
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    chance = random.Random(seed)
+    with database.connect() as connection:
+        connection.execute("create table t (id int primary key, v text)")
+        connection.execute("create table u (id int primary key, v text)")
+        connection.execute("create publication pub for all tables")
+    argv = [sys.executable, "-m", "spark_sink", "land", "-d", database.dsn, "-S", f"slot_{database.name}"[:63]]
+    argv += ["--publication", "pub", "-c", "--staging", str(tmp_path), "--segment-size", "20000", "--seal-interval", "0.05"]
+    Launcher(config_for(database, tmp_path, available_now=True)).start().wait()
+    with Workload(database, seed):
+        for turn in range(8):
+            with open(tmp_path.parent / "stderr", "ab") as errors, subprocess.Popen(argv, cwd=ROOT, stderr=errors) as process:
+                try:
+                    before = len(list_segments(tmp_path))
+                    wait_for(lambda before=before: len(list_segments(tmp_path)) > before, "a segment")
+                    time.sleep(chance.random() * 0.3)
+                    if turn % 2:
+                        end = log_end(tmp_path)
+                        # Its children are those of its main thread or of others; all have it as their parent.
+                        streamers = [
+                            int(path.parent.name) for path in Path("/proc").glob("[0-9]*/stat") if is_child(path, process.pid)
+                        ]
+                        for pid in streamers:
+                            os.kill(pid, signal.SIGKILL)
+                        wait_for(lambda end=end: log_end(tmp_path) > end, "a segment after the streamer was killed")
+                finally:
+                    process.send_signal(signal.SIGKILL)
+    final = cdcpipe_spark(*argv[3:], "--available-now")
+    assert final.returncode == 0, final.stderr
+    check_tables(database, tmp_path, "t", "u")
+    end = log_end(tmp_path)
+    assert end is not None
+    assert confirmed_lsn(database) >= end.lsn
+
+
+def is_child(stat: Path, pid: int) -> bool:
+    try:
+        return int(stat.read_text().rpartition(")")[2].split()[1]) == pid
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_postgres_signals_end_land_cleanly(database: postgres.Database, tmp_path: Path, number: signal.Signals):
+    with database.connect() as connection:
+        connection.execute("create table t (id int primary key)")
+        argv = [sys.executable, "-m", "spark_sink", "land", "-d", database.dsn, "-S", f"slot_{database.name}"[:63]]
+        argv += ["--publication", "pub", "-c", "--staging", str(tmp_path), "--seal-interval", "3600"]
+        with subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+            wait_for(lambda: log_end(tmp_path) is not None)
+            connection.execute("insert into t values (1)")
+            wait_for(
+                lambda: (
+                    connection.execute("select count(*) from pg_stat_replication where sent_lsn = pg_current_wal_lsn()").fetchone()
+                    == (1,)
+                )
+            )
+            process.send_signal(number)
+            _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        assert "Traceback" not in errors
+        check_tables(database, tmp_path, "t")
+        end = log_end(tmp_path)
+        assert end is not None
+        assert confirmed_lsn(database) >= end.lsn
+        assert not list(tmp_path.glob("*/*.open"))
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_postgres_a_server_that_restarts(pg18: postgres.Cluster, tmp_path: Path, mode: str):
+    del pg18  # it skips the test where there is no 18
+    with postgres.Cluster("18") as cluster, cluster.database() as database:
+        with database.connect() as connection:
+            connection.execute("create table t (id int primary key)")
+            with Launcher(config_for(database, tmp_path)) as launcher:
+                connection.execute("insert into t select generate_series(1, 1000)")
+                wait_for(lambda: launcher.progress.transactions == 1)
+                cluster.restart(mode)
+                with database.connect() as again:
+                    again.execute("insert into t select generate_series(1001, 2000)")
+                wait_for(lambda: launcher.progress.transactions == 2, "the transaction after the restart")
+                assert launcher.progress.restarts >= 1
+        check_tables(database, tmp_path, "t")
