@@ -1,0 +1,246 @@
+"""The replication layer's codecs and trackers, without a server."""
+
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdcpipe.errors import InvalidArgumentsError, ProtocolError
+from cdcpipe.replication.boundaries import BoundaryTracker, PgoutputTracker, RecordTracker, TextTracker, tracker_for
+from cdcpipe.replication.commands import publication_names, quote_identifier, quote_literal, start_replication
+from cdcpipe.replication.connection import connection_parameters
+from cdcpipe.replication.copydata import PrimaryKeepalive, WALData, build_status_update, parse
+from cdcpipe.replication.preflight import parse_publication_names
+from cdcpipe.replication.progress import Progress
+
+# CopyData
+
+WAL = b"w" + struct.pack(">QQq", 0x16_0374D848, 0x16_0374D848, -5) + b"data"
+KEEPALIVE = b"k" + struct.pack(">Qq?", 7, 8, True)
+
+
+def test_copydata() -> None:
+    assert parse(WAL) == WALData(0x16_0374D848, 0x16_0374D848, -5, b"data")
+    assert parse(memoryview(WAL[:25])) == WALData(0x16_0374D848, 0x16_0374D848, -5, b"")
+    assert parse(KEEPALIVE) == PrimaryKeepalive(7, 8, True)
+    assert str(parse(WAL).wal_start) == "16/374D848"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"x", *(WAL[:end] for end in range(1, 25)), *(KEEPALIVE[:end] for end in range(1, 18)), KEEPALIVE + b"x"]
+)
+def test_copydata_malformed(data: bytes) -> None:
+    with pytest.raises(ProtocolError, match="replication stream"):
+        parse(data)
+
+
+def test_status_update() -> None:
+    data = build_status_update(1 << 40, 5, unix_time_s=946_684_801.5, reply_requested=True)
+    assert struct.unpack(">cQQQq?", data) == (b"r", 1 << 40, 5, 5, 1_500_000, True)
+
+
+# Commands
+
+NAMES = ["p", "MyPub", 'a"b', "a'b", "a\\b", "a,b", " x ", "é", ""]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_quoting(name: str) -> None:
+    assert quote_identifier(name)[1:-1].replace('""', '"') == name
+    assert quote_literal(name)[1:-1].replace("''", "'") == name
+
+
+def test_nul_is_refused() -> None:
+    with pytest.raises(InvalidArgumentsError):
+        quote_literal("a\0b")
+
+
+def test_start_replication() -> None:
+    assert start_replication('s"', 0x16_00000001, {"proto_version": "1", "flag": None}) == (
+        'START_REPLICATION SLOT "s""" LOGICAL 16/1 ("proto_version" \'1\', "flag")'
+    )
+    assert start_replication("s", 0, {}) == 'START_REPLICATION SLOT "s" LOGICAL 0/0'
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1), min_size=1))
+def test_publication_names_round_trip(names: list[str]) -> None:
+    assert parse_publication_names(publication_names(names)) == names
+
+
+def test_unquoted_publication_names_fold() -> None:
+    assert parse_publication_names(' MyPub ,"MyPub" , x') == ["mypub", "MyPub", "x"]
+
+
+@pytest.mark.parametrize("value", ["", ",", "a,", ",a", "a b", '"a', '""', '"a"b'])
+def test_not_a_list_of_identifiers(value: str) -> None:
+    with pytest.raises(InvalidArgumentsError):
+        parse_publication_names(value)
+
+
+PARAMETERS = [
+    ([("dbname", "shop")], {"dbname": "shop"}),
+    ([("dbname", "host=a dbname='b c'"), ("host", "x")], {"host": "x", "dbname": "b c"}),
+    ([("host", "x"), ("dbname", "host=a")], {"host": "a"}),
+    (
+        [("dbname", "postgresql://u@h:1/d?application_name=n")],
+        {"user": "u", "host": "h", "port": "1", "dbname": "d", "application_name": "n"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("pairs", "expected"), PARAMETERS)
+def test_connection_parameters(pairs: list[tuple[str, str]], expected: dict[str, str]) -> None:
+    assert connection_parameters(pairs) == expected
+
+
+@pytest.mark.parametrize(
+    "pair", [("password", "CANARY"), ("sslpassword", "CANARY"), ("dbname", "password=CANARY"), ("dbname", "postgres://u:CANARY@h"),
+             ("dbname", "password=CANARY b"), ("nonsense", "1"), ("dbname", "nonsense=1")]
+)  # fmt: skip
+def test_connection_parameters_refused(pair: tuple[str, str]) -> None:
+    with pytest.raises(InvalidArgumentsError) as caught:
+        connection_parameters([pair])
+    assert "CANARY" not in f"{caught.value} {caught.value.hint}"
+
+
+# Boundaries
+
+
+def begin(final_lsn: int) -> bytes:
+    return b"B" + struct.pack(">QqI", final_lsn, 0, 1)
+
+
+def stream_start(xid: int) -> bytes:
+    return b"S" + struct.pack(">IB", xid, 1)
+
+
+def stream_abort(xid: int, subxid: int) -> bytes:
+    return b"A" + struct.pack(">II", xid, subxid)
+
+
+def stream_commit(xid: int) -> bytes:
+    return b"c" + struct.pack(">I", xid) + bytes(25)
+
+
+def stream_prepare(xid: int) -> bytes:
+    return b"p" + struct.pack(">BQQqI", 0, 1, 2, 3, xid) + b"gid\0"
+
+
+COMMIT = b"C" + bytes(25)
+MESSAGE = b"M\0" + bytes(8)
+TRANSACTIONAL = b"M\1" + bytes(8)
+
+
+def feed(tracker: BoundaryTracker, *records: tuple[int, bytes]) -> list[int]:
+    """Return the positions of the records that pass."""
+    passed = []
+    for lsn, data in records:
+        if tracker.observe(lsn, memoryview(data)):
+            break
+        passed.append(lsn)
+        if tracker.is_finished:
+            break
+    return passed
+
+
+PGOUTPUT: list[tuple[str, list[tuple[int, bytes]], list[int], list[int], bool]] = [
+    ("a transaction", [(1, begin(9)), (2, b"I"), (10, COMMIT)], [10], [], False),
+    ("an open transaction", [(1, begin(9)), (2, b"I")], [], [], True),
+    ("messages inside and outside", [(1, MESSAGE), (2, begin(9)), (3, TRANSACTIONAL), (10, COMMIT)], [10], [1], False),
+    (
+        "streamed blocks",
+        [(1, stream_start(7)), (2, b"E"), (3, stream_start(8)), (4, b"E"), (9, b"c" + struct.pack(">I", 7))],
+        [9],
+        [],
+        True,
+    ),
+    ("a streamed abort", [(1, stream_start(7)), (2, b"E"), (3, stream_abort(7, 7))], [], [], False),
+    ("an aborted subtransaction", [(1, stream_start(7)), (2, b"E"), (3, stream_abort(7, 9))], [], [], True),
+    ("an abort of what is not known", [(3, stream_abort(5, 5))], [], [], False),
+    ("a message in a streamed block", [(1, stream_start(7)), (2, TRANSACTIONAL), (3, b"E")], [], [], True),
+    ("prepared", [(1, b"b"), (2, b"I"), (5, b"P"), (8, b"K")], [5, 8], [], False),
+    ("streamed and prepared", [(1, stream_start(7)), (2, b"E"), (5, stream_prepare(7)), (8, b"r")], [5, 8], [], False),
+]
+
+
+@pytest.mark.parametrize(
+    ("records", "ends", "messages", "is_open"), [case[1:] for case in PGOUTPUT], ids=[case[0] for case in PGOUTPUT]
+)
+def test_pgoutput_boundaries(records: Any, ends: list[int], messages: list[int], is_open: bool) -> None:
+    progress = Progress(0)
+    tracker = PgoutputTracker(progress)
+    assert len(feed(tracker, *records)) == len(records)
+    assert tracker.take() == (ends, messages)
+    assert tracker.take() == ([], [])
+    assert progress.in_transaction == is_open
+
+
+@pytest.mark.parametrize("data", [b"", b"B", begin(1)[:8], b"S\0\0", b"A\0\0\0\1", b"c", b"p" + bytes(20), b"M", b"X", b"\0"])
+def test_pgoutput_boundaries_malformed(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        PgoutputTracker(Progress(0)).observe(1, memoryview(data))
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_observed_or_a_protocol_error(data: bytes) -> None:
+    try:
+        PgoutputTracker(Progress(0)).observe(1, memoryview(data))
+    except ProtocolError:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("end_position", "passed"),
+    [(8, []), (9, [1, 2, 10]), (10, [1, 2, 10]), (15, [1, 2, 10]), (16, [1, 2, 10, 10, 20]), (30, [1, 2, 10, 10, 20])],
+)
+def test_pgoutput_end_position(end_position: int, passed: list[int]) -> None:
+    """A transaction whose commit lies before the end passes whole, the one after it not at all."""
+    records = [(1, begin(8)), (2, b"I"), (10, COMMIT), (10, begin(15)), (20, COMMIT), (21, begin(30))]
+    tracker = PgoutputTracker(Progress(0), end_position)
+    assert feed(tracker, *records) == passed
+    assert tracker.is_finished
+
+
+def test_a_keepalive_reaches_the_end_but_not_inside_a_transaction() -> None:
+    progress = Progress(0)
+    tracker = PgoutputTracker(progress, 50)
+    feed(tracker, (1, begin(40)))
+    tracker.keepalive(60)
+    assert not tracker.is_finished
+    feed(tracker, (45, COMMIT))
+    tracker.keepalive(49)
+    assert not tracker.is_finished
+    tracker.keepalive(50)
+    assert tracker.is_finished
+
+
+@pytest.mark.parametrize(
+    ("plugin", "options", "kind"),
+    [
+        ("pgoutput", {}, PgoutputTracker),
+        ("test_decoding", {}, TextTracker),
+        ("wal2json", {}, RecordTracker),
+        ("wal2json", {"format-version": "1"}, RecordTracker),
+        ("wal2json", {"format-version": "2"}, TextTracker),
+        ("wal2json", {"format-version": "2", "include-transaction": None}, TextTracker),
+        ("wal2json", {"format-version": "2", "include-transaction": "off"}, RecordTracker),
+        ("decoderbufs", {}, RecordTracker),
+    ],
+)
+def test_tracker_for(plugin: str, options: dict[str, str | None], kind: type[BoundaryTracker]) -> None:
+    assert type(tracker_for(plugin, options, Progress(0), None)) is kind
+
+
+def test_text_boundaries() -> None:
+    progress = Progress(0)
+    tracker = TextTracker(progress, None, b"BEGIN", b"COMMIT")
+    feed(tracker, (1, b"message: x"), (2, b"BEGIN 7"), (3, b"table t: INSERT"), (9, b"COMMIT 7"))
+    assert tracker.take() == ([9], [1])
+
+
+def test_unknown_plugins_end_with_each_record() -> None:
+    tracker = RecordTracker(Progress(0), 5)
+    assert feed(tracker, (3, b"x"), (5, b"y"), (6, b"z")) == [3, 5]
+    assert tracker.take() == ([3, 5], [])
