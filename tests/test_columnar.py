@@ -212,8 +212,9 @@ def test_places_that_do_not_fit_are_refused(shift: int) -> None:
 
 def test_text_that_is_not_utf8_is_an_error() -> None:
     changes = decode_all([GOOD, build(insert(b"\xe9", b"b"))], 2)
+    place = changes.columns[0].start[1]
     for arrow_type in (pa.string(), pa.int32()):
-        with pytest.raises(ProtocolError, match="column 'c0' is not UTF-8"):
+        with pytest.raises(ProtocolError, match=f"column 'c0', at byte {place}, is not UTF-8"):
             changes.columns[0].to_arrow(arrow_type)
     assert changes.columns[1].to_arrow(pa.string()).array.to_pylist() == ["abc", "b"]
 

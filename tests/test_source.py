@@ -27,10 +27,10 @@ from spark_sink.types import merge_columns, typed_schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-INT, TEXT, NUMERIC_8_2, TIMESTAMPTZ = 23, 25, 1700, 1184
+INT, TEXT, NUMERIC, DATE, TIMESTAMP, TIMESTAMPTZ = 23, 25, 1700, 1082, 1114, 1184
 A = relation(11, "a", ("id", INT), ("t", TEXT))
 A2 = relation(11, "a", ("id", INT), ("t", INT), ("u", TEXT))
-B = relation(12, "b", ("id", INT), ("n", NUMERIC_8_2, (8 << 16 | 2) + 4), ("at", TIMESTAMPTZ), identity="f")
+B = relation(12, "b", ("id", INT), ("n", NUMERIC, (8 << 16 | 2) + 4), ("at", TIMESTAMPTZ), identity="f")
 NEW_YEAR = datetime(2025, 1, 1, tzinfo=UTC)
 
 
@@ -110,6 +110,44 @@ def test_typed_rows(session: SparkSession, log: Log) -> None:
         ("insert", "1.50", None, {"at": "infinity"}),
         ("update", "-0.01", None, {"_cdc_old.n": "NaN"}),
     ]
+
+
+@pytest.mark.spark
+def test_rows_do_not_depend_on_the_sessions_time_zone(session: SparkSession, log: Log) -> None:
+    rel = relation(1, "zones", ("at", TIMESTAMPTZ), ("local", TIMESTAMP), ("day", DATE))
+    log.segment(
+        [
+            rel,
+            into(rel, b"2024-03-10 07:30:00.5+00", b"2024-03-10 02:30:00", b"2024-03-10"),
+            into(rel, b"0001-01-01 00:00:00+00", None, b"0001-01-01"),
+        ]
+    )
+    frame = session.read.format("cdcpipe").option("table", "public.zones").load(str(log.root)).orderBy("_cdc_ordinal")
+    fields = frame.selectExpr("unix_micros(at)", "cast(local as string)", "cast(day as string)")
+    before = session.conf.get("spark.sql.session.timeZone")
+    try:
+        for zone in ("America/New_York", "UTC"):
+            session.conf.set("spark.sql.session.timeZone", zone)
+            assert [tuple(row) for row in fields.collect()] == [
+                (1710055800500000, "2024-03-10 02:30:00", "2024-03-10"),
+                (-62135596800000000, None, "0001-01-01"),
+            ]
+    finally:
+        session.conf.set("spark.sql.session.timeZone", before)
+
+
+@pytest.mark.spark
+def test_odd_tables_in_spark(session: SparkSession, log: Log) -> None:
+    none = relation(1, "none")
+    odd = relation(2, "{a,b}", ("id", INT), ("ID", INT), ("", TEXT), ("_cdc_op", TEXT), ("a.b\n", TEXT))
+    changed = relation(2, "{a,b}", ("id", TEXT))
+    log.segment([none, into(none), odd, into(odd, b"1", b"2", b"", b"op", b"ab"), changed, into(changed, b"x")])
+
+    def rows(table: str) -> list[Any]:
+        return session.read.format("cdcpipe").option("table", table).load(str(log.root)).orderBy("_cdc_ordinal").collect()
+
+    assert [(row["_cdc_op"], row["_cdc_exact"]) for row in rows("public.none")] == [("insert", {})]
+    assert [tuple(row)[:6] for row in rows("public.{a,b}")] == [(1, 2, "", "op", "ab", None), (None, None, None, None, None, "x")]
 
 
 @pytest.mark.spark
@@ -454,9 +492,12 @@ def test_a_damaged_row_is_named(log: Log) -> None:
             read(log.root, **options)
     path.unlink()
     log.end_lsn = 0x1000
-    log.segment([A, into(A, b"1", b"\xe9")])
+    path = log.segment([A, into(A, b"1", b"\xe9")]).path
     for options in ({}, {"table": "public.a"}):
-        with pytest.raises(StagingError, match="column 't' is not UTF-8"):
+        with pytest.raises(
+            StagingError,
+            match=f"{path} is corrupt.*column 't'.* at byte .*not UTF-8|{path} is corrupt at byte .*column 't' is not UTF-8",
+        ):
             read(log.root, **options)
 
 

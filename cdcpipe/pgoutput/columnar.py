@@ -78,7 +78,7 @@ class Values:
         try:
             return self._bytes().cast(pa.string())
         except pa.ArrowInvalid as ex:
-            msg = f"a value of column {self.name!r} is not UTF-8"
+            msg = f"a value of column {self.name!r}, at byte {self._first_not_utf8()}, is not UTF-8"
             raise ProtocolError(msg, hint="is the database's encoding SQL_ASCII? its bytes come as they are") from ex
 
     def to_arrow(self, arrow_type: pa.DataType) -> Converted:
@@ -92,6 +92,14 @@ class Values:
             return Converted(array, _NO_ROWS, _NO_TEXTS)
         rows = np.flatnonzero(_valid(text) & ~_valid(array))
         return Converted(array, rows, text.take(pa.array(rows)))
+
+    def _first_not_utf8(self) -> int:
+        for row, value in enumerate(self._bytes().to_pylist()):
+            try:
+                (value or b"").decode()
+            except UnicodeDecodeError:
+                return int(self.start[row])
+        return -1  # Arrow and Python do not agree: there is no place to name
 
     def _bytes(self) -> pa.BinaryArray:
         sent = self.kind == _TEXT
