@@ -709,7 +709,9 @@ class Wal2Json1(_Wal2Json):
         else:
             before = newline + tab + tab
             changes = (before + b",").join(record for _, record in self._held)
-            self.output.write(txn.first_lsn, head + (before + changes if changes else b"") + newline + tail)
+            # The server's plugin gives the record its first change's position: feedback on that brings the transaction again.
+            # With the end of the transaction, which is what a record of all of it stands for, feedback is exact.
+            self.output.write(lsn, head + (before + changes if changes else b"") + newline + tail)
         self._held.clear()
 
     def message(self, txn: Transaction | None, message: LogicalMessage, lsn: int) -> None:

@@ -1,0 +1,94 @@
+"""-j and -J on the command line: a pgoutput slot rendered by us beside the real plugin's slot, on the same WAL."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+
+import postgres
+import pytest
+from cli_process import CLI, run_cli
+from test_cli import Fixture
+
+
+@pytest.fixture
+def on15(pg15: postgres.Cluster) -> Iterator[Fixture]:
+    with pg15.database() as database, contextlib.closing(Fixture(database)) as made:
+        made.sql(
+            "create type mood as enum ('sad', 'ok')", "create table m(id int primary key, m mood, n numeric(8,2), s varchar(7))"
+        )
+        made.sql("alter publication p add table m")
+        yield made
+
+
+def workload(on: Fixture) -> str:
+    on.make_slot("wal2json", "_w")
+    on.connection.execute("select pg_drop_replication_slot(%s)", (on.slot,))
+    on.make_slot()
+    on.sql(
+        "insert into t values (1, E'quote \" back \\\\ tab\\t é'), (2, null)",
+        "begin",
+        "update t set v = 'new' where id = 1",
+        "update t set id = 3 where id = 2",
+        "insert into m values (1, 'ok', 12.50, 'x')",
+        "delete from t where id = 1",
+        "commit",
+        "truncate t",
+        "select pg_logical_emit_message(true, 'prefix', 'content')",
+    )
+    return str(on.value("select pg_current_wal_insert_lsn()"))
+
+
+@pytest.mark.parametrize("option", ["-j", "-J"])
+def test_the_same_records(on15: Fixture, option: str) -> None:
+    """Headers too, but for those of Begin (pgoutput sends it with the first published change) and of version 1."""
+    end = workload(on15)
+    outputs = []
+    for slot, publication in ((on15.slot + "_w", []), (on15.slot, ["--publication", "p"])):
+        with CLI("-d", on15.database.dsn, "-S", slot, *publication, option, "--endpos", end) as cli:
+            records = [(str(lsn), record.decode()) for lsn, record in cli.records()]
+            differ = (record.startswith(('{"action":"B"', '{"nextlsn"')) for _, record in records)
+            outputs.append([("" if differs else lsn, record) for differs, (lsn, record) in zip(differ, records, strict=True)])
+            assert cli.wait() == 0, cli.stderr
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0]) > 3
+
+
+def test_feedback_on_a_transactions_record_is_exact(on15: Fixture) -> None:
+    end = workload(on15)
+    with CLI("-d", on15.database.dsn, "-S", on15.slot, "--publication", "p", "-j", "--endpos", end, "--endpos-wait") as cli:
+        lsn, record = list(cli.records())[1]
+        assert str(lsn) == json.loads(record)["nextlsn"]
+        cli.say(f"F {lsn}\n")
+        assert cli.quit() == 0
+    assert on15.confirmed() == lsn
+
+
+def test_feedback_on_rendered_records(on15: Fixture) -> None:
+    end = workload(on15)
+    with CLI(
+        "-d", on15.database.dsn, "-S", on15.slot, "--publication", "p", "-JN", "--endpos", end, "--endpos-wait", header=False
+    ) as cli:
+        commits = [lsn for lsn, record in cli.records() if json.loads(record)["action"] == "C"]
+        cli.say(f"F {commits[1]}\n")
+        assert cli.quit() == 0
+    assert on15.confirmed() == commits[1]
+
+
+def test_an_unknown_option_is_named(on15: Fixture) -> None:
+    code, _, err = run_cli("-d", on15.database.dsn, "-S", on15.slot, "--publication", "p", "-J", "-o", "nonsense=1")
+    assert code in (1, 2)
+    assert "nonsense" in err
+
+
+def test_without_the_servers_plugin(pg18: postgres.Cluster) -> None:
+    """The reason for all this: JSON from a server that has no wal2json."""
+    with pg18.database() as database, contextlib.closing(Fixture(database)) as on:
+        on.sql("insert into t values (1, 'a')")
+        with on.cli("-J", header=False) as cli:
+            records = [json.loads(record) for _, record in cli.take(3)]
+            assert [record["action"] for record in records] == ["B", "I", "C"]
+            assert records[1]["columns"] == [
+                {"name": "id", "type": "integer", "value": 1},
+                {"name": "v", "type": "text", "value": "a"},
+            ]
+            assert cli.quit() == 0
