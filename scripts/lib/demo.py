@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import shutil
 import signal
 import subprocess
@@ -87,10 +88,11 @@ class Pipeline:
 class Demo:
     """The scene: server, workload, pipeline, and the line that shows how far they are."""
 
-    def __init__(self, connection: Connection[Any], workload: Workload, staging: Path) -> None:
+    def __init__(self, connection: Connection[Any], workload: Workload, staging: Path, warehouse: Path) -> None:
         self._connection = connection
         self._workload = workload
         self._staging = staging
+        self._warehouse = warehouse
         self._is_terminal = sys.stderr.isatty()
         self._shown_at = 0.0
         self._started = time.monotonic()
@@ -170,8 +172,9 @@ class Demo:
 
     def in_tables(self) -> Position | None:
         """Up to where the tables hold everything."""
-        readers = describe(self._staging)["readers"] if self._staging.exists() else {}
-        return min((Position.parse(reader["position"]) for reader in readers.values()), default=None)
+        path = self._warehouse / "_cdcpipe/warehouse.json"
+        position = json.loads(path.read_bytes()).get("position") if path.exists() else None
+        return Position.parse(position) if position else None
 
     def _value(self, query: str) -> str:
         row = self._connection.execute(query.encode()).fetchone()
@@ -265,15 +268,21 @@ def perform(args: argparse.Namespace, cluster: postgres.Cluster) -> bool:
         # The slot first: what is committed before it exists is not in the stream.
         subprocess.run([sys.executable, "-m", "cli", "prepare", *options, "-c"], stdout=subprocess.DEVNULL, check=True)
         workload = stack.enter_context(Workload(cluster.dsn, seed=args.seed))
-        demo = Demo(connection, workload, staging)
+        demo = Demo(connection, workload, staging, warehouse)
         demo.say(f"PostgreSQL {cluster.version_num // 10000} runs: psql '{cluster.dsn}'")
         demo.say("starting cdcpipe-spark run, and the workload beside it")
-        started = time.monotonic()
+        started, start_lsn = time.monotonic(), demo.server_lsn()
         pipeline = Pipeline(command, log)
         stack.callback(pipeline.kill)
-        part = args.changes // 2
-        first = demo.start_workload(part, 10)
-        demo.wait(pipeline, lambda: not first.is_alive() and demo.in_tables() is not None)
+        part = args.changes // 4
+        first = demo.start_workload(part, 5)
+
+        def something_is_there() -> bool:
+            in_tables = demo.in_tables()
+            return in_tables is not None and in_tables.lsn > start_lsn
+
+        demo.wait(pipeline, lambda: not first.is_alive() and something_is_there())
+        demo.say("the first changes are in the tables; the workload goes on")
 
         second = demo.start_workload(args.changes - part, 20)
         halfway = part + (args.changes - part) // 5

@@ -1,0 +1,126 @@
+"""The README is true: it has every option, and its examples run and print what it says.
+
+A block ```sh run``` is run by bash, ```python run``` by Python, all in the order of the file, in one directory and on one
+database, with stdin open as at a terminal. A ```text``` block right after it is what the block prints; … stands for anything.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import postgres
+import pytest
+
+from cli.main import cdcpipe
+from spark_sink.__main__ import group
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCK = re.compile(
+    r"^```(?P<language>sh|python) run(?P<flags>[a-z ]*)\n(?P<code>.*?)^```\n(?:\n^```text\n(?P<output>.*?)^```\n)?",
+    re.DOTALL | re.MULTILINE,
+)
+TIMEOUT_S = 240
+
+
+def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from commands(found, f"{path} {name}")
+
+
+COMMANDS = [*commands(cdcpipe, "cdcpipe"), *commands(group, "cdcpipe-spark")]
+OPTIONS = [
+    pytest.param(option, id=f"{path} {option.opts[-1]}")
+    for path, command in COMMANDS
+    for option in command.get_params(click.Context(command))
+    if isinstance(option, click.Option)
+]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_is_documented(option: click.Option) -> None:
+    assert option.help
+    for name in option.opts:
+        assert re.search(rf"`{re.escape(name)}[` =]", README), f"{name} is not in the README"
+
+
+@pytest.mark.parametrize("path", [path for path, _ in COMMANDS])
+def test_every_command_is_documented(path: str) -> None:
+    assert path in README
+
+
+def test_no_example_is_missed() -> None:
+    assert len(list(BLOCK.finditer(README))) == len(re.findall(r"^```\w+ run", README, re.MULTILINE))
+
+
+def test_every_link_leads_somewhere() -> None:
+    headings = [re.sub(r"[^\w\- ]", "", line.lstrip("# ").lower()) for line in README.splitlines() if line.startswith("#")]
+    anchors = {heading.replace(" ", "-") for heading in headings} | {"cdcpipe-1"}
+    assert set(re.findall(r"\]\(#([^)]*)\)", README)) <= anchors
+    for path in re.findall(r"\]\((?!https?:|#)([^)]*)\)", README):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.fixture
+def shell(database: postgres.Database, tmp_path: Path) -> dict[str, str]:
+    """The environment that the README assumes: the programs on the PATH, a server that libpq finds."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, module in {"cdcpipe": "cli", "cdcpipe-spark": "spark_sink"}.items():
+        program = programs / name
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n')
+        program.chmod(0o755)
+    cluster = database.cluster
+    return os.environ | {
+        "PATH": f"{programs}:{cluster.bin('psql').parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "PGHOST": str(cluster.directory),
+        "PGPORT": str(cluster.port),
+        "PGUSER": "postgres",
+        "PGDATABASE": database.name,
+    }
+
+
+def matches(output: str, pattern: str) -> bool:
+    return re.fullmatch(re.escape(pattern).replace("…", ".*?"), output, re.DOTALL) is not None
+
+
+def run_blocks(flags: str, directory: Path, environment: dict[str, str]) -> None:
+    blocks = [block for block in BLOCK.finditer(README) if block["flags"].strip() == flags]
+    assert blocks
+    for block in blocks:
+        command = ["bash", "-euo", "pipefail", "-c"] if block["language"] == "sh" else [sys.executable, "-c"]
+        with (directory / "stdout").open("w+") as stdout, (directory / "stderr").open("w+") as stderr:
+            with subprocess.Popen(
+                [*command, block["code"]], cwd=directory, env=environment, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr
+            ) as process:
+                try:
+                    code = process.wait(TIMEOUT_S)
+                finally:
+                    process.kill()
+            stdout.seek(0)
+            stderr.seek(0)
+            output = stdout.read()
+            assert code == 0, f"{block['code']}\n{output}\n{stderr.read()}"
+        if block["output"] is not None:
+            assert matches(output, block["output"]), f"{block['code']}\nprinted:\n{output}"
+
+
+def test_examples_of_cdcpipe(tmp_path: Path, shell: dict[str, str]) -> None:
+    run_blocks("", tmp_path, shell)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_examples_of_cdcpipe_spark(tmp_path: Path, shell: dict[str, str]) -> None:
+    run_blocks("spark", tmp_path, shell)
