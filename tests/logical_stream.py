@@ -88,7 +88,7 @@ class Both:
         ]
 
     def _now(self) -> int:
-        # A commit of its own: what has been written before it is flushed with it, and its walsender wakes up.
-        self.connection.execute("select txid_current()")
+        # A commit that writes to the catalog and to nothing that is replicated: all WAL before it is flushed with it.
+        self.connection.execute("create temp table flush (); drop table flush")
         high, low = str(self.query("select pg_current_wal_flush_lsn()")[0][0]).split("/")
         return int(high, 16) << 32 | int(low, 16)

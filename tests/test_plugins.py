@@ -1,0 +1,457 @@
+"""The output plugin API and the compiled rows: a handler writes what the decoder and the template give, or refuses."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from datetime import UTC, datetime, timedelta
+
+import pgoutput_build
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, ProtocolError
+from cdcpipe.pgoutput.messages import (
+    UNCHANGED_TOAST,
+    Begin,
+    BeginPrepare,
+    Column,
+    Commit,
+    CommitPrepared,
+    Delete,
+    Insert,
+    LogicalMessage,
+    Origin,
+    Prepare,
+    Relation,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
+    Truncate,
+    Type,
+    Update,
+)
+from cdcpipe.plugins import load, names, type_names, wal2json
+from cdcpipe.plugins.base import OutputPlugin, Renderer
+
+build = pgoutput_build.build
+
+
+def nothing(sql):
+    raise AssertionError(sql)
+
+
+class Recorder(OutputPlugin):
+    """Writes down which callback was called with what."""
+
+    name = "recorder"
+
+    def __init__(self, options=None, query=nothing):
+        super().__init__(options or {}, query)
+        self.calls = []
+
+    def filter_by_origin(self, origin):
+        self.calls.append(("filter_by_origin", origin.name))
+        return origin.name == "unwanted"
+
+
+def _recording(name):
+    def callback(self, *args):
+        self.calls.append((name, *args))
+
+    return callback
+
+
+CALLBACKS = [
+    "shutdown",
+    *("begin", "change", "truncate", "message", "commit"),
+    *("begin_prepare", "prepare", "commit_prepared", "rollback_prepared"),
+    *("stream_start", "stream_stop", "stream_change", "stream_truncate", "stream_message"),
+    *("stream_abort", "stream_prepare", "stream_commit"),
+]
+for callback in CALLBACKS:
+    setattr(Recorder, callback, _recording(callback))
+
+T = Relation(None, 16385, "public", "t", "d", (Column(1, "id", 23, -1), Column(0, "v", 25, -1)))
+BEGIN = Begin(100, 5, 7)
+COMMIT = Commit(0, 100, 200, 5)
+ROW = Insert(None, 16385, (b"1", b"x"))
+
+
+def feed(plugin, *messages, **kwargs):
+    records = []
+    renderer = Renderer(plugin, lambda lsn, record: records.append((lsn, record)), **kwargs)
+    for lsn, message in enumerate(messages, 1):
+        renderer.feed(lsn, message if isinstance(message, bytes) else build(message))
+    renderer.close()
+    return records
+
+
+def calls(*messages, **kwargs):
+    plugin = Recorder()
+    feed(plugin, *messages, **kwargs)
+    return [call[0] for call in plugin.calls]
+
+
+class TestOrderOfCalls:
+    def test_transaction(self):
+        message = LogicalMessage(None, 1, 5, "p", b"x")
+        assert calls(BEGIN, T, ROW, message, Truncate(None, 0, (16385,)), COMMIT) == [
+            "begin",
+            "change",
+            "message",
+            "truncate",
+            "commit",
+            "shutdown",
+        ]
+
+    def test_message_outside_transactions(self):
+        plugin = Recorder()
+        feed(plugin, LogicalMessage(None, 0, 5, "p", b"x"), BEGIN, COMMIT)
+        assert plugin.calls[0][:2] == ("message", None)
+        assert [call[0] for call in plugin.calls[1:]] == ["begin", "commit", "shutdown"]
+
+    def test_what_the_transaction_knows(self):
+        plugin = Recorder()
+        feed(plugin, BEGIN, Origin(9, "o"), T, ROW, COMMIT)
+        _, begin, change, commit, _ = plugin.calls
+        txn = begin[1]
+        assert (txn.xid, txn.first_lsn, txn.final_lsn, txn.end_lsn, txn.commit_time_us) == (7, 1, 100, 200, 5)
+        assert txn.origin == Origin(9, "o")
+        assert change[1] is commit[1] is txn
+        assert change[2:] == (T, ROW, 4)
+        assert commit[2:] == (100, 5)
+
+    def test_the_position_of_begin_with_an_origin_is_the_origins(self):
+        plugin = Recorder()
+        renderer = Renderer(plugin, nothing)
+        for lsn, message in ((0, BEGIN), (77, Origin(9, "o")), (200, COMMIT)):
+            renderer.feed(lsn, build(message))
+        assert plugin.calls[1][1].first_lsn == 77
+
+    def test_filtered_origin(self):
+        assert calls(
+            BEGIN, Origin(9, "unwanted"), T, ROW, Truncate(None, 0, (16385,)), COMMIT, BEGIN, Origin(9, "o"), ROW, COMMIT
+        ) == ["filter_by_origin", "filter_by_origin", "begin", "change", "commit", "shutdown"]
+
+    def test_two_phase(self):
+        assert calls(
+            BeginPrepare(1, 2, 3, 7, "g"),
+            T,
+            ROW,
+            Prepare(0, 1, 2, 3, 7, "g"),
+            CommitPrepared(0, 1, 2, 3, 7, "g"),
+            RollbackPrepared(0, 1, 2, 3, 4, 7, "g"),
+        ) == ["begin_prepare", "change", "prepare", "commit_prepared", "rollback_prepared", "shutdown"]
+
+    def test_streaming(self):
+        xid = 7
+        assert calls(
+            StreamStart(xid, True),
+            Relation(xid, 16385, "public", "t", "d", T.columns),
+            Insert(xid, 16385, (b"1", b"x")),
+            Truncate(xid, 0, (16385,)),
+            LogicalMessage(xid, 1, 5, "p", b"x"),
+            StreamStop(),
+            BEGIN,
+            ROW,
+            COMMIT,
+            StreamAbort(xid, 8, None, None),
+            StreamCommit(xid, 0, 1, 2, 3),
+            StreamPrepare(0, 1, 2, 3, xid, "g"),
+        ) == [
+            "stream_start",
+            "stream_change",
+            "stream_truncate",
+            "stream_message",
+            "stream_stop",
+            "begin",
+            "change",
+            "commit",
+            "stream_abort",
+            "stream_commit",
+            "stream_prepare",
+            "shutdown",
+        ]
+
+    @pytest.mark.parametrize(
+        ("messages", "what"),
+        [
+            ([ROW], "relation 16385 was never described"),
+            ([T, ROW], "Insert message outside a transaction"),
+            ([COMMIT], "Commit message outside a transaction"),
+            ([BEGIN, BEGIN], "Begin message inside a transaction"),
+            ([BEGIN, T, ROW, COMMIT, ROW], "Insert message outside a transaction"),
+            ([Origin(1, "o")], "Origin message not after Begin"),
+            ([BEGIN, T, ROW, Origin(1, "o")], "Origin message not after Begin"),
+            ([LogicalMessage(None, 1, 1, "p", b"")], "LogicalMessage message outside a transaction"),
+            ([BEGIN, StreamStart(7, True)], "StreamStart message inside a transaction"),
+            ([StreamStop()], "StreamStop message outside a stream block"),
+            ([StreamStart(7, True), BEGIN], "Begin message inside a stream block"),
+            ([BEGIN, T, Insert(None, 16385, (b"1",))], r"public\.t\) has 1 values, the relation 2 columns"),
+            ([BEGIN, Truncate(None, 0, (4711,))], "relation 4711 was never described"),
+        ],
+    )
+    def test_out_of_place(self, messages, what):
+        with pytest.raises(ProtocolError, match=what):
+            calls(*messages)
+
+
+def test_a_plugin_without_stream_callbacks_says_so():
+    with pytest.raises(InvalidArgumentsError, match="wal2json can't render transactions in progress"):
+        feed(load("wal2json", {}, nothing), StreamStart(7, True))
+    with pytest.raises(InvalidArgumentsError, match="wal2json can't render prepared transactions"):
+        feed(load("wal2json", {}, nothing), BeginPrepare(1, 2, 3, 7, "g"), T, ROW)
+
+
+def test_names():
+    assert "wal2json" in names()
+    with pytest.raises(InvalidArgumentsError, match="no output plugin 'nonsense'") as caught:
+        load("nonsense", {}, nothing)
+    assert "wal2json" in (caught.value.hint or "")
+
+
+def test_plugins_of_others_are_found(monkeypatch):
+    point = importlib.metadata.EntryPoint("theirs", "test_plugins:Recorder", "cdcpipe.output_plugins")
+    monkeypatch.setattr(
+        "cdcpipe.plugins.entry_points",
+        lambda *, group, name="theirs": [point] if (group, name) == ("cdcpipe.output_plugins", "theirs") else [],
+    )
+    plugin = load("theirs", {"a": "b"}, nothing)
+    assert plugin.options == {"a": "b"}
+    assert "theirs" in names()
+
+
+# Compiled rows
+
+TYPES = [23, 25, 1700, 16, 17, 1184, 701, 1043, 20, 114]
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=300).map(str.encode)
+VALUES = {
+    16: st.sampled_from([b"t", b"f"]),
+    17: st.binary(max_size=200).map(lambda value: b"\\x" + value.hex().encode()),
+    20: st.integers(-(1 << 63), (1 << 63) - 1).map(lambda value: b"%d" % value),
+    23: st.integers(-(1 << 31), (1 << 31) - 1).map(lambda value: b"%d" % value),
+    701: st.floats().map(lambda value: repr(value).replace("inf", "Infinity").replace("nan", "NaN").encode()),
+    1700: st.decimals(allow_nan=False, allow_infinity=False).map(lambda value: str(value).encode()) | st.just(b"NaN"),
+    1184: st.datetimes(datetime(2000, 1, 1)).map(lambda time: f"{time}+00".encode()),
+}
+OPTIONS = st.fixed_dictionaries(
+    {"format-version": st.sampled_from(["1", "2"])},
+    optional={
+        "include-xids": st.just("1"),
+        "include-lsn": st.just("1"),
+        "include-transaction": st.just("0"),
+        "pretty-print": st.just("1"),
+        "write-in-chunks": st.just("1"),
+        "include-types": st.just("0"),
+        "include-pk": st.just("1"),
+        "include-type-oids": st.just("1"),
+        "numeric-data-types-as-string": st.just("1"),
+    },
+)
+
+
+@st.composite
+def workloads(draw):
+    """A relation and changes to it: mostly what a server sends, sometimes what it leaves out."""
+    types = draw(st.lists(st.sampled_from(TYPES), min_size=1, max_size=6))
+    identity = draw(st.sampled_from("df"))
+    flags = [1, *(draw(st.integers(0, 1)) for _ in types[1:])] if identity == "d" else [1] * len(types)
+    columns = [Column(flag, f"c{i}", type_, -1) for i, (type_, flag) in enumerate(zip(types, flags, strict=True))]
+    relation_id = draw(st.sampled_from([16385, 0x74000000, 0x00747400]))
+    relation = Relation(None, relation_id, "public", "t", identity, tuple(columns))
+
+    def row(*, key=False, may_lack=True):
+        return tuple(
+            None
+            if key and not column.is_key
+            else draw(
+                VALUES.get(column.type_id, TEXT)
+                if column.is_key and identity == "d"
+                else VALUES.get(column.type_id, TEXT) | st.none() | (st.just(UNCHANGED_TOAST) if may_lack else st.nothing())
+            )
+            for column in columns
+        )
+
+    changes = []
+    for _ in range(draw(st.integers(1, 4))):
+        kind = draw(st.sampled_from("IUKD"))
+        old = (None, row(may_lack=False)) if identity == "f" else (row(key=True), None)
+        if kind == "I":
+            changes.append(Insert(None, relation_id, row(may_lack=False)))
+        elif kind == "U" and identity == "d":
+            changes.append(Update(None, relation_id, None, None, row()))
+        elif kind == "D":
+            changes.append(Delete(None, relation_id, *old))
+        else:
+            changes.append(Update(None, relation_id, *old, row()))
+    return relation, changes
+
+
+def one_key(sql):
+    """Answer what the catalog says of the columns."""
+    return [("c0", "1", "t", None, "t")]
+
+
+def without_handlers(options):
+    plugin = load("wal2json", options, one_key)
+    describe = plugin.relation
+
+    def relation(relation):
+        describe(relation)
+        return {}
+
+    plugin.relation = relation
+    return plugin
+
+
+@given(OPTIONS, workloads())
+@settings(max_examples=300, deadline=None)
+def test_compiled_rows_write_what_the_decoder_gives(options, workload):
+    relation, changes = workload
+    # Twice: a handler is compiled at the first row, and the one for unusual rows later still.
+    messages = [BEGIN, relation, *changes, *changes, COMMIT, BEGIN, *changes, COMMIT]
+    ours = feed(load("wal2json", options, one_key), *messages)
+    assert ours == feed(without_handlers(options), *messages)
+    if "write-in-chunks" not in options:
+        for _, record in ours:
+            json.loads(record)
+
+
+@given(
+    workloads(),
+    st.sampled_from(["1", "2"]),
+    st.lists(st.tuples(st.integers(0, 10000), st.integers(0, 255)), max_size=3),
+    st.integers(0, 3),
+    st.binary(max_size=5),
+)
+@settings(max_examples=500, deadline=None)
+def test_damaged_rows_end_as_protocol_errors_or_as_the_decoder_reads_them(workload, version, damage, cut, tail):
+    relation, changes = workload
+    data = bytearray(build(changes[0]))
+    for pos, value in damage:
+        data[pos % len(data)] = value
+    data = bytes(data[: len(data) - cut]) + tail
+    outcomes = []
+    options = {"format-version": version}
+    for plugin in (load("wal2json", options, nothing), without_handlers(options)):
+        try:
+            outcomes.append(feed(plugin, BEGIN, relation, data, COMMIT))
+        except CdcpipeError as ex:
+            outcomes.append((type(ex), str(ex)))
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("data", [b"I\0\0\x40\1N\0\2" + rest for rest in (b"", b"t", b"t\0\0\0", b"t\0\0\0\1", b"nn\0")])
+def test_rows_cut_short(data):
+    with pytest.raises(ProtocolError):
+        feed(load("wal2json", {"format-version": "2"}, nothing), BEGIN, T, ROW, data)
+
+
+def test_a_relation_that_changes_within_a_transaction():
+    wider = Relation(None, 16385, "public", "renamed", "d", (*T.columns, Column(0, "w", 16, -1)))
+    records = feed(
+        load("wal2json", {"format-version": "2", "include-types": "0"}, nothing),
+        *(BEGIN, T, ROW, ROW, wider, Insert(None, 16385, (b"1", b"x", b"t")), COMMIT),
+    )
+    assert [json.loads(record).get("table") for _, record in records] == [None, "t", "t", "renamed", None]
+    with pytest.raises(ProtocolError, match="has 2 values, the relation 3 columns"):
+        feed(load("wal2json", {}, nothing), BEGIN, T, ROW, wider, ROW)
+
+
+def test_tables_that_are_not_asked_for_ask_nothing_of_the_catalog():
+    options = {"format-version": "2", "filter-tables": "public.t", "include-default": "1"}
+    assert len(feed(load("wal2json", options, nothing), BEGIN, T, ROW, ROW, COMMIT)) == 2
+
+
+def test_binary_values_are_refused():
+    data = pgoutput_build.build(Insert(None, 16385, (pgoutput_build.Binary(b"\0\0\0\1"), b"x")))
+    with pytest.raises(InvalidArgumentsError, match=r"binary form of public\.t"):
+        feed(load("wal2json", {}, nothing), BEGIN, T, data)
+
+
+def test_held_records_spill(monkeypatch):
+    """The begin of version 2 with LSNs waits for the commit; what follows it is kept on disk beyond a limit."""
+    options = {"format-version": "2", "include-lsn": "1"}
+    rows = [Insert(None, 16385, (b"%d" % number, b"x" * (number % 300))) for number in range(500)]
+    expected = feed(load("wal2json", options, nothing), BEGIN, T, *rows, COMMIT)
+    assert len(expected) == 502
+    monkeypatch.setattr(wal2json, "_HELD_BYTES", 1000)
+    plugin = load("wal2json", options, nothing)
+    records = []
+    renderer = Renderer(plugin, lambda lsn, record: records.append((lsn, record)))
+    for lsn, message in enumerate([BEGIN, T, *rows], 1):
+        renderer.feed(lsn, build(message))
+        assert len(plugin._held._records) <= 17
+    assert records == []
+    assert plugin._held._file is not None
+    renderer.feed(503, build(COMMIT))
+    assert records == expected
+    assert plugin._held._file is None
+
+
+def test_a_stream_that_ends_inside_a_transaction_leaves_no_file(monkeypatch):
+    monkeypatch.setattr(wal2json, "_HELD_BYTES", 10)
+    plugin = load("wal2json", {"format-version": "2", "include-lsn": "1"}, nothing)
+    feed(plugin, BEGIN, T, *[ROW] * 100)
+    assert plugin._held._file is None
+
+
+@given(pgoutput_build.times)
+def test_timestamps(time_us):
+    try:
+        text = wal2json._timestamp(time_us).decode()
+    except ProtocolError:
+        assert not -63082281600_000000 <= time_us < 252455616000_000000
+        return
+    shown = datetime.fromisoformat(text)
+    assert shown - datetime(2000, 1, 1, tzinfo=UTC) == timedelta(microseconds=time_us)
+    assert not text.removesuffix("+00").endswith(".")
+
+
+def test_a_type_in_the_stream_is_asked_for_again():
+    questions = []
+
+    def query(sql):
+        questions.append(sql)
+        return [(f"mood{len(questions)}",)]
+
+    column = Column(0, "m", 20000, -1)
+    relation = Relation(None, 16385, "public", "t", "d", (Column(1, "id", 23, -1), column))
+    mood = Type(None, 20000, "public", "mood")
+    records = feed(
+        load("wal2json", {"format-version": "2", "include-transaction": "0"}, query),
+        *(BEGIN, mood, relation, ROW, relation, ROW, mood, relation, ROW, COMMIT),
+    )
+    types = [json.loads(record)["columns"][1]["type"] for _, record in records]
+    assert types == ["mood1", "mood1", "mood2"]
+
+
+TYPMODS = [
+    *[(type_, typmod) for type_ in (1042, 1043, 1015, 1014) for typmod in (-1, 4, 5, 14, 10485764)],
+    *[(1700, ((p << 16) | (s & 0x7FF)) + 4) for p, s in ((12, 2), (5, -2), (3, 5), (1000, 1000), (1000, -1000), (1, 0))],
+    *[(type_, typmod) for type_ in (1083, 1114, 1184, 1266, 1185, 1115) for typmod in (-1, 0, 3, 6)],
+    *[(type_, typmod) for type_ in (1560, 1562, 1561, 1563) for typmod in (-1, 1, 5, 64)],
+    *[
+        (1186, (fields << 16) | precision)
+        for fields in (4, 2, 8, 1024, 2048, 4096, 6, 1032, 3080, 7176, 3072, 7168, 6144, 0x7FFF)
+        for precision in (0xFFFF, 0, 3, 6)
+    ],
+    (1187, 0x7FFF0003),
+    (1231, (8 << 16) + 2 + 4),
+]
+
+
+def test_type_names_are_the_servers(pg):
+    with pg.connect() as connection:
+        oids = [(oid, -1) for (oid,) in connection.execute("select oid::int8 from pg_type where oid < 10000").fetchall()]
+        for type_id, typmod in [*oids, *TYPMODS]:
+            (expected,) = connection.execute("select format_type(%s::oid, %s::int4)", [type_id, typmod]).fetchone()
+            assert type_names.format_built_in_type(type_id, typmod) == expected, (type_id, typmod)
+        for name, type_id in connection.execute("select typname::text, oid::int8 from pg_type where oid < 10000"):
+            assert type_names.built_in_type(type_id).name == name
+    assert type_names.format_built_in_type(16384, -1) is None
