@@ -212,9 +212,7 @@ def epoch_numbers(root: Path) -> list[int]:
 def list_epochs(root: Path | str) -> list[Epoch]:
     """Return the epochs in order; raise StagingError for a damaged description or one of another database or slot."""
     root = Path(root)
-    epochs = [
-        epoch for number in epoch_numbers(root) if (epoch := _read_epoch(epoch_directory(root, number))) is not None
-    ]
+    epochs = [epoch for number in epoch_numbers(root) if (epoch := _read_epoch(epoch_directory(root, number))) is not None]
     for before, epoch in pairwise(epochs):
         if identity(epoch) != identity(before):
             msg = f"{root}: epochs {before.number} and {epoch.number} differ in server, timeline, database or slot"
@@ -287,9 +285,7 @@ def _chain(root: Path) -> tuple[list[Epoch], list[Segment], Position | None]:
     for epoch, following in zip(described, [*described[1:], None], strict=True):
         fence = None if following is None else following.start_lsn
         if epoch.start_lsn > end.lsn:
-            msg = (
-                f"{root}: segments are missing between {format_lsn(end.lsn)} and {epoch.start}, where the epoch begins"
-            )
+            msg = f"{root}: segments are missing between {format_lsn(end.lsn)} and {epoch.start}, where the epoch begins"
             raise _BrokenChainError(msg, hint=_LOST_HINT)
         for segment in listed[epoch.number]:
             if fence is not None and segment.start_lsn >= fence:
@@ -345,9 +341,7 @@ def list_segments(root: Path | str, after: Position | None = None) -> list[Segme
     return [segment for segment in segments if segment.end_lsn > after.lsn]
 
 
-_FOREIGN_HINT = (
-    "the reader belongs to another staging directory, or this one was made anew; give each its own warehouse"
-)
+_FOREIGN_HINT = "the reader belongs to another staging directory, or this one was made anew; give each its own warehouse"
 
 
 def _check_known(root: Path, after: Position, epochs: list[Epoch], segments: list[Segment], end: Position) -> None:

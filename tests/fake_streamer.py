@@ -3,7 +3,7 @@
 DIRECTORY holds `transactions.json`, what the "server" has ([[end LSN, [[relation id, text], ...]], ...]), and `turns.json`,
 what goes wrong at each start, in order; after the last, nothing does. It notes there what it was asked: `starts` (the
 arguments, a line each), `commands` (what came on stdin), `confirmed` (the slot's position).
-It checks that nothing is confirmed that is not sealed in the directory named in `staging`.
+It checks that nothing is confirmed that is not sealed in `staging`, the staging directory.
 """
 
 import json
@@ -12,12 +12,74 @@ import select
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from pgoutput_stream import Transaction, encode_stream
+from pgoutput_stream import Transaction, decode_segment, encode_stream
 
 from cdcpipe.lsn import LSN, format_lsn
-from spark_sink.staging import log_end
+from spark_sink.launcher import Launcher, LauncherConfig
+from spark_sink.segment_filler import SealPolicy
+from spark_sink.staging import list_segments, log_end
+
+SMALL = SealPolicy(segment_bytes=400, seal_interval_s=0.05, held_bytes=300)
+
+WORK = [Transaction(0x100 + 0x20 * n, tuple((16384 + n % 3, b"value %d" % n) for _ in range(1 + n % 5))) for n in range(1, 60)]
+
+
+class Fake:
+    """A fake streamer's directory, and launchers that use it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.staging = directory / "staging"
+
+    def set_turns(self, turns: list[dict[str, Any]]) -> None:
+        (self.directory / "turns.json").write_text(json.dumps(turns))
+
+    def set_transactions(self, transactions: list[Transaction]) -> None:
+        encoded = [[t.end_lsn, [[relation_id, value.decode()] for relation_id, value in t.rows]] for t in transactions]
+        (self.directory / "transactions.json").write_text(json.dumps(encoded))
+
+    def config(self, **changes: Any) -> LauncherConfig:
+        config = LauncherConfig(
+            slot="s",
+            staging=self.staging,
+            publications=("p",),
+            connection=("-d", "db"),
+            available_now=True,
+            seal=SMALL,
+            command=(sys.executable, __file__, str(self.directory)),
+        )
+        return replace(config, **changes)
+
+    def run(self, **changes: Any) -> Launcher:
+        launcher = Launcher(self.config(**changes))
+        launcher.start()
+        launcher.wait()
+        return launcher
+
+    def read(self, name: str) -> list[str]:
+        path = self.directory / name
+        return path.read_text().splitlines() if path.exists() else []
+
+    @property
+    def starts(self) -> list[list[str]]:
+        return [json.loads(line) for line in self.read("starts")]
+
+    @property
+    def confirmed_lsn(self) -> int:
+        lines = self.read("confirmed")
+        return LSN.parse(lines[0]) if lines else 0x100
+
+    def landed(self) -> list[Transaction]:
+        return [t for segment in list_segments(self.staging) for t in decode_segment(segment.path.read_bytes())]
+
+    def check(self, transactions: list[Transaction]) -> None:
+        """Everything is there once, and nothing was confirmed before it was sealed."""
+        assert self.landed() == transactions
+        assert self.read("liar") == []
 
 
 def note(path: Path, text: str) -> None:
@@ -70,7 +132,6 @@ def main() -> None:
     commands = b""
     pieces = [stream[pos : pos + turn.get("piece", 1 << 16)] for pos in range(0, len(stream), turn.get("piece", 1 << 16))]
     wait_for_end = "--endpos-wait" in arguments
-    is_deaf = turn.get("deaf", False)  # does not read stdin before everything is written
     is_written = False
     while True:
         if not pieces and not is_written:
@@ -81,7 +142,7 @@ def main() -> None:
             fail(turn)
             if wait_for_end:
                 os.close(1)
-        ready, writable, _ = select.select([] if is_deaf and pieces else [0], [1] if pieces else [], [])
+        ready, writable, _ = select.select([0], [1] if pieces else [], [])
         if writable:
             data = pieces.pop(0)
             while data:
@@ -96,7 +157,7 @@ def main() -> None:
                 note(directory / "commands", line.decode())
                 if line.startswith(b"F "):
                     lsn = LSN.parse(line[2:].decode())
-                    end = log_end(Path((directory / "staging").read_text()))
+                    end = log_end(directory / "staging")
                     if end is None or lsn > end.lsn or lsn > emitted_lsn:
                         note(directory / "liar", f"{lsn} while the log ended at {end} and {emitted_lsn} was emitted")
                     confirmed_path.write_text(str(lsn))
