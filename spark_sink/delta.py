@@ -108,11 +108,19 @@ def recording(spark: SparkSession, position: Position) -> Iterator[None]:
         "spark.databricks.delta.merge.materializeSource": "none",
     }
     before = {key: spark.conf.get(key, None) for key in settings}
+    # CREATE TABLE AS SELECT takes the settings of the thread's active session: in a micro-batch that is the query's own.
+    sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession  # noqa: SLF001
+    active = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)  # noqa: SLF001
     for key, value in settings.items():
         spark.conf.set(key, value)
     try:
         yield
     finally:
+        if active.isDefined():
+            sessions.setActiveSession(active.get())
+        else:
+            sessions.clearActiveSession()
         for key, value in before.items():
             if value is None:
                 spark.conf.unset(key)
