@@ -926,3 +926,67 @@ def test_boundaries_of_too_many_records_are_forgotten(monkeypatch: pytest.Monkey
     boundaries.add(Write(b"x" * 30, [10, 20], [11, 21], 0), 130)
     assert not boundaries.is_complete
     assert boundaries.starts() == []
+
+
+def test_the_order_of_durability(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each file before its name, each name before the directory's fsync, and all of it before `seal` returns."""
+    done: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def note_fsync(fd: int) -> None:
+        done.append(f"fsync {Path(os.readlink(f'/proc/self/fd/{fd}')).relative_to(tmp_path)}")
+        fsync(fd)
+
+    def note_rename(self: Path, target: Path) -> Path:
+        done.append(f"rename {target.relative_to(tmp_path)}")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(Path, "rename", note_rename)
+    root = tmp_path / "staging"
+    with StagingWriter(root, slot="s") as writer:
+        assert done == ["fsync ."]
+        done.clear()
+        writer.begin_epoch(**SOURCE, first_lsn=0x100)
+        assert done[0] == "fsync staging"
+        assert done[1].startswith("fsync staging/000001/.tmp-")
+        assert done[2:] == ["rename staging/000001/epoch.json", "fsync staging/000001"]
+        done.clear()
+        segment = writer.seal(fill(writer, WORK))
+        assert done == [
+            "fsync staging/000001/0000000000000100.open",
+            f"rename {segment.path.relative_to(tmp_path)}",
+            "fsync staging/000001",
+        ]
+
+
+def test_a_new_stream_describes_its_relations_anew():
+    filler = SegmentFiller(0, BIG)
+    filler.feed(encode_stream([Transaction(0x20, ((16384, b"x"),))]), 0)
+    filler.finish()
+    with pytest.raises(ProtocolError, match="never described"):
+        filler.feed(begin(0x2F, 2) + insert(16384, b"y") + commit(0x2F, 0x30), 0)
+
+
+def test_a_discarded_segment_is_begun_again(tmp_path: Path):
+    large = Transaction(0x300, ((16384, bytes(3 << 20)),))
+    with StagingWriter(tmp_path, slot="s") as writer:
+        filler = SegmentFiller(writer.begin_epoch(**SOURCE, first_lsn=0x100).start_lsn, SealPolicy(1 << 30, 1e9, 0))
+        stream = encode_stream([large])
+        seal_all(writer, filler.feed(stream[:-10], 0))
+        assert [path.stat().st_size > 1 << 20 for path in tmp_path.glob("*/*.open")] == [True]
+        seal_all(writer, filler.finish())
+        assert not list(tmp_path.glob("*/*.open"))
+        assert (writer.open_size, writer.end_lsn) == (0, 0x100)
+        seal_all(writer, filler.feed(stream, 0) + filler.finish())
+    assert landed(tmp_path) == [large]
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_an_epoch_begins_where_the_log_ends_once_it_is_made(tmp_path: Path):
+    with StagingWriter(tmp_path, slot="s") as old, StagingWriter(tmp_path, slot="s") as new:
+        old.begin_epoch(**SOURCE, first_lsn=0x100)
+        old.seal(fill(old, WORK[:2]))  # the new one has looked at the log before, and makes its epoch after
+        assert new.begin_epoch(**SOURCE, first_lsn=0x100).start_lsn == WORK[1].end_lsn
+        new.seal(fill(new, WORK[2:]))
+    assert landed(tmp_path) == WORK
