@@ -19,6 +19,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -332,7 +333,7 @@ def _write(segment: Path, index: SegmentIndex) -> None:
     columns = {"records": column(_RECORD_TYPE), "transactions": column(_TRANSACTION_TYPE)}
     batch = pa.record_batch(columns).replace_schema_metadata(_metadata(segment, index.size))
     path = segment.with_suffix(".idx")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
             writer.write_batch(batch)

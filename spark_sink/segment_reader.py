@@ -281,8 +281,6 @@ class TypedReader:
     def _assemble(self, arrays: dict[str, pa.Array], count: int) -> pa.RecordBatch:
         """Put the columns in the schema's order; what there is nothing for is null."""
         columns = [arrays[f.name] if f.name in arrays else pa.nulls(count, f.type) for f in self._arrow_schema]
-        if not columns:  # a schema without columns still has rows
-            return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow_schema)
 
 
