@@ -495,7 +495,7 @@ def _build_index(segment: Segment, sealing: Sealing) -> None:
         return
     boundaries = sealing.boundaries
     if boundaries.is_complete:
-        segment_index.build(segment.path, boundaries.starts(), boundaries.ends())
+        segment_index.build(segment.path, *boundaries.arrays())
 
 
 class _Child:

@@ -34,7 +34,6 @@ from spark_sink.staging import (
     FORMAT,
     TEMPORARY_PREFIX,
     Epoch,
-    Position,
     Segment,
     StagingError,
     epoch_directory,
@@ -66,8 +65,8 @@ _WRITE_BYTES = 1 << 20
 _LOCK_ATTEMPTS, _LOCK_PAUSE_S = 3, 0.03
 """`status` holds the lock for a moment to see whether anybody else does."""
 
-_MAX_KNOWN_BOUNDARIES = 4 << 20
-"""A segment of more records than this is indexed from its bytes: the list of their boundaries would be large."""
+_MAX_KNOWN_BOUNDARIES = 1 << 20
+"""A segment of more records than this, one very large transaction, is left to its readers to index: that takes memory."""
 
 
 class Failpoint(StrEnum):
@@ -105,13 +104,14 @@ class Boundaries:
         else:
             self.parts.append((pos - write.base, array("q", write.starts), array("q", write.ends)))
 
-    def starts(self) -> list[int]:
-        """Return where each record begins in the file, its header not counted."""
-        return [offset + start for offset, starts, _ in self.parts for start in starts]
+    def arrays(self) -> tuple[Any, Any]:
+        """Return two numpy arrays: where each record begins in the file, its header not counted, and where it ends."""
+        import numpy as np
 
-    def ends(self) -> list[int]:
-        """Return where each record ends in the file."""
-        return [offset + end for offset, _, ends in self.parts for end in ends]
+        none = np.zeros(0, np.int64)
+        starts = [np.frombuffer(starts, np.int64) + offset for offset, starts, _ in self.parts]
+        ends = [np.frombuffer(ends, np.int64) + offset for offset, _, ends in self.parts]
+        return np.concatenate([none, *starts]), np.concatenate([none, *ends])
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class StagingWriter:
         self._lock_fd = _lock(self.root)
         try:
             self._check_slot(slot)
-            self.log_end = self._check_log()
+            self._check_log()
         except BaseException:
             os.close(self._lock_fd)
             raise
@@ -186,11 +186,10 @@ class StagingWriter:
             msg = f"{self.root} holds the log of slot {epochs[-1].slot!r}, not of {slot!r}"
             raise StagingError(msg, hint=_OTHER_HINT)
 
-    def _check_log(self) -> Position | None:
-        """See that the log is a chain and each segment's last bytes are what its name says; return where it ends."""
+    def _check_log(self) -> None:
+        """See that the log is a chain, and that each segment ends as its name says."""
         for segment in list_segments(self.root):
             _check_end(segment)
-        return log_end(self.root)
 
     def begin_epoch(
         self,

@@ -311,7 +311,7 @@ class Memory:
             elif isinstance(operation, Cut):
                 starts, ends, end_pos = scan_records(self.open)
                 assert end_pos == len(self.open) == operation.size
-                assert (self.boundaries.starts(), self.boundaries.ends()) == (starts, ends)
+                assert [list(array) for array in self.boundaries.arrays()] == [starts, ends]
                 assert operation.records == len(starts)
                 assert operation.start_lsn == self.start_lsn
                 self.segments.append((operation, self.open))
@@ -922,10 +922,10 @@ def test_boundaries_of_too_many_records_are_forgotten(monkeypatch: pytest.Monkey
     monkeypatch.setattr(staging_writer, "_MAX_KNOWN_BOUNDARIES", 3)
     boundaries = Boundaries()
     boundaries.add(Write(b"x" * 30, [10, 20], [11, 21], 9), 100)
-    assert (boundaries.starts(), boundaries.ends()) == ([101, 111], [102, 112])
+    assert [list(array) for array in boundaries.arrays()] == [[101, 111], [102, 112]]
     boundaries.add(Write(b"x" * 30, [10, 20], [11, 21], 0), 130)
     assert not boundaries.is_complete
-    assert boundaries.starts() == []
+    assert boundaries.parts == []
 
 
 def test_the_order_of_durability(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
