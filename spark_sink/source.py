@@ -299,13 +299,10 @@ def _plan(root: Path, start: Position | None, end: Position | None) -> list[tupl
     if end is not None:
         if start is not None and start.lsn >= end.lsn:
             return []
-        list_segments(root, end)  # is the end a position of this log? what a replaced launcher wrote is not
+        list_segments(root, end)  # raises unless the log, which has no gaps, reaches to there
     segments = list_segments(root, start)
     if end is not None:
         segments = [segment for segment in segments if segment.start_lsn < end.lsn]
-        if not segments or segments[-1].end_lsn < end.lsn:
-            msg = f"{root}: the segments up to {end} are not there"
-            raise StagingError(msg, hint="restore them from a copy of the staging directory")
     return [
         (
             segment,

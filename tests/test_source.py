@@ -7,11 +7,14 @@ import pickle
 import shutil
 import subprocess
 import sys
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from pyspark.sql.types import StringType
 from segments import COMMIT_TIME_US, Log, relation
@@ -272,6 +275,7 @@ def test_ranges(log: Log) -> None:
     assert ends(start="1:0/1200", end="2:0/1300") == [0x1300]
     assert ends(start="2:0/1200", end="2:0/1400") == [0x1300, 0x1400]
     assert ends(start="1:0/1100", end="2:0/1300") == [0x1200, 0x1300]
+    assert ends(end="1:0/1000") == []
     assert ends(start="2:0/1500") == ends(start="2:0/1400", end="2:0/1400") == []
     assert only(typed(log.root, start="1:0/1100", end="1:0/1200"), "_cdc_op", "id") == [("update", 1), ("update", 3)]
 
@@ -455,6 +459,79 @@ def test_slices_together_are_the_segment(log: Log, slice_bytes: int) -> None:
             return row["_cdc_end_lsn"], row["_cdc_ordinal"]
 
         assert sorted(sliced, key=key) == sorted(whole, key=key)
+
+
+SHAPES = {
+    11: [
+        relation(11, "a", ("id", TEXT), ("t", TEXT)),
+        relation(11, "a", ("t", TEXT)),
+        relation(11, "b", ("id", TEXT), ("u", TEXT)),
+    ],
+    12: [relation(12, "b", ("id", TEXT)), relation(12, "a", ("u", TEXT), ("t", TEXT))],
+}
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[list[list[Any]]]:
+    """Segments of transactions of changes of two relations whose names and columns move about."""
+    segments: list[list[list[Any]]] = []
+    for _ in range(draw(st.integers(1, 3))):
+        in_force: dict[int, Any] = {}
+        transactions: list[list[Any]] = []
+        for _ in range(draw(st.integers(1, 4))):
+            messages: list[Any] = []
+            for _ in range(draw(st.integers(0, 5))):
+                relation_id = draw(st.sampled_from([11, 12]))
+                if relation_id not in in_force or draw(st.integers(0, 3)) == 0:
+                    in_force[relation_id] = draw(st.sampled_from(SHAPES[relation_id]))
+                    messages.append(in_force[relation_id])
+                columns = in_force[relation_id].columns
+                value = st.sampled_from([None, b"", b"x", UNCHANGED_TOAST])
+                row = st.tuples(*[value] * len(columns))
+                key = st.tuples(*[st.sampled_from([b"1", b"2"]), *[st.none()] * (len(columns) - 1)])
+                messages.append(
+                    draw(
+                        st.one_of(
+                            st.builds(Insert, st.none(), st.just(relation_id), row),
+                            st.builds(Update, st.none(), st.just(relation_id), st.none() | key, st.none(), row),
+                            st.builds(Update, st.none(), st.just(relation_id), st.none(), row, row),
+                            st.builds(Delete, st.none(), st.just(relation_id), key, st.none()),
+                            st.just(Truncate(None, 0, tuple(in_force))),
+                        )
+                    )
+                )
+            transactions.append(messages)
+        segments.append(transactions)
+    return segments
+
+
+@settings(max_examples=40, deadline=None)
+@given(logs(), st.data())
+def test_typed_rows_say_what_the_envelope_says(segments: list[list[list[Any]]], data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        log = Log(Path(directory))
+        for transactions in segments:
+            log.segment(*transactions)
+        places = st.integers(0, (log.end_lsn - 0x1000) // 0x100).map(lambda n: f"1:0/{0x1000 + n * 0x100:X}")
+        options = {name: value for name in ("start", "end") if (value := data.draw(st.none() | places, label=name)) is not None} | {
+            "max_partition_bytes": data.draw(st.sampled_from(["100", "100000"]))
+        }
+        found: list[tuple[Any, ...]] = []
+        tables = tables_in(log.root)
+        for table, versions in tables.items():
+            schema = typed_schema(merge_columns(None, versions))
+            for row in read(log.root, schema, table=quote_table(*table), **options)[0]:
+                place = row["_cdc_end_lsn"], row["_cdc_ordinal"]
+                values = {name: row[name] for name in merge_columns(None, versions).names if row[name] is not None}
+                old = {name: value for name, value in (row["_cdc_old"] or {}).items() if value is not None}
+                found.append((*place, row["_cdc_op"], *table, values, old, row["_cdc_unchanged"]))
+        expected = []
+        for row in read(log.root, **options)[0]:
+            new = row["old"] if row["_cdc_op"] == "delete" else row["new"]
+            new, old = ({name: value for name, value in (some or {}).items() if value is not None} for some in (new, row["old"]))
+            place = row["_cdc_end_lsn"], row["_cdc_ordinal"]
+            expected.append((*place, row["_cdc_op"], row["table_schema"], row["table_name"], new, old, row["_cdc_unchanged"]))
+        assert sorted(found, key=lambda r: r[:5]) == sorted(expected, key=lambda r: r[:5])
 
 
 def test_batches_are_bounded(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
