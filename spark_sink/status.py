@@ -43,7 +43,7 @@ def command(staging: Path, *, as_json: bool) -> None:
 def describe(root: Path) -> dict[str, Any]:
     """Return what `status` shows; StagingError for a directory that is none, or is damaged."""
     epochs, segments, end = list_epochs(root), list_segments(root), log_end(root)
-    sizes = {segment.path: segment.path.stat().st_size for segment in segments}
+    sizes = {segment.path: _size(segment.path) for segment in segments}
     removed = removed_position(root)
     return {
         "staging": str(root),
@@ -79,13 +79,15 @@ def describe(root: Path) -> dict[str, Any]:
 
 
 def _open_size(directory: Path) -> int:
-    size = 0
-    for path in directory.glob("*.open"):
-        try:
-            size += path.stat().st_size
-        except FileNotFoundError:
-            continue  # sealed in this moment
-    return size
+    return sum(_size(path) for path in directory.glob("*.open"))
+
+
+def _size(path: Path) -> int:
+    """Return a file's size, 0 for one that was sealed or removed in this moment."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _behind(position: Position, segments: list[Segment], sizes: dict[Path, int]) -> dict[str, int]:

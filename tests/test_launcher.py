@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+import pexpect
 import postgres
 import psycopg
 import pytest
@@ -440,11 +441,11 @@ def cdcpipe_spark(*arguments: str, **options: Any) -> subprocess.CompletedProces
         ["nonsense"],
         ["land"],
         ["land", "-S", "s", "--publication", "p"],
-        ["land", "-S", "s", "--staging", "x"],
-        ["land", "-S", "s", "--publication", "p", "--staging", "x", "--segment-size", "0"],
-        ["land", "-S", "s", "--publication", "p", "--staging", "x", "--segment-size", "64 potatoes"],
-        ["land", "-S", "s", "--publication", "p", "--staging", "x", "--seal-interval", "-1"],
-        ["land", "-S", "s", "--publication", "p", "--staging", "x", "--seal-interval", "nan"],
+        ["land", "-S", "s", "--staging", "/nowhere/x"],
+        ["land", "-S", "s", "--publication", "p", "--staging", "/nowhere/x", "--segment-size", "0"],
+        ["land", "-S", "s", "--publication", "p", "--staging", "/nowhere/x", "--segment-size", "64 potatoes"],
+        ["land", "-S", "s", "--publication", "p", "--staging", "/nowhere/x", "--seal-interval", "-1"],
+        ["land", "-S", "s", "--publication", "p", "--staging", "/nowhere/x", "--seal-interval", "nan"],
         ["status"],
         ["status", "--staging", "pyproject.toml"],
     ],
@@ -745,6 +746,34 @@ def test_postgres_signals_end_land_cleanly(database: postgres.Database, tmp_path
         assert end is not None
         assert confirmed_lsn(database) >= end.lsn
         assert not list(tmp_path.glob("*/*.open"))
+
+
+def test_postgres_progress_on_a_terminal_and_control_c(database: postgres.Database, tmp_path: Path):
+    argv = ["-m", "spark_sink", "land", "-d", database.dsn, "-S", f"slot_{database.name}"[:63], "--publication", "pub", "-c"]
+    argv += ["--staging", str(tmp_path), "--seal-interval", "0.05"]
+    with database.connect() as connection:
+        connection.execute("create table t (id int primary key)")
+        terminal = pexpect.spawn(sys.executable, argv, cwd=str(ROOT), timeout=60, dimensions=(24, 200), encoding="utf-8")
+        terminal.expect(r"position 1:0/")
+        connection.execute("insert into t values (1)")
+        terminal.expect(r"\r\x1b\[Kposition 1:0/[0-9A-F]+, 1 transactions, [0-9]+ records")
+        terminal.sendintr()  # to the whole foreground process group; the streamer is not in it
+        terminal.expect(pexpect.EOF)
+        terminal.close()
+    assert terminal.exitstatus == 0
+    assert "Traceback" not in terminal.before
+    check_tables(database, tmp_path, "t")
+
+
+def test_postgres_a_killed_launcher_frees_the_slot(database: postgres.Database, tmp_path: Path):
+    argv = [sys.executable, "-m", "spark_sink", "land", "-d", database.dsn, "-S", f"slot_{database.name}"[:63], "-c"]
+    argv += ["--publication", "pub", "--staging", str(tmp_path)]
+    active = "select count(*) from pg_replication_slots where active and database = current_database()"
+    with database.connect() as connection, subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        wait_for(lambda: connection.execute(active).fetchone() == (1,))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        wait_for(lambda: connection.execute(active).fetchone() == (0,), "the end of the streamer")
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
