@@ -37,14 +37,18 @@ class PollConfig:
 
 @dataclass(frozen=True, slots=True)
 class StreamConfig:
-    """A stream: ``options`` go to the plugin; ``wal2json`` is the format version of the records wanted, 0 for those of the server.
+    """A stream: ``options`` are as given with ``-o``; ``output`` is the output plugin whose records are wanted.
+
+    On a pgoutput slot that plugin runs here, and gets ``output_options`` and those of ``options`` that are not pgoutput's; on a
+    slot that has it already the server's gets them all. None: the records of the server, as they are.
 
     ``expected_system`` is ``SYSTEM_ID/TIMELINE``. ``standby``: wait for the slot, then stream.
     """
 
     slot: SlotConfig
     options: Mapping[str, str | None] = field(default_factory=dict)
-    wal2json: int = 0
+    output: str | None = None
+    output_options: Mapping[str, str | None] = field(default_factory=dict)
     start_lsn: int = 0
     end_lsn: int | None = None
     expected_system: str | None = None

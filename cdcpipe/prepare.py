@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from cdcpipe.config import PollConfig, SlotConfig, StreamConfig
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError, ServerError
 from cdcpipe.lsn import LSN, format_lsn
+from cdcpipe.pgoutput import options as pgoutput_options
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.poll import wait_until_free
 from cdcpipe.replication import preflight
@@ -29,9 +30,6 @@ from cdcpipe.stream import Feeder, Streamer
 __all__ = ["Preparation", "poll_until_free", "prepare", "stream"]
 
 log = logging.getLogger(__name__)
-
-PGOUTPUT_OPTIONS = frozenset({"proto_version", "publication_names", "binary", "messages", "streaming", "two_phase", "origin"})
-"""The options that pgoutput knows; with a client-side output plugin the others are the plugin's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +150,8 @@ def stream(config: StreamConfig) -> ExitCode:
                     # Names of tables, types and the like in values (regclass, …) are then always qualified.
                     walsender.pin_session({"search_path": ""})
                 _start(walsender, catalog, config, slot, server_options)
-            catalog.close()
+            if make_feeder is None:
+                catalog.close()
             progress = Progress(
                 time.monotonic(),
                 feedback_interval_s=config.feedback_interval_s,
@@ -195,30 +194,29 @@ def _plugin(
 ) -> tuple[dict[str, str | None], Callable[[Callable[[int, bytes], None]], Feeder] | None]:
     """Return the options for the server's plugin, and what renders its messages, if anything does."""
     options = dict(config.options)
-    options_of: dict[int, dict[str, str | None]] = {
-        0: {},
-        1: {"format-version": "1", "include-lsn": "true"},
-        2: {"format-version": "2"},
-    }
-    wal2json_options = options_of[config.wal2json]
     if slot.plugin != "pgoutput":
         if config.slot.publications:
             msg = f"replication slot {slot.name!r} has the plugin {slot.plugin}, which knows no publications"
             raise InitError(msg, hint="leave --publication out, or name a slot with pgoutput")
-        return {**wal2json_options, **options}, None
+        if config.output not in (None, slot.plugin):
+            msg = f"replication slot {slot.name!r} has the plugin {slot.plugin}: only pgoutput's can be rendered as {config.output}"
+            raise InitError(msg, hint="name a slot with pgoutput, or create one: -c -P pgoutput")
+        return {**config.output_options, **options}, None
 
     check_published(catalog.connection, publications)
-    defaults: dict[str, str | None] = {"proto_version": "1", "publication_names": publication_names(publications)}
-    if not config.wal2json:
-        return defaults | options, None
+    version = catalog.connection.server_version
+    defaults: dict[str, str | None] = {"publication_names": publication_names(publications)}
+    if config.output is None:
+        return pgoutput_options.complete(defaults | options, version), None
 
     from cdcpipe.plugins import load
     from cdcpipe.plugins.base import Renderer
 
-    server_options = defaults | {"messages": "true"} | {name: value for name, value in options.items() if name in PGOUTPUT_OPTIONS}
-    plugin_options = {name: value for name, value in options.items() if name not in PGOUTPUT_OPTIONS}
-    plugin = load("wal2json", {**wal2json_options, **plugin_options}, catalog.query)
-    return server_options, lambda write: Renderer(plugin, write)
+    defaults["messages"] = "true"
+    given = {name: value for name, value in options.items() if name in pgoutput_options.NAMES}
+    plugin_options = {name: value for name, value in options.items() if name not in pgoutput_options.NAMES}
+    plugin = load(config.output, {**config.output_options, **plugin_options}, catalog.query)
+    return pgoutput_options.complete(defaults | given, version), lambda write: Renderer(plugin, write)
 
 
 class _Catalog:

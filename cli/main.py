@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -28,6 +28,9 @@ from cli.prepare import command as prepare_command
 __all__ = ["main", "run"]
 
 log = logging.getLogger("cdcpipe")
+
+_WAL2JSON_1: Mapping[str, str | None] = {"format-version": "1", "include-lsn": "true"}
+_WAL2JSON_2: Mapping[str, str | None] = {"format-version": "2"}
 
 STANDBY_INTERVAL_S = 0.1
 """How often a standby looks, unless -i says otherwise: it is to take over in well under a second."""
@@ -100,6 +103,19 @@ class _Group(click.Group):
     is_flag=True,
     help="Records of wal2json, format version 2, with headers: a JSON object a change.",
 )
+@click.option(
+    "--output",
+    metavar="NAME",
+    help="Output plugin that renders a pgoutput slot's records here: wal2json, or one that is installed.",
+)
+@click.option("--proto-version", type=int, metavar="N", help="pgoutput's protocol version.  [default: the lowest that serves]")
+@click.option("--binary", is_flag=True, help="pgoutput: values in binary form.")
+@click.option("--messages", is_flag=True, help="pgoutput: logical messages (pg_logical_emit_message) as well.")
+@click.option(
+    "--streaming", type=click.Choice(["off", "on", "parallel"]), help="pgoutput: send large transactions before they commit."
+)
+@click.option("--two-phase", is_flag=True, help="pgoutput: send prepared transactions when they are prepared.")
+@click.option("--origin", type=click.Choice(["any", "none"]), help="pgoutput: changes of any origin, or only those made here.")
 @click.option("--startpos", type=LSN_TYPE, metavar="LSN", help="Leave out what committed before LSN, in this run.")
 @click.option("--endpos", type=LSN_TYPE, metavar="LSN", help="Exit with 0 once all that committed before LSN is written.")
 @click.option(
@@ -147,6 +163,13 @@ def run(
     write_nl: bool,
     wal2json1: bool,
     wal2json2: bool,
+    output: str | None,
+    proto_version: int | None,
+    binary: bool,
+    messages: bool,
+    streaming: str | None,
+    two_phase: bool,
+    origin: str | None,
     startpos: LSN | None,
     endpos: LSN | None,
     endpos_wait: bool,
@@ -163,18 +186,33 @@ def run(
     if endpos_wait and endpos is None:
         raise click.UsageError("--endpos-wait goes with --endpos")
     _check_fd(fd)
-    wal2json = 1 if wal2json1 else 2 if wal2json2 else 0
-    if wal2json and not slot_options["publications"] and slot_options["plugin"] is None:
+    if (wal2json1 or wal2json2) and output not in (None, "wal2json"):
+        raise click.UsageError(f"-j and -J are --output wal2json, not {output}")
+    if (wal2json1 or wal2json2) and not slot_options["publications"] and slot_options["plugin"] is None:
         slot_options["plugin"] = "wal2json"  # as in pg_logical_cdc
     slot = slot_config(**slot_options)
+    pgoutput_options: dict[str, str | None] = {
+        name: value
+        for name, value in (
+            ("proto_version", None if proto_version is None else str(proto_version)),
+            ("binary", "true" if binary else None),
+            ("messages", "true" if messages else None),
+            ("streaming", streaming),
+            ("two_phase", "true" if two_phase else None),
+            ("origin", origin),
+        )
+        if value is not None
+    }
     poll = PollConfig(
         duration_s=poll_duration,
         interval_s=poll_interval if poll_interval is not None else STANDBY_INTERVAL_S if standby else 1.0,
     )
     config = StreamConfig(
         slot=slot,
-        options={key: value if equals else None for key, equals, value in (option.partition("=") for option in plugin_options)},
-        wal2json=wal2json,
+        options=pgoutput_options
+        | {key: value if equals else None for key, equals, value in (option.partition("=") for option in plugin_options)},
+        output="wal2json" if wal2json1 or wal2json2 else output,
+        output_options=_WAL2JSON_1 if wal2json1 else _WAL2JSON_2 if wal2json2 else {},
         start_lsn=startpos or LSN(0),
         end_lsn=endpos,
         expected_system=expect,

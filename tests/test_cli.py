@@ -16,7 +16,7 @@ from cli_process import CLI, COMMAND, run_cli, until
 
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.decode import decode
-from cdcpipe.pgoutput.messages import Begin, Commit, Insert, Relation
+from cdcpipe.pgoutput.messages import Begin, Binary, Commit, Insert, LogicalMessage, Relation
 
 SLOT = "s"
 
@@ -513,3 +513,43 @@ def test_a_table_without_identity_is_named(on18: Fixture) -> None:
     with on18.cli() as cli:
         until(lambda: "nokey" in cli.stderr)
         assert cli.quit() == 0
+
+
+# pgoutput's own options, by name
+
+
+def test_what_the_server_is_too_old_for_is_named(on15: Fixture) -> None:
+    code, _, err = on15.run("--streaming", "parallel")
+    assert code == 2
+    assert "streaming=parallel" in err
+    assert "16" in err
+    assert on15.run("--origin", "none")[0] == 2
+
+
+def test_messages(on: Fixture) -> None:
+    on.sql("select pg_logical_emit_message(false, 'prefix', 'content')", "insert into t values (1)")
+    with on.cli("--messages") as cli:
+        message = decode(cli.take(1)[0][1])
+        assert isinstance(message, LogicalMessage)
+        assert (message.prefix, message.content) == ("prefix", b"content")
+        assert len(cli.transactions(1)) == 1
+        assert cli.quit() == 0
+
+
+def test_binary(on18: Fixture) -> None:
+    on18.sql("insert into t values (258, 'a')")
+    with on18.cli("--binary") as cli:
+        row = decode(cli.take(3)[-1][1])
+        assert isinstance(row, Insert)
+        assert row.new[0] == Binary(b"\0\0\1\2")
+        assert cli.quit() == 0
+
+
+def test_an_output_that_does_not_fit_the_slot(on15: Fixture) -> None:
+    slot = on15.make_slot("test_decoding", "_td")
+    code, _, err = run_cli("-d", on15.database.dsn, "-S", slot, "--output", "wal2json")
+    assert code == 2
+    assert "test_decoding" in err
+    code, _, err = on15.run("--output", "no_such_output")
+    assert code == 1
+    assert "no_such_output" in err

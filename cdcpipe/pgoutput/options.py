@@ -1,0 +1,77 @@
+"""pgoutput's options: which there are, since when, and the lowest protocol version that serves them.
+
+Source: the manual, "Logical Streaming Replication Protocol", Logical Streaming Replication Parameters. A server says of an option
+that it is too old for only that it does not know it (XX000), or worse; here it is named before the stream starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cdcpipe.errors import InitError
+
+__all__ = ["NAMES", "complete"]
+
+_TRUE = frozenset({"true", "on", "yes", "1", "t", "y"})
+_FALSE = frozenset({"false", "off", "no", "0", "f", "n"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """``values``: value → (the first server version with it, the lowest protocol version for it)."""
+
+    values: Mapping[str, tuple[int, int]]
+
+
+_OPTIONS = {
+    "binary": _Option({"off": (0, 1), "on": (140000, 1)}),
+    "messages": _Option({"off": (0, 1), "on": (140000, 1)}),
+    "streaming": _Option({"off": (0, 1), "on": (140000, 2), "parallel": (160000, 4)}),
+    "two_phase": _Option({"off": (0, 1), "on": (150000, 3)}),
+    "origin": _Option({"any": (160000, 1), "none": (160000, 1)}),
+}
+
+NAMES = frozenset({"proto_version", "publication_names", *_OPTIONS})
+"""The options that pgoutput knows; with a client-side output plugin all others are that plugin's."""
+
+_LAST_VERSION = ((160000, 4), (150000, 3), (140000, 2), (0, 1))
+"""Server version → the last protocol version that it speaks."""
+
+
+def complete(options: Mapping[str, str | None], server_version: int) -> dict[str, str | None]:
+    """Check ``options`` against the server, and add ``proto_version``, the lowest that serves them, where it is left out.
+
+    Raise InitError naming what is too new, has no such value, or contradicts ``proto_version``. Options that pgoutput does not know
+    pass: the server refuses them by name.
+    """
+    needed = 1
+    for name, option in _OPTIONS.items():
+        if name not in options:
+            continue
+        value = _normalise(options[name])
+        if value not in option.values:
+            msg = f"pgoutput's option {name} takes {', '.join(option.values)}, not {options[name]!r}"
+            raise InitError(msg)
+        since, protocol = option.values[value]
+        if server_version < since:
+            msg = f"pgoutput has {name}={value} from PostgreSQL {since // 10000} on; this server is {server_version // 10000}"
+            raise InitError(msg, hint=f"leave {name} out")
+        needed = max(needed, protocol)
+    last = next(protocol for version, protocol in _LAST_VERSION if server_version >= version)
+    given = options.get("proto_version")
+    if given is None:
+        return {"proto_version": str(needed), **{name: value for name, value in options.items() if name != "proto_version"}}
+    if not given.isascii() or not given.isdigit() or not 1 <= int(given) <= last:
+        msg = f"proto_version {given} is not to be had: PostgreSQL {server_version // 10000} speaks 1 to {last}"
+        raise InitError(msg)
+    if int(given) < needed:
+        msg = f"proto_version {given} is too low for the other options: they need {needed}"
+        raise InitError(msg, hint="leave proto_version out: the lowest that serves is chosen")
+    return dict(options)
+
+
+def _normalise(value: str | None) -> str:
+    """Return ``on`` and ``off`` for all that the server reads as a boolean."""
+    text = "on" if value is None else value.lower()
+    return "on" if text in _TRUE else "off" if text in _FALSE else text

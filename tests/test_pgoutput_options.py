@@ -1,0 +1,46 @@
+"""pgoutput's options against server versions."""
+
+import pytest
+
+from cdcpipe.errors import InitError
+from cdcpipe.pgoutput.options import complete
+
+PROTOCOL = [
+    ({}, 140000, "1"),
+    ({"binary": "true"}, 140000, "1"),
+    ({"messages": None}, 140000, "1"),
+    ({"streaming": "on"}, 140000, "2"),
+    ({"streaming": "off"}, 130000, "1"),
+    ({"two_phase": "on", "streaming": "1"}, 150000, "3"),
+    ({"streaming": "parallel"}, 160000, "4"),
+    ({"origin": "none"}, 180004, "1"),
+    ({"nonsense": "x"}, 180004, "1"),
+    ({"proto_version": "4"}, 180004, "4"),
+    ({"proto_version": "2", "streaming": "on"}, 180004, "2"),
+]
+
+
+@pytest.mark.parametrize(("options", "server", "version"), PROTOCOL)
+def test_the_lowest_version_that_serves(options: dict[str, str | None], server: int, version: str) -> None:
+    completed = complete(options, server)
+    assert completed["proto_version"] == version
+    assert {**completed, **options} == completed
+
+
+REFUSED = [
+    ({"streaming": "parallel"}, 150020, "16"),
+    ({"two_phase": "on"}, 140000, "15"),
+    ({"origin": "none"}, 150020, "16"),
+    ({"streaming": "maybe"}, 180004, "parallel"),
+    ({"origin": "on"}, 180004, "any, none"),
+    ({"proto_version": "4"}, 150020, "1 to 3"),
+    ({"proto_version": "0"}, 180004, "1 to 4"),
+    ({"proto_version": "x"}, 180004, "1 to 4"),
+    ({"proto_version": "1", "streaming": "on"}, 180004, "need 2"),
+]
+
+
+@pytest.mark.parametrize(("options", "server", "named"), REFUSED)
+def test_what_is_too_new_is_named(options: dict[str, str | None], server: int, named: str) -> None:
+    with pytest.raises(InitError, match=named):
+        complete(options, server)
