@@ -55,7 +55,7 @@ def build(
     *,
     ui: bool = False,
 ) -> SparkSession:
-    """Start a session; ``conf`` overrides every setting made here.
+    """Start a session; ``conf`` overrides every setting made here, but for Java options, which it adds to.
 
     A session that runs already in this process is returned as it is, once ``check`` has passed it. Raises InitError
     when there is no Java, no pyspark or no Delta Lake to be had.
@@ -74,7 +74,10 @@ def build(
         settings |= _delta_settings(jars_dir)
     elif jars_dir is not None:
         settings["spark.jars"] = ",".join(_jars(Path(jars_dir)))
+    options = settings["spark.driver.extraJavaOptions"]
     settings |= dict(conf or {})
+    if settings["spark.driver.extraJavaOptions"] != options:
+        settings["spark.driver.extraJavaOptions"] = f"{options} {settings['spark.driver.extraJavaOptions']}"
     _prepare_environment(find_java())
     builder = SparkSession.builder.appName(app_name).master(master)
     for key, value in settings.items():
@@ -192,9 +195,7 @@ def _delta_settings(jars_dir: str | os.PathLike[str] | None) -> dict[str, str]:
         jars = _jars(Path(jars_dir))
         missing = [name for name in ("delta-spark_4.2_2.13-", "delta-storage-") if not any(name in jar for jar in jars)]
         if missing:
-            raise InitError(
-                f"no {' and no '.join(name + '*.jar' for name in missing)} in {jars_dir}", hint=_NO_DELTA_HINT
-            )
+            raise InitError(f"no {' and no '.join(name + '*.jar' for name in missing)} in {jars_dir}", hint=_NO_DELTA_HINT)
         return settings | {"spark.jars": ",".join(jars)}
     # Ivy would find them here too, but prints two dozen lines and takes a second over it.
     cached = [Path.home() / ".ivy2.5.2/jars" / f"io.delta_{name}" for name in DELTA_JARS]

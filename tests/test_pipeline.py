@@ -1,0 +1,570 @@
+"""From a real server to tables: what a source table holds is what its replica holds, whatever happens on the way."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import postgres
+import psutil
+import pytest
+
+from cdcpipe.errors import InitError
+from spark_sink import replica, session, types
+from spark_sink.launcher import Launcher, LauncherConfig
+from spark_sink.pipeline import Pipeline
+from spark_sink.staging import Position, list_segments, log_end, read_readers, register_reader
+from spark_sink.warehouse import Table, Warehouse, WarehouseError
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+BIG = 5000
+"""Bytes of a value that is stored outside of its row."""
+
+
+@dataclass
+class Road:
+    """A database, a slot, a staging directory, a warehouse."""
+
+    database: postgres.Database
+    spark: Any
+    root: Path
+    slot: str = "tables"
+    publication: str = "everything"
+    keys: dict[str, list[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.connection = self.database.connect()
+
+    @property
+    def staging(self) -> Path:
+        return self.root / "staging"
+
+    @property
+    def warehouse(self) -> Path:
+        return self.root / "warehouse"
+
+    def execute(self, *statements: str) -> None:
+        """Run each statement as a transaction of its own; several in one are one transaction."""
+        for statement in statements:
+            self.connection.execute(statement)
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        return self.connection.execute(statement).fetchall()
+
+    def land(self) -> Launcher:
+        """Bring everything that is committed to the staging directory."""
+        config = LauncherConfig(
+            slot=self.slot,
+            staging=self.staging,
+            publications=(self.publication,),
+            connection=("-d", self.database.dsn),
+            create_slot=True,
+            available_now=True,
+        )
+        with Launcher(config) as launcher:
+            launcher.wait()
+        return launcher
+
+    def pipeline(self, warehouse: Path | None = None, **options: Any) -> Pipeline:
+        assert self.prepared is not None
+        return Pipeline(self.spark, self.staging, warehouse or self.warehouse, describe=lambda: self.prepared.tables, **options)
+
+    prepared: Any = None
+
+    def run(self, **options: Any) -> Pipeline:
+        """Bring everything to the tables."""
+        self.prepared = self.land().prepared
+        pipeline = self.pipeline(**options)
+        pipeline.process_available()
+        return pipeline
+
+    def replica(self, table: str, warehouse: Path | None = None) -> Any:
+        return replica.view(self.spark, warehouse or self.warehouse, table)
+
+    def changelog(self, schema: str, name: str) -> Any:
+        path = Warehouse.existing(self.warehouse).changelog(Table(schema, name))
+        return self.spark.read.format("delta").load(str(path))
+
+    def assert_equal(self, name: str, *columns: str, schema: str = "public", warehouse: Path | None = None) -> None:
+        """Compare a table with its replica, as text, over columns whose text is the same on both sides."""
+        listed = ", ".join(f'"{column}"::text' for column in columns)
+        expected = self.query(f'select {listed} from "{schema}"."{name}"')
+        rows = self.replica(f"{schema}.{name}", warehouse)
+        found = [tuple(row) for row in rows.selectExpr(*(f"string(`{column}`)" for column in columns)).collect()]
+        assert sorted(map(repr, found)) == sorted(map(repr, expected)), name
+
+
+@pytest.fixture(scope="module")
+def road(pg18: postgres.Cluster, spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
+    """Everything below `scenario`, run once, in three micro-batches; the tests look at what it left."""
+    with pg18.database() as database:
+        made = Road(database, spark, tmp_path_factory.mktemp("road"))
+        made.execute(*TABLES)
+        made.run()
+        made.execute(*FIRST)
+        made.run()
+        made.execute(*SECOND)
+        for statement in identity_workload(random.Random(SEED)):
+            made.execute(*(statement.format(table=f"identity_{which}") for which in IDENTITIES))
+        made.run()
+        yield made
+        made.connection.close()
+
+
+SEED = random.randrange(10**6)
+
+IDENTITIES = {
+    "default": "default",
+    "full": "full",
+    "index": "using index identity_index_other",
+}
+
+HOSTILE = ["T", "t", '../{a,b}=1\n"`']
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+TABLES = [
+    "create type mood as enum ('sad', 'ok')",
+    """create table kinds (id int primary key, flag boolean, small smallint, big bigint, price numeric(12, 2),
+       loose numeric, ratio double precision, word varchar(10), data bytea, day date, moment timestamp,
+       instant timestamptz, clock time, ident uuid, doc jsonb, many int[], mood mood)""",
+    *(
+        statement
+        for which in ("default", "full")
+        for statement in (
+            f"create table toast_{which} (id int primary key, a int, b text)",
+            f"alter table toast_{which} alter b set storage external",
+            f"alter table toast_{which} replica identity {which}",
+        )
+    ),
+    *(
+        statement
+        for which, identity in IDENTITIES.items()
+        for statement in (
+            f"create table identity_{which} (id int primary key, other int not null, a int, b text)",
+            f"create unique index identity_{which}_other on identity_{which} (other)",
+            f"alter table identity_{which} alter b set storage external",
+            f"alter table identity_{which} replica identity {identity}",
+        )
+    ),
+    "create table cleared (id int primary key)",
+    "create table cleared_too (id int primary key)",
+    "create table evolving (id int primary key, a int, b text)",
+    "create table renewed (id int primary key, a text)",
+    "create table keyless (x int)",
+    "alter table keyless replica identity full",
+    "create table instants (at timestamptz primary key, a int)",
+    *(
+        f"create table {quoted(name)} (id int primary key, {quoted('ID')} int, {quoted('a.b')} text, _cdc_op int)"
+        for name in HOSTILE
+    ),
+]
+
+FIRST = [
+    """insert into kinds values
+       (1, true, -32768, 9223372036854775807, 9999999999.99, 12345678901234567890.12345678901234567890, 0.1, 'word',
+        '\\x00ff', '2024-02-29', '2024-03-10 02:30:00.123456', '2024-03-10 02:30:00.5+00', '24:00',
+        'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', '{"a": 1.10}', '{1,NULL}', 'ok'),
+       (2, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null)""",
+    """insert into kinds (id, price, day, moment, instant, loose) values
+       (3, 'NaN', 'infinity', '-infinity', '0044-03-15 12:00:00 BC', 'NaN'),
+       (4, 1.10, '10000-01-01', '9999-12-31 23:59:59.999999', '294276-12-31', 1.10)""",
+    *(
+        f"insert into toast_{which} select i, i, repeat(md5(i::text), {BIG // 32}) from generate_series(1, 9) i"
+        for which in ("default", "full")
+    ),
+    "insert into cleared select generate_series(1, 5)",
+    "insert into cleared_too select generate_series(1, 5)",
+    "insert into evolving select i, i, 'b' || i from generate_series(1, 5) i",
+    "insert into renewed values (1, 'of the first table'), (2, 'too')",
+    "insert into keyless values (1), (1), (2)",
+    "insert into instants values ('infinity', 1), ('-infinity', 2), ('2024-01-01 00:00+00', 3), ('4713-01-01 BC', 4)",
+    *(f"insert into {quoted(name)} values ({number}, {number + 1}, 'x', 5)" for number, name in enumerate(HOSTILE)),
+]
+
+SECOND = [
+    "update kinds set day = '2025-01-01' where id = 3",
+    *(
+        statement.format(t=f"toast_{which}")
+        for which in ("default", "full")
+        for statement in (
+            "update {t} set a = 100 where id = 1",
+            "begin; insert into {t} values (10, 10, repeat('x', 5000)); update {t} set a = 11 where id = 10; commit",
+            "update {t} set id = 20 where id = 2",
+            (
+                "begin; delete from {t} where id = 3; insert into {t} values (3, 3, repeat('new', 2000)); "
+                "update {t} set a = 33 where id = 3; commit"
+            ),
+            "update {t} set b = null where id = 4",
+            # Rows that change their key several times, and that change places.
+            "begin; update {t} set id = 50, a = 0 where id = 5; update {t} set id = 51 where id = 50; commit",
+            (
+                "begin; update {t} set id = 0 where id = 6; update {t} set id = 6 where id = 7; "
+                "update {t} set id = 7 where id = 0; commit"
+            ),
+            "begin; update {t} set id = 80 where id = 8; update {t} set id = 8, a = 1 where id = 80; commit",
+        )
+    ),
+    "begin; insert into cleared values (6); truncate cleared, cleared_too; insert into cleared values (7); commit",
+    # All of it in one transaction: each row is read with the description that is in force at its place.
+    (
+        "begin; insert into evolving values (6, 6, 'b6'); alter table evolving add column c int default 7; "
+        "insert into evolving values (7, 7, 'b7', 7); alter table evolving drop column a; "
+        "insert into evolving values (8, 'b8', 8); alter table evolving rename column b to bb; "
+        "insert into evolving values (9, 'b9', 9); alter table evolving alter c type text using 'T' || c; "
+        "insert into evolving values (10, 'b10', 'T10'); update evolving set bb = 'changed' where id = 1; commit"
+    ),
+    "drop table renewed",
+    "create table renewed (code text primary key, b int)",
+    "insert into renewed values ('of the second table', 1)",
+    "update keyless set x = 3 where x = 2",
+    "update instants set a = a + 10",
+    "delete from instants where at = '-infinity'",
+    "update instants set at = 'infinity'::timestamptz - interval '1 day' where a = 99",
+    "update instants set at = '-infinity' where at = '2024-01-01 00:00+00'",
+    *(f"update {quoted(name)} set id = id + 100 where id < 2" for name in HOSTILE),
+]
+
+
+def identity_workload(rng: random.Random) -> Iterator[str]:
+    """Yield random transactions on a table that is there in three kinds; the same for each."""
+    rows: dict[int, int] = {}
+    for number in range(60):
+        statements = []
+        for _ in range(rng.randint(1, 4)):
+            choice = rng.random()
+            if not rows or choice < 0.35:
+                key, other = rng.randrange(1000), number * 10 + len(statements)
+                if key in rows or other in rows.values():
+                    continue
+                rows[key] = other
+                big = f"repeat('{rng.randrange(10)}', {BIG})" if rng.random() < 0.7 else "'small'"
+                statements.append(f"insert into {{table}} values ({key}, {other}, 0, {big})")
+            else:
+                key = rng.choice(list(rows))
+                if choice < 0.6:
+                    statements.append(f"update {{table}} set a = a + 1 where id = {key}")
+                elif choice < 0.7:
+                    new = 2000 + number * 10 + len(statements)
+                    rows[new] = rows.pop(key)
+                    statements.append(f"update {{table}} set id = {new} where id = {key}")
+                elif choice < 0.8:
+                    rows[key] = 5000 + number * 10 + len(statements)
+                    statements.append(f"update {{table}} set other = {rows[key]} where id = {key}")
+                elif choice < 0.85:
+                    statements.append("truncate {table}")
+                    rows.clear()
+                else:
+                    del rows[key]
+                    statements.append(f"delete from {{table}} where id = {key}")
+        yield "begin; " + "; ".join([*statements, "commit"])
+
+
+def test_typed_columns(road: Road) -> None:
+    same = ["id", "flag", "small", "big", "price", "loose", "word", "clock", "ident", "doc", "many", "mood"]
+    rows = {row["id"]: row for row in road.replica("public.kinds").selectExpr("*", "string(instant) as shown").collect()}
+    assert road.replica("public.kinds").selectExpr("array(ratio)[0] as r").where("r = 0.1D").count() == 1
+    finite = road.query(f"select {', '.join(f'{c}::text' for c in same)} from kinds where id <> 3")
+    found = road.replica("public.kinds").where("id <> 3").selectExpr(*(f"string({c})" for c in same)).collect()
+    assert sorted(map(tuple, found)) == sorted(finite)
+    assert rows[1]["data"] == b"\x00\xff"
+    assert str(rows[1]["day"]) == "2024-02-29"
+    assert str(rows[1]["moment"]) == "2024-03-10 02:30:00.123456"
+    assert rows[1]["shown"] == "2024-03-10 02:30:00.5"
+    assert rows[1]["_cdc_exact"] is None
+    assert rows[3]["price"] is None
+    assert rows[3]["loose"] == "NaN"
+    assert str(rows[3]["day"]) == "2025-01-01"
+    assert rows[3]["_cdc_exact"] == {"price": "NaN", "moment": "-infinity", "instant": "0044-03-15 12:00:00+00 BC"}
+    assert rows[4]["_cdc_exact"] == {"day": "10000-01-01", "instant": "294276-12-31 00:00:00+00"}
+    assert str(rows[4]["moment"]) == "9999-12-31 23:59:59.999999"
+
+
+@pytest.mark.parametrize("which", ["default", "full"])
+def test_unsent_values_are_kept(road: Road, which: str) -> None:
+    road.assert_equal(f"toast_{which}", "id", "a", "b")
+    rows = road.replica(f"public.toast_{which}")
+    assert rows.columns == ["id", "a", "b"]
+    assert [row["id"] for row in rows.where("b is null").collect()] == [4]
+
+
+@pytest.mark.parametrize("which", list(IDENTITIES))
+def test_every_identity_gives_the_same_replica(road: Road, which: str) -> None:
+    print("seed", SEED)
+    road.assert_equal(f"identity_{which}", "id", "other", "a", "b")
+    assert road.replica(f"public.identity_{which}").columns == ["id", "other", "a", "b"]
+    changes = road.changelog("public", f"identity_{which}")
+    assert changes.count() == road.changelog("public", "identity_default").count()
+    assert changes.select("_cdc_end_lsn", "_cdc_ordinal").distinct().count() == changes.count()
+
+
+def test_truncate_is_a_barrier(road: Road) -> None:
+    assert [tuple(row) for row in road.replica("public.cleared").collect()] == [(7,)]
+    assert road.replica("public.cleared_too").count() == 0
+
+
+def test_a_table_may_change(road: Road) -> None:
+    rows = {row["id"]: row.asDict() for row in road.replica("public.evolving").collect()}
+    assert list(rows[1]) == ["id", "a", "b", "c", "bb", "c__string"]
+    assert rows[5] == {"id": 5, "a": 5, "b": "b5", "c": None, "bb": None, "c__string": None}
+    assert rows[7] == {"id": 7, "a": 7, "b": "b7", "c": 7, "bb": None, "c__string": None}
+    assert rows[9] == {"id": 9, "a": None, "b": None, "c": 9, "bb": "b9", "c__string": None}
+    assert rows[10] == {"id": 10, "a": None, "b": None, "c": None, "bb": "b10", "c__string": "T10"}
+    assert rows[1]["bb"] == "changed"
+    assert len(rows) == 10
+
+
+def test_another_table_of_the_same_name(road: Road) -> None:
+    rows = road.replica("public.renewed").collect()
+    assert [(row["code"], row["b"]) for row in rows] == [("of the second table", 1)]
+    assert road.changelog("public", "renewed").count() == 3
+
+
+def test_a_table_without_key_has_a_changelog(road: Road) -> None:
+    changes = road.changelog("public", "keyless")
+    assert sorted(row["_cdc_op"] for row in changes.collect()) == ["insert"] * 3 + ["update"]
+    assert [row["_cdc_old"]["x"] for row in changes.where("_cdc_op = 'update'").collect()] == [2]
+    with pytest.raises(Exception, match=r"PATH_NOT_FOUND|has no key"):
+        road.replica("public.keyless").count()
+
+
+def test_keys_that_spark_cannot_hold(road: Road) -> None:
+    rows = road.replica("public.instants").selectExpr("a", "string(at)", "_cdc_exact['at']").collect()
+    assert sorted(tuple(row) for row in rows) == sorted(
+        [(11, None, "infinity"), (13, None, "-infinity"), (14, None, "4713-01-01 00:00:00+00 BC")]
+    )
+
+
+def test_names(road: Road) -> None:
+    for name in HOSTILE:
+        table = Table("public", name)
+        path = Warehouse.existing(road.warehouse).replica(table)
+        assert path.resolve().parent == (road.warehouse / "replica").resolve()
+        rows = replica.view(road.spark, road.warehouse, str(table))
+        assert rows.count() == 1
+        columns = ["id", "_cdc_column_%49%44", "a.b", "_cdc_column__cdc_op"]
+        assert rows.columns == columns
+        assert [types.original_name(column) for column in columns] == ["id", "ID", "a.b", "_cdc_op"]
+        expected = road.query(f'select id, "ID", "a.b", _cdc_op from {quoted(name)}')
+        assert [tuple(row) for row in rows.collect()] == expected
+    assert len({path.name.lower() for path in (road.warehouse / "changelog").iterdir()}) >= len(HOSTILE)
+
+
+def test_nothing_twice_whatever_the_batches(road: Road) -> None:
+    """A checkpoint that is lost, one that is older than the tables, batches cut otherwise: all is there once."""
+    counts = {name: road.changelog("public", name).count() for name in ("kinds", "identity_full", "keyless")}
+    house = Warehouse.existing(road.warehouse)
+    shutil.rmtree(house.checkpoint)
+    road.pipeline().process_available()
+    # As if it had been killed before it could note how far it was, with some tables further than others.
+    shutil.rmtree(house.checkpoint)
+    house.record(Position(1, list_segments(road.staging)[0].start_lsn))
+    shutil.rmtree(house.replica(Table("public", "identity_full")))
+    before = len(list((house.changelog(Table("public", "kinds")) / "_delta_log").glob("*.json")))
+    pipeline = road.pipeline(max_bytes_per_trigger=1)
+    pipeline.process_available()
+    assert pipeline.progress.position == log_end(road.staging)
+    assert counts == {name: road.changelog("public", name).count() for name in counts}
+    assert before == len(list((house.changelog(Table("public", "kinds")) / "_delta_log").glob("*.json")))
+    road.assert_equal("identity_full", "id", "other", "a", "b")
+
+
+def test_an_idle_pipeline_starts_no_job(road: Road) -> None:
+    tracker = road.spark.sparkContext.statusTracker()
+    pipeline = road.pipeline()
+    pipeline.process_available()
+    before = len(tracker.getJobIdsForGroup())
+    pipeline.process_available()
+    assert len(tracker.getJobIdsForGroup()) == before
+
+
+def test_a_running_pipeline_follows(road: Road) -> None:
+    """Schema changes while it runs; segments are given back, but for the last micro-batch's."""
+    with road.pipeline(trigger_interval_s=0.2) as pipeline:
+        road.execute("alter table cleared add column later text", "insert into cleared values (20, 'later')")
+        road.land()
+        wait_until(lambda: pipeline.progress.position == log_end(road.staging))
+    road.assert_equal("cleared", "id", "later")
+    segments = list_segments(road.staging)
+    reader = read_readers(road.staging)["tables"]
+    assert segments[-1].start_lsn <= reader.lsn < segments[-1].end_lsn
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 240) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_parquet(road: Road, tmp_path: Path) -> None:
+    """The same log into a warehouse without Delta Lake, in small micro-batches."""
+    warehouse = tmp_path / "parquet"
+    register_reader(road.staging, "tables", Position(0, 0))
+    pipeline = road.pipeline(warehouse, format="parquet", max_bytes_per_trigger=100_000)
+    pipeline.process_available()
+    for which in IDENTITIES:
+        road.assert_equal(f"identity_{which}", "id", "other", "a", "b", warehouse=warehouse)
+    for which in ("default", "full"):
+        road.assert_equal(f"toast_{which}", "id", "a", "b", warehouse=warehouse)
+    rows = road.replica("public.renewed", warehouse).collect()
+    assert [(row["code"], row["b"]) for row in rows] == [("of the second table", 1)]
+    house = Warehouse.existing(warehouse)
+    plain = road.spark.read.option("mergeSchema", "true").parquet(str(house.changelog(Table("public", "evolving"))))
+    assert plain.count() == road.changelog("public", "evolving").count()
+    assert {"a", "b", "bb", "c", "c__string"} <= set(plain.columns)
+    names = replica.register_views(road.spark, warehouse)
+    assert "public.cleared" in names
+    assert "public.keyless" not in names
+    assert road.spark.table("`public.cleared`").count() == road.query("select count(*) from cleared")[0][0]
+    with pytest.raises(WarehouseError, match="parquet tables, not delta"):
+        road.pipeline(warehouse).process_available()
+
+
+def test_a_warehouse_of_another_slot_is_refused(road: Road, tmp_path: Path) -> None:
+    staging = tmp_path / "staging"
+    epoch = staging / "000001"
+    epoch.mkdir(parents=True)
+    text = (road.staging / "000001/epoch.json").read_text()
+    (epoch / "epoch.json").write_text(text.replace('"tables"', '"other"'))
+    with pytest.raises(WarehouseError, match="changes of slot 'tables'"):
+        Pipeline(road.spark, staging, road.warehouse).process_available()
+
+
+def test_a_session_without_delta_is_refused(spark: Any) -> None:
+    catalog = spark.conf.get("spark.sql.catalog.spark_catalog")
+    spark.conf.set("spark.sql.catalog.spark_catalog", "org.example.Another")
+    try:
+        with pytest.raises(InitError, match="no Delta Lake"):
+            session.check(spark, "delta")
+        session.check(spark, "parquet")
+    finally:
+        spark.conf.set("spark.sql.catalog.spark_catalog", catalog)
+
+
+# --- as a process ---
+
+
+class Writer(threading.Thread):
+    """Keeps a database busy until it is told to stop."""
+
+    def __init__(self, database: postgres.Database) -> None:
+        super().__init__()
+        self._database = database
+        self._over = threading.Event()
+        self.error: BaseException | None = None
+        self.count = 0
+
+    def run(self) -> None:
+        try:
+            rng = random.Random(5)
+            with self._database.connect() as connection:
+                while not self._over.wait(0.01):
+                    key = rng.randrange(300)
+                    connection.execute("begin")
+                    connection.execute(
+                        "insert into busy values (%s, 1, repeat('b', 4000)) on conflict (id) do update set n = busy.n + 1", [key]
+                    )
+                    connection.execute("insert into log (key) values (%s)", [key])
+                    if rng.random() < 0.2:
+                        connection.execute("delete from busy where id = %s", [rng.randrange(300)])
+                    connection.execute("rollback" if rng.random() < 0.1 else "commit")
+                    self.count += 1
+        except BaseException as ex:  # noqa: BLE001 - it is raised again where the writer is stopped
+            self.error = ex
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+        if self.error is not None:
+            raise self.error
+
+
+def command(database: postgres.Database, root: Path, *more: str) -> list[str]:
+    arguments = ["-d", database.dsn, "-S", "busy", "--publication", "busy", "-c", "--seal-interval", "0.2"]
+    arguments += ["--staging", str(root / "staging"), "--warehouse", str(root / "warehouse"), *more]
+    return [sys.executable, "-P", "-m", "spark_sink", "run", *arguments]
+
+
+def test_killed_at_any_moment(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
+    """kill -9 of the driver, then of the streamer, then a clean stop, then a lost checkpoint: nothing missing, nothing twice."""
+    road = Road(database, spark, tmp_path)
+    road.execute(
+        "create table busy (id int primary key, n int, b text)",
+        "alter table busy alter b set storage external",
+        "create table log (id bigint generated always as identity primary key, key int)",
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    position = tmp_path / "warehouse/_cdcpipe/warehouse.json"
+
+    def moves_on(process: subprocess.Popen[bytes]) -> Callable[[], bool]:
+        before = position.read_text() if position.exists() else ""
+
+        def check() -> bool:
+            assert process.poll() is None, process.communicate()
+            return position.exists() and '"position"' in position.read_text() and position.read_text() != before
+
+        return check
+
+    process = subprocess.Popen(command(database, tmp_path), env=environment, stderr=subprocess.PIPE)
+    wait_until(lambda: bool(road.query("select from pg_replication_slots where active")))
+    writer = Writer(database)
+    writer.start()
+    try:
+        wait_until(moves_on(process))
+        wait_until(moves_on(process))
+        process.kill()
+        process.communicate()
+
+        process = subprocess.Popen(command(database, tmp_path), env=environment, stderr=subprocess.PIPE)
+        wait_until(moves_on(process))
+        streamers = [c for c in psutil.Process(process.pid).children() if "cli" in c.cmdline() and c.is_running()]
+        assert len(streamers) == 1
+        streamers[0].kill()
+        wait_until(moves_on(process))
+        wait_until(moves_on(process))
+    finally:
+        writer.stop()
+        process.send_signal(signal.SIGTERM)
+    errors = process.communicate()[1].decode()
+    assert process.returncode == 0, errors
+    assert "the streamer ended with" in errors
+    assert "Traceback" not in errors
+
+    shutil.rmtree(tmp_path / "warehouse/_cdcpipe/checkpoint")
+    done = subprocess.run(command(database, tmp_path, "--available-now"), env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert writer.count > 50
+    road.assert_equal("busy", "id", "n", "b")
+    road.assert_equal("log", "id", "key")
+    changes = road.changelog("public", "log")
+    assert changes.count() == road.query("select count(*) from log")[0][0]
+    assert changes.select("id").distinct().count() == changes.count()
+    road.connection.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("--conf", "novalue"), 1, "--conf takes KEY=VALUE"),
+        (("--warehouse", "s3://bucket/lake", "--available-now"), 1, "not a URI"),
+        (("--format", "iceberg"), 1, "iceberg"),
+    ],
+)
+def test_bad_options(database: postgres.Database, tmp_path: Path, options: tuple[str, ...], code: int, message: str) -> None:
+    done = subprocess.run(command(database, tmp_path, *options), capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert not (tmp_path / "staging").exists()
