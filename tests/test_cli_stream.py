@@ -238,19 +238,19 @@ def test_a_keepalive_is_not_confirmed_while_a_transaction_is_outstanding(on: Fix
 
 @pytest.mark.slow
 def test_a_stalled_reader_costs_neither_connection_nor_memory(on: Fixture) -> None:
-    backlog(on, rows=300_000)
+    backlog(on, rows=150_000)
     with on.cli("-m", "options=-c wal_sender_timeout=4s") as cli:
         until(on.is_active)
         cli.read_bytes(1)
-        stalled_until = time.monotonic() + 10
+        stalled_until = time.monotonic() + 6
         process = psutil.Process(cli.process.pid)
         while time.monotonic() < stalled_until:
             assert cli.process.poll() is None, cli.stderr
             assert process.memory_info().rss < 120 << 20
             time.sleep(0.2)
         cli.reader.feed(b"w")
-        rows = [row for _, transaction in cli.transactions(300) for row in transaction]
-        assert rows == [str(number).encode() for number in range(1, 300_001)]
+        rows = [row for _, transaction in cli.transactions(150) for row in transaction]
+        assert rows == [str(number).encode() for number in range(1, 150_001)]
         assert process.memory_info().rss < 120 << 20
         assert cli.quit() == 0
 
@@ -258,8 +258,8 @@ def test_a_stalled_reader_costs_neither_connection_nor_memory(on: Fixture) -> No
 @pytest.mark.parametrize("way", ["q", "SIGINT", "SIGTERM"])
 def test_ways_out_lose_no_feedback_under_a_backlog(on: Fixture, way: str) -> None:
     """Feedback, then the end at once, with unread data on the socket and stdout blocked (PITFALLS A9)."""
-    backlog(on, rows=60_000)
-    for _ in range(4):
+    backlog(on, rows=40_000)
+    for _ in range(3):
         with on.cli() as cli:
             end, _ = cli.transactions(1)[0]
             cli.say(f"F {end}\n" + ("q\n" if way == "q" else ""))
@@ -271,7 +271,7 @@ def test_ways_out_lose_no_feedback_under_a_backlog(on: Fixture, way: str) -> Non
 
 def test_quit_in_the_middle_of_a_huge_transaction(on18: Fixture) -> None:
     insert(on18, 0)
-    on18.sql("insert into t select g, repeat('x', 100) from generate_series(1, 400000) g")
+    on18.sql("insert into t select g, repeat('x', 100) from generate_series(1, 200000) g")
     with on18.cli() as cli:
         end, _ = cli.transactions(1)[0]
         cli.take(10)
