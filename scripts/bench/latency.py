@@ -128,6 +128,5 @@ def measure(runs: int, cdcpipe: list[str]) -> Iterator[dict[str, Any]]:
                         "p50_ms": round(statistics.median(times), 4),
                         "p99_ms": round(times[int(len(times) * 0.99)], 4),
                         "max_ms": round(times[-1], 4),
-                        "load_1m": round(os.getloadavg()[0], 2),
                         "server": cluster.version_num,
                     }

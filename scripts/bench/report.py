@@ -48,7 +48,7 @@ def main() -> int:
         reference = next((lines for lines in variants.values() if lines[0]["reference"]), None)
         first = next(iter(variants.values()))[0]
         print(f"\n{benchmark}, {transport}, {first['rows_wanted']:,} rows, {len(next(iter(variants.values())))} runs")
-        columns = ["p50_ms", "p99_ms"] if "p50_ms" in first else ["wall_s", "cpu_s", "peak_rss_kib"]
+        columns = [name for name in ("wall_s", "cpu_s", "peak_rss_kib", "p50_ms", "p99_ms") if name in first]
         for name, lines in variants.items():
             cells = []
             for column in columns:
@@ -59,7 +59,7 @@ def main() -> int:
                 cells.append(f"{cell:28}")
             if "wall_s" in first:
                 cells.append(f"{first['rows_wanted'] / statistics.median(line['wall_s'] for line in lines):,.0f} rows/s")
-            print(f"  {name:36} {' '.join(cells)}")
+            print(f"  {name:42} {' '.join(cells)}")
     wrong = mismatches(groups)
     for message in wrong:
         print(f"WRONG {message}", file=sys.stderr)

@@ -27,7 +27,7 @@ from spark_sink import segment_index
 from spark_sink.staging import list_segments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 HERE = Path(__file__).parent
 CDCPIPE = [sys.executable, "-m", "cli"]
@@ -198,9 +198,24 @@ def compare(name: str, made: Backlog, transport: str, runs: int, sink: str, emit
             )
 
 
+def measure_spark(made: Backlog, runs: int) -> Iterator[dict[str, Any]]:
+    """Land the backlog, and yield a line per run and stage from there to the tables."""
+    with made.slot("pgoutput") as slot, tempfile.TemporaryDirectory() as directory:
+        scratch = Path(directory)
+        subprocess.run(land(made, slot, made.cluster.dsn, scratch), check=True, stderr=subprocess.DEVNULL)
+        for run in range(1, runs + 1):
+            command = [sys.executable, str(HERE / "spark_stage.py"), str(scratch / "staging"), str(scratch / "tables")]
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+            for stage, result in json.loads(done.stdout.splitlines()[-1]).items():
+                # The launcher has no end position: it lands the row beyond the backlog's as well.
+                rows = result["rows"] - 1
+                line = {"benchmark": "spark", "transport": "local[2]", "variant": stage, "reference": False, "run": run}
+                yield line | {"rows_wanted": made.rows, "rows": rows, "wall_s": result["wall_s"]}
+
+
 def main() -> int:
     """Run the benchmarks."""
-    names = [*BENCHMARKS, "latency"]
+    names = [*BENCHMARKS, "latency", "spark"]
     parser = argparse.ArgumentParser(prog="scripts/bench/run", description=__doc__)
     parser.add_argument("benchmarks", nargs="*", metavar="BENCHMARK", help=f"{', '.join(names)} (default: all)")
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the backlog (default: 1000000)")
@@ -229,7 +244,8 @@ def main() -> int:
 
         transports = args.transport or ["unix", "tcp"]
         compared = [name for name in BENCHMARKS if name in wanted]
-        if compared:
+        surroundings = {"machine": machine(), "load_1m": round(os.getloadavg()[0], 2)}
+        if compared or "spark" in wanted:
             with (
                 postgres.Cluster("15", settings={"shared_buffers": "512MB"}) as cluster,
                 backlog(cluster, args.rows, ["pgoutput", "wal2json"]) as made,
@@ -237,9 +253,12 @@ def main() -> int:
                 for name in compared:
                     for transport in transports:
                         compare(name, made, transport, args.runs, args.sink, emit)
+                if "spark" in wanted:
+                    for line in measure_spark(made, args.runs):
+                        emit(line | surroundings)
         if "latency" in wanted:
             for line in latency.measure(args.runs, CDCPIPE):
-                emit(line | {"machine": machine()})
+                emit(line | surroundings)
     return subprocess.run([sys.executable, HERE / "report.py", args.output], check=False).returncode
 
 
