@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import struct
+import time
 
 import psycopg
 from psycopg import pq
@@ -17,16 +18,21 @@ def quote(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def peek(dsn: str, slot: str, options: dict[str, str | None], until: int) -> list[tuple[int, bytes]]:
+def peek(dsn: str, slot: str, options: dict[str, str | None], until: int, **session: str) -> list[tuple[int, bytes]]:
     """Return (WAL start, payload) of all messages up to the WAL position ``until``; nothing is confirmed."""
-    settings = " ".join(f"-c {name}={value}" for name, value in SESSION.items())
+    settings = " ".join(f"-c {name}={value}" for name, value in {**SESSION, **session}.items())
     conninfo = psycopg.conninfo.make_conninfo(dsn, replication="database", client_encoding="UTF8", options=settings)
     connection = pq.PGconn.connect(conninfo.encode())
     try:
         assert connection.status == pq.ConnStatus.OK, connection.error_message
         given = ", ".join(f'"{name}"' + ("" if value is None else f" {quote(value)}") for name, value in options.items())
-        command = f'START_REPLICATION SLOT "{slot}" LOGICAL 0/0 ({given})'
+        command = f'START_REPLICATION SLOT "{slot}" LOGICAL 0/0' + (f" ({given})" if given else "")
+        deadline = time.monotonic() + 60
         result = connection.exec_(command.encode())
+        # The walsender of the peek before this one may not have let go of the slot yet.
+        while result.error_field(pq.DiagnosticField.SQLSTATE) == b"55006" and time.monotonic() < deadline:
+            time.sleep(0.01)
+            result = connection.exec_(command.encode())
         assert result.status == pq.ExecStatus.COPY_BOTH, result.error_message.decode()
         messages = []
         while True:
@@ -53,28 +59,29 @@ def peek(dsn: str, slot: str, options: dict[str, str | None], until: int) -> lis
 class Both:
     """One database with a slot of a plugin on the server and one of pgoutput, both over the same WAL."""
 
-    def __init__(self, database, plugin: str, tables: str = "for all tables") -> None:
+    def __init__(self, database, plugin: str, tables: str = "for all tables", **session: str) -> None:
         self.database = database
         self.plugin = plugin
         self.connection = database.connect()
         self.slots = (f"server_{database.name}", f"ours_{database.name}")
         self.tables = tables
+        self.session = session
 
-    def begin(self) -> None:
+    def begin(self, *, two_phase: bool = False) -> None:
         """Make the publication and the slots: from here on changes count."""
         self.connection.execute(f"create publication p {self.tables}")
         for slot, plugin in zip(self.slots, (self.plugin, "pgoutput"), strict=True):
-            self.connection.execute("select pg_create_logical_replication_slot(%s, %s)", [slot, plugin])
+            self.connection.execute("select pg_create_logical_replication_slot(%s, %s, false, %s)", [slot, plugin, two_phase])
 
     def run(self, sql: str) -> None:
         self.connection.execute(sql)
 
     def theirs(self, options: dict[str, str | None]) -> list[tuple[int, bytes]]:
-        return peek(self.database.dsn, self.slots[0], options, self._now())
+        return peek(self.database.dsn, self.slots[0], options, self._now(), **self.session)
 
     def raw(self, options: dict[str, str | None] | None = None) -> list[tuple[int, bytes]]:
         options = {"proto_version": "1", "publication_names": "p", "messages": "true", **(options or {})}
-        return peek(self.database.dsn, self.slots[1], options, self._now())
+        return peek(self.database.dsn, self.slots[1], options, self._now(), **self.session)
 
     def query(self, sql: str) -> list[tuple[str | None, ...]]:
         result = self.connection.pgconn.exec_(sql.encode())

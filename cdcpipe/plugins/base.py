@@ -96,7 +96,7 @@ class OutputPlugin:
 
     name: ClassVar[str]
 
-    pgoutput_options: ClassVar[Mapping[str, str]] = {}
+    pgoutput_options: Mapping[str, str] = {}
     """Options of pgoutput without which the plugin's output would not be whole, such as ``messages``."""
 
     def __init__(self, options: Options, query: Query) -> None:

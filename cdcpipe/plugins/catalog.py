@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdcpipe.errors import CdcpipeError
+from cdcpipe.plugins.text import quote_identifier
 from cdcpipe.plugins.type_names import built_in_type, format_built_in_type
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ class ColumnFacts(NamedTuple):
     is_primary_key: bool
 
 
+# With the modifier -1 these are other types than with none: bpchar is not character(1), "bit" not bit(1).
+_WITHOUT_MODIFIER: Final = {"bpchar": "character", "bpchar[]": "character[]", '"bit"': "bit", '"bit"[]': "bit[]"}
+
 _DEFAULT_SEARCH_PATH: Final = frozenset({"public", "pg_catalog"})
 
 
@@ -44,10 +48,11 @@ class Catalog:
 
     def __init__(self, query: Query) -> None:
         self._query = query
-        self._formatted: dict[tuple[int, int], str] = {}
+        self._formatted: dict[tuple[int, int | None], str] = {}
         self._facts: dict[int, TypeFacts] = {}
         self._described: dict[int, Type] = {}
         self._origins: dict[str, int] = {}
+        self._keywords: frozenset[str] | None = None
 
     def describe(self, type_: Type) -> None:
         """Take what the stream says about a type; what was known about it is to be asked again."""
@@ -55,14 +60,21 @@ class Catalog:
         self._facts.pop(type_.type_id, None)
         self._formatted = {key: text for key, text in self._formatted.items() if key[0] != type_.type_id}
 
-    def format_type(self, type_id: int, typmod: int) -> str:
-        """Return the type's name with its modifier, ``character varying(10)``, as the SQL function of this name does."""
-        text = format_built_in_type(type_id, typmod)
+    def format_type(self, type_id: int, typmod: int | None) -> str:
+        """Return the type's name with its modifier, ``character varying(10)``, as the SQL function of this name does.
+
+        A modifier of None is SQL's NULL: the name alone, ``character varying``.
+        """
+        text = format_built_in_type(type_id, -1 if typmod is None else typmod)
+        if text is not None and typmod is None:
+            return _WITHOUT_MODIFIER.get(text, text)
         if text is None:
             text = self._formatted.get((type_id, typmod))
         if text is None:
             # Cast: a negative constant would bind as an operator.
-            rows = self._query(f"select format_type(t.oid, ({typmod})::int4) from pg_type t where t.oid = {type_id}")
+            rows = self._query(
+                f"select format_type(t.oid, ({'null' if typmod is None else typmod})::int4) from pg_type t where t.oid = {type_id}"
+            )
             text = rows[0][0] if rows else None
             if text is None:
                 text = self._described_name(type_id)
@@ -113,18 +125,19 @@ class Catalog:
             raise CdcpipeError(msg, hint="leave include-origin and filter-origins out")
         return self._origins[name]
 
+    @property
+    def keywords(self) -> frozenset[str]:
+        """The words that must be quoted to be names."""
+        if self._keywords is None:
+            rows = self._query("select word from pg_get_keywords() where catcode <> 'U'")
+            self._keywords = frozenset(word or "" for (word,) in rows)
+        return self._keywords
+
     def _described_name(self, type_id: int) -> str:
         """Return the name of a type that the catalog has no longer, from the stream."""
         type_ = self._described.get(type_id)
         if type_ is None:
             return "???"
         if type_.namespace in _DEFAULT_SEARCH_PATH:
-            return _quote_identifier(type_.name)
-        return f"{_quote_identifier(type_.namespace)}.{_quote_identifier(type_.name)}"
-
-
-def _quote_identifier(name: str) -> str:
-    if name.isascii() and name.replace("_", "a").isalnum() and not name[0].isdigit() and name == name.lower():
-        return name
-    escaped = name.replace('"', '""')
-    return f'"{escaped}"'
+            return quote_identifier(type_.name, self.keywords)
+        return f"{quote_identifier(type_.namespace, self.keywords)}.{quote_identifier(type_.name, self.keywords)}"

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from cdcpipe.plugins.base import Handler
 
 __all__ = [
+    "BIT_LITERAL",
     "BOOLEAN",
     "HEX",
+    "LITERAL",
     "LSN",
     "NUMBER",
     "QUOTED",
@@ -56,11 +58,12 @@ _SAFE: Final = bytes(ord("x") if c < 0x20 or c in b'"\\' else c for c in range(2
 
 
 class Style:
-    """How a value becomes JSON. Instances are constants below."""
+    """How a value is written. Instances are the constants below."""
 
-    def __init__(self, name: str, quote: bytes, code: str) -> None:
+    def __init__(self, name: str, before: bytes, code: str, after: bytes | None = None) -> None:
         self.name = name
-        self.quote = quote
+        self.before = before
+        self.after = before if after is None else after
         """What goes around the value, if it is not NULL."""
         self.code = code
         """An expression for what goes between the quotes; ``{v}`` is the variable that holds the text."""
@@ -78,6 +81,9 @@ HEX: Final = Style("HEX", b'"', "{v}[2:]")
 """bytea in hex format, without its backslash and x."""
 QUOTED: Final = Style("QUOTED", b'"', "{v}")
 """Types whose text never holds anything to escape."""
+LITERAL: Final = Style("LITERAL", b"'", '{v}.replace(b"\'", b"\'\'")')
+"""A string constant of SQL."""
+BIT_LITERAL: Final = Style("BIT_LITERAL", b"B'", "{v}", b"'")
 STRING: Final = Style("STRING", b'"', "({v} if {v}.translate(safe) is {v} else escape({v}))")
 """Everything else."""
 
@@ -131,7 +137,7 @@ _NAMESPACE: Final[Mapping[str, object]] = {
 
 def _quoted(style: Style, variable: str) -> str:
     code = style.code.format(v=variable)
-    return f"{style.quote!r} + {code} + {style.quote!r}" if style.quote else code
+    return f"{style.before!r} + {code} + {style.after!r}" if style.before else code
 
 
 def _render_value(style: Style) -> Callable[[bytes], bytes]:
@@ -141,7 +147,7 @@ def _render_value(style: Style) -> Callable[[bytes], bytes]:
     return function
 
 
-_RENDER: Final = {style: _render_value(style) for style in (VERBATIM, NUMBER, BOOLEAN, HEX, QUOTED, STRING)}
+_RENDER: Final = {style: _render_value(style) for style in (VERBATIM, NUMBER, BOOLEAN, HEX, QUOTED, STRING, LITERAL, BIT_LITERAL)}
 
 
 def fill(template: Template, rows: Sequence[Row], names: Mapping[str, object], wal_start: int) -> bytes:
@@ -220,8 +226,8 @@ def _join(template: Template, quote: bool) -> str:
         elif isinstance(part, Expression):
             pieces = [part.code]
         else:
-            around = part.style.quote if quote else b""
-            pieces = [around, f"v{part.row}_{part.column}", around]
+            name = f"v{part.row}_{part.column}"
+            pieces = [part.style.before, name, part.style.after] if quote else [name]
         for piece in pieces:
             if not piece:
                 continue

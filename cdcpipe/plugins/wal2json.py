@@ -17,25 +17,24 @@ import re
 import struct
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from functools import partial
-from typing import IO, TYPE_CHECKING, ClassVar, Final, TypeAlias
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, ClassVar, Final
 
-from cdcpipe.errors import InvalidArgumentsError, ProtocolError
+from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
-from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Binary, Delete, Insert
 from cdcpipe.plugins import row_compiler
-from cdcpipe.plugins.base import OutputPlugin
 from cdcpipe.plugins.catalog import Catalog, ColumnFacts
-from cdcpipe.plugins.row_compiler import Expression, Field, compile_row, escape, fill
+from cdcpipe.plugins.row_compiler import Expression, Field, escape, fill
+from cdcpipe.plugins.template_plugin import TemplatePlugin
+from cdcpipe.plugins.text import format_timestamp, invalid_value, parse_bool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
-    from cdcpipe.pgoutput.messages import Column, LogicalMessage, Origin, Relation, Row, Truncate, Type
-    from cdcpipe.plugins.base import Change, Handler, Options, OutputWriter, Query, Transaction
+    from cdcpipe.pgoutput.messages import Column, LogicalMessage, Origin, Relation, Truncate, Type
+    from cdcpipe.plugins.base import Options, OutputPlugin, OutputWriter, Query, Transaction
     from cdcpipe.plugins.row_compiler import Style, Template
+    from cdcpipe.plugins.template_plugin import Absent
 
 log = logging.getLogger(__name__)
 
@@ -124,14 +123,14 @@ def _parse_option(name: str, value: str | None, default: object) -> object:
     if name == "format-version":
         return _format_version({name: value})
     if isinstance(default, bool):
-        return value is None or _parse_bool(name, value)
+        return value is None or parse_bool(name, value)
     if name in ("filter-tables", "add-tables"):
         return [] if value is None else _parse_tables(name, value)
     items = frozenset() if value is None else frozenset(_split(name, value))
     if name == "actions":
         unknown = items - {"insert", "update", "delete", "truncate"}
         if unknown:
-            raise _invalid(name, ",".join(sorted(unknown)))
+            raise invalid_value(name, ",".join(sorted(unknown)))
         return default if value is None else items
     if name == "filter-origins":
         return frozenset(_parse_number(item) for item in items)
@@ -145,22 +144,8 @@ def _format_version(options: Options) -> int:
     if value is None:
         return 2
     if value.strip() not in ("1", "2"):
-        raise _invalid("format-version", value)
+        raise invalid_value("format-version", value)
     return int(value)
-
-
-def _invalid(name: str, value: str) -> InvalidArgumentsError:
-    return InvalidArgumentsError(f"could not parse value {value!r} of the wal2json option {name!r}")
-
-
-def _parse_bool(name: str, value: str) -> bool:
-    """Read what PostgreSQL's parse_bool() takes: any unambiguous beginning of true, false, yes, no, on, off; 1, 0."""
-    text = value.lower()
-    if text == "1" or (text and ("true".startswith(text) or "yes".startswith(text))) or text == "on":
-        return True
-    if text == "0" or (text and ("false".startswith(text) or "no".startswith(text))) or text in ("of", "off"):
-        return False
-    raise _invalid(name, value)
 
 
 def _parse_number(text: str) -> int:
@@ -182,13 +167,13 @@ def _split(name: str, value: str) -> list[str]:
     while True:
         match = re.compile(r"(?:\\.|[^,\\ \t\n\v\f\r])+", re.DOTALL).match(value, pos)
         if match is None:
-            raise _invalid(name, value)
+            raise invalid_value(name, value)
         items.append(match[0])
         rest = value[match.end() :].lstrip(_SPACE)
         if not rest:
             return items
         if rest[0] != ",":
-            raise _invalid(name, value)
+            raise invalid_value(name, value)
         pos = len(value) - len(rest[1:].lstrip(_SPACE))
 
 
@@ -247,22 +232,6 @@ def _json_type(text: str) -> bytes:
     return _json(text)
 
 
-_EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
-
-
-def _timestamp(time_us: int) -> bytes:
-    """Return the time as the server prints it in UTC: no more digits of the second than there are."""
-    try:
-        time = _EPOCH + timedelta(microseconds=time_us)
-    except OverflowError:
-        msg = f"a commit time is out of range: {time_us} microseconds since 2000"
-        raise ProtocolError(msg) from None
-    text = f"{time:%Y-%m-%d %H:%M:%S}"
-    if time.microsecond:
-        text += f".{time.microsecond:06}".rstrip("0")
-    return f"{text}+00".encode()
-
-
 @dataclass(frozen=True, slots=True)
 class _Column:
     """One column of a relation, with all that is the same for each of its values; names, types and defaults as JSON."""
@@ -293,8 +262,6 @@ class _Table:
     name: bytes
     columns: Sequence[_Column]
     is_selected: bool
-    templates: dict[object, Template] = field(default_factory=dict)
-    """For rows that the compiled functions don't take, by kind and by the columns that are left out."""
 
     @property
     def identity(self) -> Sequence[_Column]:
@@ -305,34 +272,24 @@ class _Table:
         return [column for column in self.columns if column.facts.is_primary_key]
 
 
-_Absent: TypeAlias = "frozenset[tuple[int, int]]"
-"""Places of values that are not written: number of the tuple, number of the column."""
-
 _NO_FACTS: Final = ColumnFacts(0, False, None, False)
 _ACTIONS: Final = {"I": "insert", "U": "update", "D": "delete"}
-_AT_MOST_TEMPLATES: Final = 100
 
 
-class _Wal2Json(OutputPlugin):
+class _Wal2Json(TemplatePlugin[_Table]):
     """What both format versions have in common."""
 
     name = "wal2json"
     # The server's wal2json writes logical messages unless they are filtered.
-    pgoutput_options: ClassVar[Mapping[str, str]] = {"messages": "true"}
-
-    skips_null_identity: ClassVar[bool]
-    """True: a NULL in an old row is left out."""
+    pgoutput_options: Mapping[str, str] = {"messages": "true"}
 
     def __init__(self, options: Options, query: Query) -> None:
         super().__init__(options, query)
         self._settings = _settings(options)
         self._catalog = Catalog(query)
-        self._tables: dict[int, _Table] = {}
         self._txn_part = [b""]
         """What version 2 says about the transaction in each record; a list, because compiled rows look into it."""
-        self._names: dict[str, object] = {"txn_part": self._txn_part}
-        self._emit = ""
-        """The statement by which a compiled row hands its record on."""
+        self._names["txn_part"] = self._txn_part
 
     def type(self, type_: Type) -> None:
         self._catalog.describe(type_)
@@ -341,60 +298,15 @@ class _Wal2Json(OutputPlugin):
         filtered = self._settings.filter_origins
         return bool(filtered) and self._catalog.origin_id(origin.name) in filtered
 
-    def relation(self, relation: Relation) -> Mapping[bytes, Callable[[], Handler]]:
-        table = self._tables[relation.relation_id] = self._table(relation)
-        relation_id = relation.relation_id.to_bytes(4, "big")
-        count = len(relation.columns).to_bytes(2, "big")
-        makers: dict[bytes, Callable[[], Handler]] = {}
-        for kind, first in ("IN", "UN", "UK", "UO", "DK", "DO"):
-            head = kind.encode() + relation_id + first.encode() + count
-            makers[head] = partial(self._handler, table, head) if self._renders(table, kind) else _get_ignore
-        return makers
-
-    def change(self, txn: Transaction, relation: Relation, change: Change, lsn: int) -> None:
-        table = self._tables[relation.relation_id]
-        kind = type(change).__name__[0]
-        if not self._renders(table, kind):
-            return
-        rows, first = [], "N"
-        if not isinstance(change, Insert):
-            old, first = (change.old, "O") if change.key is None else (change.key, "K")
-            rows = [] if old is None else [old]
-            first = first if rows else "N"
-        if not isinstance(change, Delete):
-            rows.append(change.new)
-        absent = self._absent(relation, rows, has_old=first != "N")
-        template = table.templates.get((kind, first, absent))
-        if template is None:
-            if len(table.templates) >= _AT_MOST_TEMPLATES:
-                table.templates.clear()
-            template = table.templates[kind, first, absent] = self._template(table, kind, first, absent)
-        self._add(lsn, fill(template, rows, self._names, lsn))
-
-    def _add(self, lsn: int, record: bytes) -> None:
-        """Take one change's record."""
-        raise NotImplementedError
-
-    def _template(self, table: _Table, kind: str, first: str, absent: _Absent) -> Template:
-        """Return the record of one kind of change; ``first`` is the kind of the message's first tuple."""
-        raise NotImplementedError
-
     def _type_of(self, column: Column) -> tuple[int, str]:
         """Return the type that decides how values look, and the name that is printed."""
         raise NotImplementedError
 
-    def _handler(self, table: _Table, head: bytes) -> Handler:
-        kind, first = chr(head[0]), chr(head[5])
-        return compile_row(
-            head,
-            self._template(table, kind, first, frozenset()),
-            self._emit.replace("{limit}", str(max(16, _HELD_BYTES // (400 * max(1, len(table.columns)))))),
-            self._names,
-            self.output.fallback,
-            second_row=b"N" if kind == "U" and first != "N" else b"",
-        )
+    def emit(self, table: _Table) -> str:
+        at_most = max(16, _HELD_BYTES // (400 * max(1, len(table.columns))))
+        return self._emit.replace("{limit}", str(at_most))
 
-    def _table(self, relation: Relation) -> _Table:
+    def describe(self, relation: Relation) -> _Table:
         is_selected = self._settings.selects(relation)
         facts: Mapping[str, ColumnFacts] = {}
         if is_selected and self._settings.needs_column_facts(relation):
@@ -427,21 +339,9 @@ class _Wal2Json(OutputPlugin):
             log.info("%s.%s: no replica identity, updates and deletes are left out", relation.namespace, relation.name)
         return table
 
-    def _renders(self, table: _Table, kind: str) -> bool:
+    def renders(self, table: _Table, kind: str) -> bool:
         """Return whether changes of this kind are written; those of a table without identity are not, as on the server."""
         return table.is_selected and _ACTIONS[kind] in self._settings.actions and (kind == "I" or bool(table.identity))
-
-    def _absent(self, relation: Relation, rows: Sequence[Row], *, has_old: bool) -> _Absent:
-        absent = set()
-        for number, row in enumerate(rows):
-            skips_null = self.skips_null_identity and has_old and number == 0
-            for column, value in enumerate(row):
-                if isinstance(value, Binary):
-                    msg = f"wal2json can't render the binary form of {relation.namespace}.{relation.name}'s values"
-                    raise InvalidArgumentsError(msg, hint="leave the option 'binary' out")
-                if value is UNCHANGED_TOAST or (value is None and skips_null):
-                    absent.add((number, column))
-        return frozenset(absent)
 
     def _transaction_facts(self, txn: Transaction) -> list[tuple[bytes, bytes]]:
         """Return what is asked for about the transaction: names and JSON, without the positions."""
@@ -450,7 +350,7 @@ class _Wal2Json(OutputPlugin):
         if settings.include_xids:
             facts.append((b"xid", b"%d" % txn.xid))
         if settings.include_timestamp:
-            facts.append((b"timestamp", b'"%b"' % _timestamp(txn.commit_time_us)))
+            facts.append((b"timestamp", b'"%b"' % format_timestamp(txn.commit_time_us)))
         if settings.include_origin:
             facts.append((b"origin", b"%d" % (self._catalog.origin_id(txn.origin.name) if txn.origin else 0)))
         return facts
@@ -460,14 +360,6 @@ def _message_parts(message: LogicalMessage) -> tuple[bytes, bytes, bytes]:
     """Return, as JSON, whether it is transactional, the prefix, and the content up to the first NUL."""
     content = b'"' + escape(message.content.partition(b"\0")[0]) + b'"'
     return b"true" if message.is_transactional else b"false", _json(message.prefix), content
-
-
-def _ignore(wal_start: int, data: bytes) -> None:
-    """Handle a change that is not written."""
-
-
-def _get_ignore() -> Handler:
-    return _ignore
 
 
 # Records that wait for the end of their transaction
@@ -540,8 +432,6 @@ _TXN_PART: Final = Expression("txn_part[0]")
 class Wal2Json2(_Wal2Json):
     """Format version 2: a record for each change."""
 
-    skips_null_identity = False
-
     def startup(self, output: OutputWriter) -> None:
         super().startup(output)
         self._held: _Held | None = None
@@ -549,9 +439,6 @@ class Wal2Json2(_Wal2Json):
             self._held = _Held(may_spill=True)
             self._emit = _Held.EMIT
             self._names |= self._held.names
-        else:
-            self._emit = "write(wal_start, {record})"
-            self._names["write"] = output.write
 
     def shutdown(self) -> None:
         if self._held is not None:
@@ -581,7 +468,7 @@ class Wal2Json2(_Wal2Json):
             table = self._tables[relation.relation_id]
             if table.is_selected:
                 template = [*self._head("T"), *self._table_name(table), b"}"]
-                self._add(lsn, fill(template, [], self._names, lsn))
+                self.add(lsn, fill(template, [], self._names, lsn))
 
     def message(self, txn: Transaction | None, message: LogicalMessage, lsn: int) -> None:
         if not self._settings.selects_prefix(message.prefix):
@@ -597,9 +484,9 @@ class Wal2Json2(_Wal2Json):
         if txn is None:
             self.output.write(lsn, record % (txn_part, *_message_parts(message)))
         else:
-            self._add(lsn, record % (txn_part, *_message_parts(message)))
+            self.add(lsn, record % (txn_part, *_message_parts(message)))
 
-    def _add(self, lsn: int, record: bytes) -> None:
+    def add(self, lsn: int, record: bytes) -> None:
         if self._held is None:
             self.output.write(lsn, record)
         else:
@@ -624,7 +511,7 @@ class Wal2Json2(_Wal2Json):
         schema = [b',"schema":', table.schema] if self._settings.include_schemas else []
         return [*schema, b',"table":', table.name]
 
-    def _template(self, table: _Table, kind: str, first: str, absent: _Absent) -> Template:
+    def template(self, table: _Table, kind: str, first: str, absent: Absent) -> Template:
         template = [*self._head(kind), *self._table_name(table)]
         old_row = 0
         new_row = 0 if first == "N" else 1
@@ -648,7 +535,7 @@ class Wal2Json2(_Wal2Json):
             parts.append(b'"typeoid":%d' % signed)
         return b",".join(parts)
 
-    def _objects(self, columns: Sequence[_Column], row: int, absent: _Absent, *, is_new: bool) -> list[bytes | Field | Expression]:
+    def _objects(self, columns: Sequence[_Column], row: int, absent: Absent, *, is_new: bool) -> list[bytes | Field | Expression]:
         parts: list[bytes | Field | Expression] = []
         settings = self._settings
         for column in columns:
@@ -680,7 +567,7 @@ def _lsn(lsn: int) -> bytes:
 class Wal2Json1(_Wal2Json):
     """Format version 1: a record for each transaction, in which each change has lists of names, types and values."""
 
-    skips_null_identity = True
+    leaves_out_null_in_old = True
 
     def startup(self, output: OutputWriter) -> None:
         super().startup(output)
@@ -728,7 +615,7 @@ class Wal2Json1(_Wal2Json):
         else:
             self._held.add(lsn, record)
 
-    def _add(self, lsn: int, record: bytes) -> None:
+    def add(self, lsn: int, record: bytes) -> None:
         self._held.add(lsn, record)
 
     def _type_of(self, column: Column) -> tuple[int, str]:
@@ -741,7 +628,7 @@ class Wal2Json1(_Wal2Json):
             return type_id, self._catalog.format_type(type_id, typmod)
         return type_id, self._catalog.type(type_id).name
 
-    def _template(self, table: _Table, kind: str, first: str, absent: _Absent) -> Template:
+    def template(self, table: _Table, kind: str, first: str, absent: Absent) -> Template:
         tab, newline = self._tab, self._newline
         old_row = 0
         new_row = 0 if first == "N" else 1
@@ -793,7 +680,7 @@ class Wal2Json1(_Wal2Json):
             self._list(4, b"pktypes", types),
         ]
 
-    def _lists(self, what: bytes, columns: Sequence[_Column], row: int, absent: _Absent) -> Sequence[Template]:
+    def _lists(self, what: bytes, columns: Sequence[_Column], row: int, absent: Absent) -> Sequence[Template]:
         """Return the lists of names, types and so on of the new row's columns, or of the old row's keys."""
         settings = self._settings
         is_new = what == b"column"

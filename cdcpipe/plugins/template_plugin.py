@@ -1,0 +1,149 @@
+"""For plugins that render each change by a template: a list of bytes and of places for values, per kind of change.
+
+A plugin says what it wants to know about a relation (`TemplatePlugin.describe`) and gives the template of each kind of change
+(`TemplatePlugin.template`); the rows are rendered here, by compiled functions where they can be, else with the same template
+from the decoded message. See `cdcpipe.plugins.row_compiler`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeAlias, TypeVar
+
+from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Binary, Delete, Insert
+from cdcpipe.plugins.base import OutputPlugin
+from cdcpipe.plugins.row_compiler import compile_row, fill
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from cdcpipe.pgoutput.messages import Relation, Row
+    from cdcpipe.plugins.base import Change, Handler, Options, OutputWriter, Query, Transaction
+    from cdcpipe.plugins.row_compiler import Template
+
+__all__ = ["Absent", "TemplatePlugin"]
+
+Absent: TypeAlias = "frozenset[tuple[int, int]]"
+"""Values that were not sent, and NULLs where these are left out: number of the tuple in the message, number of the column."""
+
+T = TypeVar("T")
+
+_AT_MOST_TEMPLATES: Final = 100
+
+
+class TemplatePlugin(OutputPlugin, Generic[T]):
+    """An output plugin whose changes are templates; ``T`` is what it keeps about a relation."""
+
+    leaves_out_null_in_old: ClassVar[bool] = False
+    """True: a NULL in an old row or key is `Absent`."""
+
+    def __init__(self, options: Options, query: Query) -> None:
+        super().__init__(options, query)
+        self._tables: dict[int, T] = {}
+        # For rows that the compiled functions don't take, by relation; then by kind of change and by what is absent.
+        self._templates: dict[int, dict[object, Template]] = {}
+        self._names: dict[str, object] = {}
+        self._emit = "write(wal_start, {record})"
+
+    def describe(self, relation: Relation) -> T:
+        """Return what is to be known about the relation as it is now."""
+        raise NotImplementedError
+
+    def renders(self, table: T, kind: str) -> bool:
+        """Return whether changes of this kind, I, U or D, are written at all."""
+        del table, kind
+        return True
+
+    def template(self, table: T, kind: str, first: str, absent: Absent) -> Template:
+        """Return the record of a kind of change; ``first``, the kind of the message's first tuple, is N, K or O."""
+        raise NotImplementedError
+
+    def add(self, lsn: int, record: bytes) -> None:
+        """Take a record that was not rendered by a compiled function."""
+        self.output.write(lsn, record)
+
+    def emit(self, table: T) -> str:
+        """Return the statement by which compiled functions hand on ``{record}``: what `add` does."""
+        del table
+        return self._emit
+
+    def startup(self, output: OutputWriter) -> None:
+        """Start."""
+        super().startup(output)
+        self._names["write"] = output.write
+
+    def relation(self, relation: Relation) -> Mapping[bytes, Callable[[], Handler]]:
+        """Offer a function for each kind of change."""
+        table = self._tables[relation.relation_id] = self.describe(relation)
+        self._templates[relation.relation_id] = {}
+        relation_id = relation.relation_id.to_bytes(4, "big")
+        count = len(relation.columns).to_bytes(2, "big")
+        makers: dict[bytes, Callable[[], Handler]] = {}
+        for kind, first in ("IN", "UN", "UK", "UO", "DK", "DO"):
+            head = kind.encode() + relation_id + first.encode() + count
+            makers[head] = partial(self._handler, table, head) if self.renders(table, kind) else _get_ignore
+        return makers
+
+    def change(self, txn: Transaction, relation: Relation, change: Change, lsn: int) -> None:
+        """Render a change that no compiled function took."""
+        del txn
+        table = self._tables[relation.relation_id]
+        kind = type(change).__name__[0]
+        if not self.renders(table, kind):
+            return
+        rows, first = _rows(change)
+        absent = self._absent(relation, rows, has_old=first != "N")
+        templates = self._templates[relation.relation_id]
+        template = templates.get((kind, first, absent))
+        if template is None:
+            if len(templates) >= _AT_MOST_TEMPLATES:
+                templates.clear()
+            template = templates[kind, first, absent] = self.template(table, kind, first, absent)
+        self.add(lsn, fill(template, rows, self._names, lsn))
+
+    def _handler(self, table: T, head: bytes) -> Handler:
+        kind, first = chr(head[0]), chr(head[5])
+        return compile_row(
+            head,
+            self.template(table, kind, first, frozenset()),
+            self.emit(table),
+            self._names,
+            self.output.fallback,
+            second_row=b"N" if kind == "U" and first != "N" else b"",
+        )
+
+    def _absent(self, relation: Relation, rows: Sequence[Row], *, has_old: bool) -> Absent:
+        absent = set()
+        for number, row in enumerate(rows):
+            leaves_out_null = self.leaves_out_null_in_old and has_old and number == 0
+            for column, value in enumerate(row):
+                if isinstance(value, Binary):
+                    msg = f"{self.name} can't render values in binary form ({relation.namespace}.{relation.name})"
+                    raise InvalidArgumentsError(msg, hint="leave the option 'binary' out")
+                if value is UNCHANGED_TOAST or (value is None and leaves_out_null):
+                    absent.add((number, column))
+        return frozenset(absent)
+
+
+def _rows(change: Change) -> tuple[list[Row], str]:
+    """Return the message's tuples in its order, and the kind of the first one."""
+    rows = []
+    first = "N"
+    if not isinstance(change, Insert):
+        old, first = (change.old, "O") if change.key is None else (change.key, "K")
+        if old is None:
+            first = "N"
+        else:
+            rows.append(old)
+    if not isinstance(change, Delete):
+        rows.append(change.new)
+    return rows, first
+
+
+def _ignore(wal_start: int, data: bytes) -> None:
+    """Handle a change that is not written."""
+
+
+def _get_ignore() -> Handler:
+    return _ignore

@@ -1,0 +1,59 @@
+"""Text as PostgreSQL reads and writes it, for the plugins: option values, timestamps, quoted names and literals."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from cdcpipe.errors import InvalidArgumentsError, ProtocolError
+
+__all__ = ["format_timestamp", "invalid_value", "parse_bool", "quote_identifier", "quote_literal"]
+
+
+def invalid_value(name: str, value: str) -> InvalidArgumentsError:
+    """Return the error for an option's value."""
+    return InvalidArgumentsError(f"could not parse value {value!r} of the output plugin's option {name!r}")
+
+
+def parse_bool(name: str, value: str | None) -> bool:
+    """Read any unambiguous beginning of true, false, yes, no, on, off; 1 and 0; an option without a value says yes."""
+    if value is None:
+        return True
+    text = value.lower()
+    if text in ("1", "on") or (text and ("true".startswith(text) or "yes".startswith(text))):
+        return True
+    if text in ("0", "of", "off") or (text and ("false".startswith(text) or "no".startswith(text))):
+        return False
+    raise invalid_value(name, value)
+
+
+_EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+def format_timestamp(time_us: int) -> bytes:
+    """Return the time as the server prints it in UTC: no more digits of the second than there are."""
+    try:
+        time = _EPOCH + timedelta(microseconds=time_us)
+    except OverflowError:
+        msg = f"a commit time is out of range: {time_us} microseconds since 2000"
+        raise ProtocolError(msg) from None
+    text = f"{time:%Y-%m-%d %H:%M:%S}"
+    if time.microsecond:
+        text += f".{time.microsecond:06}".rstrip("0")
+    return f"{text}+00".encode()
+
+
+def quote_identifier(name: str, keywords: frozenset[str]) -> str:
+    """Quote a name where it must be; ``keywords`` are those that can't be names as they are."""
+    is_plain = name.isascii() and name.replace("_", "a").isalnum() and name == name.lower() and not name[0].isdigit()
+    if is_plain and name not in keywords:
+        return name
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'
+
+
+def quote_literal(text: str) -> str:
+    """Return a string constant."""
+    prefix = "E" if "\\" in text else ""
+    escaped = text.replace("'", "''").replace("\\", "\\\\")
+    return f"{prefix}'{escaped}'"
