@@ -35,7 +35,7 @@ from cdcpipe.pgoutput.messages import (
     Type,
     Update,
 )
-from cdcpipe.plugins import load, names, text, type_names, wal2json
+from cdcpipe.plugins import held, load, names, text, type_names
 from cdcpipe.plugins.base import OutputPlugin, Renderer
 
 build = pgoutput_build.build
@@ -380,7 +380,7 @@ def test_held_records_spill(monkeypatch):
     rows = [Insert(None, 16385, (b"%d" % number, b"x" * (number % 300))) for number in range(500)]
     expected = feed(load("wal2json", options, nothing), BEGIN, T, *rows, COMMIT)
     assert len(expected) == 502
-    monkeypatch.setattr(wal2json, "_HELD_BYTES", 1000)
+    monkeypatch.setattr(held, "_HELD_BYTES", 1000)
     plugin = load("wal2json", options, nothing)
     records = []
     renderer = Renderer(plugin, lambda lsn, record: records.append((lsn, record)))
@@ -395,7 +395,7 @@ def test_held_records_spill(monkeypatch):
 
 
 def test_a_stream_that_ends_inside_a_transaction_leaves_no_file(monkeypatch):
-    monkeypatch.setattr(wal2json, "_HELD_BYTES", 10)
+    monkeypatch.setattr(held, "_HELD_BYTES", 10)
     plugin = load("wal2json", {"format-version": "2", "include-lsn": "1"}, nothing)
     feed(plugin, BEGIN, T, *[ROW] * 100)
     assert plugin._held._file is None

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BIT_LITERAL",
     "BOOLEAN",
+    "EXACT_NUMBER",
     "HEX",
     "LITERAL",
     "LSN",
@@ -76,6 +77,8 @@ VERBATIM: Final = Style("VERBATIM", b"", "{v}")
 """Integers."""
 NUMBER: Final = Style("NUMBER", b"", "({v} if {v}[-1:] < b':' else null)")
 """Other numbers; NaN and the infinities, which JSON has not, become null. They are the ones that end in a letter."""
+EXACT_NUMBER: Final = Style("EXACT_NUMBER", b"", "({v} if {v}[-1:] < b':' else b'\"' + {v} + b'\"')")
+"""Other numbers again; NaN and the infinities become strings."""
 BOOLEAN: Final = Style("BOOLEAN", b"", "(true if {v} == b't' else false)")
 HEX: Final = Style("HEX", b'"', "{v}[2:]")
 """bytea in hex format, without its backslash and x."""
@@ -147,7 +150,9 @@ def _render_value(style: Style) -> Callable[[bytes], bytes]:
     return function
 
 
-_RENDER: Final = {style: _render_value(style) for style in (VERBATIM, NUMBER, BOOLEAN, HEX, QUOTED, STRING, LITERAL, BIT_LITERAL)}
+_RENDER: Final = {
+    style: _render_value(style) for style in (VERBATIM, NUMBER, EXACT_NUMBER, BOOLEAN, HEX, QUOTED, STRING, LITERAL, BIT_LITERAL)
+}
 
 
 def fill(template: Template, rows: Sequence[Row], names: Mapping[str, object], wal_start: int) -> bytes:

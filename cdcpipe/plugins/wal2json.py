@@ -6,7 +6,7 @@ with bytea_output=hex; so the plugin's records need a session with that setting,
 Version 1 writes a transaction as one record (or, with ``write-in-chunks``, as one for each change), version 2 one for
 each change and, with ``include-transaction``, for begin and commit. Version 2 with ``include-lsn`` puts the end of the
 transaction into the record for its begin, which pgoutput tells only at the commit: the records of a transaction are held
-until then, beyond `_HELD_BYTES` in a temporary file. Version 1 holds the transaction in memory, as the server does.
+until then, beyond a limit in a temporary file. Version 1 holds the transaction in memory, as the server does.
 """
 # ruff: noqa: ARG002, D102 - the callbacks are those of OutputPlugin, and described there
 
@@ -14,22 +14,21 @@ from __future__ import annotations
 
 import logging
 import re
-import struct
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.plugins import row_compiler
 from cdcpipe.plugins.catalog import Catalog, ColumnFacts
+from cdcpipe.plugins.held import Held
 from cdcpipe.plugins.row_compiler import Expression, Field, escape, fill
 from cdcpipe.plugins.template_plugin import TemplatePlugin
 from cdcpipe.plugins.text import format_timestamp, invalid_value, parse_bool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from cdcpipe.pgoutput.messages import Column, LogicalMessage, Origin, Relation, Truncate, Type
     from cdcpipe.plugins.base import Options, OutputPlugin, OutputWriter, Query, Transaction
@@ -303,8 +302,7 @@ class _Wal2Json(TemplatePlugin[_Table]):
         raise NotImplementedError
 
     def emit(self, table: _Table) -> str:
-        at_most = max(16, _HELD_BYTES // (400 * max(1, len(table.columns))))
-        return self._emit.replace("{limit}", str(at_most))
+        return self._emit.replace("{limit}", str(Held.row_limit(len(table.columns))))
 
     def describe(self, relation: Relation) -> _Table:
         is_selected = self._settings.selects(relation)
@@ -362,68 +360,6 @@ def _message_parts(message: LogicalMessage) -> tuple[bytes, bytes, bytes]:
     return b"true" if message.is_transactional else b"false", _json(message.prefix), content
 
 
-# Records that wait for the end of their transaction
-
-_HELD_BYTES: Final = 8 << 20
-_HELD_RECORD: Final = struct.Struct(">QI")  # LSN, length of the record that follows
-
-
-class _Held:
-    """Records of the open transaction, in order; in memory up to a limit and, if they may, then in a file."""
-
-    EMIT: ClassVar[str] = "append((wal_start, {record}))\nif len(held) > {limit}:\n    spill()"
-    """Counting records is cheaper than counting their bytes; compiled rows are seldom long."""
-
-    def __init__(self, *, may_spill: bool) -> None:
-        self._records: list[tuple[int, bytes]] = []
-        self._may_spill = may_spill
-        self._size = 0
-        self._file: IO[bytes] | None = None
-
-    @property
-    def names(self) -> dict[str, object]:
-        """What `EMIT` refers to."""
-        return {"append": self._records.append, "held": self._records, "spill": self.spill}
-
-    def add(self, lsn: int, record: bytes) -> None:
-        """Hold one more."""
-        self._records.append((lsn, record))
-        self._size += len(record)
-        if self._size > _HELD_BYTES:
-            self.spill()
-
-    def spill(self) -> None:
-        """Move what is in memory to the file."""
-        if not self._may_spill:
-            return
-        if self._file is None:
-            self._file = tempfile.TemporaryFile(prefix="cdcpipe-")  # noqa: SIM115 - open until the transaction ends
-        for lsn, record in self._records:
-            self._file.write(_HELD_RECORD.pack(lsn, len(record)))
-            self._file.write(record)
-        self._forget()
-
-    def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        if self._file is not None:
-            self._file.seek(0)
-            while header := self._file.read(_HELD_RECORD.size):
-                lsn, length = _HELD_RECORD.unpack(header)
-                yield lsn, self._file.read(length)
-        yield from self._records
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._forget()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _forget(self) -> None:
-        # Not a new list: the compiled rows know this one.
-        self._records.clear()
-        self._size = 0
-
-
 # Version 2
 
 _TXN_PART: Final = Expression("txn_part[0]")
@@ -434,10 +370,10 @@ class Wal2Json2(_Wal2Json):
 
     def startup(self, output: OutputWriter) -> None:
         super().startup(output)
-        self._held: _Held | None = None
+        self._held: Held | None = None
         if self._settings.include_lsn and self._settings.include_transaction:
-            self._held = _Held(may_spill=True)
-            self._emit = _Held.EMIT
+            self._held = Held(may_spill=True)
+            self._emit = Held.EMIT
             self._names |= self._held.names
 
     def shutdown(self) -> None:
@@ -573,8 +509,8 @@ class Wal2Json1(_Wal2Json):
         super().startup(output)
         is_pretty = self._settings.pretty_print
         self._tab, self._newline, self._space = (b"\t", b"\n", b" ") if is_pretty else (b"", b"", b"")
-        self._held = _Held(may_spill=self._settings.write_in_chunks)
-        self._emit = _Held.EMIT
+        self._held = Held(may_spill=self._settings.write_in_chunks)
+        self._emit = Held.EMIT
         self._names |= self._held.names
 
     def shutdown(self) -> None:

@@ -1,0 +1,151 @@
+"""cdcpipe's own JSON (``--output json``): one record for each change, nothing lost, every record with its position.
+
+``json.schema.json`` in this directory describes the records. In short:
+
+- ``end_lsn`` and ``ordinal`` order all changes and identify each one: the end of its transaction and its number in it, from 0.
+  The last record of a transaction is ``"op": "commit"``; what is to be fed back is its ``end_lsn``, which its header has as well.
+- ``new`` and ``old`` are objects from column to value. ``old`` is what the server sent of the old row: the replica identity, or
+  with REPLICA IDENTITY FULL all of it. A large value that an update did not touch is not in ``new``; ``unchanged`` names it.
+- Numbers that a reader with 64-bit floats would change (bigint, numeric) are strings, and so are NaN and the infinities; int2,
+  int4, oid and floats are numbers, booleans are booleans, and all other values are strings: the text that PostgreSQL gives.
+- A message's content is ``content`` if it is UTF-8, else ``content_base64``. One that is not transactional has no position but ``lsn``.
+
+The position is known at the commit, so a transaction is held until then, beyond 8 MiB in a temporary file.
+"""
+# ruff: noqa: ARG002, D102 - the callbacks are those of OutputPlugin, and described there
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.lsn import format_lsn
+from cdcpipe.plugins import row_compiler
+from cdcpipe.plugins.held import Held
+from cdcpipe.plugins.row_compiler import Expression, Field, escape
+from cdcpipe.plugins.template_plugin import TemplatePlugin
+from cdcpipe.plugins.text import format_timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from cdcpipe.pgoutput.messages import LogicalMessage, Relation, Truncate
+    from cdcpipe.plugins.base import Options, OutputWriter, Query, Transaction
+    from cdcpipe.plugins.row_compiler import Style, Template
+    from cdcpipe.plugins.template_plugin import Absent
+
+__all__ = ["JsonLines"]
+
+_STYLES: Final[Mapping[int, Style]] = {
+    **dict.fromkeys((21, 23, 26), row_compiler.VERBATIM),  # int2, int4, oid
+    **dict.fromkeys((700, 701), row_compiler.EXACT_NUMBER),  # float4, float8
+    16: row_compiler.BOOLEAN,
+    # int8, tid, xid, cid, date, time, timestamp, timestamptz, interval, timetz, numeric, uuid, pg_lsn, xid8
+    **dict.fromkeys((20, 27, 28, 29, 1082, 1083, 1114, 1184, 1186, 1266, 1700, 2950, 3220, 5069), row_compiler.QUOTED),
+}
+_OPS: Final = {"I": b'"insert"', "U": b'"update"', "D": b'"delete"'}
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    name: bytes
+    """The members ``schema`` and ``table``."""
+    columns: Sequence[tuple[bytes, Style]]
+    keys: frozenset[int]
+
+
+class JsonLines(TemplatePlugin[_Table]):
+    """The output plugin ``json``."""
+
+    name = "json"
+    pgoutput_options: Mapping[str, str] = {"messages": "true"}
+
+    def __init__(self, options: Options, query: Query) -> None:
+        super().__init__(options, query)
+        for name in options:
+            msg = f"the output plugin json has no option {name!r}"
+            raise InvalidArgumentsError(msg, hint="it has none at all")
+
+    def startup(self, output: OutputWriter) -> None:
+        super().startup(output)
+        self._held = Held(may_spill=True)
+        self._emit = Held.EMIT
+        self._names |= self._held.names
+
+    def shutdown(self) -> None:
+        self._held.clear()
+
+    def describe(self, relation: Relation) -> _Table:
+        columns = [(_json(column.name), _STYLES.get(column.type_id, row_compiler.STRING)) for column in relation.columns]
+        keys = frozenset(number for number, column in enumerate(relation.columns) if column.is_key)
+        return _Table(_table(relation), columns, keys)
+
+    def template(self, table: _Table, kind: str, first: str, absent: Absent) -> Template:
+        parts: list[bytes | Field | Expression] = [b'"op":', _OPS[kind], b",", table.name]
+        if kind != "D":
+            row = 0 if first == "N" else 1
+            parts += [b',"new":', *_object(table, row, (n for n in range(len(table.columns)) if (row, n) not in absent))]
+            unchanged = [name for n, (name, _) in enumerate(table.columns) if (row, n) in absent]
+            if unchanged:
+                parts.append(b',"unchanged":[%b]' % b",".join(unchanged))
+        if first != "N":
+            numbers = range(len(table.columns)) if first == "O" else sorted(table.keys)
+            parts += [b',"old":', *_object(table, 0, (n for n in numbers if (0, n) not in absent))]
+        return parts
+
+    def emit(self, table: _Table) -> str:
+        return self._emit.replace("{limit}", str(Held.row_limit(len(table.columns))))
+
+    def add(self, lsn: int, record: bytes) -> None:
+        self._held.add(lsn, record)
+
+    def truncate(self, txn: Transaction, relations: Sequence[Relation], change: Truncate, lsn: int) -> None:
+        flags = b'"cascade":%b,"restart_identity":%b' % (_bool(change.is_cascade), _bool(change.is_restart_identity))
+        for relation in relations:
+            self._held.add(lsn, b'"op":"truncate",%b,%b' % (_table(relation), flags))
+
+    def message(self, txn: Transaction | None, message: LogicalMessage, lsn: int) -> None:
+        try:
+            content = b'"content":' + _json(message.content.decode())
+        except UnicodeDecodeError:
+            content = b'"content_base64":"%b"' % base64.b64encode(message.content)
+        record = b'"op":"message","transactional":%b,"prefix":%b,%b' % (_bool(txn is not None), _json(message.prefix), content)
+        if txn is None:
+            self.output.write(lsn, b'{"lsn":"%b",%b}' % (format_lsn(message.lsn).encode(), record))
+        else:
+            self._held.add(lsn, record)
+
+    def commit(self, txn: Transaction, commit_lsn: int, lsn: int) -> None:
+        write = self.output.write
+        time = format_timestamp(txn.commit_time_us).replace(b" ", b"T").replace(b"+00", b"Z")
+        origin = b',"origin":%b' % _json(txn.origin.name) if txn.origin else b""
+        end_lsn = format_lsn(txn.end_lsn).encode()
+        head = b'{"end_lsn":"%b","xid":%d,"commit_time":"%b"%b,"ordinal":' % (end_lsn, txn.xid, time, origin)
+        ordinal = 0
+        for held_lsn, record in self._held:
+            write(held_lsn, b"%b%d,%b}" % (head, ordinal, record))
+            ordinal += 1
+        self._held.clear()
+        write(lsn, b'%b%d,"op":"commit"}' % (head, ordinal))
+
+
+def _json(text: str) -> bytes:
+    return b'"' + escape(text.encode()) + b'"'
+
+
+def _bool(value: bool) -> bytes:
+    return b"true" if value else b"false"
+
+
+def _table(relation: Relation) -> bytes:
+    return b'"schema":%b,"table":%b' % (_json(relation.namespace), _json(relation.name))
+
+
+def _object(table: _Table, row: int, numbers: Iterable[int]) -> Template:
+    parts: list[bytes | Field | Expression] = [b"{"]
+    for number in numbers:
+        name, style = table.columns[number]
+        parts += [b"," if len(parts) > 1 else b"", name, b":", Field(number, style, row)]
+    return [*parts, b"}"]
