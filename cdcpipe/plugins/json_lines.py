@@ -4,8 +4,8 @@
 
 - ``end_lsn`` and ``ordinal`` order all changes and identify each one: the end of its transaction and its number in it, from 0.
   The last record of a transaction is ``"op": "commit"``; what is to be fed back is its ``end_lsn``, which its header has as well.
-- ``new`` and ``old`` are objects from column to value. ``old`` is what the server sent of the old row: the replica identity, or
-  with REPLICA IDENTITY FULL all of it. A large value that an update did not touch is not in ``new``; ``unchanged`` names it.
+- ``new`` and ``old`` are objects from column to value. ``old`` is what the server sent of the old row: the replica identity, or all
+  of it with REPLICA IDENTITY FULL. A large value that an update did not touch is not in ``new``; ``unchanged`` names it.
 - Numbers that a reader with 64-bit floats would change (bigint, numeric) are strings, and so are NaN and the infinities; int2,
   int4, oid and floats are numbers, booleans are booleans, and all other values are strings: the text that PostgreSQL gives.
 - A message's content is ``content`` if it is UTF-8, else ``content_base64``. One that is not transactional has no position but ``lsn``.
