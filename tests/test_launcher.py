@@ -21,7 +21,7 @@ import postgres
 import psycopg
 import pytest
 from fake_streamer import WORK, Fake
-from pgoutput_stream import Transaction
+from pgoutput_stream import Transaction, encode_stream
 
 from cdcpipe.errors import (
     CdcpipeError,
@@ -242,6 +242,15 @@ def test_bytes_that_are_no_records_are_not_landed(fake: Callable[..., Fake]):
     assert launcher.progress.restarts == 2
 
 
+def test_what_came_before_such_bytes_and_is_not_sealed_comes_again(fake: Callable[..., Fake]):
+    size = len(encode_stream(WORK[:30]))
+    assert size > 2500  # the garbage is not in the first read, after which the open segment has something
+    made = fake(WORK, [{}, {"bytes": size, "garbage": "garbage"}])
+    launcher = made.run(seal=SealPolicy(segment_bytes=size - 100, seal_interval_s=1e9))
+    made.check(WORK)
+    assert launcher.progress.restarts == 1
+
+
 @pytest.mark.parametrize("cut", [0, 10, 700, 1500])
 def test_an_end_in_the_middle_of_something_is_not_the_end(fake: Callable[..., Fake], cut: int):
     made = fake(WORK, [{}, {"bytes": -cut or None}, {"bytes": cut}])
@@ -252,7 +261,7 @@ def test_an_end_in_the_middle_of_something_is_not_the_end(fake: Callable[..., Fa
 
 
 def test_a_streamer_that_was_told_to_end_by_another_is_not_at_the_end(fake: Callable[..., Fake]):
-    made = fake(WORK, [{}, {"bytes": 700, "exit": 0}])
+    made = fake(WORK, [{}, {"bytes": len(encode_stream(WORK[:20])), "exit": 0}])
     made.run()
     made.check(WORK)
     assert len(made.starts) == 3
