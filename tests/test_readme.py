@@ -119,6 +119,36 @@ def test_examples_of_cdcpipe(tmp_path: Path, shell: dict[str, str]) -> None:
     run_blocks("", tmp_path, shell)
 
 
+def test_the_output_plugin(tmp_path: Path, shell: dict[str, str], database: postgres.Database) -> None:
+    code = re.search(r"^```python\n# (\w+\.py)(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    points = re.search(r'^```toml\n\[project\.entry-points\."(.*?)"\]\n(\w+) = "(.*?)"\n```', README, re.MULTILINE)
+    printed = re.search(r"--output keys -N` writes\n\n```text\n(.*?)```", README, re.DOTALL)
+    assert code
+    assert points
+    assert printed
+    (tmp_path / code[1]).write_text(f"#{code[2]}")
+    # What an installer writes.
+    installed = tmp_path / "keys-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: keys\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text(f"[{points[1]}]\n{points[2]} = {points[3]}\n")
+    shell |= {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    cdcpipe = [str(tmp_path / "bin/cdcpipe")]
+    slot = ["-S", "keys", "--publication", "shop"]
+    with database.connect() as connection:
+        connection.execute("create table fruit (id int primary key, name text)")
+        subprocess.run([*cdcpipe, "prepare", *slot, "-c"], env=shell, check=True, stdout=subprocess.DEVNULL)
+        connection.execute("insert into fruit values (1, 'apple'); delete from fruit")
+        row = connection.execute("select pg_current_wal_lsn()::text").fetchone()
+    assert row
+    command = [*cdcpipe, *slot, "--output", points[2], "-N", "--endpos", row[0]]
+    with subprocess.Popen(command, env=shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        output = process.stdout.read()
+    assert process.returncode == 0
+    assert matches(output, printed[1]), output
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(600)
