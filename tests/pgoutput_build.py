@@ -46,9 +46,7 @@ def build(message: Message) -> bytes:
         case Relation(xid, relation_id, namespace, name, identity, columns):
             parts = [b"R", _xid(xid), struct.pack(">I", relation_id), _namespace(namespace), _string(name)]
             parts.append(identity.encode() + struct.pack(">H", len(columns)))
-            parts += [
-                bytes([c.flags]) + _string(c.name) + struct.pack(">Ii", c.type_id, c.type_modifier) for c in columns
-            ]
+            parts += [bytes([c.flags]) + _string(c.name) + struct.pack(">Ii", c.type_id, c.type_modifier) for c in columns]
             return b"".join(parts)
         case Type(xid, type_id, namespace, name):
             return b"Y" + _xid(xid) + struct.pack(">I", type_id) + _namespace(namespace) + _string(name)
@@ -72,14 +70,7 @@ def build(message: Message) -> bytes:
                 + struct.pack(f">{len(relation_ids)}I", *relation_ids)
             )
         case LogicalMessage(xid, flags, lsn, prefix, content):
-            return (
-                b"M"
-                + _xid(xid)
-                + struct.pack(">BQ", flags, lsn)
-                + _string(prefix)
-                + struct.pack(">I", len(content))
-                + content
-            )
+            return b"M" + _xid(xid) + struct.pack(">BQ", flags, lsn) + _string(prefix) + struct.pack(">I", len(content)) + content
         case StreamStart(xid, first_segment):
             return b"S" + struct.pack(">I?", xid, first_segment)
         case StreamStop():

@@ -232,9 +232,7 @@ def test_garbage_gives_a_message_or_a_protocol_error(kind, body, in_stream):
             message = decode(kind + body, in_stream=in_stream, streaming_parallel=streaming_parallel)
         except ProtocolError:
             continue
-        assert (
-            decode(pgoutput_build.build(message), in_stream=in_stream, streaming_parallel=streaming_parallel) == message
-        )
+        assert decode(pgoutput_build.build(message), in_stream=in_stream, streaming_parallel=streaming_parallel) == message
 
 
 @given(

@@ -28,7 +28,8 @@ def test_lsns_sort_as_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "/", "0/", "/0", "0/1junk", " 0/1", "0/1 ", "0x1/0", "-1/0", "1/123456789", "１/0", "0/1\n"]
+    "text",
+    ["", "0", "/", "0/", "/0", "0/1junk", " 0/1", "0/1 ", "0x1/0", "-1/0", "1/123456789", "\N{FULLWIDTH DIGIT ONE}/0", "0/1\n"],
 )
 def test_not_an_lsn(text: str) -> None:
     with pytest.raises(ValueError, match="not an LSN"):
