@@ -14,17 +14,15 @@ from cli.options import CONTEXT_SETTINGS, connection_options, slot_config, slot_
 __all__ = ["command"]
 
 
-@click.command("prepare", context_settings=CONTEXT_SETTINGS)
+@click.command(
+    "prepare", context_settings=CONTEXT_SETTINGS, epilog="Example: cdcpipe prepare -d shop -S shop_cdc --publication shop -c"
+)
 @slot_options
 @connection_options
 def command(**options: Any) -> None:
-    r"""Check everything that a stream from a pgoutput slot needs, and print what was found as one JSON object.
+    """Check everything that a stream from a pgoutput slot needs, and print what was found as one JSON object.
 
     With -c the publications and the slot are created first. The exit codes are those of streaming.
-
-    \b
-    Example:
-      cdcpipe prepare -d shop -S shop_cdc --publication shop -c
     """
     found = prepare(slot_config(**options))
     slot = found.slot
