@@ -322,6 +322,10 @@ def _metadata(segment: Path, size: int) -> dict[bytes, bytes]:
     return {_FORMAT_KEY: FORMAT, _NAME_KEY: segment.name.encode(), _SIZE_KEY: b"%d" % size}
 
 
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
 def _write(segment: Path, index: SegmentIndex) -> None:
     """Write the index file: all of it or nothing is seen. It is not synced, because it can be made again."""
 
@@ -335,7 +339,7 @@ def _write(segment: Path, index: SegmentIndex) -> None:
     path = segment.with_suffix(".idx")
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
-        with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+        with open(temporary, "xb", opener=_private) as sink, pa.ipc.new_file(sink, batch.schema) as writer:
             writer.write_batch(batch)
         temporary.replace(path)
     except OSError:
