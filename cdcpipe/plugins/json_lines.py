@@ -8,7 +8,7 @@
   of it with REPLICA IDENTITY FULL. A large value that an update did not touch is not in ``new``; ``unchanged`` names it.
 - Numbers that a reader with 64-bit floats would change (bigint, numeric) are strings, and so are NaN and the infinities; int2,
   int4, oid and floats are numbers, booleans are booleans, and all other values are strings: the text that PostgreSQL gives.
-- A message's content is ``content`` if it is UTF-8, else ``content_base64``. One that is not transactional has no position but ``lsn``.
+- A message's content is ``content`` if it is UTF-8, else ``content_base64``. One that is not transactional has only an ``lsn``.
 
 The position is known at the commit, so a transaction is held until then, beyond 8 MiB in a temporary file.
 """
