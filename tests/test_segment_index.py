@@ -135,11 +135,16 @@ def test_an_index_of_another_size_is_made_anew(log: Log, segment: Path) -> None:
     assert_same(load(other), built)
 
 
+def test_an_index_is_for_its_user_alone(segment: Path) -> None:
+    build(segment)
+    assert segment.with_suffix(".idx").stat().st_mode & 0o777 == 0o600
+
+
 def test_an_index_that_cannot_be_written_is_still_given(segment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: object) -> None:
+    def refuse(*args: object) -> int:
         raise PermissionError
 
-    monkeypatch.setattr(segment_index.pa, "OSFile", refuse)
+    monkeypatch.setattr(segment_index, "_private", refuse)
     assert load(segment).xid.tolist() == [700, 701]
     assert not segment.with_suffix(".idx").exists()
 
