@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, ProtocolError
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, OutputError, ProtocolError
 from cdcpipe.pgoutput.messages import (
     UNCHANGED_TOAST,
     Begin,
@@ -392,6 +392,13 @@ def test_held_records_spill(monkeypatch):
     renderer.feed(503, build(COMMIT))
     assert records == expected
     assert plugin._held._file is None
+
+
+def test_a_full_disk_is_an_error_that_says_where(monkeypatch):
+    monkeypatch.setattr(held, "_HELD_BYTES", 10)
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **kwargs: open("/dev/full", "w+b", buffering=0))  # noqa: SIM115 - the plugin closes it
+    with pytest.raises(OutputError, match=r"can't be held in .*: No space left on device"):
+        feed(load("wal2json", {"format-version": "2", "include-lsn": "1"}, nothing), BEGIN, T, *[ROW] * 100)
 
 
 def test_a_stream_that_ends_inside_a_transaction_leaves_no_file(monkeypatch):

@@ -6,6 +6,8 @@ import struct
 import tempfile
 from typing import IO, TYPE_CHECKING, ClassVar, Final
 
+from cdcpipe.errors import OutputError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -48,12 +50,21 @@ class Held:
         """Move what is in memory to the file."""
         if not self._may_spill:
             return
+        try:
+            self._spill()
+        except OSError as ex:
+            msg = f"a transaction's records can't be held in {tempfile.gettempdir()}: {ex.strerror}"
+            raise OutputError(msg, hint="make room there, or name a larger directory in TMPDIR") from ex
+        self._forget()
+
+    def _spill(self) -> None:
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="cdcpipe-")  # noqa: SIM115 - open until the transaction ends
         for lsn, record in self._records:
             self._file.write(_HELD_RECORD.pack(lsn, len(record)))
             self._file.write(record)
-        self._forget()
+        # Nothing may be left in Python's buffer, where a full disk would show only at the commit.
+        self._file.flush()
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         if self._file is not None:
