@@ -352,6 +352,29 @@ def test_rows_cut_short(data):
         feed(load("wal2json", {"format-version": "2"}, nothing), BEGIN, T, ROW, data)
 
 
+TWO = b"t\0\0\0\1a" * 2
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        # Values beside those that were announced, before and after them, and second tuples that are none.
+        b"I\0\0\x40\1N\0\2" + b"n" + TWO,
+        b"I\0\0\x40\1N\0\2" + b"\0" + TWO,
+        b"I\0\0\x40\1N\0\2" + TWO + b"n",
+        b"U\0\0\x40\1O\0\2" + TWO + b"K\0\2" + TWO,
+        b"U\0\0\x40\1O\0\2" + TWO + b"N\0\1" + TWO,
+        b"U\0\0\x40\1O\0\2" + TWO + b"N\0" + TWO,
+        b"U\0\0\x40\1O\0\2" + TWO,
+    ],
+)
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_rows_of_another_shape(data, version):
+    full = Relation(None, 16385, "public", "t", "f", T.columns)
+    with pytest.raises(ProtocolError):
+        feed(load("wal2json", {"format-version": version}, nothing), BEGIN, full, data)
+
+
 def test_a_relation_that_changes_within_a_transaction():
     wider = Relation(None, 16385, "public", "renamed", "d", (*T.columns, Column(0, "w", 16, -1)))
     records = feed(
