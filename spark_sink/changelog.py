@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["append", "read", "state"]
 
+_INDEXED_COLUMNS = 32
+"""Of so many columns, the first ones, Delta Lake keeps the least and the greatest value per file."""
+
 _BATCH = "_cdc_batch"
 _BATCH_NAME = re.compile(rf"{_BATCH}=([0-9]{{6,9}})-([0-9A-F]{{16}})-([0-9A-F]{{16}})", re.ASCII)
 
@@ -66,7 +69,10 @@ def append(warehouse: Warehouse, table: Table, rows: DataFrame, before: State | 
     if warehouse.format == "delta":
         with delta.recording(rows.sparkSession, end):
             if before is None:
-                delta.create(path, rows, {"cdcpipe.table": str(table)})
+                # Whoever reads what is new has to find it by its position, however wide the table is.
+                indexed = max(_INDEXED_COLUMNS, rows.columns.index("_cdc_end_lsn") + 1)
+                properties = {"cdcpipe.table": str(table), "delta.dataSkippingNumIndexedCols": str(indexed)}
+                delta.create(path, rows, properties)
             else:
                 delta.append(path, rows)
         return

@@ -40,6 +40,9 @@ __all__ = ["apply", "register_views", "view"]
 
 _view_numbers = itertools.count()
 
+_BROADCAST_ROWS = 20_000
+"""So many changes are sent to where the replica's rows are. Spark can't tell that they are few: it knows files, not rows."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
@@ -269,6 +272,8 @@ def _merge(
         absent = ", ".join(f"IF(t.{delta.quote(n)} IS NULL, {delta.literal(n)}, NULL)" for n in summary.unchanged)
         unknown = f"array_union(array_intersect(s._cdc_missing, array_compact(array({absent}))), s._cdc_moved)"
         updated["_cdc_unchanged"] = f"IF(size({unknown}) > 0, {unknown}, NULL)" if absent else "NULL"
+    if summary.count <= _BROADCAST_ROWS:
+        rows = rows.hint("broadcast")
     source = f"cdcpipe_replica_source_{next(_view_numbers)}"
     rows.createOrReplaceTempView(source)
     try:

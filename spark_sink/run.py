@@ -105,10 +105,14 @@ def command(
     """
     from spark_sink import session
     from spark_sink.pipeline import Pipeline
+    from spark_sink.warehouse import Warehouse
 
     settings = _settings(confs)
+    Warehouse(warehouse, table_format)
     config = launcher_config(**options)
     log_to_stderr(verbose=config.verbose)
+    # What is certain to fail had better do so before there is a slot.
+    session.find_java()
     stopping = threading.Event()
     launcher = Launcher(config)
     spark = None

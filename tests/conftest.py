@@ -67,6 +67,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     except InitError as ex:
         missing(f"{ex}: {ex.hint}")
     warehouse = tmp_path_factory.mktemp("spark-warehouse")
-    made = session.build(app_name="tests", master="local[2]", format="delta", conf={"spark.sql.warehouse.dir": str(warehouse)})
+    conf = {
+        "spark.sql.warehouse.dir": str(warehouse),
+        # Few rows in many different plans: without these, two thirds of the time would go into compiling code.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.shuffle.partitions": "2",
+    }
+    made = session.build(app_name="tests", master="local[2]", format="delta", conf=conf)
     yield made
     made.stop()
