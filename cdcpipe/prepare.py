@@ -212,11 +212,12 @@ def _plugin(
     from cdcpipe.plugins import load
     from cdcpipe.plugins.base import Renderer
 
-    defaults["messages"] = "true"
     given = {name: value for name, value in options.items() if name in pgoutput_options.NAMES}
     plugin_options = {name: value for name, value in options.items() if name not in pgoutput_options.NAMES}
     plugin = load(config.output, {**config.output_options, **plugin_options}, catalog.query)
-    return pgoutput_options.complete(defaults | given, version), lambda write: Renderer(plugin, write)
+    asked = defaults | dict(plugin.pgoutput_options) | given
+    is_parallel = asked.get("streaming") == "parallel"
+    return pgoutput_options.complete(asked, version), lambda write: Renderer(plugin, write, streaming_parallel=is_parallel)
 
 
 class _Catalog:
