@@ -62,6 +62,9 @@ class Feeder(Protocol):
     def feed(self, wal_start: int, data: bytes) -> None:
         """Take one raw message; the records that it makes are written through the callback that the feeder was made with."""
 
+    def close(self) -> None:
+        """End; called on every way out."""
+
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
@@ -130,6 +133,8 @@ class Streamer:
                 if self._stdin_closed and not self._quit and not self._signalled and not self._tracker.is_finished:
                     raise CommandClosedError("stdin was closed", hint="keep it open; 'q' on it ends the stream in order")
             finally:
+                if self._feeder is not None:
+                    self._feeder.close()
                 self._output.close()
         return ExitCode.SUCCESS
 
