@@ -10,7 +10,7 @@
 | `view` | `segments`: a row per segment. Neither `table` nor `view`: the envelope, the same columns for every table |
 | `start`, `end` | positions, `EPOCH:LSN`: a batch reads (start, end], a stream begins at start |
 | `max_bytes_per_trigger` | a stream's micro-batch takes no more segments than have this many bytes, but at least one |
-| `max_partition_bytes` | a larger segment is read in several tasks; default 128 MiB |
+| `max_partition_bytes` | a larger segment is read in several tasks; default 128 MiB. Small ones are read together in one |
 
 A typed row has the table's columns (types.py; the new row, for a delete what was sent of the old one, for a truncate
 nothing), ``_cdc_op``, the position ``_cdc_epoch``, ``_cdc_end_lsn``, ``_cdc_ordinal``, then ``_cdc_xid``, ``_cdc_commit_time``,
@@ -96,6 +96,8 @@ ENVELOPE_SCHEMA: Final = StructType(
 )
 
 _DEFAULT_PARTITION_BYTES: Final = 128 << 20
+_TOGETHER_BYTES: Final = 16 << 20
+"""Segments are read in one task up to this size: one that is sealed every second would make a task, and a file, of a few rows."""
 
 T = TypeVar("T")
 
@@ -221,9 +223,19 @@ class _Options:
             rows = [(s.epoch, s.start_lsn, s.end_lsn, str(s.path), _size(s)) for s, _ in planned]
             return [_SegmentRows(rows)] if rows else []
         parts: list[InputPartition] = []
+        together, room = _Part([]), 0
         for segment, piece in planned:
-            count = -(-_size(segment) // self.max_partition_bytes)
-            parts += [_Part(replace(piece, part=number, part_count=count)) for number in range(count)]
+            size = _size(segment)
+            count = -(-size // self.max_partition_bytes)
+            if count > 1:
+                parts += [_Part([replace(piece, part=number, part_count=count)]) for number in range(count)]
+                room = 0
+                continue
+            if size > room:
+                together, room = _Part([]), min(_TOGETHER_BYTES, self.max_partition_bytes)
+                parts.append(together)
+            together.pieces.append(piece)
+            room -= size
         return parts
 
     def read(self, partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
@@ -231,10 +243,12 @@ class _Options:
         match partition:
             case _SegmentRows():
                 yield partition.to_batch(schema)
-            case _Part(piece) if self.table is not None:
-                yield from TypedReader(piece, self.table, schema).read()
-            case _Part(piece):
-                yield from EnvelopeReader(piece, schema).read()
+            case _Part(pieces) if self.table is not None:
+                for piece in pieces:
+                    yield from TypedReader(piece, self.table, schema).read()
+            case _Part(pieces):
+                for piece in pieces:
+                    yield from EnvelopeReader(piece, schema).read()
             case _:  # what Spark makes of an empty list of partitions
                 return
 
@@ -279,7 +293,7 @@ def _parse_table(text: str) -> tuple[str, str]:
 class _Part(InputPartition):  # type: ignore[misc]  # pyspark is not analysed
     """What one task reads. Goes to executors by pickle: plain values only."""
 
-    piece: Slice
+    pieces: list[Slice]
 
 
 @dataclass

@@ -453,7 +453,7 @@ def test_slices_together_are_the_segment(log: Log, slice_bytes: int) -> None:
     for options in ({}, {"table": "public.a"}):
         whole, parts = read(log.root, **options)
         sliced, more = read(log.root, max_partition_bytes=str(slice_bytes), **options)
-        assert len(more) > len(parts) == 4
+        assert len(more) > len(parts) == 1  # four small segments, one task
 
         def key(row: dict[str, Any]) -> tuple[int, int]:
             return row["_cdc_end_lsn"], row["_cdc_ordinal"]
