@@ -249,8 +249,12 @@ class _Options:
             case _Part(pieces):
                 for piece in pieces:
                     yield from EnvelopeReader(piece, schema).read()
-            case _:  # what Spark makes of an empty list of partitions
+            case _ if type(partition) is InputPartition:  # what Spark makes of an empty list of partitions
                 return
+            case _:
+                # Planned by a process that runs other code than this one. To read nothing would be to lose it.
+                msg = f"a partition of a kind that this version of cdcpipe does not know: {type(partition).__name__}"
+                raise StagingError(msg, hint="the driver and the executors must run the same version")
 
 
 def _invalid(option: str, problem: str) -> NoReturn:

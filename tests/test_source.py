@@ -362,9 +362,19 @@ def test_a_log_that_has_not_begun(log: Log, tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "other", tmp_path / "empty", dirs_exist_ok=True)
     end = made.latestOffset(start, ReadAllAvailable())
     assert end["position"] == "2:0/1500"
-    assert len(made.partitions(start, end)) == 3
+    assert len(made.partitions(start, end)) == 1
     with pytest.raises(StagingError, match="no such directory"):
         read(tmp_path / "nowhere")
+
+
+def test_a_partition_of_another_version_is_refused(log: Log) -> None:
+    """An upgrade below a running driver: its workers are new, what it planned is not."""
+    fill(log)
+    reader = CdcpipeDataSource({"path": str(log.root)}).reader(ENVELOPE_SCHEMA)
+    [part] = reader.partitions()
+    vars(part)["piece"] = vars(part).pop("pieces")
+    with pytest.raises(StagingError, match="does not know"):
+        list(reader.read(part))
 
 
 def test_a_schema_change_in_the_middle_of_a_segment(log: Log) -> None:
