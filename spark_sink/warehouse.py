@@ -92,7 +92,7 @@ def encode_name(table: Table) -> str:
 def decode_name(name: str) -> Table:
     """Return the table that ``encode_name`` gave this name; ValueError for a name that it did not, or that it cut."""
     schema, dot, table = name.partition(".")
-    decoded = Table(unquote(schema, errors="strict"), unquote(table, errors="strict"))
+    decoded = Table(unquote(schema), unquote(table))  # what is not UTF-8 is not encoded in the same way again
     if not dot or encode_name(decoded) != name:
         msg = f"not the directory of a table: {name!r}"
         raise ValueError(msg)

@@ -1,0 +1,130 @@
+"""The warehouse directory and the session's preconditions, without Spark."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdcpipe.errors import InitError, InvalidArgumentsError
+from spark_sink import session
+from spark_sink.staging import Epoch, Position, StagingError
+from spark_sink.warehouse import Table, Version, Warehouse, WarehouseError, decode_name, encode_name
+
+EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
+
+# What PostgreSQL allows: 63 bytes of anything but NUL.
+identifiers = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=15)
+
+
+@given(identifiers, identifiers, identifiers, identifiers)
+def test_names_are_distinct_safe_and_reversible(schema: str, name: str, other_schema: str, other: str) -> None:
+    table, another = Table(schema, name), Table(other_schema, other)
+    encoded = encode_name(table)
+    assert decode_name(encoded) == table
+    assert (encoded.lower() == encode_name(another).lower()) == (table == another)
+    assert not set(encoded) - set("abcdefghijklmnopqrstuvwxyz0123456789_-.%ABCDEF")
+    assert encoded[0] not in "._"
+    assert "/" not in encoded
+
+
+@pytest.mark.parametrize(
+    ("table", "encoded"),
+    [
+        (Table("public", "orders"), "public.orders"),
+        (Table("public", "Orders"), "public.%4Frders"),
+        (Table("_internal", "_events"), "%5Finternal.%5Fevents"),
+        (Table("..", ".."), "%2E%2E.%2E%2E"),
+        (Table("a=1", "{a,b}[1]*"), "a%3D1.%7Ba%2Cb%7D%5B1%5D%2A"),
+        (Table("é", "e\u0301"), "%C3%A9.e%CC%81"),
+    ],
+)
+def test_encoded_names(table: Table, encoded: str) -> None:
+    assert encode_name(table) == encoded
+
+
+def test_names_too_long_for_a_file_system() -> None:
+    tables = [Table("д" * 31, "ж" * 30 + end) for end in "ab"]
+    names = [encode_name(table) for table in tables]
+    assert len(set(names)) == 2
+    assert all(len(name) <= 200 for name in names)
+    with pytest.raises(ValueError, match="not the directory of a table"):
+        decode_name(names[0])
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    warehouse = Warehouse(tmp_path, "delta")
+    assert warehouse.open(EPOCH) is None
+    warehouse.record(Position(2, 0x1_0000_0001))
+    assert Warehouse(tmp_path, "delta").open(EPOCH) == Position(2, 0x1_0000_0001)
+    tables = [Table("public", "t"), Table("Ж" * 31, "ж" * 31)]
+    versions = [Version(5, 1, ("id",), ("id",)), Version(9, 1, ("id",), ("id__bigint",))]
+    for table in tables:
+        warehouse.write_versions(table, versions)
+        assert warehouse.versions(table) == versions
+    assert warehouse.versions(Table("public", "other")) == []
+    assert warehouse.tables() == sorted(tables)
+    assert Warehouse.existing(tmp_path).format == "delta"
+    assert warehouse.find("public.t") == tables[0]
+    with pytest.raises(InvalidArgumentsError, match=r"no table 'public\.nothing'; it has public\.t"):
+        warehouse.find("public.nothing")
+
+
+@pytest.mark.parametrize(
+    ("epoch", "table_format", "message"),
+    [
+        (Epoch(1, "8", 1, "shop", "slot", ("p",), {}, 0), "delta", "system_id '7123', the staging directory those of '8'"),
+        (Epoch(1, "7123", 1, "other", "slot", ("p",), {}, 0), "delta", "database 'shop', the staging directory those of 'other'"),
+        (Epoch(1, "7123", 1, "shop", "two", ("p",), {}, 0), "delta", "slot 'slot', the staging directory those of 'two'"),
+        (EPOCH, "parquet", "delta tables, not parquet"),
+    ],
+)
+def test_another_source_is_refused(tmp_path: Path, epoch: Epoch, table_format: str, message: str) -> None:
+    Warehouse(tmp_path, "delta").open(EPOCH)
+    with pytest.raises(WarehouseError, match=message):
+        Warehouse(tmp_path, table_format).open(epoch)
+
+
+def test_tables_without_their_identity_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "changelog/public.t").mkdir(parents=True)
+    with pytest.raises(WarehouseError, match="not the file"):
+        Warehouse(tmp_path, "delta").open(EPOCH)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "\x80cos", '{"version": 2}', '{"version": 1, "position": 5}'])
+def test_a_damaged_identity_is_refused(tmp_path: Path, text: str) -> None:
+    warehouse = Warehouse(tmp_path, "delta")
+    warehouse.open(EPOCH)
+    path = tmp_path / "_cdcpipe/warehouse.json"
+    good = path.read_text()
+    path.write_text(good.replace('"version": 1', '"position": 5, "version": 1') if "position" in text else text)
+    with pytest.raises((WarehouseError, StagingError), match=r"damaged|has version 2"):
+        warehouse.open(EPOCH)
+
+
+def test_a_uri_is_refused() -> None:
+    with pytest.raises(InvalidArgumentsError, match="not a URI"):
+        Warehouse("s3a://bucket/lake", "delta")
+
+
+def test_a_directory_without_delta(tmp_path: Path) -> None:
+    (tmp_path / "delta-storage-4.4.0.jar").touch()
+    with pytest.raises(InitError, match=r"no delta-spark_4\.2_2\.13-\*\.jar in") as caught:
+        session._delta_settings(tmp_path)
+    assert caught.value.hint is not None
+    assert all(word in caught.value.hint for word in ("--jars DIR", "Maven Central", "--format parquet"))
+
+
+def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    old = tmp_path / "jdk8"
+    (old / "bin").mkdir(parents=True)
+    (old / "bin/java").write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
+    (old / "bin/java").chmod(0o755)
+    monkeypatch.setattr(session, "_java_homes", lambda: [old, tmp_path / "nothing"])
+    with pytest.raises(InitError, match=r"no Java 17 or newer; found only .*jdk8 \(8\), .*nothing \(no version\)") as caught:
+        session.find_java()
+    assert "openjdk-17" in (caught.value.hint or "")
+
+
+def test_java_is_found() -> None:
+    assert (session.find_java() / "bin/java").exists()
