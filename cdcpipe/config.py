@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cdcpipe.pgoutput.transactions import SPILL_THRESHOLD
 from cdcpipe.stream import StreamOptions
 
 __all__ = ["PollConfig", "SlotConfig", "StreamConfig"]
@@ -42,6 +43,9 @@ class StreamConfig:
     On a pgoutput slot that plugin runs here, and gets ``output_options`` and those of ``options`` that are not pgoutput's; on a
     slot that has it already the server's gets them all. None: the records of the server, as they are.
 
+    ``whole_transactions``: streamed and prepared transactions of a pgoutput slot are put together; ``spill_threshold`` is how many
+    bytes of them are held in memory.
+
     ``expected_system`` is ``SYSTEM_ID/TIMELINE``. ``standby``: wait for the slot, then stream.
     """
 
@@ -49,6 +53,8 @@ class StreamConfig:
     options: Mapping[str, str | None] = field(default_factory=dict)
     output: str | None = None
     output_options: Mapping[str, str | None] = field(default_factory=dict)
+    whole_transactions: bool = False
+    spill_threshold: int = SPILL_THRESHOLD
     start_lsn: int = 0
     end_lsn: int | None = None
     expected_system: str | None = None

@@ -17,6 +17,7 @@ from cdcpipe.config import PollConfig, SlotConfig, StreamConfig
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError, ServerError
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.pgoutput import options as pgoutput_options
+from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.poll import wait_until_free
 from cdcpipe.replication import preflight
@@ -140,6 +141,7 @@ def stream(config: StreamConfig) -> ExitCode:
             publications = _publications(config)
             slot = find_or_create_slot(catalog.connection, config.slot, publications)
             server_options, make_feeder = _plugin(config, catalog, slot, publications)
+            transactions = _transactions(config, slot, server_options)
         with connected(config.slot, replication=True) as walsender:
             with initialising():
                 system = preflight.identify_system(walsender)
@@ -161,10 +163,11 @@ def stream(config: StreamConfig) -> ExitCode:
             return Streamer(
                 walsender,
                 progress,
-                tracker_for(slot.plugin or "", server_options, progress, config.end_lsn),
+                tracker_for(slot.plugin or "", server_options, progress, config.end_lsn, transactions),
                 config.stream,
                 confirmed_on_server=catalog.confirmed_flush_lsn,
                 make_feeder=make_feeder,
+                transactions=transactions,
             ).run()
 
 
@@ -218,6 +221,19 @@ def _plugin(
     asked = defaults | dict(plugin.pgoutput_options) | given
     is_parallel = asked.get("streaming") == "parallel"
     return pgoutput_options.complete(asked, version), lambda write: Renderer(plugin, write, streaming_parallel=is_parallel)
+
+
+def _transactions(config: StreamConfig, slot: Slot, options: Mapping[str, str | None]) -> Transactions | None:
+    """Return what puts transactions together, if that is asked for."""
+    if not config.whole_transactions:
+        return None
+    if slot.plugin != "pgoutput":
+        msg = f"replication slot {slot.name!r} has the plugin {slot.plugin}: only pgoutput's transactions can be put together"
+        raise InitError(msg, hint="leave --whole-transactions out, or name a slot with pgoutput")
+    return Transactions(
+        streaming_parallel=(options.get("streaming") or "").lower() == "parallel",
+        spill_threshold=config.spill_threshold,
+    )
 
 
 class _Catalog:

@@ -1,6 +1,6 @@
 """The one loop: it owns the socket, stdin, stdout and the timer, and moves records from the server to the pipe.
 
-    socket ─▶ libpq ─▶ tracker ─▶ (output plugin) ─▶ chunks ─▶ stdout
+    socket ─▶ libpq ─▶ tracker ─▶ (whole transactions) ─▶ (output plugin) ─▶ chunks ─▶ stdout
     stdin  ─▶ commands ─▶ Progress ─▶ status updates ─▶ socket
 
 What must hold, whatever happens: stdin is read and status updates go out while stdout is blocked; no more than a few chunks
@@ -24,8 +24,10 @@ from typing import Protocol
 
 from cdcpipe.errors import CdcpipeError, CommandClosedError, ConnectionClosedError, OutputError, ServerError
 from cdcpipe.lsn import format_lsn
+from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.pipe.commands import CommandReader, Feedback
 from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.pipe.framing import RecordReader
 from cdcpipe.pipe.output import Output
 from cdcpipe.replication.boundaries import BoundaryTracker
 from cdcpipe.replication.connection import Connection
@@ -83,7 +85,8 @@ class Streamer:
     """Streams from ``connection``, on which the copy has been started, until something ends it.
 
     ``confirmed_on_server`` is asked, on a connection of its own, for the slot's confirmed position when the server does not end the
-    stream in time. ``make_feeder`` gets the function that writes a record.
+    stream in time. ``make_feeder`` gets the function that writes a record. ``transactions`` puts together what the server streams;
+    the tracker is then a `WholeTracker` with the same one.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class Streamer:
         *,
         confirmed_on_server: Callable[[], int],
         make_feeder: Callable[[Callable[[int, bytes], None]], Feeder] | None = None,
+        transactions: Transactions | None = None,
     ) -> None:
         self._connection = connection
         self._progress = progress
@@ -105,6 +109,10 @@ class Streamer:
         self._output = Output(options.out_fd)
         self._pieces: list[bytes | memoryview] = []
         self._feeder = make_feeder(self._add) if make_feeder else None
+        self._transactions = transactions
+        self._reader = RecordReader()
+        self._withheld_ends: list[int] = []
+        """The end of the transaction that is being taken out of ``transactions``."""
         self._quit = False
         self._signalled = False
         self._stdin_closed = False
@@ -135,6 +143,8 @@ class Streamer:
             finally:
                 if self._feeder is not None:
                     self._feeder.close()
+                if self._transactions is not None:
+                    self._transactions.close()
                 self._output.close()
         return ExitCode.SUCCESS
 
@@ -143,13 +153,13 @@ class Streamer:
     def _loop(self, wake_fd: int) -> None:
         progress, output = self._progress, self._output
         while not (self._quit or self._signalled or self._stdin_closed):
-            if self._has_more and output.pending_bytes < MAX_PENDING_BYTES and not self._tracker.is_finished:
+            if self._has_more and self._is_reading:
                 self._receive()
             elif output.pending_bytes:
                 progress.heard(time.monotonic())  # nobody listened
             self._write()
             now = time.monotonic()
-            if self._tracker.is_finished and not output.pending_bytes and not self._close_output():
+            if self._tracker.is_finished and not output.pending_bytes and not self._is_taking and not self._close_output():
                 return
             if progress.due_at() <= now or self._unsent is not None:
                 self._send_status(now)
@@ -160,13 +170,28 @@ class Streamer:
                 )
             self._wait(wake_fd, now)
 
+    @property
+    def _is_taking(self) -> bool:
+        """Whether a committed transaction is on its way out: until all of it is queued, nothing is received."""
+        return self._transactions is not None and self._transactions.has_pending
+
+    @property
+    def _is_reading(self) -> bool:
+        return self._output.pending_bytes < MAX_PENDING_BYTES and (self._is_taking or not self._tracker.is_finished)
+
     def _receive(self) -> None:
         """Queue what libpq and the socket have, up to a chunk, as the pipe's bytes. The only code that runs per record."""
         receive, consume_input = self._connection.receive, self._connection.consume_input
-        tracker, feeder, options = self._tracker, self._feeder, self._options
+        if self._is_taking:
+            self._take()
+            self._progress.heard(time.monotonic())  # nobody listened
+            self._queue()
+            return
+        tracker, feeder, options, transactions = self._tracker, self._feeder, self._options, self._transactions
         row_kinds, observe, add, feed = tracker.row_kinds, tracker.observe, self._add, feeder.feed if feeder else None
         append, wal_start_of = self._pieces.append, _WAL_START
         plain = feed is None and options.write_header and not options.write_newline
+        is_direct = transactions is None or transactions.is_direct
         size = count = 0
         self._has_more = True
         while size < CHUNK_BYTES and count < MAX_CHUNK_RECORDS:
@@ -195,12 +220,24 @@ class Streamer:
             if length == WAL_DATA_HEADER_BYTES or body[0] not in row_kinds:
                 if observe(high << 32 | low, body):
                     break
-                if feed is not None:
+                if transactions is not None:
+                    transactions.feed(high << 32 | low, body)
+                    size += self._take()
+                    is_direct = transactions.is_direct
+                    if transactions.has_pending:
+                        break
+                elif feed is not None:
                     feed(high << 32 | low, bytes(body))
                 else:
                     add(high << 32 | low, body)
                 if tracker.is_finished:
                     break
+            elif not is_direct:
+                assert transactions is not None
+                transactions.feed(high << 32 | low, body)
+                if transactions.has_pending:
+                    size += self._take()
+                    is_direct = transactions.is_direct
             elif plain:
                 append(b"w %X/%X %d\n" % (high, low, length - WAL_DATA_HEADER_BYTES))
                 append(body)
@@ -222,9 +259,28 @@ class Streamer:
         if options.write_newline:
             self._pieces.append(b"\n")
 
+    def _take(self) -> int:
+        """Take up to a chunk of the transactions that are whole; return its size."""
+        assert self._transactions is not None
+        taken = self._transactions.take(CHUNK_BYTES)
+        if self._feeder is None and self._options.write_header and not self._options.write_newline:
+            self._pieces.append(taken)
+        elif taken:
+            self._reader.feed(taken)
+            for lsn, record in self._reader:
+                if self._feeder is not None:
+                    self._feeder.feed(lsn, record)
+                else:
+                    self._add(lsn, record)
+        return len(taken)
+
     def _queue(self) -> None:
         """Hand the pieces to the output as one chunk."""
         ends, messages = self._tracker.take()
+        if self._withheld_ends or self._is_taking:
+            # The last end is that of the transaction that is on its way: it goes with the last of its records.
+            ends = self._withheld_ends + ends
+            self._withheld_ends = [ends.pop()] if self._is_taking else []
         if self._pieces or ends or messages:
             self._output.put(b"".join(self._pieces), ends, messages)
             self._pieces.clear()
@@ -291,7 +347,7 @@ class Streamer:
     def _wait(self, wake_fd: int, now: float) -> None:
         """Wait for the server, a command, room in the pipe, a signal or the timer; with records at hand only look."""
         connection, output = self._connection, self._output
-        reading = output.pending_bytes < MAX_PENDING_BYTES and not self._tracker.is_finished
+        reading = self._is_reading
         has_more = self._has_more and reading
         timeout_s = 0.0 if has_more else max(0.0, self._progress.due_at() - now)
         if not has_more and reading and self._can_wait_for_more:

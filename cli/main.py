@@ -19,10 +19,11 @@ import click
 from cdcpipe.config import PollConfig, StreamConfig
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN, format_lsn
+from cdcpipe.pgoutput.transactions import SPILL_THRESHOLD
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.prepare import poll_until_free, stream
 from cdcpipe.stream import StreamOptions
-from cli.options import CONTEXT_SETTINGS, LSN_TYPE, SECONDS, connection_options, slot_config, slot_options
+from cli.options import CONTEXT_SETTINGS, LSN_TYPE, SECONDS, SIZE, connection_options, slot_config, slot_options
 from cli.prepare import command as prepare_command
 
 __all__ = ["main", "run"]
@@ -115,6 +116,18 @@ class _Group(click.Group):
     "--streaming", type=click.Choice(["off", "on", "parallel"]), help="pgoutput: send large transactions before they commit."
 )
 @click.option("--two-phase", is_flag=True, help="pgoutput: send prepared transactions when they are prepared.")
+@click.option(
+    "--whole-transactions",
+    is_flag=True,
+    help="pgoutput: only committed transactions, whole and in commit order, however the server sends them.",
+)
+@click.option(
+    "--spill-threshold",
+    type=SIZE,
+    default=SPILL_THRESHOLD,
+    metavar="SIZE",
+    help="With --whole-transactions: hold so much in memory, the rest in files in $TMPDIR.  [default: 64MiB]",
+)
 @click.option("--origin", type=click.Choice(["any", "none"]), help="pgoutput: changes of any origin, or only those made here.")
 @click.option("--startpos", type=LSN_TYPE, metavar="LSN", help="Leave out what committed before LSN, in this run.")
 @click.option("--endpos", type=LSN_TYPE, metavar="LSN", help="Exit with 0 once all that committed before LSN is written.")
@@ -170,6 +183,8 @@ def run(
     streaming: str | None,
     two_phase: bool,
     origin: str | None,
+    whole_transactions: bool,
+    spill_threshold: int,
     startpos: LSN | None,
     endpos: LSN | None,
     endpos_wait: bool,
@@ -213,6 +228,8 @@ def run(
         | {key: value if equals else None for key, equals, value in (option.partition("=") for option in plugin_options)},
         output="wal2json" if wal2json1 or wal2json2 else output,
         output_options=_WAL2JSON_1 if wal2json1 else _WAL2JSON_2 if wal2json2 else {},
+        whole_transactions=whole_transactions,
+        spill_threshold=spill_threshold,
         start_lsn=startpos or LSN(0),
         end_lsn=endpos,
         expected_system=expect,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -12,10 +13,13 @@ from cdcpipe.config import SlotConfig
 from cdcpipe.lsn import LSN
 from cdcpipe.replication.connection import connection_parameters
 
-__all__ = ["CONTEXT_SETTINGS", "LSN_TYPE", "SECONDS", "connection_options", "parse_pair", "slot_config", "slot_options"]
+__all__ = ["CONTEXT_SETTINGS", "LSN_TYPE", "SECONDS", "SIZE", "connection_options", "parse_pair", "slot_config", "slot_options"]
 
 CONTEXT_SETTINGS = {"help_option_names": ["-?", "--help"], "max_content_width": 120}
 """``-h`` is the host, as in all of PostgreSQL's programs."""
+
+_SIZE_TEXT = re.compile(r"([0-9]{1,15}) ?([A-Za-z]*)", re.ASCII)
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -43,7 +47,20 @@ class _LSN(click.ParamType[LSN]):
             self.fail(str(ex), param, ctx)
 
 
+class _Size(click.ParamType[int]):
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = _SIZE_TEXT.fullmatch(value)
+        if match is None or match[2].upper() not in _UNITS:
+            self.fail(f"{value!r} is not a size (like 64MiB, 1GiB, or a number of bytes)", param, ctx)
+        return int(match[1]) * _UNITS[match[2].upper()]
+
+
 SECONDS = _Seconds()
+SIZE = _Size()
 LSN_TYPE = _LSN()
 
 

@@ -176,3 +176,41 @@ def test_the_confirmed_position_is_never_wrong(steps: list[tuple[str, int, bool]
         assert progress.confirmed_lsn in allowed
         assert all(progress.confirmed_lsn < end for end in unconfirmed)
         last = progress.confirmed_lsn
+
+
+# Prepared transactions that are held back
+
+
+def test_feedback_waits_for_a_prepared_transaction_that_is_held_back() -> None:
+    progress = Progress(0)
+    progress.begin()
+    progress.prepare(7, 50)
+    progress.end(40)
+    progress.end(100)
+    progress.written([40, 100])
+    progress.feedback(100, 1)
+    assert progress.confirmed_lsn == 40
+    progress.keepalive(150, reply_requested=False)
+    assert (progress.confirmed_lsn, progress.is_outstanding) == (40, True)
+    progress.commit_prepared(7, 200)
+    progress.end(200, 7)
+    progress.feedback(0xFFFFFFFF, 2)  # its commit is not written yet
+    assert progress.confirmed_lsn == 40
+    progress.written([200])
+    progress.feedback(199, 3)
+    assert progress.confirmed_lsn == 40
+    progress.feedback(200, 4)
+    assert (progress.confirmed_lsn, progress.is_outstanding) == (200, False)
+
+
+def test_feedback_that_waited_is_sent_when_the_prepared_transaction_is_rolled_back() -> None:
+    progress = Progress(0, feedback_interval_s=10)
+    progress.prepare(7, 50)
+    progress.end(100)
+    progress.end(300)
+    progress.written([100])
+    progress.feedback(0xFFFFFFFF, 1)
+    progress.written([300])
+    progress.forget_prepared(7)
+    assert progress.confirmed_lsn == 100
+    assert progress.due_at() == 0

@@ -151,7 +151,7 @@ PGOUTPUT: list[tuple[str, list[tuple[int, bytes]], list[int], list[int], bool]] 
     ("messages inside and outside", [(1, MESSAGE), (2, begin(9)), (3, TRANSACTIONAL), (10, COMMIT)], [10], [1], False),
     (
         "streamed blocks",
-        [(1, stream_start(7)), (2, b"E"), (3, stream_start(8)), (4, b"E"), (9, b"c" + struct.pack(">I", 7))],
+        [(1, stream_start(7)), (2, b"E"), (3, stream_start(8)), (4, b"E"), (9, stream_commit(7))],
         [9],
         [],
         True,

@@ -14,6 +14,8 @@ What it rests on (the manual, "Logical Streaming Replication Protocol", and the 
   would leave it with an older one, the newer is written again before the next transaction's first change.
 - The Begin of a streamed transaction is made from its commit, and has the WAL start of its first block. The server does
   not say where a streamed transaction was replayed from (its Origin is known at the commit only).
+- A logical message in a block carries the xid of its top-level transaction. So one that comes before the first change of
+  a subtransaction that is undone can't be told from its parent's, and stays.
 
 What is held stays in memory up to ``spill_threshold`` bytes over all transactions; beyond that the largest goes to a file,
 which is unlinked from the start. What comes out is pulled, so that the commit of a large transaction takes no memory.
@@ -157,7 +159,7 @@ class _Description:
 class _Held:
     """Records of one transaction that has not committed: framed bytes, the older ones in ``spill``, the newer in ``buffer``."""
 
-    __slots__ = ("buffer", "descriptions", "last_xid", "origin", "spill", "spilled_bytes", "starts", "wal_start", "xid")
+    __slots__ = ("buffer", "descriptions", "last_xid", "marks", "origin", "spill", "spilled_bytes", "starts", "wal_start", "xid")
 
     def __init__(self, xid: int, wal_start: int) -> None:
         self.xid = xid
@@ -169,6 +171,8 @@ class _Held:
         self.starts: dict[int, int] = {}
         """Where the first record of each subtransaction stands, in that order; about 100 bytes for each."""
         self.last_xid = -1
+        self.marks: list[int] = []
+        """Ends of records, about ``PIECE_BYTES`` apart: where pieces are cut."""
         self.descriptions: list[_Description] = []
 
     @property
@@ -199,6 +203,8 @@ class _Held:
                 break
         while self.descriptions and self.descriptions[-1].pos >= pos:
             self.descriptions.pop()
+        while self.marks and self.marks[-1] > pos:
+            self.marks.pop()
         self.last_xid = -1
 
     def describe(self, description: _Description) -> None:
@@ -222,12 +228,18 @@ class _Held:
         self.buffer = bytearray()
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield all records, in pieces that end anywhere."""
-        for pos in range(0, self.spilled_bytes, PIECE_BYTES):
-            assert self.spill is not None
-            yield self.spill.read(pos, min(PIECE_BYTES, self.spilled_bytes - pos))
-        for pos in range(0, len(self.buffer), PIECE_BYTES):
-            yield bytes(self.buffer[pos : pos + PIECE_BYTES])
+        """Yield all records, in pieces of whole ones."""
+        pos = 0
+        for end in [*self.marks, self.size]:
+            piece = b""
+            if pos < self.spilled_bytes:
+                assert self.spill is not None
+                piece = self.spill.read(pos, min(end, self.spilled_bytes) - pos)
+            if end > self.spilled_bytes:
+                piece += self.buffer[max(0, pos - self.spilled_bytes) : end - self.spilled_bytes]
+            if piece:
+                yield piece
+            pos = end
 
     def close(self) -> None:
         if self.spill is not None:
@@ -258,7 +270,7 @@ class Transactions:
         self._current: _Held | None = None
         """The transaction of the block that is open, or that is being prepared."""
         self._room = 0
-        """How large its buffer may become."""
+        """How large its buffer may become before something is to be done."""
         self._output: deque[bytearray | Iterator[bytes]] = deque()
         self._committing: deque[_Held] = deque()
         self._types = bytearray()
@@ -284,7 +296,7 @@ class Transactions:
             buffer += b"w %X/%X %d\n%c" % (wal_start >> 32, wal_start & 0xFFFFFFFF, len(data) - 4, data[0])
             buffer += data[5:]
             if len(buffer) > self._room:
-                self._make_room(held)
+                self._mark(held)
             return
         data = bytes(data)
         kinds, where = _KINDS[self._state]
@@ -430,20 +442,26 @@ class Transactions:
     def _keep(self, held: _Held, record: bytes) -> None:
         held.buffer += record
         if len(held.buffer) > self._room:
-            self._make_room(held)
+            self._mark(held)
 
     def _all_held(self) -> list[_Held]:
         return [*self._streamed.values(), *self._prepared.values()]
 
-    def _room_for(self, held: _Held) -> int:
-        others = sum(len(other.buffer) for other in self._all_held() if other is not held)
-        return max(0, self._spill_threshold - others)
+    def _free_bytes(self) -> int:
+        return self._spill_threshold - sum(len(held.buffer) for held in self._all_held())
 
-    def _make_room(self, held: _Held) -> None:
-        """Move the largest ones out until the rest is within the threshold."""
-        while len(held.buffer) > self._room:
+    def _room_for(self, held: _Held) -> int:
+        mark = held.marks[-1] if held.marks else 0
+        until_mark = max(0, mark + PIECE_BYTES - held.size)
+        return len(held.buffer) + max(0, min(until_mark, self._free_bytes()))
+
+    def _mark(self, held: _Held) -> None:
+        """Note where a piece may end; move the largest ones out until the rest is within the threshold."""
+        if held.size >= (held.marks[-1] if held.marks else 0) + PIECE_BYTES:
+            held.marks.append(held.size)
+        while self._free_bytes() < 0:
             max(self._all_held(), key=lambda other: len(other.buffer)).move_out(self._make_spill)
-            self._room = self._room_for(held)
+        self._room = self._room_for(held)
 
     def _pop_streamed(self, xid: int) -> _Held:
         try:
@@ -509,20 +527,19 @@ class Transactions:
         return held is not None and held.size == 0
 
     def take(self, max_bytes: int) -> bytes:
-        r"""Return the next bytes, ``w LSN LENGTH\n`` and a record again and again, cut anywhere; nothing if there are none."""
+        r"""Return the next records, each as ``w LSN LENGTH\n`` and its bytes; nothing if there are none.
+
+        They are more than ``max_bytes`` by at most a piece. What is not of a transaction that was held comes all at once.
+        """
         taken = bytearray()
-        while self._output and len(taken) < max_bytes:
+        while self._output and (len(taken) < max_bytes or isinstance(self._output[0], bytearray)):
             head = self._output[0]
-            if isinstance(head, bytearray):
-                room = max_bytes - len(taken)
-                taken += head[:room]
-                del head[:room]
-                if not head:
-                    self._output.popleft()
-            elif piece := next(head, b""):
-                self._output.appendleft(bytearray(piece))
-            else:
+            piece = self._output.popleft() if isinstance(head, bytearray) else next(head, None)
+            if piece is None:
                 self._output.popleft()
+            else:
+                assert isinstance(piece, bytes | bytearray)
+                taken += piece
         return bytes(taken)
 
     def close(self) -> None:

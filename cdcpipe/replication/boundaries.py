@@ -13,15 +13,19 @@ import struct
 from collections.abc import Mapping
 
 from cdcpipe.errors import ProtocolError
+from cdcpipe.pgoutput.decode import decode
+from cdcpipe.pgoutput.messages import CommitPrepared, Prepare, RollbackPrepared, StreamPrepare
+from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.replication.progress import Progress
 
-__all__ = ["ROW_KINDS", "BoundaryTracker", "PgoutputTracker", "RecordTracker", "TextTracker", "tracker_for"]
+__all__ = ["ROW_KINDS", "BoundaryTracker", "PgoutputTracker", "RecordTracker", "TextTracker", "WholeTracker", "tracker_for"]
 
 ROW_KINDS = frozenset(b"IUDTROY")
 """pgoutput's messages that begin and end nothing; the loop does not show them to the tracker."""
 
 _FINAL_LSN = struct.Struct(">xQ")  # Begin: Byte1('B') Int64 final_lsn …
 _XID = struct.Struct(">xI")  # Stream Start: Byte1('S') Int32 xid …
+_STREAM_COMMIT = struct.Struct(">xIBQ")  # Stream Commit: Byte1('c') Int32 xid Int8 flags Int64 commit_lsn …
 _XID_SUBXID = struct.Struct(">xII")  # Stream Abort: Byte1('A') Int32 xid Int32 subxid …
 _PREPARE_XID = struct.Struct(">xBQQqI")  # Stream Prepare: Byte1('p') Int8 flags Int64 Int64 Int64 Int32 xid …
 
@@ -49,7 +53,7 @@ class BoundaryTracker:
 
     def keepalive(self, wal_end: int) -> None:
         """The server has sent everything up to ``wal_end``."""
-        if wal_end >= self.end_position and not self.progress.in_transaction:
+        if wal_end >= self.end_position and not self.progress.in_unstreamed_transaction:
             self.is_finished = True
 
     def take(self) -> tuple[list[int], list[int]]:
@@ -62,7 +66,7 @@ class BoundaryTracker:
     def _end(self, lsn: int, xid: int = 0) -> None:
         self.progress.end(lsn, xid)
         self._ends.append(lsn)
-        if lsn >= self.end_position and not self.progress.in_transaction:
+        if lsn >= self.end_position and not self.progress.in_unstreamed_transaction:
             self.is_finished = True
 
     def _message(self, lsn: int) -> None:
@@ -99,8 +103,11 @@ class PgoutputTracker(BoundaryTracker):
                 case "E":
                     self._in_block = False
                 case "c":
-                    # Stream Commit: Byte1('c') Int32 xid …
-                    self._end(wal_start, _XID.unpack_from(data)[0])
+                    xid, _, commit_lsn = _STREAM_COMMIT.unpack_from(data)
+                    if commit_lsn >= self.end_position:
+                        self.is_finished = True
+                        return True
+                    self._end_streamed(wal_start, xid)
                 case "p":
                     self._end(wal_start, _PREPARE_XID.unpack_from(data)[-1])
                 case "A":
@@ -120,6 +127,46 @@ class PgoutputTracker(BoundaryTracker):
             msg = f"pgoutput message {kind!r} is cut short: {len(data)} bytes"
             raise ProtocolError(msg) from None
         return False
+
+    def _end_streamed(self, lsn: int, xid: int) -> None:
+        self._end(lsn, xid)
+
+
+class WholeTracker(PgoutputTracker):
+    """pgoutput's boundaries where `Transactions` come between the server and the consumer.
+
+    It is shown each message before they are. A transaction without changes ends without a record, so there is nothing that
+    the consumer could confirm; and what is prepared counts only with its commit.
+    """
+
+    row_kinds = frozenset(b"IUDTO")
+
+    def __init__(self, progress: Progress, end_position: int | None, transactions: Transactions) -> None:
+        super().__init__(progress, end_position)
+        self._transactions = transactions
+
+    def observe(self, wal_start: int, data: memoryview) -> bool:
+        """Tell prepared transactions by their gid and position; all else as without `Transactions`."""
+        if not len(data) or data[0] not in b"PpKr":
+            return super().observe(wal_start, data)
+        match message := decode(data):
+            case Prepare() | StreamPrepare():
+                self.progress.prepare(message.xid, message.prepare_lsn)
+            case CommitPrepared() if message.commit_lsn >= self.end_position:
+                self.is_finished = True
+                return True
+            case CommitPrepared() if not self._transactions.is_empty(message.gid):
+                self.progress.commit_prepared(message.xid, wal_start)
+                self._end(wal_start, message.xid)
+            case CommitPrepared() | RollbackPrepared():
+                self.progress.forget_prepared(message.xid)
+        return False
+
+    def _end_streamed(self, lsn: int, xid: int) -> None:
+        if self._transactions.is_empty(xid):
+            self.progress.abort(xid)
+        else:
+            super()._end_streamed(lsn, xid)
 
 
 class TextTracker(BoundaryTracker):
@@ -154,10 +201,18 @@ class RecordTracker(BoundaryTracker):
         return False
 
 
-def tracker_for(plugin: str, options: Mapping[str, str | None], progress: Progress, end_position: int | None) -> BoundaryTracker:
+def tracker_for(
+    plugin: str,
+    options: Mapping[str, str | None],
+    progress: Progress,
+    end_position: int | None,
+    transactions: Transactions | None = None,
+) -> BoundaryTracker:
     """Return the tracker for a slot's output plugin and the options that it runs with."""
     if plugin == "pgoutput":
-        return PgoutputTracker(progress, end_position)
+        return (
+            PgoutputTracker(progress, end_position) if transactions is None else WholeTracker(progress, end_position, transactions)
+        )
     if plugin == "test_decoding":
         return TextTracker(progress, end_position, b"BEGIN", b"COMMIT")
     if plugin == "wal2json" and options.get("format-version") == "2" and _is_on(options, "include-transaction"):

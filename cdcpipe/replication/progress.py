@@ -7,6 +7,8 @@ The rules that this module keeps (the server skips a transaction for ever once i
 2.  Feedback is cut down to the last transaction end that it covers. Feedback in the middle of a transaction, or from the future,
     can't lose the transactions around it.
 3.  The confirmed position never goes back.
+4.  While a prepared transaction is held back, nothing after its PREPARE is confirmed: the server would send its COMMIT PREPARED
+    alone after a restart, and its changes never again. Feedback beyond it waits until its commit is confirmed, too.
 
 Source: the manual, "Streaming Replication Protocol", Standby status update.
 """
@@ -64,6 +66,10 @@ class Progress:
         self._open: set[int] = set()
         self._last_end = 0
         self._unconfirmed: deque[int] = deque()
+        self._prepared: dict[int, tuple[int, float]] = {}
+        """For each prepared transaction that is held back: where it was prepared, and the end of its commit."""
+        self._waiting_lsn = 0
+        """Feedback that a prepared transaction has kept from being sent."""
         self._messages_received = 0
         self._unconfirmed_messages: deque[int] = deque()
         self._idle_lsn = 0
@@ -89,6 +95,25 @@ class Progress:
     def abort(self, xid: int) -> None:
         """A streamed transaction was rolled back."""
         self._open.discard(xid)
+
+    def prepare(self, xid: int, prepare_lsn: int) -> None:
+        """A transaction was received whole and is held back until it is known whether it commits."""
+        self._open -= {0, xid}
+        self._prepared[xid] = prepare_lsn, NEVER
+        self._idle_lsn = 0
+
+    def commit_prepared(self, xid: int, lsn: int) -> None:
+        """What was held back is committed, and ends at ``lsn`` (which ``end`` is told as well)."""
+        if xid in self._prepared:
+            self._prepared[xid] = self._prepared[xid][0], lsn
+
+    def forget_prepared(self, xid: int) -> None:
+        """What was held back was rolled back, or had no changes."""
+        self._prepared.pop(xid, None)
+        before = self.confirmed_lsn
+        self._confirm(self._waiting_lsn)
+        if self.confirmed_lsn > before:
+            self._feedback_due_at = 0.0
 
     def message(self, lsn: int) -> None:
         """A record that belongs to no transaction was received."""
@@ -126,14 +151,21 @@ class Progress:
     def feedback(self, lsn: int, now: float) -> None:
         """Note that the consumer holds everything up to ``lsn`` (0 says nothing)."""
         before = self.confirmed_lsn
-        while self._unconfirmed and self._unconfirmed[0] <= lsn:
-            self.confirmed_lsn = max(self.confirmed_lsn, self._unconfirmed.popleft())
+        self._confirm(lsn)
         while self._unconfirmed_messages and self._unconfirmed_messages[0] <= lsn:
             self._unconfirmed_messages.popleft()
             self._messages_received -= 1
         self._settle()
         if self.confirmed_lsn > before:
             self._feedback_due_at = min(self._feedback_due_at, now + self.feedback_interval_s)
+
+    def _confirm(self, lsn: int) -> None:
+        if self._prepared:
+            lsn = self._waiting_lsn = max(self._waiting_lsn, min(lsn, self.written_lsn))
+            self._prepared = {xid: prepared for xid, prepared in self._prepared.items() if prepared[1] > lsn}
+            lsn = min([lsn, *(prepare_lsn for prepare_lsn, _ in self._prepared.values())])
+        while self._unconfirmed and self._unconfirmed[0] <= lsn:
+            self.confirmed_lsn = max(self.confirmed_lsn, self._unconfirmed.popleft())
 
     def confirm_written(self, now: float) -> None:
         """Count everything that was written out as confirmed (``--auto-feedback``)."""
@@ -143,12 +175,17 @@ class Progress:
     @property
     def is_outstanding(self) -> bool:
         """Whether the consumer was sent something, or is about to be, that it has not confirmed."""
-        return bool(self._open) or self._last_end > self.confirmed_lsn or self._messages_received > 0
+        return bool(self._open or self._prepared) or self._last_end > self.confirmed_lsn or self._messages_received > 0
 
     @property
     def in_transaction(self) -> bool:
         """Whether a transaction has begun and not ended."""
         return bool(self._open)
+
+    @property
+    def in_unstreamed_transaction(self) -> bool:
+        """Whether a transaction that comes at its commit has begun and not ended (a streamed one may stay open for ever)."""
+        return 0 in self._open
 
     def _settle(self) -> None:
         # Everything before the keepalive's position was sent before it; once all of that is confirmed, so is the position.
