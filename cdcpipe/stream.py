@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 from cdcpipe.errors import CdcpipeError, CommandClosedError, ConnectionClosedError, OutputError, ServerError
 from cdcpipe.lsn import format_lsn
@@ -44,6 +44,9 @@ MAX_PENDING_BYTES = 1 << 20
 """With more than this unwritten the socket is not read any more."""
 MAX_CHUNK_RECORDS = 4096
 
+LONG_RECORD_BYTES = 8 << 10
+"""From here on a copy less is worth more than a call less."""
+
 BULK_BYTES = 16 << 10
 """A round that brought this much is followed by more: the kernel is asked to wake us less often."""
 LOW_WATER_BYTES = 64 << 10
@@ -55,7 +58,31 @@ DRAIN_S = 3.0
 FLUSH_S = 1.0
 """How long a consumer may pause while the last records are written out."""
 
-_WAL_START = struct.Struct(">II").unpack_from  # WALData: Byte1('w') Int64 walStart …, in the two halves that the header prints
+
+class _Layouts(dict[int, tuple[Callable[[memoryview], tuple[int, int, int, Any]], bytes]]):
+    """Length of a CopyData message → what takes it apart, and the end of the header line of its record.
+
+    It is taken apart into its kind, the two halves of walStart that a header prints, and the record, in one call. (Taking a slice
+    of the message costs as much as all the rest.) A long record is not copied: it stays a memoryview.
+    """
+
+    def __init__(self, extra: int) -> None:
+        super().__init__()
+        self._extra = extra  # what is written after the record and counts
+
+    def __missing__(self, length: int) -> tuple[Callable[[memoryview], tuple[int, int, int, Any]], bytes]:
+        record_bytes = length - WAL_DATA_HEADER_BYTES
+        suffix = b" %d\n" % (record_bytes + self._extra)
+        if record_bytes < 0:
+            return (lambda data: (data[0] if data[0] != WAL_DATA else 0, 0, 0, b"")), suffix
+        if record_bytes > LONG_RECORD_BYTES:
+            return (lambda data: (*_WAL_START(data), data[WAL_DATA_HEADER_BYTES:])), suffix
+        # WALData: Byte1('w') Int64 walStart Int64 walEnd Int64 sendTime Byten
+        layout = self[length] = struct.Struct(f">BII16x{record_bytes}s").unpack, suffix
+        return layout
+
+
+_WAL_START = struct.Struct(">BII").unpack_from
 
 
 class Feeder(Protocol):
@@ -120,6 +147,7 @@ class Streamer:
         self._unsent: bytes | None = None
         self._has_more = True
         self._is_bulk = False
+        self._layouts = _Layouts(int(options.write_newline))
         self._can_wait_for_more = True
         self._low_water = 1
         self._hung_up = False
@@ -189,7 +217,8 @@ class Streamer:
             return
         tracker, feeder, options, transactions = self._tracker, self._feeder, self._options, self._transactions
         row_kinds, observe, add, feed = tracker.row_kinds, tracker.observe, self._add, feeder.feed if feeder else None
-        append, wal_start_of = self._pieces.append, _WAL_START
+        append, layouts = self._pieces.append, self._layouts
+        prefix, prefix_high = b"", -1
         plain = feed is None and options.write_header and not options.write_newline
         is_direct = transactions is None or transactions.is_direct
         size = count = 0
@@ -208,16 +237,16 @@ class Streamer:
                     break
                 if length < 0:
                     self._copy_ended()
-            if data[0] != WAL_DATA or length < WAL_DATA_HEADER_BYTES:
+            unpack, suffix = layouts[length]
+            kind, high, low, body = unpack(data)
+            if kind != WAL_DATA:
                 self._keepalive(data)
                 if tracker.is_finished:
                     break
                 continue
             count += 1
             size += length
-            high, low = wal_start_of(data, 1)
-            body = data[WAL_DATA_HEADER_BYTES:]
-            if length == WAL_DATA_HEADER_BYTES or body[0] not in row_kinds:
+            if not body or body[0] not in row_kinds:
                 if observe(high << 32 | low, body):
                     break
                 if transactions is not None:
@@ -239,8 +268,9 @@ class Streamer:
                     size += self._take()
                     is_direct = transactions.is_direct
             elif plain:
-                append(b"w %X/%X %d\n" % (high, low, length - WAL_DATA_HEADER_BYTES))
-                append(body)
+                if high != prefix_high:
+                    prefix, prefix_high = b"w %X/" % high, high
+                append(b"%b%X%b%b" % (prefix, low, suffix, body))
             elif feed is not None:
                 feed(high << 32 | low, bytes(body))
             else:

@@ -47,7 +47,7 @@ class BoundaryTracker:
         self._ends: list[int] = []
         self._messages: list[int] = []
 
-    def observe(self, wal_start: int, data: memoryview) -> bool:
+    def observe(self, wal_start: int, data: bytes | memoryview) -> bool:
         """Look at a record before it is passed on; True means that it lies beyond the end and must not be."""
         raise NotImplementedError
 
@@ -83,7 +83,7 @@ class PgoutputTracker(BoundaryTracker):
         super().__init__(progress, end_position)
         self._in_block = False
 
-    def observe(self, wal_start: int, data: memoryview) -> bool:
+    def observe(self, wal_start: int, data: bytes | memoryview) -> bool:
         """Raise ProtocolError for a message that is cut short or of a kind that pgoutput does not have."""
         kind = chr(data[0]) if len(data) else ""
         try:
@@ -145,7 +145,7 @@ class WholeTracker(PgoutputTracker):
         super().__init__(progress, end_position)
         self._transactions = transactions
 
-    def observe(self, wal_start: int, data: memoryview) -> bool:
+    def observe(self, wal_start: int, data: bytes | memoryview) -> bool:
         """Tell prepared transactions by their gid and position; all else as without `Transactions`."""
         if not len(data) or data[0] not in b"PpKr":
             return super().observe(wal_start, data)
@@ -177,7 +177,7 @@ class TextTracker(BoundaryTracker):
         self._begin, self._commit = begin, commit
         self._longest = max(len(begin), len(commit))
 
-    def observe(self, wal_start: int, data: memoryview) -> bool:
+    def observe(self, wal_start: int, data: bytes | memoryview) -> bool:
         """Tell begin, commit, and what comes outside of both (a message that belongs to no transaction)."""
         head = bytes(data[: self._longest])
         if head.startswith(self._begin):
@@ -192,7 +192,7 @@ class TextTracker(BoundaryTracker):
 class RecordTracker(BoundaryTracker):
     """For plugins that write a record per transaction, and for those that are not known: every record is an end."""
 
-    def observe(self, wal_start: int, data: memoryview) -> bool:  # noqa: ARG002 - what is in it is not known
+    def observe(self, wal_start: int, data: bytes | memoryview) -> bool:  # noqa: ARG002 - what is in it is not known
         """Stop as pg_recvlogical does: at the first record that begins after the end position."""
         if wal_start > self.end_position:
             self.is_finished = True
