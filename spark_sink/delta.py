@@ -6,6 +6,8 @@ transaction version, for which there is no SQL; that comes from Delta's log in t
 
 from __future__ import annotations
 
+import json
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -40,6 +42,9 @@ APPLICATION = "cdcpipe"
 LSNs only grow, over all epochs of a staging directory, so Delta skips a commit that is made a second time. The number of a
 micro-batch would not do: a new checkpoint starts it at 0 again.
 """
+
+_COMMIT_NAME = re.compile(r"[0-9]{20}\.json", re.ASCII)
+_NEWEST_COMMITS = 20
 
 _PROPERTIES = {
     # Any name may be a column's, a column may go and come back.
@@ -92,9 +97,26 @@ def state(spark: SparkSession, path: Path) -> State | None:
     jvm = spark._jvm  # noqa: SLF001 - the only way to the log
     session = spark._jsparkSession  # noqa: SLF001
     snapshot = jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(session, str(path))._2()  # noqa: SLF001 - Scala's name
-    version = snapshot.transactions().get(APPLICATION)
+    lsn = _newest_lsn(path)
+    if lsn is None:
+        version = snapshot.transactions().get(APPLICATION)
+        lsn = version.get() if version.isDefined() else 0
     properties = dict(jvm.scala.jdk.javaapi.CollectionConverters.asJava(snapshot.metadata().configuration()))
-    return State(read(spark, path).schema, version.get() if version.isDefined() else 0, properties)
+    return State(read(spark, path).schema, lsn, properties)
+
+
+def _newest_lsn(path: Path) -> int | None:
+    """Find the LSN in the newest commits, nearly always in the last one; None if they are all somebody else's.
+
+    The snapshot has it, but makes a second's work of finding it.
+    """
+    commits = sorted(entry for entry in (path / "_delta_log").iterdir() if _COMMIT_NAME.fullmatch(entry.name))
+    for commit in reversed(commits[-_NEWEST_COMMITS:]):
+        for line in commit.read_text().splitlines():
+            transaction = json.loads(line).get("txn") if '"txn"' in line else None
+            if transaction is not None and transaction["appId"] == APPLICATION:
+                return int(transaction["version"])
+    return None
 
 
 @contextmanager
@@ -104,8 +126,6 @@ def recording(spark: SparkSession, position: Position) -> Iterator[None]:
         "spark.databricks.delta.write.txnAppId": APPLICATION,
         "spark.databricks.delta.write.txnVersion": str(position.lsn),
         "spark.databricks.delta.commitInfo.userMetadata": str(position),
-        # The source of a MERGE is read twice; ours, a snapshot of a changelog, reads the same both times.
-        "spark.databricks.delta.merge.materializeSource": "none",
     }
     before = {key: spark.conf.get(key, None) for key in settings}
     # CREATE TABLE AS SELECT takes the settings of the thread's active session: in a micro-batch that is the query's own.

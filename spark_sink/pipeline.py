@@ -59,6 +59,9 @@ _logger = logging.getLogger(__name__)
 READER = "tables"
 """The name under which the staging directory knows how far the tables are."""
 
+_KEPT_CHANGES = 100_000
+"""So many changes of a table in a micro-batch are kept in memory from the changelog's commit to the replica's."""
+
 _IDENTIFYING = ("d", "i")
 """The replica identities (DEFAULT, INDEX) under which a Relation message flags the columns that identify a row.
 
@@ -283,12 +286,26 @@ class Pipeline:
                 .option("end", str(end))
                 .load(str(self.staging))
             )
-            changelog.append(self.warehouse, table, rows, state.changelog, start, end)
-            state.changelog = delta.State(schema, end.lsn)
+            is_small = contents.count <= _KEPT_CHANGES
+            if is_small:
+                # Appending and merging read them: once from the segments, then from memory.
+                rows = rows.persist()
+            try:
+                changelog.append(self.warehouse, table, rows, state.changelog, start, end)
+                state.changelog = delta.State(schema, end.lsn)
+                self._follow(table, state, end, (done_lsn, rows) if is_small else None)
+            finally:
+                if is_small:
+                    rows.unpersist()
             if self.warehouse.format != "delta" or not state.has_key:
                 self._tell_exact(table, self._exact_names(table, start, columns))
-        if self.warehouse.format == "delta" and state.has_key and state.replica_lsn < contents.last_lsn:
-            self._tell_exact(table, replica.apply(self.spark, self.warehouse, table, end))
+        elif state.replica_lsn < contents.last_lsn:
+            self._follow(table, state, end, None)
+
+    def _follow(self, table: Table, state: _TableState, end: Position, recent: tuple[int, DataFrame] | None) -> None:
+        """Bring the replica, if the table has one, to where the changelog is."""
+        if self.warehouse.format == "delta" and state.has_key:
+            self._tell_exact(table, replica.apply(self.spark, self.warehouse, table, end, recent))
             state.replica_lsn = end.lsn
 
     # --- keys ---

@@ -56,21 +56,34 @@ class _Piece:
     """Whether the rows so far are those of another table, which had this one's name before."""
 
 
-def apply(spark: SparkSession, warehouse: Warehouse, table: Table, until: Position) -> set[str]:
+def apply(
+    spark: SparkSession,
+    warehouse: Warehouse,
+    table: Table,
+    until: Position,
+    recent: tuple[int, DataFrame] | None = None,
+) -> set[str]:
     """Bring a Delta replica from where it stands to ``until``; a table without a key gets none.
 
-    Return the columns in which there were values that they can't hold.
+    ``recent`` are the changelog's changes beyond an LSN, at hand: they serve if the replica is as far as that. Return the
+    columns in which there were values that they can't hold.
     """
     path = warehouse.replica(table)
     state = delta.state(spark, path)
-    pieces = list(_pieces(warehouse.versions(table), 0 if state is None else state.lsn, until.lsn))
+    lsn = 0 if state is None else state.lsn
+    pieces = list(_pieces(warehouse.versions(table), lsn, until.lsn))
     exact: set[str] = set()
     if not pieces:
         return exact
-    changes = changelog.read(spark, warehouse, table)
+    if recent is not None and recent[0] <= lsn:
+        changes = recent[1]
+        is_all = recent[0] == lsn and len(pieces) == 1
+    else:
+        changes = changelog.read(spark, warehouse, table)
+        is_all = False
     for piece in pieces:
-        position = Position(until.epoch, piece.until_lsn)
-        exact.update(_apply_piece(spark, path, table, _part(changes, piece), piece, position))
+        part = changes if is_all else _part(changes, piece)
+        exact.update(_apply_piece(spark, path, table, part, piece, Position(until.epoch, piece.until_lsn)))
     return exact
 
 
