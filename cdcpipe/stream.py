@@ -47,11 +47,14 @@ MAX_CHUNK_RECORDS = 4096
 LONG_RECORD_BYTES = 8 << 10
 """From here on a copy less is worth more than a call less."""
 
-BULK_BYTES = 16 << 10
-"""A round that brought this much is followed by more: the kernel is asked to wake us less often."""
+BULK_BYTES_PER_S = 8 << 20
+"""At this rate more is on its way: to be woken for each message, by a server that sends them one by one, costs both sides."""
 LOW_WATER_BYTES = 64 << 10
+"""Then the kernel is asked to wake us only for so much (TCP)."""
 BULK_WAIT_S = 0.001
-"""The longest that a record waits in the socket for company."""
+"""The longest that a record waits in the socket for company; the rate is taken over no less."""
+BULK_PAUSE_S = 0.0002
+"""Where there is no low-water mark (Unix sockets, TLS): how long to leave the socket alone. Its buffer holds some 0.7 ms."""
 
 DRAIN_S = 3.0
 """How long the server has to end the stream; after that its records are left unread and its word is asked for instead."""
@@ -147,6 +150,8 @@ class Streamer:
         self._unsent: bytes | None = None
         self._has_more = True
         self._is_bulk = False
+        self._recent_bytes = 0
+        self._recent_since = time.monotonic()
         self._layouts = _Layouts(int(options.write_newline))
         self._can_wait_for_more = True
         self._low_water = 1
@@ -277,7 +282,7 @@ class Streamer:
                 add(high << 32 | low, body)
         if size:
             self._progress.heard(time.monotonic())
-        self._is_bulk = size >= BULK_BYTES
+        self._recent_bytes += size
         self._queue()
 
     def _add(self, lsn: int, record: bytes | memoryview) -> None:
@@ -380,6 +385,9 @@ class Streamer:
         reading = self._is_reading
         has_more = self._has_more and reading
         timeout_s = 0.0 if has_more else max(0.0, self._progress.due_at() - now)
+        if now - self._recent_since >= BULK_WAIT_S:
+            self._is_bulk = self._recent_bytes >= BULK_BYTES_PER_S * (now - self._recent_since)
+            self._recent_bytes, self._recent_since = 0, now
         if not has_more and reading and self._can_wait_for_more:
             wanted = LOW_WATER_BYTES if self._is_bulk else 1
             if wanted != self._low_water:
@@ -387,6 +395,8 @@ class Streamer:
                 self._low_water = wanted if self._can_wait_for_more else 1
             if self._low_water > 1:
                 timeout_s = min(timeout_s, BULK_WAIT_S)
+        if self._is_bulk and not has_more and reading and not self._can_wait_for_more:
+            time.sleep(BULK_PAUSE_S)
         poll = select.poll()
         socket_fd = connection.socket
         if reading or not self._hung_up:
