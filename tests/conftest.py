@@ -20,10 +20,15 @@ def missing(reason: str) -> None:
     pytest.skip(reason)
 
 
-def _cluster(version: str) -> Iterator[postgres.Cluster]:
+def need(version: str) -> None:
+    """Go on only where this server version is there; for tests that make a cluster of their own."""
     reason = postgres.missing_reason(version)
     if reason:
         missing(reason)
+
+
+def _cluster(version: str) -> Iterator[postgres.Cluster]:
+    need(version)
     with postgres.Cluster(version) as cluster:
         yield cluster
 

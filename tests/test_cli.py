@@ -13,6 +13,7 @@ import pexpect
 import postgres
 import pytest
 from cli_process import CLI, COMMAND, run_cli, until
+from conftest import need
 
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.decode import decode
@@ -373,9 +374,7 @@ def test_injection_is_a_name(on18: Fixture) -> None:
 
 def test_wal_level_and_lost_slots_are_explained() -> None:
     """On clusters of their own: what has to be set is named; a lost slot is never made anew."""
-    reason = postgres.missing_reason("18")
-    if reason:
-        pytest.skip(reason)
+    need("18")
     with postgres.Cluster("18", settings={"wal_level": "replica"}) as cluster:
         code, _, err = run_cli("-d", cluster.dsn, "-S", "s", "--publication", "p")
         assert code == 2
@@ -464,9 +463,7 @@ def test_wal2json_is_the_plugin_of_a_new_slot_with_version_2(on15: Fixture) -> N
 
 
 def test_a_plugin_that_the_server_does_not_allow() -> None:
-    reason = postgres.missing_reason("15")
-    if reason:
-        pytest.skip(reason)
+    need("15")
     with postgres.Cluster("15", settings={"output_plugin_libraries": "pgoutput"}) as cluster:
         code, _, err = run_cli("-d", cluster.dsn, "-S", "s", "-c", "-J")
         assert code == 2

@@ -14,6 +14,7 @@ import postgres
 import psutil
 import pytest
 from cli_process import CLI, run_cli, until
+from conftest import need
 from test_cli import Fixture
 
 from cdcpipe.lsn import LSN
@@ -356,8 +357,7 @@ def test_a_publication_younger_than_the_slot_loses_nothing_silently(on: Fixture)
 def test_a_server_that_is_gone_is_3() -> None:
     """kill -9 of the walsender, then a fast stop with unconfirmed data: the server stops, the stream ends, nothing is confirmed."""
     version = "18"
-    if postgres.missing_reason(version):
-        pytest.skip(str(postgres.missing_reason(version)))
+    need(version)
     with postgres.Cluster(version) as cluster:
         with cluster.database("db") as database, contextlib.closing(Fixture(database)) as on:
             insert(on, 1)
