@@ -28,6 +28,7 @@ from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.pipe.commands import CommandReader, Feedback
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.pipe.framing import RecordReader
+from cdcpipe.pipe.input import Input
 from cdcpipe.pipe.output import Output
 from cdcpipe.replication.boundaries import BoundaryTracker
 from cdcpipe.replication.connection import Connection
@@ -137,6 +138,7 @@ class Streamer:
         self._confirmed_on_server = confirmed_on_server
         self._commands = CommandReader()
         self._output = Output(options.out_fd)
+        self._input = Input(options.command_fd)
         self._pieces: list[bytes | memoryview] = []
         self._feeder = make_feeder(self._add) if make_feeder else None
         self._transactions = transactions
@@ -179,6 +181,7 @@ class Streamer:
                 if self._transactions is not None:
                     self._transactions.close()
                 self._output.close()
+                self._input.close()
         return ExitCode.SUCCESS
 
     # The loop
@@ -403,13 +406,13 @@ class Streamer:
             poll.register(socket_fd, (select.POLLIN if reading else 0) | (0 if connection.flush() else select.POLLOUT))
         poll.register(wake_fd, select.POLLIN)
         if not self._stdin_closed:
-            poll.register(self._options.command_fd, select.POLLIN)
+            poll.register(self._input.fd, select.POLLIN)
         if not self._output_closed:
             poll.register(output.fd, select.POLLOUT if output.pending_bytes else 0)
         ready = dict(poll.poll(None if timeout_s == float("inf") else timeout_s * 1000))
         if wake_fd in ready:
             os.read(wake_fd, 4096)
-        if self._options.command_fd in ready or self._signalled:
+        if self._input.fd in ready or self._signalled:
             self._read_commands()
         if socket_fd in ready or self._low_water > 1:
             self._has_more = True
@@ -423,13 +426,9 @@ class Streamer:
 
     def _read_commands(self) -> None:
         """Read what is on stdin now; the highest feedback counts."""
-        fd = self._options.command_fd
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
         feedback = 0
         try:
-            while poll.poll(0):
-                data = os.read(fd, 1 << 16)
+            while (data := self._input.read()) is not None:
                 if not data:
                     self._stdin_closed = True
                     break

@@ -162,6 +162,7 @@ TABLES = [
     "create table cleared (id int primary key)",
     "create table cleared_too (id int primary key)",
     "create table evolving (id int primary key, a int, b text)",
+    "create table followed (id int primary key)",
     "create table renewed (id int primary key, a text)",
     "create table keyless (x int)",
     "alter table keyless replica identity full",
@@ -393,10 +394,10 @@ def test_an_idle_pipeline_starts_no_job(road: Road) -> None:
 def test_a_running_pipeline_follows(road: Road) -> None:
     """Schema changes while it runs; segments are given back, but for the last micro-batch's."""
     with road.pipeline(trigger_interval_s=0.2) as pipeline:
-        road.execute("alter table cleared add column later text", "insert into cleared values (20, 'later')")
+        road.execute("alter table followed add column later text", "insert into followed values (20, 'later')")
         road.land()
         wait_until(lambda: pipeline.progress.position == log_end(road.staging))
-    road.assert_equal("cleared", "id", "later")
+    road.assert_equal("followed", "id", "later")
     segments = list_segments(road.staging)
     reader = read_readers(road.staging)["tables"]
     assert segments[-1].start_lsn <= reader.lsn < segments[-1].end_lsn
