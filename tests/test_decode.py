@@ -134,6 +134,18 @@ def test_stream_abort_with_parallel_streaming():
             decode(data[:size], streaming_parallel=True)
 
 
+def test_the_size_tells_a_stream_abort_of_parallel_streaming():
+    short = b"A" + XID + b"\0\0\2\xf4"
+    data = short + LSN + TIME
+    assert decode(short, streaming_parallel=None) == StreamAbort(X, 756, None, None)
+    assert decode(data, streaming_parallel=None) == StreamAbort(X, 756, L, T)
+    for size in {*range(1, len(data))} - {len(short)}:
+        with pytest.raises(ProtocolError, match="cut short"):
+            decode(data[:size], streaming_parallel=None)
+    with pytest.raises(ProtocolError, match="it should end"):
+        decode(data + b"\0", streaming_parallel=None)
+
+
 @pytest.mark.parametrize(
     ("data", "what"),
     [
@@ -227,7 +239,7 @@ def test_parallel_stream_abort_is_read_back(xid, subxid, lsn, time_us):
 @given(st.sampled_from(b"BCORYIUDTMSEcAbPKrp").map(lambda kind: bytes([kind])), st.binary(max_size=80), st.booleans())
 @example(b"I", struct.pack(">IcHcI", 1, b"N", 1, b"t", 0x80000000), False)
 def test_garbage_gives_a_message_or_a_protocol_error(kind, body, in_stream):
-    for streaming_parallel in (False, True):
+    for streaming_parallel in (False, True, None):
         try:
             message = decode(kind + body, in_stream=in_stream, streaming_parallel=streaming_parallel)
         except ProtocolError:

@@ -2,7 +2,8 @@
 
 The layout depends on two things that the bytes do not say, so the caller does: ``in_stream`` (between Stream Start and
 Stream Stop every change, Relation, Type and Message carries an xid) and ``streaming_parallel`` (Stream Abort carries an
-LSN and a time).
+LSN and a time). Where nobody knows what the server was asked for, as in a capture, ``streaming_parallel`` is None: the size
+of the message tells, which is one of two.
 
 Whatever the bytes, the answer is a message or a `ProtocolError` that names the kind and the position, in time and
 memory proportional to ``len(data)``: counts and lengths are compared with what is there before they are believed. A
@@ -48,7 +49,7 @@ from cdcpipe.pgoutput.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["decode", "malformed"]
+__all__ = ["NAMES", "decode", "malformed"]
 
 _U16 = struct.Struct(">H")
 _U32 = struct.Struct(">I")
@@ -70,7 +71,7 @@ _KEY, _OLD, _NEW = b"KON"
 _NULL, _UNCHANGED, _TEXT, _BINARY = b"nutb"
 _STREAM_ABORT_KIND = ord("A")
 
-_NAMES: Final = {
+NAMES: Final = {
     "B": "Begin",
     "C": "Commit",
     "O": "Origin",
@@ -91,16 +92,17 @@ _NAMES: Final = {
     "r": "Rollback Prepared",
     "p": "Stream Prepare",
 }
+"""Kinds of messages, as the manual names them."""
 
 
 def malformed(data: bytes, pos: int, what: str) -> ProtocolError:
     """Return the error for ``data``: kind, size, where it went wrong; none of its bytes (they may be a row's)."""
     kind = chr(data[0]) if data else ""
-    name = f"{kind!r} ({_NAMES[kind]})" if kind in _NAMES else "an unknown kind"
+    name = f"{kind!r} ({NAMES[kind]})" if kind in NAMES else "an unknown kind"
     return ProtocolError(f"malformed pgoutput message of {len(data)} bytes, {name}: {what} at byte {pos}")
 
 
-def decode(data: bytes | memoryview, *, in_stream: bool = False, streaming_parallel: bool = False) -> Message:
+def decode(data: bytes | memoryview, *, in_stream: bool = False, streaming_parallel: bool | None = False) -> Message:
     """Decode one message; raise ProtocolError for anything that is not exactly one."""
     if not isinstance(data, bytes):
         data = bytes(data)
@@ -284,7 +286,9 @@ def _read_stream_commit(data: bytes) -> tuple[Message, int]:
     return message, 1 + _STREAM_COMMIT.size
 
 
-def _read_stream_abort(data: bytes, streaming_parallel: bool) -> tuple[Message, int]:
+def _read_stream_abort(data: bytes, streaming_parallel: bool | None) -> tuple[Message, int]:
+    if streaming_parallel is None:
+        streaming_parallel = len(data) > 1 + _STREAM_ABORT.size
     if streaming_parallel:
         return StreamAbort(*_STREAM_ABORT_PARALLEL.unpack_from(data, 1)), 1 + _STREAM_ABORT_PARALLEL.size
     xid, subxid = _STREAM_ABORT.unpack_from(data, 1)

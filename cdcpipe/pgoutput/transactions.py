@@ -257,7 +257,7 @@ class Transactions:
     def __init__(
         self,
         *,
-        streaming_parallel: bool = False,
+        streaming_parallel: bool | None = False,
         spill_threshold: int = SPILL_THRESHOLD,
         make_spill: Callable[[], Spill] = SpillFile,
     ) -> None:

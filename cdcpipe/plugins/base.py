@@ -219,7 +219,9 @@ class Renderer:
     ``write(lsn, record)`` gets what the plugin writes. ``streaming_parallel`` as in `cdcpipe.pgoutput.decode`.
     """
 
-    def __init__(self, plugin: OutputPlugin, write: Callable[[int, bytes], None], *, streaming_parallel: bool = False) -> None:
+    def __init__(
+        self, plugin: OutputPlugin, write: Callable[[int, bytes], None], *, streaming_parallel: bool | None = False
+    ) -> None:
         self._plugin = plugin
         self._streaming_parallel = streaming_parallel
         self._relations = RelationCache()
