@@ -3,21 +3,37 @@
 The catalog is as it is now, not as it was when the change was made: a column that has been dropped since has no facts, a
 type that has been dropped only the name that the stream gave. Types are kept, they don't change under one id within a
 connection's life except for their names, which are asked for again when the stream describes the type again.
+
+Without a server (`NoCatalogError`), as for a capture, types have the names that the stream gave: that of its base type for a
+domain, and no type modifiers. What the stream does not say at all is then an error that names it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cdcpipe.errors import CdcpipeError
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from cdcpipe.plugins.keywords import KEYWORDS
 from cdcpipe.plugins.text import quote_identifier
 from cdcpipe.plugins.type_names import built_in_type, format_built_in_type
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cdcpipe.pgoutput.messages import Type
     from cdcpipe.plugins.base import Query
 
-__all__ = ["Catalog", "ColumnFacts", "TypeFacts"]
+__all__ = ["Catalog", "ColumnFacts", "NoCatalogError", "TypeFacts"]
+
+
+class NoCatalogError(InvalidArgumentsError):
+    """Raised by a ``query`` that has no server to ask; ``what`` is what is to be known."""
+
+    def __init__(self, what: str = "what the output plugin asks for") -> None:
+        super().__init__(
+            f"{what} can't be found in the stream, and there is no server to ask",
+            hint="name the server that the changes came from (-d, -h, -p, -U, -m), or leave out the option that needs its catalog",
+        )
 
 
 class TypeFacts(NamedTuple):
@@ -72,9 +88,15 @@ class Catalog:
             text = self._formatted.get((type_id, typmod))
         if text is None:
             # Cast: a negative constant would bind as an operator.
-            rows = self._query(
+            sql = (
                 f"select format_type(t.oid, ({'null' if typmod is None else typmod})::int4) from pg_type t where t.oid = {type_id}"
             )
+            try:
+                rows = self._ask(f"the name of type {type_id}", sql)
+            except NoCatalogError:
+                if type_id not in self._described:
+                    raise
+                rows = []
             text = rows[0][0] if rows else None
             if text is None:
                 text = self._described_name(type_id)
@@ -88,7 +110,8 @@ class Catalog:
             return TypeFacts(built_in.name, 0, -1)
         facts = self._facts.get(type_id)
         if facts is None:
-            rows = self._query(f"select typname, typbasetype, typtypmod from pg_type where oid = {type_id}")
+            what = f"whether type {type_id} is a domain, and its bare name (include-domain-data-type, include-typmod)"
+            rows = self._ask(what, f"select typname, typbasetype, typtypmod from pg_type where oid = {type_id}")
             if rows:
                 name, base_type, base_typmod = rows[0]
                 facts = TypeFacts(name or "", int(base_type or 0), int(base_typmod or -1))
@@ -99,7 +122,8 @@ class Catalog:
 
     def columns(self, relation_id: int) -> dict[str, ColumnFacts]:
         """Return the facts of a relation's columns by name; never from memory. Empty if the relation is gone."""
-        rows = self._query(
+        rows = self._ask(
+            "what a column is in the catalog (include-not-null, include-default, include-column-positions, include-pk)",
             f"""
             select a.attname, a.attnum, a.attnotnull,
                    case when a.attgenerated = '' then pg_get_expr(d.adbin, d.adrelid) end,
@@ -108,7 +132,7 @@ class Catalog:
                  left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
                  left join pg_index i on i.indrelid = a.attrelid and i.indisprimary and i.indimmediate and i.indisvalid
             where a.attrelid = {relation_id} and a.attnum > 0 and not a.attisdropped
-            """
+            """,
         )
         return {
             name or "": ColumnFacts(int(position or 0), not_null == "t", default, primary_key == "t")
@@ -118,7 +142,8 @@ class Catalog:
     def origin_id(self, name: str) -> int:
         """Return the number of a replication origin."""
         if name not in self._origins:
-            rows = self._query("select roname, roident from pg_replication_origin")
+            what = f"the number of the replication origin {name!r} (include-origin, filter-origins)"
+            rows = self._ask(what, "select roname, roident from pg_replication_origin")
             self._origins = {origin or "": int(number or 0) for origin, number in rows}
         if name not in self._origins:
             msg = f"the replication origin {name!r} is no longer in pg_replication_origin: its number is not known"
@@ -129,15 +154,27 @@ class Catalog:
     def keywords(self) -> frozenset[str]:
         """The words that must be quoted to be names."""
         if self._keywords is None:
-            rows = self._query("select word from pg_get_keywords() where catcode <> 'U'")
-            self._keywords = frozenset(word or "" for (word,) in rows)
+            try:
+                rows = self._query("select word from pg_get_keywords() where catcode <> 'U'")
+                self._keywords = frozenset(word or "" for (word,) in rows)
+            except NoCatalogError:
+                self._keywords = KEYWORDS
         return self._keywords
 
+    def _ask(self, what: str, sql: str) -> Sequence[tuple[str | None, ...]]:
+        try:
+            return self._query(sql)
+        except NoCatalogError:
+            raise NoCatalogError(what) from None
+
     def _described_name(self, type_id: int) -> str:
-        """Return the name of a type that the catalog has no longer, from the stream."""
+        """Return the name of a type that the catalog does not have, or no longer, from the stream."""
         type_ = self._described.get(type_id)
         if type_ is None:
             return "???"
+        # The server names array types after their elements.
+        is_array = len(type_.name) > 1 and type_.name.startswith("_")
+        name = quote_identifier(type_.name[is_array:], self.keywords) + "[]" * is_array
         if type_.namespace in _DEFAULT_SEARCH_PATH:
-            return quote_identifier(type_.name, self.keywords)
-        return f"{quote_identifier(type_.namespace, self.keywords)}.{quote_identifier(type_.name, self.keywords)}"
+            return name
+        return f"{quote_identifier(type_.namespace, self.keywords)}.{name}"
