@@ -314,13 +314,13 @@ class Streamer:
 
     def _queue(self) -> None:
         """Hand the pieces to the output as one chunk."""
-        ends, messages = self._tracker.take()
+        ends = self._tracker.take()
         if self._withheld_ends or self._is_taking:
             # The last end is that of the transaction that is on its way: it goes with the last of its records.
             ends = self._withheld_ends + ends
             self._withheld_ends = [ends.pop()] if self._is_taking else []
-        if self._pieces or ends or messages:
-            self._output.put(b"".join(self._pieces), ends, messages)
+        if self._pieces or ends:
+            self._output.put(b"".join(self._pieces), ends)
             self._pieces.clear()
 
     def _keepalive(self, data: memoryview) -> None:
@@ -353,9 +353,9 @@ class Streamer:
         self._connection.notices.clear()
 
     def _write(self) -> None:
-        ends, messages = self._output.write()
-        if ends or messages:
-            self._progress.written(ends, messages)
+        ends = self._output.write()
+        if ends:
+            self._progress.written(ends)
             if self._options.auto_feedback:
                 self._progress.confirm_written(time.monotonic())
 

@@ -67,11 +67,26 @@ def test_a_keepalive_before_new_records_does_not_count_any_more() -> None:
 def test_a_message_outside_of_transactions_is_outstanding_until_confirmed() -> None:
     progress = Progress(0)
     progress.message(70)
-    progress.written([], [70])
     progress.keepalive(80, reply_requested=False)
     assert progress.confirmed_lsn == 0
+    progress.written([70])
+    progress.feedback(69, 0)
+    assert (progress.confirmed_lsn, progress.is_outstanding) == (0, True)
     progress.feedback(70, 0)
     assert progress.confirmed_lsn == 80
+
+
+def test_messages_outside_of_transactions_are_confirmed_as_they_come() -> None:
+    """Also while a streamed transaction is open, and with no commit and no keepalive after them."""
+    progress = Progress(0)
+    progress.begin(7)
+    for lsn in (70, 80, 90):
+        progress.message(lsn)
+    progress.written([70, 80, 90])
+    progress.feedback(85, 0)
+    assert progress.confirmed_lsn == 80
+    progress.confirm_written(0)
+    assert progress.confirmed_lsn == 90
 
 
 def test_open_streamed_transactions_hold_keepalives_back() -> None:

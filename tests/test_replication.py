@@ -145,35 +145,32 @@ def feed(tracker: BoundaryTracker, *records: tuple[int, bytes]) -> list[int]:
     return passed
 
 
-PGOUTPUT: list[tuple[str, list[tuple[int, bytes]], list[int], list[int], bool]] = [
-    ("a transaction", [(1, begin(9)), (2, b"I"), (10, COMMIT)], [10], [], False),
-    ("an open transaction", [(1, begin(9)), (2, b"I")], [], [], True),
-    ("messages inside and outside", [(1, MESSAGE), (2, begin(9)), (3, TRANSACTIONAL), (10, COMMIT)], [10], [1], False),
+PGOUTPUT: list[tuple[str, list[tuple[int, bytes]], list[int], bool]] = [
+    ("a transaction", [(1, begin(9)), (2, b"I"), (10, COMMIT)], [10], False),
+    ("an open transaction", [(1, begin(9)), (2, b"I")], [], True),
+    ("messages inside and outside", [(1, MESSAGE), (2, begin(9)), (3, TRANSACTIONAL), (10, COMMIT)], [1, 10], False),
     (
         "streamed blocks",
         [(1, stream_start(7)), (2, b"E"), (3, stream_start(8)), (4, b"E"), (9, stream_commit(7))],
         [9],
-        [],
         True,
     ),
-    ("a streamed abort", [(1, stream_start(7)), (2, b"E"), (3, stream_abort(7, 7))], [], [], False),
-    ("an aborted subtransaction", [(1, stream_start(7)), (2, b"E"), (3, stream_abort(7, 9))], [], [], True),
-    ("an abort of what is not known", [(3, stream_abort(5, 5))], [], [], False),
-    ("a message in a streamed block", [(1, stream_start(7)), (2, TRANSACTIONAL), (3, b"E")], [], [], True),
-    ("prepared", [(1, b"b"), (2, b"I"), (5, b"P"), (8, b"K")], [5, 8], [], False),
-    ("streamed and prepared", [(1, stream_start(7)), (2, b"E"), (5, stream_prepare(7)), (8, b"r")], [5, 8], [], False),
+    ("a streamed abort", [(1, stream_start(7)), (2, b"E"), (3, stream_abort(7, 7))], [], False),
+    ("an aborted subtransaction", [(1, stream_start(7)), (2, b"E"), (3, stream_abort(7, 9))], [], True),
+    ("an abort of what is not known", [(3, stream_abort(5, 5))], [], False),
+    ("a message in a streamed block", [(1, stream_start(7)), (2, TRANSACTIONAL), (3, b"E")], [], True),
+    ("prepared", [(1, b"b"), (2, b"I"), (5, b"P"), (8, b"K")], [5, 8], False),
+    ("streamed and prepared", [(1, stream_start(7)), (2, b"E"), (5, stream_prepare(7)), (8, b"r")], [5, 8], False),
 ]
 
 
-@pytest.mark.parametrize(
-    ("records", "ends", "messages", "is_open"), [case[1:] for case in PGOUTPUT], ids=[case[0] for case in PGOUTPUT]
-)
-def test_pgoutput_boundaries(records: Any, ends: list[int], messages: list[int], is_open: bool) -> None:
+@pytest.mark.parametrize(("records", "ends", "is_open"), [case[1:] for case in PGOUTPUT], ids=[case[0] for case in PGOUTPUT])
+def test_pgoutput_boundaries(records: Any, ends: list[int], is_open: bool) -> None:
     progress = Progress(0)
     tracker = PgoutputTracker(progress)
     assert len(feed(tracker, *records)) == len(records)
-    assert tracker.take() == (ends, messages)
-    assert tracker.take() == ([], [])
+    assert tracker.take() == ends
+    assert tracker.take() == []
     assert progress.in_transaction == is_open
 
 
@@ -200,6 +197,15 @@ def test_pgoutput_end_position(end_position: int, passed: list[int]) -> None:
     records = [(1, begin(8)), (2, b"I"), (10, COMMIT), (10, begin(15)), (20, COMMIT), (21, begin(30))]
     tracker = PgoutputTracker(Progress(0), end_position)
     assert feed(tracker, *records) == passed
+    assert tracker.is_finished
+
+
+@pytest.mark.parametrize(("end_position", "passed"), [(4, []), (5, [5]), (7, [5]), (8, [5, 8]), (9, [5, 8])])
+def test_pgoutput_end_position_among_messages(end_position: int, passed: list[int]) -> None:
+    """A message outside of transactions has its end as its position."""
+    tracker = PgoutputTracker(Progress(0), end_position)
+    assert feed(tracker, (5, MESSAGE), (8, MESSAGE)) == passed
+    tracker.keepalive(9)
     assert tracker.is_finished
 
 
@@ -237,10 +243,10 @@ def test_text_boundaries() -> None:
     progress = Progress(0)
     tracker = TextTracker(progress, None, b"BEGIN", b"COMMIT")
     feed(tracker, (1, b"message: x"), (2, b"BEGIN 7"), (3, b"table t: INSERT"), (9, b"COMMIT 7"))
-    assert tracker.take() == ([9], [1])
+    assert tracker.take() == [1, 9]
 
 
 def test_unknown_plugins_end_with_each_record() -> None:
     tracker = RecordTracker(Progress(0), 5)
     assert feed(tracker, (3, b"x"), (5, b"y"), (6, b"z")) == [3, 5]
-    assert tracker.take() == ([3, 5], [])
+    assert tracker.take() == [3, 5]

@@ -24,12 +24,11 @@ _PIPE_BYTES = 1 << 20
 class Output:
     """Writes chunks to ``fd`` as far as it takes them; raise OutputError if it is closed or fails.
 
-    Each chunk carries the ends of the transactions in it and the positions of records that belong to none; ``write`` returns those
-    of the chunks that have gone out whole.
+    Each chunk carries the ends of the transactions in it; ``write`` returns those of the chunks that have gone out whole.
     """
 
     def __init__(self, fd: int) -> None:
-        self._chunks: deque[tuple[memoryview, list[int], list[int]]] = deque()
+        self._chunks: deque[tuple[memoryview, list[int]]] = deque()
         self.pending_bytes = 0
         self.fd = fd
         self._socket: socket.socket | None = None
@@ -68,18 +67,17 @@ class Output:
         msg = f"records can't be written: {ex.strerror}"
         return OutputError(msg, hint="the reader has closed the pipe, or the disk is full; nothing more was confirmed")
 
-    def put(self, chunk: bytes, ends: list[int], messages: list[int]) -> None:
+    def put(self, chunk: bytes, ends: list[int]) -> None:
         """Queue a chunk."""
-        self._chunks.append((memoryview(chunk), ends, messages))
+        self._chunks.append((memoryview(chunk), ends))
         self.pending_bytes += len(chunk)
 
-    def write(self) -> tuple[list[int], list[int]]:
+    def write(self) -> list[int]:
         """Write what the descriptor takes now."""
         ends: list[int] = []
-        messages: list[int] = []
         try:
             while self._chunks:
-                chunk, chunk_ends, chunk_messages = self._chunks[0]
+                chunk, chunk_ends = self._chunks[0]
                 if len(chunk):
                     if self._socket is not None:
                         count = self._socket.send(chunk, socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0))
@@ -87,16 +85,15 @@ class Output:
                         count = os.write(self.fd, chunk)
                     self.pending_bytes -= count
                     if count < len(chunk):
-                        self._chunks[0] = (chunk[count:], chunk_ends, chunk_messages)
+                        self._chunks[0] = (chunk[count:], chunk_ends)
                         continue
                 self._chunks.popleft()
                 ends += chunk_ends
-                messages += chunk_messages
         except BlockingIOError:
             pass  # the consumer is not reading; the loop waits for it
         except OSError as ex:
             raise self._error(ex) from ex
-        return ends, messages
+        return ends
 
     def close(self) -> None:
         """Leave the descriptor as it was found; what is queued is dropped."""

@@ -4,7 +4,8 @@ What may be confirmed depends on it (see ``progress``). A tracker looks at recor
 nothing. pgoutput's is exact. For the plugins whose text we know, a transaction is recognised by how its first and last records
 begin. For any other plugin every record counts as an end: feedback is then as exact as the consumer's.
 
-Source: the manual, "Logical Replication Message Formats"; the header LSN of a Commit is the end of the transaction.
+Source: the manual, "Logical Replication Message Formats"; the header LSN of a Commit is the end of the transaction, that of a
+logical message the end of its record.
 """
 
 from __future__ import annotations
@@ -45,7 +46,6 @@ class BoundaryTracker:
         self.end_position = float("inf") if end_position is None else end_position
         self.is_finished = False
         self._ends: list[int] = []
-        self._messages: list[int] = []
 
     def observe(self, wal_start: int, data: bytes | memoryview) -> bool:
         """Look at a record before it is passed on; True means that it lies beyond the end and must not be."""
@@ -56,22 +56,25 @@ class BoundaryTracker:
         if wal_end >= self.end_position and not self.progress.in_unstreamed_transaction:
             self.is_finished = True
 
-    def take(self) -> tuple[list[int], list[int]]:
-        """Return the ends of transactions, and the records without one, observed since the last call."""
-        taken = self._ends, self._messages
-        if self._ends or self._messages:
-            self._ends, self._messages = [], []
+    def take(self) -> list[int]:
+        """Return the ends of transactions, and of records without one, observed since the last call."""
+        taken = self._ends
+        if taken:
+            self._ends = []
         return taken
 
     def _end(self, lsn: int, xid: int = 0) -> None:
         self.progress.end(lsn, xid)
-        self._ends.append(lsn)
-        if lsn >= self.end_position and not self.progress.in_unstreamed_transaction:
-            self.is_finished = True
+        self._note_end(lsn)
 
     def _message(self, lsn: int) -> None:
         self.progress.message(lsn)
-        self._messages.append(lsn)
+        self._note_end(lsn)
+
+    def _note_end(self, lsn: int) -> None:
+        self._ends.append(lsn)
+        if lsn >= self.end_position and not self.progress.in_unstreamed_transaction:
+            self.is_finished = True
 
 
 class PgoutputTracker(BoundaryTracker):
@@ -117,6 +120,9 @@ class PgoutputTracker(BoundaryTracker):
                 case "M":
                     # Byte1('M'), in a stream block Int32 xid, Int8 flags (1: transactional) …
                     if not self._in_block and not data[1] & 1:
+                        if wal_start > self.end_position:
+                            self.is_finished = True
+                            return True
                         self._message(wal_start)
                 case _ if len(data) and data[0] in ROW_KINDS:
                     pass

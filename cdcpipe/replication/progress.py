@@ -3,7 +3,8 @@
 The rules that this module keeps (the server skips a transaction for ever once its commit lies before the confirmed position):
 
 1.  Only two kinds of position are ever confirmed: the end of a transaction that was written out and that the consumer confirmed,
-    and the position of a keepalive once nothing is outstanding, so that an idle slot does not retain WAL.
+    and the position of a keepalive once nothing is outstanding, so that an idle slot does not retain WAL. A logical message outside
+    of transactions counts as one that ends where its record does, which is what the server gives as its position.
 2.  Feedback is cut down to the last transaction end that it covers. Feedback in the middle of a transaction, or from the future,
     can't lose the transactions around it.
 3.  The confirmed position never goes back.
@@ -70,8 +71,6 @@ class Progress:
         """For each prepared transaction that is held back: where it was prepared, and the end of its commit."""
         self._waiting_lsn = 0
         """Feedback that a prepared transaction has kept from being sent."""
-        self._messages_received = 0
-        self._unconfirmed_messages: deque[int] = deque()
         self._idle_lsn = 0
         self._heard_at = now
         self._sent_at = now
@@ -116,8 +115,8 @@ class Progress:
             self._feedback_due_at = 0.0
 
     def message(self, lsn: int) -> None:
-        """A record that belongs to no transaction was received."""
-        self._messages_received += 1
+        """A record that belongs to no transaction was received; it ends at ``lsn``."""
+        self._last_end = max(self._last_end, lsn)
         self.received_lsn = max(self.received_lsn, lsn)
         self._idle_lsn = 0
 
@@ -135,13 +134,12 @@ class Progress:
 
     # What the consumer does
 
-    def written(self, ends: Iterable[int], messages: Iterable[int] = ()) -> None:
-        """The transactions that end at ``ends``, and records without one, were written out whole, in that order."""
+    def written(self, ends: Iterable[int]) -> None:
+        """The transactions that end at ``ends`` (and records without one) were written out whole, in that order."""
         for end in ends:
             if end > self.written_lsn:
                 self.written_lsn = end
                 self._unconfirmed.append(end)
-        self._unconfirmed_messages.extend(messages)
         if len(self._unconfirmed) > MAX_UNCONFIRMED:
             last = self._unconfirmed[-1]
             self._unconfirmed = deque(list(self._unconfirmed)[1::2])
@@ -152,9 +150,6 @@ class Progress:
         """Note that the consumer holds everything up to ``lsn`` (0 says nothing)."""
         before = self.confirmed_lsn
         self._confirm(lsn)
-        while self._unconfirmed_messages and self._unconfirmed_messages[0] <= lsn:
-            self._unconfirmed_messages.popleft()
-            self._messages_received -= 1
         self._settle()
         if self.confirmed_lsn > before:
             self._feedback_due_at = min(self._feedback_due_at, now + self.feedback_interval_s)
@@ -169,13 +164,13 @@ class Progress:
 
     def confirm_written(self, now: float) -> None:
         """Count everything that was written out as confirmed (``--auto-feedback``)."""
-        if self._unconfirmed or self._unconfirmed_messages:
-            self.feedback(max([*self._unconfirmed_messages, self.written_lsn]), now)
+        if self._unconfirmed:
+            self.feedback(self.written_lsn, now)
 
     @property
     def is_outstanding(self) -> bool:
         """Whether the consumer was sent something, or is about to be, that it has not confirmed."""
-        return bool(self._open or self._prepared) or self._last_end > self.confirmed_lsn or self._messages_received > 0
+        return bool(self._open or self._prepared) or self._last_end > self.confirmed_lsn
 
     @property
     def in_transaction(self) -> bool:
