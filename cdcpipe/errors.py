@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
 
 __all__ = [
@@ -82,9 +83,24 @@ class ServerError(CdcpipeError):
 
 
 class ProtocolError(CdcpipeError):
-    """Bytes that the protocol does not allow; raised for any malformed input, never skipped."""
+    """Bytes that the protocol does not allow; raised for any malformed input, never skipped.
+
+    Whoever found them knows what is wrong, whoever read them knows where they came from: ``locate`` brings the two together.
+    """
 
     exit_code = ExitCode.PG_ERROR
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.lsn = 0
+        """The position in the record's header, once it is known."""
+
+    def locate(self, lsn: int) -> None:
+        """Name the record's position; what is called first, closest to the record, counts."""
+        if lsn and not self.lsn:
+            self.lsn = lsn
+            self.message = f"{self.message} (record at {format_lsn(lsn)})"
+            self.args = (self.message,)
 
 
 class CommandError(CdcpipeError):

@@ -12,7 +12,8 @@ last. What is different from the server:
 - A transaction without a published change is never sent (since PostgreSQL 15), so there is no ``begin`` for it.
 - Relations are as the publication shows them: column lists, no generated columns before PostgreSQL 18, no catalog facts
   beyond name, type, type modifier and "part of the replica identity". `OutputPlugin.query` asks the catalog, as it is now.
-- Values come as text (`bytes`), as the type's output function gave it; see `cdcpipe.pgoutput.messages` for the others.
+- Values come as text (`bytes`), as the type's output function gives it, also when the server sends them in binary form; see
+  `cdcpipe.pgoutput.messages` for NULL and values that were not sent.
 
 Source: the manual, "Logical Decoding Output Plugins".
 """
@@ -25,10 +26,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from cdcpipe.errors import InvalidArgumentsError, ProtocolError
+from cdcpipe.pgoutput.binary import Types
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import (
     Begin,
     BeginPrepare,
+    Binary,
     Commit,
     CommitPrepared,
     Delete,
@@ -48,6 +51,7 @@ from cdcpipe.pgoutput.messages import (
     Update,
 )
 from cdcpipe.pgoutput.relations import RelationCache
+from cdcpipe.plugins.catalog import Catalog
 
 if TYPE_CHECKING:
     from cdcpipe.pgoutput.messages import Message
@@ -225,6 +229,7 @@ class Renderer:
         self._plugin = plugin
         self._streaming_parallel = streaming_parallel
         self._relations = RelationCache()
+        self._types = Types(Catalog(plugin.query).binary_form)
         self._txn: Transaction | None = None
         self._has_begun = False
         """False between Begin and what follows it: the transaction's origin comes in a message of its own."""
@@ -241,7 +246,12 @@ class Renderer:
 
     def feed(self, wal_start: int, data: bytes) -> None:
         """Render one message; ``data`` is exactly one, ``wal_start`` is what its WALData said."""
-        self._active[data[:8]](wal_start, data)
+        try:
+            self._active[data[:8]](wal_start, data)
+        except ProtocolError as ex:
+            # Relation and Type come without a position; the transaction's end is near.
+            ex.locate(wal_start or (self._txn.final_lsn if self._txn else 0))
+            raise
 
     def close(self) -> None:
         """Tell the plugin that the stream has ended."""
@@ -267,7 +277,7 @@ class Renderer:
         match message:
             case Insert() | Update() | Delete():
                 relation = self._relations.relation(message.relation_id)
-                _check_columns(relation, message)
+                self._check(relation, message)
                 txn = self._transaction(message)
                 if not self._is_filtered:
                     self._plugin.change(txn, relation, message, lsn)
@@ -335,7 +345,7 @@ class Renderer:
         match message:
             case Insert() | Update() | Delete():
                 relation = self._relations.relation(message.relation_id)
-                _check_columns(relation, message)
+                self._check(relation, message)
                 self._plugin.stream_change(txn, relation, message, lsn)
             case Truncate():
                 relations = [self._relations.relation(relation_id) for relation_id in message.relation_ids]
@@ -352,9 +362,18 @@ class Renderer:
             case _:
                 raise _out_of_place(message, "inside a stream block")
 
+    def _check(self, relation: Relation, change: Change) -> None:
+        """Check that a change fits its relation, and put text in place of values in binary form."""
+        _check_columns(relation, change)
+        for name in ("key", "old", "new"):
+            row = getattr(change, name, None)
+            if row is not None and Binary in map(type, row):
+                setattr(change, name, self._types.row_to_text(relation, row))
+
     def _describe(self, message: Relation | Type) -> None:
         self._relations.add(message)
         if isinstance(message, Type):
+            self._types.forget()
             self._plugin.type(message)
             return
         makers = self._plugin.relation(message)
