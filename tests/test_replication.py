@@ -129,6 +129,7 @@ def stream_prepare(xid: int) -> bytes:
 
 
 COMMIT = b"C" + bytes(25)
+PREPARE, COMMIT_PREPARED, ROLLBACK_PREPARED = (kind + bytes(45) for kind in (b"P", b"K", b"r"))
 MESSAGE = b"M\0" + bytes(8)
 TRANSACTIONAL = b"M\1" + bytes(8)
 
@@ -159,8 +160,8 @@ PGOUTPUT: list[tuple[str, list[tuple[int, bytes]], list[int], bool]] = [
     ("an aborted subtransaction", [(1, stream_start(7)), (2, b"E"), (3, stream_abort(7, 9))], [], True),
     ("an abort of what is not known", [(3, stream_abort(5, 5))], [], False),
     ("a message in a streamed block", [(1, stream_start(7)), (2, TRANSACTIONAL), (3, b"E")], [], True),
-    ("prepared", [(1, b"b"), (2, b"I"), (5, b"P"), (8, b"K")], [5, 8], False),
-    ("streamed and prepared", [(1, stream_start(7)), (2, b"E"), (5, stream_prepare(7)), (8, b"r")], [5, 8], False),
+    ("prepared", [(1, b"b"), (2, b"I"), (5, PREPARE), (8, COMMIT_PREPARED)], [5, 8], False),
+    ("streamed and prepared", [(1, stream_start(7)), (2, b"E"), (5, stream_prepare(7)), (8, ROLLBACK_PREPARED)], [5, 8], False),
 ]
 
 
@@ -174,7 +175,10 @@ def test_pgoutput_boundaries(records: Any, ends: list[int], is_open: bool) -> No
     assert progress.in_transaction == is_open
 
 
-@pytest.mark.parametrize("data", [b"", b"B", begin(1)[:8], b"S\0\0", b"A\0\0\0\1", b"c", b"p" + bytes(20), b"M", b"X", b"\0"])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"B", begin(1)[:8], COMMIT[:-1], b"P", PREPARE[:29], b"S\0\0", b"A\0\0\0\1", b"c", b"p" + bytes(20), b"M", b"X", b"\0"],
+)
 def test_pgoutput_boundaries_malformed(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         PgoutputTracker(Progress(0)).observe(1, memoryview(data))

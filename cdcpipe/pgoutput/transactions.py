@@ -94,15 +94,16 @@ class SpillFile:
 
     def __init__(self) -> None:
         self._size = 0
+        # Not another directory that is writable, as tempfile would take where this one is missing or full.
+        self._directory = os.environ.get("TMPDIR") or tempfile.gettempdir()
         try:
-            self._file = tempfile.TemporaryFile(prefix="cdcpipe-", buffering=0)  # noqa: SIM115 - open until its transaction ends
+            self._file = tempfile.TemporaryFile(dir=self._directory, prefix=".tmp-cdcpipe-", buffering=0)  # noqa: SIM115 - open until its transaction ends
         except OSError as ex:
             raise self._error(ex) from ex
 
-    @staticmethod
-    def _error(ex: OSError) -> OutputError:
+    def _error(self, ex: OSError) -> OutputError:
         return OutputError(
-            f"a transaction in progress can't be held in {tempfile.gettempdir()}: {ex.strerror}",
+            f"a transaction in progress can't be held in {self._directory}: {ex.strerror}",
             hint="make room there, name a larger directory in TMPDIR, or raise --spill-threshold; nothing of it was confirmed",
         )
 
@@ -299,17 +300,21 @@ class Transactions:
                 self._mark(held)
             return
         data = bytes(data)
-        kinds, where = _KINDS[self._state]
-        if not data or data[0] not in kinds:
-            raise malformed(data, 0, f"it does not belong here, {where}")
-        if self._state == _PLAIN:
-            self._feed_plain(wal_start, data)
-        elif self._state == _IDLE:
-            self._feed_idle(wal_start, data)
-        elif self._state == _BLOCK:
-            self._feed_block(wal_start, data)
-        else:
-            self._feed_preparing(wal_start, data)
+        try:
+            kinds, where = _KINDS[self._state]
+            if not data or data[0] not in kinds:
+                raise malformed(data, 0, f"it does not belong here, {where}")
+            if self._state == _PLAIN:
+                self._feed_plain(wal_start, data)
+            elif self._state == _IDLE:
+                self._feed_idle(wal_start, data)
+            elif self._state == _BLOCK:
+                self._feed_block(wal_start, data)
+            else:
+                self._feed_preparing(wal_start, data)
+        except ProtocolError as ex:
+            ex.locate(wal_start)
+            raise
 
     def _feed_idle(self, wal_start: int, data: bytes) -> None:
         match message := decode(data, streaming_parallel=self._streaming_parallel):
@@ -467,7 +472,7 @@ class Transactions:
         try:
             return self._streamed.pop(xid)
         except KeyError:
-            raise ProtocolError(f"transaction {xid} ends, but none of its stream blocks came") from None
+            raise ProtocolError(f"the streamed transaction {xid} ends, but none of its stream blocks came") from None
 
     def _abort(self, message: StreamAbort) -> None:
         held = self._streamed.get(message.xid)

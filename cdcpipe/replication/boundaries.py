@@ -25,6 +25,8 @@ ROW_KINDS = frozenset(b"IUDTROY")
 """pgoutput's messages that begin and end nothing; the loop does not show them to the tracker."""
 
 _FINAL_LSN = struct.Struct(">xQ")  # Begin: Byte1('B') Int64 final_lsn …
+_COMMIT = struct.Struct(">xBQQq")  # Commit: Byte1('C') Int8 flags Int64 commit_lsn Int64 end_lsn Int64 time
+_PREPARED = struct.Struct(">xBQQqI")  # Prepare: Byte1('P') Int8 flags Int64 Int64 Int64 Int32 xid …; 'K' alike, 'r' is longer
 _XID = struct.Struct(">xI")  # Stream Start: Byte1('S') Int32 xid …
 _STREAM_COMMIT = struct.Struct(">xIBQ")  # Stream Commit: Byte1('c') Int32 xid Int8 flags Int64 commit_lsn …
 _XID_SUBXID = struct.Struct(">xII")  # Stream Abort: Byte1('A') Int32 xid Int32 subxid …
@@ -98,7 +100,11 @@ class PgoutputTracker(BoundaryTracker):
                     self.progress.begin()
                 case "b":
                     self.progress.begin()
-                case "C" | "P" | "K" | "r":
+                case "C":
+                    _COMMIT.unpack_from(data)
+                    self._end(wal_start)
+                case "P" | "K" | "r":
+                    _PREPARED.unpack_from(data)
                     self._end(wal_start)
                 case "S":
                     self._in_block = True
@@ -127,11 +133,10 @@ class PgoutputTracker(BoundaryTracker):
                 case _ if len(data) and data[0] in ROW_KINDS:
                     pass
                 case _:
-                    msg = f"pgoutput has no message of kind {kind!r} ({len(data)} bytes)"
-                    raise ProtocolError(msg, hint="the server is newer than this program, or the slot's plugin is not pgoutput")
+                    what = f"pgoutput has no message of kind {kind!r} ({len(data)} bytes)"
+                    raise _error(what, wal_start, "the server is newer than this program, or the slot's plugin is not pgoutput")
         except (struct.error, IndexError):
-            msg = f"pgoutput message {kind!r} is cut short: {len(data)} bytes"
-            raise ProtocolError(msg) from None
+            raise _error(f"pgoutput message {kind!r} is cut short: {len(data)} bytes", wal_start) from None
         return False
 
     def _end_streamed(self, lsn: int, xid: int) -> None:
@@ -155,7 +160,12 @@ class WholeTracker(PgoutputTracker):
         """Tell prepared transactions by their gid and position; all else as without `Transactions`."""
         if not len(data) or data[0] not in b"PpKr":
             return super().observe(wal_start, data)
-        match message := decode(data):
+        try:
+            message = decode(data)
+        except ProtocolError as ex:
+            ex.locate(wal_start)
+            raise
+        match message:
             case Prepare() | StreamPrepare():
                 self.progress.prepare(message.xid, message.prepare_lsn)
             case CommitPrepared() if message.commit_lsn >= self.end_position:
@@ -229,3 +239,9 @@ def tracker_for(
 def _is_on(options: Mapping[str, str | None], name: str) -> bool:
     value = options.get(name, "true")
     return value is None or value.lower() in {"true", "t", "on", "yes", "y", "1"}
+
+
+def _error(what: str, wal_start: int, hint: str | None = None) -> ProtocolError:
+    error = ProtocolError(what, hint=hint)
+    error.locate(wal_start)
+    return error
