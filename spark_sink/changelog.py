@@ -7,6 +7,8 @@ the old one (types.versioned_name).
 With Delta Lake an append records the position that it reaches, and is skipped if the table has it already. With Parquet it
 is a directory ``_cdc_batch=EPOCH-START-END``, written under a hidden name and renamed: the directory's name is the record.
 So a reader sees all of an append or nothing, in both, and an append made twice leaves the rows of one.
+
+The logical messages have a changelog of their own (`warehouse.MESSAGES`), with the data source's columns for them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import re
 import shutil
 from itertools import pairwise
 from typing import TYPE_CHECKING
+
+import pyarrow.parquet as parquet
 
 from cdcpipe.lsn import format_lsn
 from spark_sink import delta
@@ -63,8 +67,14 @@ def read(spark: SparkSession, warehouse: Warehouse, table: Table) -> DataFrame:
     return spark.read.schema(newest).parquet(str(path)).drop(_BATCH)
 
 
-def append(warehouse: Warehouse, table: Table, rows: DataFrame, before: State | None, start: Position, end: Position) -> None:
-    """Append the changes in (start, end]; ``before`` is the changelog's state. Rows have all columns of the table."""
+def append(
+    warehouse: Warehouse, table: Table, rows: DataFrame, before: State | None, start: Position, end: Position, count: int
+) -> None:
+    """Append the changes in (start, end]; ``before`` is the changelog's state. Rows have all columns of the table.
+
+    WarehouseError if these were not ``count`` rows. A Parquet changelog does not have them then. A Delta table does, and that
+    it is at ``end``: so the warehouse is marked, and not opened any more.
+    """
     path = warehouse.changelog(table)
     if warehouse.format == "delta":
         with delta.recording(rows.sparkSession, end):
@@ -75,13 +85,25 @@ def append(warehouse: Warehouse, table: Table, rows: DataFrame, before: State | 
                 delta.create(path, rows, properties)
             else:
                 delta.append(path, rows)
+        written = delta.rows_written(path, end)
+        if written is not None and written != count:
+            problem = _wrong_count(table, written, count, end)
+            warehouse.mark_damaged(problem)
+            raise WarehouseError(problem, hint="restore the warehouse from a copy that is older than this error, and report it")
         return
     path.mkdir(parents=True, exist_ok=True)
     temporary = path / "_writing"
     # What an append that did not come to its end left behind. There is one writer, the pipeline.
     shutil.rmtree(temporary, ignore_errors=True)
     rows.write.parquet(str(temporary))
+    written = sum(parquet.read_metadata(file).num_rows for file in temporary.glob("*.parquet"))
+    if written != count:
+        raise WarehouseError(_wrong_count(table, written, count, end), hint="nothing of it was kept; report it")
     temporary.rename(path / f"{_BATCH}={end.epoch:06d}-{start.lsn:016X}-{end.lsn:016X}")
+
+
+def _wrong_count(table: Table, written: int, count: int, end: Position) -> str:
+    return f"{written} rows were written to the changelog of {table} up to {end}, where the segments have {count} changes"
 
 
 def _batches(path: Path) -> list[tuple[int, Path]]:

@@ -1,4 +1,6 @@
-"""What some segments hold, found from their indexes in the driver: which tables, and under which descriptions. No pyspark.
+"""What some segments hold, found from their indexes in the driver: which tables, under which descriptions. No pyspark.
+
+The logical messages are among the tables, under a name that none has (`warehouse.MESSAGES`), with no description.
 
 A description (a Relation message) stands in a segment before the first change that it applies to. What matters is the
 transaction from which it holds, the first with such a change: that is the same wherever segments begin and end.
@@ -17,7 +19,7 @@ from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Relation, Truncate
 from spark_sink import segment_index
 from spark_sink.staging import StagingError
-from spark_sink.warehouse import Table
+from spark_sink.warehouse import MESSAGES, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -35,7 +37,7 @@ class Contents:
 
     count: int = 0
     last_lsn: int = 0
-    """The end LSN of the last transaction that changes the table."""
+    """The end LSN of the last transaction that changes the table; of a message outside of transactions, its place among them."""
     relations: list[tuple[int, Relation]] = field(default_factory=list)
     """The table's descriptions in order, each with the end LSN of the first transaction that it applies to."""
 
@@ -44,11 +46,18 @@ def read_contents(segments: Iterable[Segment], after_lsn: int = 0) -> dict[Table
     """Return the tables that have changes in the segments, in transactions that end beyond ``after_lsn``."""
     found: dict[Table, Contents] = {}
     for segment in segments:
-        for end_lsn, last_lsn, count, relation in _uses(segment, after_lsn):
+        index = segment_index.load(segment.path)
+        for end_lsn, last_lsn, count, relation in _uses(segment, index, after_lsn):
             contents = found.setdefault(Table(relation.namespace, relation.name), Contents())
             contents.count += count
             contents.last_lsn = max(contents.last_lsn, last_lsn)
             contents.relations.append((end_lsn, relation))
+        places = index.messages()[1]
+        places = places[places > after_lsn]
+        if len(places):
+            contents = found.setdefault(MESSAGES, Contents())
+            contents.count += len(places)
+            contents.last_lsn = int(places[-1])
     for contents in found.values():
         contents.relations.sort(key=lambda use: use[0])
         contents.relations = [
@@ -57,9 +66,8 @@ def read_contents(segments: Iterable[Segment], after_lsn: int = 0) -> dict[Table
     return found
 
 
-def _uses(segment: Segment, after_lsn: int) -> Iterator[tuple[int, int, int, Relation]]:
+def _uses(segment: Segment, index: SegmentIndex, after_lsn: int) -> Iterator[tuple[int, int, int, Relation]]:
     """Yield each description that a segment's changes use: the first and last transaction's end LSN, the count, the description."""
-    index = segment_index.load(segment.path)
     data = segment_index.map_segment(segment.path)
     ids, records = _changes(segment, index, data, after_lsn)
     described = np.flatnonzero(index.kind == segment_index.RELATION)

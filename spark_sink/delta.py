@@ -32,6 +32,7 @@ __all__ = [
     "quote",
     "read",
     "recording",
+    "rows_written",
     "state",
     "table_name",
 ]
@@ -106,16 +107,31 @@ def state(spark: SparkSession, path: Path) -> State | None:
 
 
 def _newest_lsn(path: Path) -> int | None:
-    """Find the LSN in the newest commits, nearly always in the last one; None if they are all somebody else's.
+    """Find the LSN in the newest commits; None if they are all somebody else's.
 
     The snapshot has it, but makes a second's work of finding it.
     """
+    return next((lsn for lsn, _ in _newest_commits(path)), None)
+
+
+def _newest_commits(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield our commits of late, the newest first, nearly always the table's last: the LSN of each, and its lines."""
     commits = sorted(entry for entry in (path / "_delta_log").iterdir() if _COMMIT_NAME.fullmatch(entry.name))
     for commit in reversed(commits[-_NEWEST_COMMITS:]):
-        for line in commit.read_text().splitlines():
+        lines = commit.read_text().splitlines()
+        for line in lines:
             transaction = json.loads(line).get("txn") if '"txn"' in line else None
             if transaction is not None and transaction["appId"] == APPLICATION:
-                return int(transaction["version"])
+                yield int(transaction["version"]), lines
+
+
+def rows_written(path: Path, position: Position) -> int | None:
+    """Return how many rows the commit that recorded ``position`` has written; None if Delta Lake was told not to say."""
+    for lsn, lines in _newest_commits(path):
+        if lsn == position.lsn:
+            infos = (json.loads(line).get("commitInfo") for line in lines if '"commitInfo"' in line)
+            metrics = next((info.get("operationMetrics") or {} for info in infos if info), {})
+            return int(metrics["numOutputRows"]) if "numOutputRows" in metrics else None
     return None
 
 

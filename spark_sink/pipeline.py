@@ -7,7 +7,8 @@
 
 A micro-batch is a range of segments. The driver finds in their indexes which tables they change, and how those look there;
 each such table's changes are read typed, with the schema that the table has then, appended to its changelog and merged
-into its replica. So a running query lives through ADD, DROP and RENAME COLUMN and changes of type.
+into its replica. So a running query lives through ADD, DROP and RENAME COLUMN and changes of type. Logical messages are
+appended to a changelog of their own; a micro-batch without any has nothing to do for them.
 
 Nothing twice, nothing missing: a table's commit records the position that it reaches, and a table goes on from its own
 position whatever the micro-batch is. What Spark keeps in its checkpoint only says where to go on reading. A checkpoint that
@@ -38,14 +39,14 @@ from spark_sink.staging import (
     register_reader,
     removed_position,
 )
-from spark_sink.types import assign_columns, column_names, merge_columns, split_schema, typed_schema
-from spark_sink.warehouse import Table, Version, Warehouse, WarehouseError
+from spark_sink.types import MESSAGE_SCHEMA, assign_columns, column_names, merge_columns, split_schema, typed_schema
+from spark_sink.warehouse import MESSAGES, Table, Version, Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
     from pyspark.sql.types import StructType
 
@@ -77,6 +78,7 @@ class PipelineProgress:
     batches: int = 0
     changes: int = 0
     tables: int = 0
+    messages: int = 0
 
 
 class Pipeline:
@@ -240,10 +242,14 @@ class Pipeline:
                 hint="the checkpoint is another warehouse's, or newer than this one: delete it, and what is there goes on from "
                 "where the tables are",
             )
-        count = 0
+        count = message_count = 0
         if end.lsn > position.lsn:
             after = [segment for segment in segments if segment.end_lsn > position.lsn]
             contents = read_contents(after)
+            messages = contents.pop(MESSAGES, None)
+            if messages is not None:
+                self._process_messages(messages, after)
+                message_count = messages.count
             for table in sorted(contents):
                 self._process_table(table, contents[table], after)
                 count += contents[table].count
@@ -256,49 +262,63 @@ class Pipeline:
             batches=self._progress.batches + 1,
             changes=self._progress.changes + count,
             tables=len(self._seen),
+            messages=self._progress.messages + message_count,
         )
         # Not ``end``: until Spark has noted the end of this micro-batch, it may ask for it again.
         register_reader(self.staging, READER, segments[0].start)
 
-    def _process_table(self, table: Table, contents: Contents, segments: Sequence[Segment]) -> None:
+    def _process_messages(self, contents: Contents, segments: Sequence[Segment]) -> None:
+        state = self._state(MESSAGES)
+        if state.done_lsn < contents.last_lsn:
+            rows = self._reader(MESSAGE_SCHEMA, segments, state.done_lsn).option("view", "messages").load(str(self.staging))
+            self._append(MESSAGES, rows, contents, segments)
+
+    def _state(self, table: Table) -> _TableState:
         state = self._tables.get(table)
         if state is None:
             state = self._tables[table] = _TableState(
                 changelog.state(self.spark, self.warehouse, table), self.warehouse.versions(table)
             )
+        return state
+
+    def _reader(self, schema: StructType, segments: Sequence[Segment], done_lsn: int) -> DataFrameReader:
+        """Return a reader of what the segments have beyond ``done_lsn``."""
+        reader = self.spark.read.format("cdcpipe").schema(schema)
+        return reader.option("start", str(_start(segments, done_lsn))).option("end", str(segments[-1].end))
+
+    def _append(self, table: Table, rows: DataFrame, contents: Contents, segments: Sequence[Segment]) -> None:
+        """Append to a changelog what the segments have for it beyond where it is."""
+        state, end = self._tables[table], segments[-1].end
+        count = contents.count
+        if state.done_lsn > segments[0].start_lsn:  # it is further than the others
+            count = read_contents(segments, state.done_lsn)[table].count
+        changelog.append(self.warehouse, table, rows, state.changelog, _start(segments, state.done_lsn), end, count)
+        state.changelog = delta.State(rows.schema, end.lsn)
+
+    def _process_table(self, table: Table, contents: Contents, segments: Sequence[Segment]) -> None:
+        state = self._state(table)
         end = segments[-1].end
-        done_lsn = 0 if state.changelog is None else state.changelog.lsn
+        done_lsn = state.done_lsn
         if done_lsn < contents.last_lsn:
             columns = merge_columns(
                 None if state.changelog is None else split_schema(state.changelog.schema)[0],
                 (relation for _, relation in contents.relations),
             )
             self._note_versions(table, state, contents, done_lsn, columns)
-            start = next(
-                Position(segment.epoch, max(segment.start_lsn, done_lsn)) for segment in segments if segment.end_lsn > done_lsn
-            )
-            schema = typed_schema(columns)
-            rows = (
-                self.spark.read.format("cdcpipe")
-                .schema(schema)
-                .option("table", source.quote_table(table.schema, table.name))
-                .option("start", str(start))
-                .option("end", str(end))
-                .load(str(self.staging))
-            )
+            reader = self._reader(typed_schema(columns), segments, done_lsn)
+            rows = reader.option("table", source.quote_table(table.schema, table.name)).load(str(self.staging))
             is_small = contents.count <= _KEPT_CHANGES
             if is_small:
                 # Appending and merging read them: once from the segments, then from memory.
                 rows = rows.persist()
             try:
-                changelog.append(self.warehouse, table, rows, state.changelog, start, end)
-                state.changelog = delta.State(schema, end.lsn)
+                self._append(table, rows, contents, segments)
                 self._follow(table, state, end, (done_lsn, rows) if is_small else None)
             finally:
                 if is_small:
                     rows.unpersist()
             if self.warehouse.format != "delta" or not state.has_key:
-                self._tell_exact(table, self._exact_names(table, start, columns))
+                self._tell_exact(table, self._exact_names(table, _start(segments, done_lsn), columns))
         elif state.replica_lsn < contents.last_lsn:
             self._follow(table, state, end, None)
 
@@ -393,6 +413,11 @@ class Pipeline:
         return PipelineError(f"the tables could not be brought further: {detail}")
 
 
+def _start(segments: Sequence[Segment], done_lsn: int) -> Position:
+    """Return where a table that is at ``done_lsn`` goes on in the segments."""
+    return next(Position(segment.epoch, max(segment.start_lsn, done_lsn)) for segment in segments if segment.end_lsn > done_lsn)
+
+
 class PipelineError(CdcpipeError):
     """Spark could not do what a micro-batch needs."""
 
@@ -409,6 +434,11 @@ class _TableState:
     versions: list[Version]
     replica_lsn: int = 0
     """Up to where the replica certainly is; it knows itself better."""
+
+    @property
+    def done_lsn(self) -> int:
+        """Up to where the changelog is."""
+        return 0 if self.changelog is None else self.changelog.lsn
 
     @property
     def has_key(self) -> bool:

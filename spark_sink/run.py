@@ -172,7 +172,8 @@ def _settings(confs: tuple[str, ...]) -> dict[str, str]:
 
 def _note(pipeline: Pipeline) -> str:
     progress = pipeline.progress
-    return f"; {progress.changes:,} changes in {progress.tables} tables up to {progress.position or '-'}"
+    messages = f" and {progress.messages:,} messages" if progress.messages else ""
+    return f"; {progress.changes:,} changes in {progress.tables} tables{messages} up to {progress.position or '-'}"
 
 
 def _name_keyless(prepared: Prepared) -> None:

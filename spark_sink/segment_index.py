@@ -3,15 +3,19 @@
 Whoever first knows the record boundaries writes them down, so nobody walks headers again: `build` makes the index beside the
 segment, `load` reads it. It is a cache: `load` makes it anew when it is missing, torn, of another format or does not fit.
 
-The ``.idx`` is an Arrow IPC file of one row with two columns, ``records`` and ``transactions``, lists of structs whose fields
-are `SegmentIndex`'s; the schema's metadata holds the format's version, the segment's name and its size.
+The ``.idx`` is an Arrow IPC file of one row with three columns, ``records``, ``transactions`` and ``messages``, lists of structs
+whose fields are `SegmentIndex`'s; the schema's metadata holds the format's version, the segment's name and its size.
 
 The ordinal numbers a transaction's changes from 0: Insert, Update and Delete count 1, Truncate counts 1 for each of its
 relations, in its order. Any other record has the ordinal of the change that follows it, so the numbers do not depend on
 whether logical messages were asked for.
 
+A logical message that belongs to no transaction stands between two, behind the end of the one, before the commit of the other.
+Its LSN is the end of its record, where no transaction ends: that is its place in the order of transactions' ends.
+
 Here a segment is checked as a whole: known kinds only, Begin and Commit in turn and of one mind, changes within them, each
-relation described before its first change. What fails is a StagingError that names file and byte.
+relation described before its first change, logical messages at their place. What fails is a StagingError that names file and
+byte.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_TRANSACTION", "SegmentIndex", "build", "load", "map_segment"]
 
-FORMAT: Final = b"1"
+FORMAT: Final = b"2"
 _FORMAT_KEY, _NAME_KEY, _SIZE_KEY = b"cdcpipe.index_format", b"cdcpipe.segment_name", b"cdcpipe.segment_bytes"
 
 NO_TRANSACTION: Final = -1
@@ -68,12 +72,14 @@ _SHORTEST: Final = {
 _SCAN_BYTES: Final = 64 << 20
 """How much of a segment is scanned at a time: the scanner's lists of boundaries take as much memory again."""
 
+_MAX_LSN: Final = 0xFFFFFFFFFFFFFFFF
+_SEGMENT_NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})\.cdc", re.ASCII)
 _HEADER = re.compile(rb"w [0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8} ([0-9]{1,10})\n")
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentIndex:
-    """numpy arrays, one item per record, then one item per transaction; ``size`` is the segment's, in bytes."""
+    """numpy arrays: an item per record, then per transaction, then per logical message; ``size`` is the segment's, in bytes."""
 
     size: int
     offset: Array
@@ -100,6 +106,18 @@ class SegmentIndex:
     origin: Array
     """object: str, or None for a transaction that began on this server."""
 
+    message_lsn: Array
+    """uint64: the end of the message's own record, whether it is of a transaction or not."""
+
+    def messages(self) -> tuple[Array, Array]:
+        """Return each logical message's record number, and its place among the transactions' ends, ascending (uint64)."""
+        record = np.flatnonzero(self.kind == MESSAGE)
+        transaction = self.transaction[record]
+        is_inside = transaction != NO_TRANSACTION
+        place = self.message_lsn.copy()
+        place[is_inside] = self.end_lsn[transaction[is_inside]]
+        return record, place
+
 
 _RECORD_TYPE: Final = pa.struct(
     [
@@ -120,6 +138,9 @@ _TRANSACTION_TYPE: Final = pa.struct(
         ("origin", pa.string()),
     ]
 )
+_MESSAGE_TYPE: Final = pa.struct([("message_lsn", pa.uint64())])
+
+_COLUMNS: Final = {"records": _RECORD_TYPE, "transactions": _TRANSACTION_TYPE, "messages": _MESSAGE_TYPE}
 
 
 def map_segment(path: Path) -> memoryview:
@@ -245,6 +266,7 @@ class _Builder:
             xid=self._integers(begin, 17, ">u4"),
             commit_time_us=self._integers(commit, 18, ">i8"),
             origin=self._origins(transaction, len(begin)),
+            message_lsn=self._messages(transaction, commit),
         )
 
     def _transactions(self, begin: Array, commit: Array) -> Array:
@@ -307,6 +329,24 @@ class _Builder:
             raise StagingError(msg)
         return ordinal.astype(np.int32)
 
+    def _messages(self, transaction: Array, commit: Array) -> Array:
+        """Return the logical messages' LSNs; check that those outside of transactions are where their LSNs say."""
+        record = np.flatnonzero(self._kind == MESSAGE)
+        lsn = self._integers(record, 2, ">u8")
+        is_outside = transaction[record] == NO_TRANSACTION
+        is_transactional = (self._bytes[self._offset[record] + 1] & 1).astype(np.bool_)
+        self._require(is_outside != is_transactional, record, "a logical message on the wrong side of a Begin or Commit")
+        record, outside_lsn = record[is_outside], lsn[is_outside]
+        following = np.searchsorted(commit, record)
+        match = _SEGMENT_NAME.fullmatch(self._path.name)
+        first, last = (int(match[1], 16), int(match[2], 16)) if match is not None else (0, _MAX_LSN)
+        low = np.concatenate([np.array([first], np.uint64), self._integers(commit, 10, ">u8")])
+        high = np.concatenate([self._integers(commit, 2, ">u8"), np.array([last], np.uint64)])
+        fits = (low[following] < outside_lsn) & (outside_lsn <= high[following])
+        fits[1:] &= outside_lsn[1:] > outside_lsn[:-1]
+        self._require(fits, record, "a logical message that is not at its place in the WAL")
+        return lsn
+
     def _origins(self, transaction: Array, count: int) -> Array:
         record = np.flatnonzero(self._kind == ORIGIN)
         origins = np.full(count, None, object)
@@ -334,7 +374,7 @@ def _write(segment: Path, index: SegmentIndex) -> None:
         values = pa.StructArray.from_arrays(arrays, fields=list(struct))
         return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
 
-    columns = {"records": column(_RECORD_TYPE), "transactions": column(_TRANSACTION_TYPE)}
+    columns = {name: column(struct) for name, struct in _COLUMNS.items()}
     batch = pa.record_batch(columns).replace_schema_metadata(_metadata(segment, index.size))
     path = segment.with_suffix(".idx")
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
@@ -356,7 +396,7 @@ def _read(segment: Path, size: int) -> SegmentIndex | None:
         if batch.schema.metadata != _metadata(segment, size):
             return None
         arrays: dict[str, Array] = {}
-        for name, struct in (("records", _RECORD_TYPE), ("transactions", _TRANSACTION_TYPE)):
+        for name, struct in _COLUMNS.items():
             values = batch.column(name).values
             for field in struct:
                 array = values.field(field.name).cast(field.type)
@@ -374,4 +414,6 @@ def _is_sound(index: SegmentIndex) -> bool:
     in_order = (index.offset[1:] > end[:-1]).all() and (index.end_lsn[1:] > index.end_lsn[:-1]).all()
     numbers = index.transaction
     in_range = (numbers >= NO_TRANSACTION).all() and (numbers < len(index.end_lsn)).all()
-    return bool(fits and in_order and in_range and np.isin(index.kind, _KINDS).all() and (index.end_lsn > 0).all())
+    all_messages = len(index.message_lsn) == np.count_nonzero(index.kind == MESSAGE) and (index.message_lsn > 0).all()
+    known = np.isin(index.kind, _KINDS).all() and (index.end_lsn > 0).all()
+    return bool(fits and in_order and in_range and all_messages and known)

@@ -1,7 +1,8 @@
 """A sealed segment -> Arrow record batches of a Spark schema: the part of the data source that runs in executors.
 
 `TypedReader` gives the changes of one table, as columns, with no Python per row; `EnvelopeReader` gives those of all tables
-in one shape, row by row. What the rows mean is said in source.py; here is how they are made.
+in one shape, row by row; `MessageReader` gives the logical messages. What the rows mean is said in source.py; here is how they
+are made.
 
 Each record is read with the relation that is in force at its place in the segment. What the schema has no place for (a
 column, a TOAST value that was not sent, a value that its type cannot hold) is a StagingError; nothing is left out silently.
@@ -19,13 +20,13 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from cdcpipe.errors import CdcpipeError, ProtocolError
-from cdcpipe.pgoutput.columnar import Changes, Values, decode_changes
+from cdcpipe.pgoutput.columnar import Changes, Values, decode_changes, gather
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Binary, Delete, Insert, Message, Relation, Truncate, Update
 from spark_sink import segment_index
-from spark_sink.segment_index import RELATION, SegmentIndex, map_segment
+from spark_sink.segment_index import NO_TRANSACTION, RELATION, SegmentIndex, map_segment
 from spark_sink.staging import StagingError
-from spark_sink.types import OPS, assign_columns, split_schema
+from spark_sink.types import MESSAGE_SCHEMA, OPS, assign_columns, split_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["EnvelopeReader", "Slice", "TypedReader", "read_relations"]
+__all__ = ["EnvelopeReader", "MessageReader", "Slice", "TypedReader", "read_relations"]
 
 BATCH_ROWS: Final = 1 << 16
 BATCH_BYTES: Final = 64 << 20
@@ -52,10 +53,18 @@ _OP_CODES[[ord(kind) for kind in OPS]] = np.arange(len(OPS))
 _UNIX_2000_US: Final = 946_684_800_000_000
 _OLD_PREFIX: Final = "_cdc_old."
 
+_PREFIX_POS: Final = 10
+"""Of a logical message: "Byte1('M'), Int8 flags, Int64 LSN, String prefix, Int32 length of the content, the content"."""
+_PREFIX_BYTES: Final = 128
+"""Where a prefix ends is looked for in so many bytes first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What one task reads: of the transactions that end in (after_lsn, until_lsn], the records of one part of the segment."""
+    """What one task reads: of the transactions that end in (after_lsn, until_lsn], the records of one part of the segment.
+
+    So with a logical message outside of transactions whose place is in that range.
+    """
 
     path: str
     epoch: int
@@ -69,6 +78,7 @@ class _OpenSlice:
     """A slice with its segment mapped and its index loaded."""
 
     def __init__(self, piece: Slice) -> None:
+        self._piece = piece
         self.path = Path(piece.path)
         self.epoch = piece.epoch
         self.index: SegmentIndex = segment_index.load(self.path)
@@ -87,6 +97,29 @@ class _OpenSlice:
         wanted = (transaction >= self._from_transaction) & (transaction < self._to_transaction)
         wanted &= np.isin(self.index.kind[self.first : self.last], np.frombuffer(kinds, np.uint8))
         return np.flatnonzero(wanted) + self.first
+
+    def messages(self) -> Array:
+        """Return the numbers, among the segment's logical messages, of those that are the slice's."""
+        record, place = self.index.messages()
+        wanted = (record >= self.first) & (record < self.last)
+        wanted &= (place > np.uint64(self._piece.after_lsn)) & (place <= np.uint64(self._piece.until_lsn))
+        return np.flatnonzero(wanted)
+
+    def chunks(self, records: Array) -> Iterator[slice]:
+        """Cut records, in order, into what makes a batch of bounded size."""
+        offset = self.index.offset[records]
+        byte_count = np.cumsum(self.index.length[records], dtype=np.int64)
+        first = 0
+        while first < len(records):
+            used = byte_count[first - 1] if first else 0
+            last = min(
+                first + BATCH_ROWS,
+                int(np.searchsorted(byte_count, used + BATCH_BYTES, side="right")),
+                int(np.searchsorted(offset, offset[first] + BATCH_SPAN_BYTES)),
+            )
+            last = max(last, first + 1)
+            yield slice(first, last)
+            first = last
 
     def message(self, record: int) -> Message:
         """Decode one record."""
@@ -154,8 +187,8 @@ class TypedReader:
             low, high = np.searchsorted(records, [version.first, version.last])
             mine = records[low:high]
             mine = mine[index.relation_id[mine] == version.relation.relation_id]
-            for chunk in self._chunks(mine):
-                yield self._batch(chunk, version.relation)
+            for chunk in self._slice.chunks(mine):
+                yield self._batch(mine[chunk], version.relation)
         truncates = self._truncates(versions)
         if truncates is not None:
             yield truncates
@@ -177,23 +210,6 @@ class TypedReader:
     def _if_wanted(self, version: _Version) -> Iterator[_Version]:
         if (version.relation.namespace, version.relation.name) == self._table:
             yield version
-
-    def _chunks(self, records: Array) -> Iterator[Array]:
-        """Cut into what makes a batch of bounded size."""
-        index = self._slice.index
-        offset = index.offset[records]
-        byte_count = np.cumsum(index.length[records], dtype=np.int64)
-        first = 0
-        while first < len(records):
-            used = byte_count[first - 1] if first else 0
-            last = min(
-                first + BATCH_ROWS,
-                int(np.searchsorted(byte_count, used + BATCH_BYTES, side="right")),
-                int(np.searchsorted(offset, offset[first] + BATCH_SPAN_BYTES)),
-            )
-            last = max(last, first + 1)
-            yield records[first:last]
-            first = last
 
     def _batch(self, record: Array, relation: Relation) -> pa.RecordBatch:
         index = self._slice.index
@@ -385,6 +401,73 @@ class EnvelopeReader:
         for name in values.keys() & set(self._arrow_schema.names):
             arrays[name] = pa.array(values[name], self._arrow_schema.field(name).type)
         return pa.RecordBatch.from_arrays([arrays[name] for name in self._arrow_schema.names], schema=self._arrow_schema)
+
+
+class MessageReader:
+    """Reads the logical messages from a slice."""
+
+    def __init__(self, piece: Slice, schema: StructType) -> None:
+        self._slice = _OpenSlice(piece)
+        self._arrow_schema = to_arrow_schema(schema, timezone="UTC")
+        for wanted in schema:
+            if wanted.name not in MESSAGE_SCHEMA.names or MESSAGE_SCHEMA[wanted.name].dataType != wanted.dataType:
+                msg = f"the schema given has a column {wanted.name} of type {wanted.dataType.simpleString()}: messages have none"
+                raise StagingError(msg, hint=f"their columns are {', '.join(MESSAGE_SCHEMA.names)}")
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """Yield the messages, in order."""
+        numbers = self._slice.messages()
+        records, places = (found[numbers] for found in self._slice.index.messages())
+        for chunk in self._slice.chunks(records):
+            yield self._batch(records[chunk], places[chunk], self._slice.index.message_lsn[numbers[chunk]])
+
+    def _batch(self, record: Array, place: Array, lsn: Array) -> pa.RecordBatch:
+        index = self._slice.index
+        transaction = index.transaction[record]
+        is_outside = transaction == NO_TRANSACTION
+        inside = transaction[~is_outside]
+        xid, time_us = np.zeros(len(record), np.int64), np.zeros(len(record), np.int64)
+        xid[~is_outside], time_us[~is_outside] = index.xid[inside], index.commit_time_us[inside] + _UNIX_2000_US
+        prefix, content = self._gather(record)
+        arrays = {
+            "prefix": prefix,
+            "content": content,
+            "transactional": pa.array(~is_outside),
+            "_cdc_epoch": pa.array(np.full(len(record), self._slice.epoch, np.int32)),
+            "_cdc_end_lsn": pa.array(place.astype(np.int64)),
+            "_cdc_ordinal": pa.array(index.ordinal[record]),
+            "_cdc_lsn": pa.array(lsn.astype(np.int64)),
+            "_cdc_xid": pa.array(xid, mask=is_outside),
+            "_cdc_commit_time": pa.array(time_us, mask=is_outside).cast(pa.timestamp("us", "UTC")),
+        }
+        return pa.RecordBatch.from_arrays([arrays[name] for name in self._arrow_schema.names], schema=self._arrow_schema)
+
+    def _gather(self, record: Array) -> tuple[pa.StringArray, pa.BinaryArray]:
+        """Return the prefixes and the contents. These may be large: they are copied once, from the mapped segment to Arrow."""
+        segment, index = self._slice.segment, self._slice.index
+        start = index.offset[record] + _PREFIX_POS
+        end = index.offset[record] + index.length[record]
+        prefix_end = np.array([self._prefix_end(*ends) for ends in zip(start.tolist(), end.tolist(), strict=True)], np.int64)
+        content = prefix_end + 5
+        return gather(segment, start, prefix_end - start).cast(pa.string()), gather(segment, content, end - content)
+
+    def _prefix_end(self, start: int, end: int) -> int:
+        """Return where the prefix that begins at ``start`` ends, having checked it and the length of the content after it."""
+        segment, size = self._slice.segment, _PREFIX_BYTES
+        while (prefix := bytes(segment[start : min(start + size, end)])).find(0) < 0:
+            if start + size >= end:
+                self._slice.fail(start, "the prefix of a logical message has no end")
+            size *= 8
+        prefix = prefix[: prefix.find(0)]
+        try:
+            prefix.decode()
+        except UnicodeDecodeError:
+            msg = f"segment {self._slice.path}: the prefix of a logical message, at byte {start}, is not UTF-8"
+            raise StagingError(msg, hint="is the database's encoding SQL_ASCII? its bytes come as they are") from None
+        content = start + len(prefix) + 5
+        if content + int.from_bytes(segment[content - 4 : content]) != end:
+            self._slice.fail(content - 4, "the content of a logical message is not as long as it says")
+        return start + len(prefix)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,8 @@
 |---|---|
 | `path` | the staging directory; executors read it too, so it must be at the same place for all |
 | `table` | `schema.name`, each part quoted as in SQL where it has a dot or a quote: typed rows of this table |
-| `view` | `segments`: a row per segment. Neither `table` nor `view`: the envelope, the same columns for every table |
+| `view` | `messages`: a row per logical message. `segments`: a row per segment |
+| | neither `table` nor `view`: the envelope, the same columns for every table |
 | `start`, `end` | positions, `EPOCH:LSN`: a batch reads (start, end], a stream begins at start |
 | `max_bytes_per_trigger` | a stream's micro-batch takes no more segments than have this many bytes, but at least one |
 | `max_partition_bytes` | a larger segment is read in several tasks; default 128 MiB. Small ones are read together in one |
@@ -17,6 +18,14 @@ nothing), ``_cdc_op``, the position ``_cdc_epoch``, ``_cdc_end_lsn``, ``_cdc_ord
 ``_cdc_unchanged`` (the columns whose TOAST value was not sent: empty, never null), ``_cdc_old`` (the old row, or of the key
 what was sent; null if nothing was) and ``_cdc_exact`` (column -> text of the values that the column's type cannot hold,
 which are null there; ``_cdc_old.NAME`` for one in the old row; empty, never null). The names in both are Spark's.
+
+A row of a logical message (the stream has them with pgoutput's option ``messages``) has ``prefix``, ``content`` (its bytes as
+they are), ``transactional``, then ``_cdc_epoch``, ``_cdc_end_lsn``, ``_cdc_ordinal``, ``_cdc_lsn`` (its own LSN, which
+pg_logical_emit_message returned: no other has the same), and its transaction's ``_cdc_xid`` and ``_cdc_commit_time``, null if
+it has none. Its place is before the change with the same end LSN and ordinal; of several messages there the LSN tells which is
+first. So over changes and messages together ``_cdc_end_lsn, _cdc_ordinal, _cdc_lsn`` is the order, nulls last. One that is not
+transactional is there whatever becomes of the transaction that wrote it, at a place of its own: its ``_cdc_end_lsn`` is its
+``_cdc_lsn``, which is no transaction's and is behind all that had committed by then; its ordinal is 0.
 
 A schema given by the user is kept to: each relation's columns go where `types.assign_columns` says, and what finds no place
 is an error. A stream has one schema for its life; to follow a table that changes, stream the segments and read each batch.
@@ -58,9 +67,9 @@ from pyspark.sql.types import (
 import cdcpipe
 import spark_sink
 from cdcpipe.errors import InvalidArgumentsError
-from spark_sink.segment_reader import EnvelopeReader, Slice, TypedReader, read_relations
+from spark_sink.segment_reader import EnvelopeReader, MessageReader, Slice, TypedReader, read_relations
 from spark_sink.staging import Position, Segment, StagingError, list_segments, log_end
-from spark_sink.types import CHANGE_FIELDS, merge_columns, typed_schema
+from spark_sink.types import CHANGE_FIELDS, MESSAGE_SCHEMA, merge_columns, typed_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -94,6 +103,8 @@ ENVELOPE_SCHEMA: Final = StructType(
         StructField("old", MapType(StringType(), StringType())),
     ]
 )
+
+_VIEWS: Final = {"messages": MESSAGE_SCHEMA, "segments": SEGMENTS_SCHEMA}
 
 _DEFAULT_PARTITION_BYTES: Final = 128 << 20
 _TOGETHER_BYTES: Final = 16 << 20
@@ -173,7 +184,7 @@ class _Options:
 
     root: str
     table: tuple[str, str] | None = None
-    is_segments: bool = False
+    view: str | None = None
     start: Position | None = None
     end: Position | None = None
     max_bytes_per_trigger: int | None = None
@@ -187,14 +198,14 @@ class _Options:
         table, view = left.pop("table", None), left.pop("view", None)
         if not root:
             _invalid("path", "is missing: the staging directory")
-        if view not in (None, "segments"):
-            _invalid("view", "can only be 'segments'")
+        if view is not None and view not in _VIEWS:
+            _invalid("view", f"can only be {' or '.join(map(repr, _VIEWS))}")
         if view is not None and table is not None:
             _invalid("table", "cannot be given with 'view'")
         parsed = cls(
             root=root,
             table=None if table is None else _parse_table(table),
-            is_segments=view is not None,
+            view=view,
             start=_parse_option(left, "start", Position.parse),
             end=_parse_option(left, "end", Position.parse),
             max_bytes_per_trigger=_parse_option(left, "max_bytes_per_trigger", _parse_size),
@@ -206,8 +217,8 @@ class _Options:
 
     def schema(self) -> StructType:
         """Return the schema where the user gives none."""
-        if self.is_segments:
-            return SEGMENTS_SCHEMA
+        if self.view is not None:
+            return _VIEWS[self.view]
         if self.table is None:
             return ENVELOPE_SCHEMA
         versions = relation_versions(self.root, quote_table(*self.table), self.start, self.end)
@@ -219,7 +230,7 @@ class _Options:
     def partitions(self, start: Position | None, end: Position | None) -> list[InputPartition]:
         """Plan a batch of (start, end]."""
         planned = _plan(Path(self.root), start, end)
-        if self.is_segments:
+        if self.view == "segments":
             rows = [(s.epoch, s.start_lsn, s.end_lsn, str(s.path), _size(s)) for s, _ in planned]
             return [_SegmentRows(rows)] if rows else []
         parts: list[InputPartition] = []
@@ -243,6 +254,9 @@ class _Options:
         match partition:
             case _SegmentRows():
                 yield partition.to_batch(schema)
+            case _Part(pieces) if self.view == "messages":
+                for piece in pieces:
+                    yield from MessageReader(piece, schema).read()
             case _Part(pieces) if self.table is not None:
                 for piece in pieces:
                     yield from TypedReader(piece, self.table, schema).read()

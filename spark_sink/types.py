@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from cdcpipe.pgoutput.messages import Column, Relation
 
 __all__ = [
+    "MESSAGE_SCHEMA",
     "METADATA_FIELDS",
     "METADATA_PREFIX",
     "OPS",
@@ -213,6 +214,22 @@ CHANGE_FIELDS: Final = (
     StructField("_cdc_xid", LongType()),
     StructField("_cdc_commit_time", TimestampType()),
 )
+
+
+MESSAGE_SCHEMA: Final = StructType(
+    [
+        StructField("prefix", StringType()),
+        StructField("content", BinaryType()),
+        StructField("transactional", BooleanType()),
+        StructField("_cdc_epoch", IntegerType()),
+        StructField("_cdc_end_lsn", LongType()),
+        StructField("_cdc_ordinal", IntegerType()),
+        StructField("_cdc_lsn", LongType()),
+        StructField("_cdc_xid", LongType()),
+        StructField("_cdc_commit_time", TimestampType()),
+    ]
+)
+"""The columns of logical messages, in the data source and in their changelog."""
 
 
 METADATA_FIELDS: Final = {field.name: field for field in typed_schema(StructType([StructField("c", StringType())])).fields[1:]}

@@ -4,6 +4,7 @@
     _cdcpipe/tables/NAME.json      a table's versions: its key, and from which transaction on
     _cdcpipe/checkpoint/           Spark's checkpoint of the stream of segments
     changelog/NAME/                every change once (changelog.py)
+    changelog/_cdc_message/        every logical message once
     replica/NAME/                  the current rows (replica.py; only with Delta Lake, otherwise a view)
 
 NAME is ``<schema>.<table>``, each of the two with every byte but ``a-z 0-9 _ -`` percent-encoded: Spark skips names that
@@ -17,14 +18,14 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import unquote
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.staging import Epoch, Position, read_json, write_json
 
-__all__ = ["Table", "Version", "Warehouse", "WarehouseError", "decode_name", "encode_name"]
+__all__ = ["MESSAGES", "Table", "Version", "Warehouse", "WarehouseError", "decode_name", "encode_name"]
 
 FORMAT = 1
 """The version of this layout; another one is refused."""
@@ -47,7 +48,11 @@ class Table:
     name: str
 
     def __str__(self) -> str:
-        return f"{self.schema}.{self.name}"
+        return f"{self.schema}.{self.name}" if self.schema else self.name
+
+
+MESSAGES: Final = Table("", "_cdc_message")
+"""What the logical messages are the rows of. No table of a source has it for a name: each is in a schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,8 @@ class Version:
 
 def encode_name(table: Table) -> str:
     """Return the directory's name for a table: distinct for each, and safe below any root."""
+    if table == MESSAGES:
+        return table.name  # no other has no dot
     encoded = f"{_encode(table.schema)}.{_encode(table.name)}"
     if len(encoded) <= _NAME_LIMIT:
         return encoded
@@ -91,6 +98,8 @@ def encode_name(table: Table) -> str:
 
 def decode_name(name: str) -> Table:
     """Return the table that ``encode_name`` gave this name; ValueError for a name that it did not, or that it cut."""
+    if name == MESSAGES.name:
+        return MESSAGES
     schema, dot, table = name.partition(".")
     decoded = Table(unquote(schema), unquote(table))  # what is not UTF-8 is not encoded in the same way again
     if not dot or encode_name(decoded) != name:
@@ -157,6 +166,10 @@ class Warehouse:
             self._identity_path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self._identity_path, {"version": FORMAT, "format": self.format, **identity})
             return None
+        if "damaged" in found:
+            raise WarehouseError(
+                f"{self.root} is not complete: {found['damaged']}", hint="restore it from a copy that is older than this error"
+            )
         if found.get("version") != FORMAT:
             raise WarehouseError(f"{self._identity_path} has version {found.get('version')!r}; this program knows {FORMAT}")
         for name, value in identity.items():
@@ -177,10 +190,17 @@ class Warehouse:
 
     def record(self, position: Position) -> None:
         """Note that every table has all changes up to ``position``."""
+        self._note(position=str(position))
+
+    def mark_damaged(self, problem: str) -> None:
+        """Let nobody go on with these tables: one has lost changes, and says that it has them."""
+        self._note(damaged=problem)
+
+    def _note(self, **values: str) -> None:
         found = read_json(self._identity_path)
         if found is None:
             raise WarehouseError(f"{self._identity_path} has gone")
-        write_json(self._identity_path, found | {"position": str(position)})
+        write_json(self._identity_path, found | values)
 
     def _versions_path(self, table: Table) -> Path:
         return self.root / "_cdcpipe/tables" / f"{encode_name(table)}.json"

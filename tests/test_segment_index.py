@@ -33,12 +33,12 @@ def segment(log: Log) -> Path:
         [A, Insert(None, A.relation_id, (b"1", b"x\ny")), B, Truncate(None, 0, (B.relation_id, A.relation_id))],
         [
             Origin(5, "élan"),
-            LogicalMessage(None, 1, 77, "p", b"in"),
+            LogicalMessage(None, 1, 0x1150, "p", b"in"),
             Insert(None, B.relation_id, (b"1",)),
             Type(None, 99, "public", "mood"),
             Delete(None, B.relation_id, (b"1",), None),
         ],
-        before=[LogicalMessage(None, 0, 77, "p", b"out")],
+        before=[LogicalMessage(None, 0, 0x1010, "p", b"out")],
     ).path
 
 
@@ -70,6 +70,19 @@ def test_what_the_index_says(segment: Path) -> None:
     assert index.xid.tolist() == [700, 701]
     assert index.commit_time_us.tolist() == [COMMIT_TIME_US] * 2
     assert index.origin.tolist() == [None, "élan"]
+    assert index.message_lsn.tolist() == [0x1010, 0x1150]
+    records, places = index.messages()
+    assert records.tolist() == [0, 9]
+    assert places.tolist() == [0x1010, 0x1200]
+
+
+def test_messages_alone_make_a_segment(tmp_path: Path) -> None:
+    path = tmp_path / "0000000000001000-0000000000001020.cdc"
+    path.write_bytes(encode([message(0, 0x1010), message(0, 0x1020)]))
+    index = build(path)
+    assert index.messages()[1].tolist() == [0x1010, 0x1020]
+    assert index.ordinal.tolist() == [0, 0]
+    assert_same(load(path), index)
 
 
 def test_known_boundaries_give_the_same(segment: Path) -> None:
@@ -163,6 +176,10 @@ def test_a_segment_without_records(log: Log, tmp_path: Path) -> None:
     assert_same(load(path), index)
 
 
+def message(flags: int, lsn: int) -> LogicalMessage:
+    return LogicalMessage(None, flags, lsn, "p", b"x")
+
+
 INSERT = Insert(None, A.relation_id, (b"1", b"x"))
 GOOD = [A, INSERT]
 
@@ -187,6 +204,12 @@ GOOD = [A, INSERT]
         (transaction(0x1100, [A, record(INSERT)[:5]]), 2, "too short"),
         ([Begin(1, 0, 1), Commit(0, 2, 3, 0)], 1, "not the one that Begin announced"),
         ([record(Begin(1, 0, 1))[:-1]], 0, "too short"),
+        ([record(message(0, 1))[:14]], 0, "too short"),
+        (transaction(0x1100, [*GOOD, message(0, 0x1010)]), 3, "wrong side"),
+        ([*transaction(0x1100, GOOD), message(1, 0x1110)], 4, "wrong side"),
+        ([message(0, 0x10D1), *transaction(0x1100, GOOD)], 0, "not at its place"),
+        ([*transaction(0x1100, GOOD), message(0, 0x1100)], 4, "not at its place"),
+        ([message(0, 0x1020), message(0, 0x1010), *transaction(0x1100, GOOD)], 1, "not at its place"),
     ],
 )
 def test_corrupt_segments_are_refused_with_the_place(tmp_path: Path, messages, bad: int, problem: str) -> None:
@@ -197,6 +220,15 @@ def test_corrupt_segments_are_refused_with_the_place(tmp_path: Path, messages, b
     with pytest.raises(StagingError, match=f"{path} is corrupt at byte {byte}: .*{problem}"):
         build(path)
     assert not path.with_suffix(".idx").exists()
+
+
+@pytest.mark.parametrize("lsn", [0x1000, 0x1101])
+def test_a_message_outside_of_the_segments_range_is_refused(log: Log, lsn: int) -> None:
+    body = encode([*transaction(0x1100, GOOD), message(0, lsn)] if lsn > 0x1100 else [message(0, lsn), *transaction(0x1100, GOOD)])
+    path = log.segment(GOOD).path
+    path.write_bytes(body)
+    with pytest.raises(StagingError, match="not at its place"):
+        build(path)
 
 
 @pytest.mark.parametrize("cut_bytes", [1, 5, 40])

@@ -12,20 +12,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
-from pyspark.sql.types import StringType
+from pyspark.sql.types import StringType, StructField, StructType
 from segments import COMMIT_TIME_US, Log, relation
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Binary, Delete, Insert, LogicalMessage, Truncate, Update
 from spark_sink import segment_index, source
-from spark_sink.segment_reader import EnvelopeReader, Slice, TypedReader
+from spark_sink.segment_reader import EnvelopeReader, MessageReader, Slice, TypedReader
 from spark_sink.source import ENVELOPE_SCHEMA, CdcpipeDataSource, quote_table, relation_versions, tables_in
 from spark_sink.staging import StagingError
-from spark_sink.types import merge_columns, typed_schema
+from spark_sink.types import MESSAGE_SCHEMA, merge_columns, typed_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,6 +41,10 @@ NEW_YEAR = datetime(2025, 1, 1, tzinfo=UTC)
 
 def into(rel: Any, *row: bytes | None) -> Insert:
     return Insert(None, rel.relation_id, row)
+
+
+def say(lsn: int, content: bytes, *, prefix: str = "p", is_transactional: bool = True) -> LogicalMessage:
+    return LogicalMessage(None, int(is_transactional), lsn, prefix, content)
 
 
 @pytest.fixture
@@ -74,10 +80,19 @@ def session(spark: SparkSession) -> SparkSession:
 
 
 def fill(log: Log) -> None:
-    """Two epochs, three segments: every kind of change on table a, and a table with exact texts."""
+    """Two epochs, three segments: every kind of change on table a, a table with exact texts, logical messages."""
     log.segment(
-        [A, into(A, b"1", b"one"), into(A, b"2", None), B, into(B, b"1", b"1.50", b"infinity")],
+        [
+            A,
+            into(A, b"1", b"one"),
+            say(0x1020, b"\xff\0"),
+            say(0x1030, b""),
+            into(A, b"2", None),
+            B,
+            into(B, b"1", b"1.50", b"infinity"),
+        ],
         [Update(None, 11, None, None, (b"1", UNCHANGED_TOAST)), Update(None, 11, (b"2", None), None, (b"3", b"three"))],
+        before=[say(0x1010, b"at once", is_transactional=False)],
     )
     log.new_epoch()
     log.segment(
@@ -167,6 +182,31 @@ def test_envelope_and_segments(session: SparkSession, log: Log) -> None:
     segments = session.read.format("cdcpipe").option("view", "segments").load(str(log.root)).collect()
     assert [(r.epoch, r.start_lsn, r.end_lsn) for r in segments] == [(1, 0x1000, 0x1200), (2, 0x1200, 0x1400), (2, 0x1400, 0x1500)]
     assert all((log.root / r.path).stat().st_size == r.size for r in segments)
+
+
+MESSAGES = [
+    ("p", b"at once", False, 1, 0x1010, 0, 0x1010, None, None),
+    ("p", b"\xff\0", True, 1, 0x1100, 1, 0x1020, 700, NEW_YEAR),
+    ("p", b"", True, 1, 0x1100, 1, 0x1030, 700, NEW_YEAR),
+]
+
+
+@pytest.mark.spark
+def test_messages_in_spark(session: SparkSession, log: Log) -> None:
+    fill(log)
+    reader = session.read.format("cdcpipe").option("view", "messages")
+    frame = reader.load(str(log.root))
+    assert frame.schema == MESSAGE_SCHEMA
+    rows = frame.withColumn("_cdc_commit_time", frame["_cdc_commit_time"].cast("long")).orderBy("_cdc_lsn").collect()
+    assert [tuple(row)[:8] for row in rows] == [message[:8] for message in MESSAGES]
+    assert [row["_cdc_commit_time"] for row in rows] == [None, *[int(NEW_YEAR.timestamp())] * 2]
+    # Together with the changes: each at its place.
+    changes = session.read.format("cdcpipe").option("table", "public.a").load(str(log.root))
+    both = changes.unionByName(frame, allowMissingColumns=True)
+    rows = both.orderBy("_cdc_end_lsn", "_cdc_ordinal", F.col("_cdc_lsn").asc_nulls_last()).collect()
+    assert [row["_cdc_op"] or bytes(row["content"]) for row in rows] == [
+        b"at once", "insert", b"\xff\0", b"", "insert", "update", "update", "delete", "truncate",
+    ]  # fmt: skip
 
 
 def drain(frame: DataFrame, checkpoint: Path) -> list[list[Any]]:
@@ -456,17 +496,106 @@ def test_messages_and_other_tables_do_not_count(log: Log) -> None:
     assert only(typed(log.root, "public.b"), "_cdc_op", "_cdc_ordinal") == [("truncate", 1)]
 
 
+def messages(path: Path, schema: Any = None, **options: str) -> list[dict[str, Any]]:
+    return read(path, schema, view="messages", **options)[0]
+
+
+def test_messages(log: Log) -> None:
+    fill(log)
+    rows = messages(log.root)
+    assert only(rows, *MESSAGE_SCHEMA.names) == MESSAGES
+    schema = StructType([MESSAGE_SCHEMA["content"], MESSAGE_SCHEMA["_cdc_xid"]])
+    assert messages(log.root, schema) == [{"content": message[1], "_cdc_xid": message[7]} for message in MESSAGES]
+    for name, data_type in (("content", StringType()), ("more", StringType())):
+        with pytest.raises(StagingError, match=f"a column {name} of type string: messages have none"):
+            messages(log.root, StructType([StructField(name, data_type)]))
+    assert len(read(log.root)[0]) == 9  # none of them is a change
+
+
+def test_ranges_of_messages(log: Log) -> None:
+    """A transaction's messages go with its end; the others have ends of their own."""
+    log.segment(
+        [say(0x1020, b"a")],
+        [say(0x1120, b"c"), say(0x1130, b"d")],
+        before=[say(0x1010, b"0", is_transactional=False)],
+    )
+    log.segment([say(0x1250, b"f")], before=[say(lsn, b"e", is_transactional=False) for lsn in (0x1208, 0x1210)])
+
+    def contents(**options: str) -> str:
+        return b"".join(row["content"] for row in messages(log.root, **options)).decode()
+
+    assert contents() == "0acdeef"
+    assert contents(start="1:0/1008", end="1:0/1010") == "0"
+    assert contents(start="1:0/1010", end="1:0/1100") == "a"
+    assert contents(end="1:0/1200") == "0acd"
+    assert contents(start="1:0/1100", end="1:0/1208") == "cde"
+    assert contents(start="1:0/1208") == "ef"
+    assert contents(end="1:0/100F") == ""
+    places = [row["_cdc_end_lsn"] for row in messages(log.root)]
+    assert places == [0x1010, 0x1100, 0x1200, 0x1200, 0x1208, 0x1210, 0x1300]
+
+
+def test_a_stream_of_messages(log: Log) -> None:
+    fill(log)
+    made = CdcpipeDataSource({"path": str(log.root), "view": "messages"}).streamReader(MESSAGE_SCHEMA)
+    start = made.initialOffset()
+    parts = made.partitions(start, made.latestOffset(start, ReadAllAvailable()))
+    rows = [row for part in parts for batch in made.read(part) for row in batch.to_pylist()]
+    assert only(rows, *MESSAGE_SCHEMA.names) == MESSAGES
+
+
+@pytest.mark.parametrize("prefix", ["", "é" * 63, "x" * 128, "y" * 5000])
+def test_prefixes_of_any_length(log: Log, prefix: str) -> None:
+    log.segment([say(0x1010, b"a\0b", prefix=prefix), say(0x1018, b"", prefix=prefix)])
+    assert only(messages(log.root), "prefix", "content") == [(prefix, b"a\0b"), (prefix, b"")]
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda data: data[:10] + data[10:].replace(b"\0", b"\1"), "prefix of a logical message has no end"),
+        (lambda data: data[:-1], "not as long as it says"),
+        (lambda data: data + b"x", "not as long as it says"),
+        (lambda data: data[:10] + b"pppppp\0\0\0", "not as long as it says"),
+        (lambda data: data.replace(b"p\0", b"\xe9\0"), "not UTF-8"),
+    ],
+)
+def test_a_damaged_message_is_named(log: Log, damage: Any, problem: str) -> None:
+    from pgoutput_build import build
+
+    damaged = damage(build(say(0x1020, b"content")))
+    path = log.segment([say(0x1010, b"before"), damaged, say(0x1030, b"behind" * 100)]).path
+    with pytest.raises(StagingError, match=f"segment {path}.* at byte .*{problem}"):
+        messages(log.root)
+
+
+def test_large_messages_are_read_one_by_one(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in memory is one batch: no more than BATCH_BYTES, or one message."""
+    from spark_sink import segment_reader
+
+    monkeypatch.setattr(segment_reader, "BATCH_BYTES", 1 << 20)
+    sizes = [3 << 20, 1, 2, 3 << 20, 600_000, 600_000]
+    path = log.segment([A, *(say(0x1008 + 8 * n, bytes([n]) * size) for n, size in enumerate(sizes))]).path
+    before = pa.total_allocated_bytes()
+    found = []
+    for batch in MessageReader(Slice(str(path), 1, 0, log.end_lsn), MESSAGE_SCHEMA).read():
+        found.append([len(content.as_py()) for content in batch.column("content")])
+        assert pa.total_allocated_bytes() - before < 4 << 20
+        del batch
+    assert found == [[3 << 20], [1, 2], [3 << 20], [600_000], [600_000]]
+
+
 @pytest.mark.parametrize("slice_bytes", [30, 1000])
 def test_slices_together_are_the_segment(log: Log, slice_bytes: int) -> None:
     fill(log)
     log.segment(*([into(A, b"%d" % n, b"x"), A2, into(A2, b"%d" % n, b"1", None), A] for n in range(10)), before=[A])
-    for options in ({}, {"table": "public.a"}):
+    for options in ({}, {"table": "public.a"}, {"view": "messages"}):
         whole, parts = read(log.root, **options)
         sliced, more = read(log.root, max_partition_bytes=str(slice_bytes), **options)
         assert len(more) > len(parts) == 1  # four small segments, one task
 
-        def key(row: dict[str, Any]) -> tuple[int, int]:
-            return row["_cdc_end_lsn"], row["_cdc_ordinal"]
+        def key(row: dict[str, Any]) -> tuple[int, int, int]:
+            return row["_cdc_end_lsn"], row["_cdc_ordinal"], row.get("_cdc_lsn", 0)
 
         assert sorted(sliced, key=key) == sorted(whole, key=key)
 
@@ -610,7 +739,7 @@ def test_an_index_of_other_content_does_no_harm(log: Log) -> None:
     [
         ({}, "'path'.* is missing"),
         ({"path": "x", "tabel": "a.b"}, "'tabel'.* is not known"),
-        ({"path": "x", "view": "tables"}, "'view'.* can only be 'segments'"),
+        ({"path": "x", "view": "tables"}, "'view'.* can only be 'messages' or 'segments'"),
         ({"path": "x", "view": "segments", "table": "a.b"}, "cannot be given with 'view'"),
         ({"path": "x", "start": "0/1"}, "'start'.* cannot be read: not a position"),
         ({"path": "x", "end": "1:x"}, "'end'.* cannot be read: not a position"),

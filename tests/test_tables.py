@@ -9,7 +9,7 @@ import pytest
 
 from spark_sink import changelog, delta, reduction, replica
 from spark_sink.staging import Epoch, Position
-from spark_sink.warehouse import Table, Version, Warehouse
+from spark_sink.warehouse import Table, Version, Warehouse, WarehouseError
 
 pytestmark = pytest.mark.spark
 
@@ -120,7 +120,7 @@ def add(spark: Any, warehouse: Warehouse, changes: list[tuple[Any, ...]], start:
     part = [change for change in changes if start < change[7] <= end]
     before = changelog.state(spark, warehouse, TABLE)
     rows = spark.createDataFrame(part, schema)
-    changelog.append(warehouse, TABLE, rows, before, Position(1, start), Position(1, end))
+    changelog.append(warehouse, TABLE, rows, before, Position(1, start), Position(1, end), len(part))
 
 
 def test_reduction_equals_the_source(spark: Any) -> None:
@@ -150,6 +150,34 @@ def test_reduction_equals_the_source(spark: Any) -> None:
     )
     assert rows.count() == rows.select("_cdc_key").distinct().count()
     rows.unpersist()
+
+
+@pytest.mark.parametrize("table_format", ["delta", "parquet"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_append_that_lost_rows_is_not_taken(spark: Any, tmp_path: Path, table_format: str, is_first: bool) -> None:
+    warehouse = Warehouse(tmp_path, table_format)
+    warehouse.open(EPOCH)
+    source = Source(random.Random(1))
+    for _ in range(2):
+        source.insert(len(source.rows))
+        source.commit()
+    middle = source.changes[0][7]
+    if not is_first:
+        add(spark, warehouse, source.changes, 0, middle)
+    before = changelog.state(spark, warehouse, TABLE)
+    rows = spark.createDataFrame(source.changes[1:], SCHEMA)
+    start, end = Position(1, middle), Position(1, source.lsn)
+    with pytest.raises(WarehouseError, match=rf"^1 rows were written to the changelog of public\.t up to {end}, .* 2 changes$"):
+        changelog.append(warehouse, TABLE, rows, before, start, end, 2)
+    if table_format == "delta":
+        # The table says that it has them. Nobody goes on from there.
+        with pytest.raises(WarehouseError, match=r"is not complete: 1 rows were written to the changelog of public\.t"):
+            Warehouse(tmp_path, table_format).open(EPOCH)
+        return
+    Warehouse(tmp_path, table_format).open(EPOCH)
+    assert changelog.state(spark, warehouse, TABLE) == before
+    add(spark, warehouse, source.changes, middle if before else 0, source.lsn)
+    assert changelog.read(spark, warehouse, TABLE).count() == 2
 
 
 @pytest.mark.parametrize("table_format", ["delta", "parquet"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cdcpipe.errors import InitError, InvalidArgumentsError
 from spark_sink import session
 from spark_sink.staging import Epoch, Position, StagingError
-from spark_sink.warehouse import Table, Version, Warehouse, WarehouseError, decode_name, encode_name
+from spark_sink.warehouse import MESSAGES, Table, Version, Warehouse, WarehouseError, decode_name, encode_name
 
 EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
 
@@ -41,6 +41,12 @@ def test_names_are_distinct_safe_and_reversible(schema: str, name: str, other_sc
 )
 def test_encoded_names(table: Table, encoded: str) -> None:
     assert encode_name(table) == encoded
+
+
+def test_no_table_has_the_name_of_the_messages() -> None:
+    assert encode_name(MESSAGES) == str(MESSAGES) == "_cdc_message"
+    assert decode_name("_cdc_message") == MESSAGES
+    assert encode_name(Table("public", "_cdc_message")) == "public.%5Fcdc_message"
 
 
 def test_names_too_long_for_a_file_system() -> None:
