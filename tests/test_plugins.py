@@ -391,12 +391,6 @@ def test_tables_that_are_not_asked_for_ask_nothing_of_the_catalog():
     assert len(feed(load("wal2json", options, nothing), BEGIN, T, ROW, ROW, COMMIT)) == 2
 
 
-def test_binary_values_are_refused():
-    data = pgoutput_build.build(Insert(None, 16385, (pgoutput_build.Binary(b"\0\0\0\1"), b"x")))
-    with pytest.raises(InvalidArgumentsError, match=r"binary form \(public\.t\)"):
-        feed(load("wal2json", {}, nothing), BEGIN, T, data)
-
-
 def test_held_records_spill(monkeypatch):
     """The begin of version 2 with LSNs waits for the commit; what follows it is kept on disk beyond a limit."""
     options = {"format-version": "2", "include-lsn": "1"}

@@ -229,7 +229,8 @@ class Renderer:
         self._plugin = plugin
         self._streaming_parallel = streaming_parallel
         self._relations = RelationCache()
-        self._types = Types(Catalog(plugin.query).binary_form)
+        self._catalog = Catalog(plugin.query)
+        self._types = Types(self._catalog.binary_form)
         self._txn: Transaction | None = None
         self._has_begun = False
         """False between Begin and what follows it: the transaction's origin comes in a message of its own."""
@@ -373,6 +374,7 @@ class Renderer:
     def _describe(self, message: Relation | Type) -> None:
         self._relations.add(message)
         if isinstance(message, Type):
+            self._catalog.describe(message)
             self._types.forget()
             self._plugin.type(message)
             return

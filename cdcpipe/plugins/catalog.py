@@ -1,4 +1,4 @@
-"""What the stream does not say: names of types, primary keys, defaults. Asked of the server's catalog, when needed.
+"""What the stream does not say: what types are, primary keys, defaults. Asked of the server's catalog, when needed.
 
 The catalog is as it is now, not as it was when the change was made: a column that has been dropped since has no facts, a
 type that has been dropped only the name that the stream gave. Types are kept, they don't change under one id within a
@@ -10,12 +10,15 @@ domain, and no type modifiers. What the stream does not say at all is then an er
 
 from __future__ import annotations
 
+import struct
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from cdcpipe.pgoutput import binary
 from cdcpipe.plugins.keywords import KEYWORDS
 from cdcpipe.plugins.text import quote_identifier
-from cdcpipe.plugins.type_names import built_in_type, format_built_in_type
+from cdcpipe.plugins.type_names import built_in_type, built_in_type_id, format_built_in_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +59,26 @@ class ColumnFacts(NamedTuple):
 # With the modifier -1 these are other types than with none: bpchar is not character(1), "bit" not bit(1).
 _WITHOUT_MODIFIER: Final = {"bpchar": "character", "bpchar[]": "character[]", '"bit"': "bit", '"bit"[]': "bit[]"}
 
+_MONEY_ID: Final = 790
+_INT8, _UINT4 = struct.Struct(">q"), struct.Struct(">I")
+_MAX_TEXTS: Final = 10_000
+
+# A type of an extension's may have the functions of a built-in one: citext has those of text, and so its binary form.
+_BINARY_FORM: Final = """
+select t.typtype, e.oid, t.typbasetype, r.rngsubtype, m.rngtypid,
+       (select min(b.oid)
+        from pg_type b join pg_proc send on send.oid = b.typsend join pg_proc output on output.oid = b.typoutput
+        where b.oid < 10000 and b.typtype = 'b' and b.typelem = 0
+              and (send.prolang, send.prosrc) = (select prolang, prosrc from pg_proc where oid = t.typsend)
+              and (output.prolang, output.prosrc) = (select prolang, prosrc from pg_proc where oid = t.typoutput)),
+       e.typdelim
+from pg_type t
+     left join pg_type e on e.oid = t.typelem and t.typsend = 'pg_catalog.array_send'::regproc
+     left join pg_range r on r.rngtypid = t.oid
+     left join pg_range m on m.rngmultitypid = t.oid
+where t.oid = {type_id}
+"""
+
 _DEFAULT_SEARCH_PATH: Final = frozenset({"public", "pg_catalog"})
 
 
@@ -69,6 +92,7 @@ class Catalog:
         self._described: dict[int, Type] = {}
         self._origins: dict[str, int] = {}
         self._keywords: frozenset[str] | None = None
+        self._texts: dict[str, bytes] = {}
 
     def describe(self, type_: Type) -> None:
         """Take what the stream says about a type; what was known about it is to be asked again."""
@@ -119,6 +143,61 @@ class Catalog:
                 facts = TypeFacts(self._described[type_id].name if type_id in self._described else "???", 0, -1)
             self._facts[type_id] = facts
         return facts
+
+    def binary_form(self, type_id: int) -> binary.Shape | binary.ToText | None:
+        """Return how a type's binary form becomes text, for `binary.Types`; None if that is not known."""
+        if type_id == _MONEY_ID:
+            return self._money
+        if type_id in binary.REG_TYPES:
+            return partial(self._object_name, binary.REG_TYPES[type_id])
+        try:
+            rows = self._ask(f"the text of values of type {type_id} in binary form", _BINARY_FORM.format(type_id=type_id))
+        except NoCatalogError:
+            # A type that is not built in, and described as one that is, is a domain over that.
+            described = self._described.get(type_id)
+            base_id = built_in_type_id(described.name) if described and described.namespace == "pg_catalog" else None
+            if base_id is None:
+                raise
+            return binary.Shape(binary.Kind.DOMAIN, base_id)
+        if not rows:
+            return None
+        kind, *ids, delimiter = rows[0]
+        element, base, subtype, range_, same = (int(each or 0) for each in ids)
+        if element:
+            return binary.Shape(binary.Kind.ARRAY, element, (delimiter or ",").encode())
+        match kind:
+            case "c":
+                return binary.Shape(binary.Kind.COMPOSITE)
+            case "d":
+                return binary.Shape(binary.Kind.DOMAIN, base)
+            case "e":
+                return binary.Shape(binary.Kind.ENUM)
+            case "m":
+                return binary.Shape(binary.Kind.MULTIRANGE, range_)
+            case "r":
+                return binary.Shape(binary.Kind.RANGE, subtype)
+        return binary.Shape(binary.Kind.DOMAIN, same) if same else None
+
+    def _object_name(self, type_name: str, data: bytes) -> bytes:
+        (oid,) = _UINT4.unpack(data)
+        return self._text(f"'{oid}'::oid::{type_name}")
+
+    def _money(self, data: bytes) -> bytes:
+        """Return the amount as lc_monetary has it; the number counts its smallest unit."""
+        (units,) = _INT8.unpack(data)
+        scale = len(self._text("1::money::numeric").partition(b".")[2])
+        return self._text(f"'{units}e-{scale}'::numeric::money")
+
+    def _text(self, expression: str) -> bytes:
+        """Return the text of an expression; asked once, until there are too many."""
+        text = self._texts.get(expression)
+        if text is None:
+            if len(self._texts) >= _MAX_TEXTS:
+                self._texts.clear()
+            what = f"the text of values of type {expression.rpartition(':')[2]} in binary form"
+            ((answer,),) = self._ask(what, f"select ({expression})::text")
+            text = self._texts[expression] = (answer or "").encode()
+        return text
 
     def columns(self, relation_id: int) -> dict[str, ColumnFacts]:
         """Return the facts of a relation's columns by name; never from memory. Empty if the relation is gone."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeAlias, TypeVar
 
-from cdcpipe.errors import InvalidArgumentsError
-from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Binary, Delete, Insert
+from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Delete, Insert
 from cdcpipe.plugins.base import OutputPlugin
 from cdcpipe.plugins.row_compiler import compile_row, fill
 
@@ -93,7 +92,7 @@ class TemplatePlugin(OutputPlugin, Generic[T]):
         if not self.renders(table, kind):
             return
         rows, first = _rows(change)
-        absent = self._absent(relation, rows, has_old=first != "N")
+        absent = self._absent(rows, has_old=first != "N")
         templates = self._templates[relation.relation_id]
         template = templates.get((kind, first, absent))
         if template is None:
@@ -113,14 +112,11 @@ class TemplatePlugin(OutputPlugin, Generic[T]):
             second_row=b"N" if kind == "U" and first != "N" else b"",
         )
 
-    def _absent(self, relation: Relation, rows: Sequence[Row], *, has_old: bool) -> Absent:
+    def _absent(self, rows: Sequence[Row], *, has_old: bool) -> Absent:
         absent = set()
         for number, row in enumerate(rows):
             leaves_out_null = self.leaves_out_null_in_old and has_old and number == 0
             for column, value in enumerate(row):
-                if isinstance(value, Binary):
-                    msg = f"{self.name} can't render values in binary form ({relation.namespace}.{relation.name})"
-                    raise InvalidArgumentsError(msg, hint="leave the option 'binary' out")
                 if value is UNCHANGED_TOAST or (value is None and leaves_out_null):
                     absent.add((number, column))
         return frozenset(absent)

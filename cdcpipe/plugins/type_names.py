@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["BuiltInType", "built_in_type", "format_built_in_type"]
+__all__ = ["BuiltInType", "built_in_type", "built_in_type_id", "format_built_in_type"]
 
 
 class BuiltInType(NamedTuple):
@@ -23,6 +23,11 @@ def built_in_type(type_id: int) -> BuiltInType | None:
     """Return the type, or None if its id is not one that every server has."""
     row = _BUILT_IN.get(type_id)
     return None if row is None else BuiltInType(*row)
+
+
+def built_in_type_id(name: str) -> int | None:
+    """Return the id of the type with this pg_type.typname, or None if there is none."""
+    return next((type_id for type_id, row in _BUILT_IN.items() if row[0] == name), None)
 
 
 def format_built_in_type(type_id: int, typmod: int) -> str | None:

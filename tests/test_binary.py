@@ -1,0 +1,731 @@
+"""Values in binary form become what the server itself prints: its send functions give the bytes, its output functions the text."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import struct
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import pgoutput_build
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from psycopg import pq
+
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, ProtocolError
+from cdcpipe.pgoutput import binary
+from cdcpipe.pgoutput.binary import Kind, Shape, Types, UnknownTypeError, to_text
+from cdcpipe.pgoutput.messages import Begin, Binary, Column, Insert, Relation, Type, Update
+from cdcpipe.plugins.base import OutputPlugin, Renderer
+from cdcpipe.plugins.catalog import Catalog, NoCatalogError
+from cdcpipe.replication.connection import SESSION_SETTINGS
+
+FLOATS = ["0", "-0", "1", "-1.5", "0.1", "1e-10", "1e-4", "1e-5", "123456", "1234567", "NaN", "Infinity", "-Infinity"]
+DATES = ["2000-01-01", "1999-12-31", "2024-02-29", "infinity", "-infinity", "0001-01-01", "0001-12-31 BC", "0044-03-15 BC",
+         "4714-11-24 BC", "9999-12-31", "10000-01-01", "99999-02-28"]  # fmt: skip
+TIMES = ["00:00", "24:00", "23:59:59.999999", "12:34:56.7", "00:00:00.000001", "01:02:03"]
+STRINGS = [
+    "",
+    " ",
+    "plain",
+    'a"b\\c/d',
+    "äö世界\U0001f600",
+    "NULL",
+    "null",
+    "{a,b}",
+    "(x)",
+    "[y]",
+    "it's",
+    "t\tn\nr\rv\vf\f",
+    "x" * 300,
+]
+RANGES = {
+    "int4range": ["empty", "[1,5)", "(,)", "[,5)", "[5,)", "[-5,-1)"],
+    "int8range": ["[9223372036854775806,9223372036854775807)"],
+    "numrange": ["empty", "(,3.5]", "[1.50,NaN]", "(-Infinity,Infinity)", "(1,2)"],
+    "daterange": ["[2024-01-01,infinity)", "[-infinity,0044-03-15 BC)", "(,)"],
+    "tsrange": ["[2024-01-01 00:00:00.5,2024-01-02)", "(,infinity]", "[0044-03-15 01:02:03 BC,)"],
+    "tstzrange": ["[2024-01-01 00:00:00+02,2024-01-02)"],
+}
+IPV6 = ["::", "::1", "1::", "::1.2.3.4", "::ffff:1.2.3.4", "::ffff:0:1.2.3.4", "2001:db8::8:800:200c:417a", "1:0:0:2:0:0:0:3",
+    "0:1::1",
+        "1:0:0:4:5:0:0:8", "fe80::1:2:3:4", "1:2:3:4:5:6:7:8", "1:0:3:4:5:6:7:8", "::2:3:4:5:6:7:8", "1:2:3:4:5:6:7::", "::1:0:0:0",
+        "::ffff:ffff", "0:0:0:0:0:ffff::", "::5:6:7:8", "::1:ffff:1.2.3.4"]  # fmt: skip
+
+VALUES: dict[str, list[str]] = {
+    "bool": ["t", "f"],
+    "bytea": ["", "\\x00ff5c22", "plain"],
+    "char": ["", "a", "\\", '"', " "],
+    "name": ["n", 'Ünï "q"', "x" * 63],
+    "int8": ["0", "9223372036854775807", "-9223372036854775808"],
+    "int2": ["32767", "-32768"],
+    "int2vector": ["", "1", "1 -2 3"],
+    "int4": ["2147483647", "-2147483648"],
+    "text": STRINGS,
+    "oid": ["0", "4294967295"],
+    "tid": ["(0,1)", "(4294967295,65535)"],
+    "xid": ["0", "4294967295"],
+    "cid": ["1", "4294967295"],
+    "oidvector": ["", "1 4294967295"],
+    "json": ['{"a": [1, "\\u00e4\\n"]}', " 1 ", '"\\"x, y"'],
+    "xml": ['<a b="c"/>', "text", '<?xml version="1.0" encoding="UTF-8"?><a>ä</a>', '<?xml version="1.1" standalone="yes"?>\n<a/>',
+            '<?xml version="1.0"?>\n<a/>', ""],
+    "point": ["(1,2)", "(-0,1e-7)", "(NaN,Infinity)", "(1e15,1e300)"],
+    "lseg": ["[(1,2),(3,4.5)]"],
+    "path": ["((1,2),(3,4))", "[(1,2),(3,4),(5,6)]", "[(0,0)]"],
+    "box": ["(3,4),(1,2)", "(1,1),(-1,-1)"],
+    "polygon": ["((1,2),(3,4),(5,6))", "((0,0))"],
+    "line": ["{1,2,3}", "{-1,0,0.5}"],
+    "cidr": ["10.0.0.0/8", "1.2.3.4/32", "::/0", "2001:db8::/32", "::1/128", "0.0.0.0/0"],
+    "float4": [*FLOATS, "1e30", "3.4028235e38", "1e-45", "1.1754944e-38", "16777216", "8388608.5", "999999.94", "0.3"],
+    "float8": [*FLOATS, "1e15", "123456789012345", "1234567890123456", "1e23", "5e-324", "1.7976931348623157e308",
+        "9007199254740993",
+               "2.2250738585072014e-308", "5.684341886080801e-14", "9.5e22", "144115188075855872"],
+    "circle": ["<(1,2),3>", "<(0,0),0.1>"],
+    "macaddr8": ["08:00:2b:01:02:03:04:05"],
+    "money": ["0", "12.34", "-1234567.89", "92233720368547758.07", "-92233720368547758.08"],
+    "macaddr": ["08:00:2b:01:02:0f"],
+    "inet": ["192.168.0.1/24", "1.2.3.4", "0.0.0.0/0", "1.2.3.4/31", *IPV6, *(f"{address}/64" for address in IPV6)],
+    "bpchar": ["c  ", "", "ä"],
+    "varchar": STRINGS,
+    "date": [*DATES, "5874897-12-31"],
+    "time": TIMES,
+    "timestamp": [*(f"{day.removesuffix(' BC')} {time}{day[10:]}" for day in DATES[:3] + DATES[5:10] for time in TIMES),
+                  "infinity", "-infinity", "294276-12-31 23:59:59.999999", "4714-11-24 00:00:00 BC", "10000-01-01 00:00:00.5"],
+    "timestamptz": ["2026-11-21 12:34:56.789+02", "infinity", "-infinity", "0001-01-01 00:00+14", "0044-03-15 12:00-08 BC",
+                    "294276-12-31 23:59:59.999999+00", "1900-01-01 00:00:00+00"],
+    "interval": ["0", "1 year 2 mons -3 days 04:05:06.789", "-1 s", "1 mon", "-1 mon", "-1 mon 1 day", "1 day -1 s", "-1 day 1 s",
+                 "-1 year 1 mon", "11 mons", "-13 mons 5 days -00:00:00.000001", "1 day", "100 years", "2 days",
+                 "-14 mons -1 day -1 us",
+                 "2562047788:00:54.775807", "-2562047788:00:54.775807", "178956970 years 7 mons 2147483647 days", "00:00:01.5",
+                 "1000 hours"],
+    "timetz": ["12:34:56+05:30", "24:00:00-15:59", "00:00:00.000001+00", "01:02:03-07:52:58", "01:02:03+00:00:01"],
+    "bit": ["0", "1", "10101010", "101010101", "0" * 33],
+    "varbit": ["", "1", "00000000", "000000001", "1" * 100],
+    "numeric": ["0", "0.00", "1.50", "-0.01", "12345678901234567890.123456789", "NaN", "Infinity", "-Infinity", "1e40", "1e-20",
+        "10000",
+                "-1e131071", "0.0001", "0.00001", "100000000", "1" + "0" * 30 + ".5", "9999.9999", "0." + "0" * 50 + "1",
+                "1e-16383",
+                "1.0000000000"],
+    "refcursor": ["c", "<unnamed portal 1>"],
+    "regprocedure": ["lower(text)", "-"],
+    "regproc": ["now", "-"],
+    "regoper": ["pg_catalog.||/", "0"],
+    "regoperator": ["+(integer,integer)", "0"],
+    "regclass": ["pg_class", '"Odd table"'],
+    "regtype": ["integer", "text[]", "-"],
+    "regconfig": ["english"],
+    "regdictionary": ["simple"],
+    "regnamespace": ["public"],
+    "regrole": ["postgres"],
+    "regcollation": ['"C"'],
+    "uuid": ["00000000-0000-0000-0000-0123456789ab"],
+    "txid_snapshot": ["10:20:10,14,15", "1:1:"],
+    "pg_snapshot": ["10:20:10,14,15", "1:1:", "9223372036854775806:9223372036854775807:9223372036854775806"],
+    "pg_lsn": ["16/B374D848", "0/0", "FFFFFFFF/FFFFFFFF"],
+    "tsvector": ["", "'a\\\\b':1A 'it''s':2B,3C,4,16383D", "a b c", "ä:1", "' '"],
+    "tsquery": ["", "a", "a & !'b'", "!(a | b) & c", "a <-> b <2> (c <-> d)", "(a <-> b) <-> c", "a <-> (b <-> c)",
+        "a:*AB & b:D", "!!a",
+                "(a | b) & (c | d)", "a | b & c", "'it''s\\\\x'", "!(a <-> b)", "(a & b) | c", "a & (b & c)", "a & b & c & d",
+                "a <0> b",
+                "!a <-> b", "(a | !b) <-> (c & d)"],
+    "jsonb": ['{"a": [1, "x", null]}', "1.50", '""'],
+    "jsonpath": ["$.a[*] ? (@ > 1)", "strict $"],
+    "xid8": ["0", "18446744073709551615"],
+    **RANGES,
+    **{
+        name.replace("range", "multirange"): ["{}", "{" + values[0] + "}", "{" + ",".join(values) + "}"]
+        for name, values in RANGES.items()
+    },
+}  # fmt: skip
+
+ONLY_ON_18 = {"interval": ["infinity", "-infinity"]}
+SINCE_16 = {"char": ["\\351", "\\377"]}
+
+EXCEPTIONS = {
+    "pg_ndistinct": "a table can get one only by copying from pg_statistic_ext_data, and its text differs between versions",
+    "pg_dependencies": "as pg_ndistinct",
+    "pg_node_tree": "values are in the catalog only, and its send function is that of text: test_node_trees",
+    "pg_mcv_list": "values are in the catalog only: test_statistics",
+    "pg_brin_bloom_summary": "values are inside BRIN indexes only",
+    "pg_brin_minmax_multi_summary": "values are inside BRIN indexes only",
+    "pg_ddl_command": "a pseudo-type, which no column can have; its send function is an error",
+    "void": "a pseudo-type, which no column can have",
+    "anyarray": "a pseudo-type; values in pg_statistic are of their arrays' own types",
+    "anycompatiblearray": "a pseudo-type, which no column can have",
+    "unknown": "a pseudo-type, which no column can have: test_pseudo_types",
+    "cstring": "a pseudo-type, which no column can have: test_pseudo_types",
+    "record": "a pseudo-type: test_composites",
+}
+
+
+class Server:
+    """A database whose values can be had in both forms."""
+
+    def __init__(self, database: Any) -> None:
+        self.connection = database.connect()
+        self.version = int(database.cluster.version)
+        for name, value in SESSION_SETTINGS.items():
+            self.connection.execute(f"set {name} = '{value}'")
+        self.types = Types(Catalog(self.query).binary_form)
+        built_with = self.query("select setting from pg_config() where name = 'CONFIGURE'")[0][0] or ""
+        self.has_xml = "--with-libxml" in built_with
+
+    def query(self, sql: str) -> list[tuple[str | None, ...]]:
+        return [tuple(None if v is None else v.decode() for v in row) for row in self._rows(sql, (), pq.Format.TEXT)]
+
+    def _rows(self, sql: str, parameters: Sequence[bytes | None], form: pq.Format) -> list[list[bytes | None]]:
+        result = self.connection.pgconn.exec_params(sql.encode(), parameters or None, result_format=form)
+        assert result.status == pq.ExecStatus.TUPLES_OK, f"{sql}: {result.error_message}"
+        self.type_id = result.ftype(0)
+        return [[result.get_value(row, column) for column in range(result.nfields)] for row in range(result.ntuples)]
+
+    def compare(self, sql: str, *parameters: bytes) -> list[bytes]:
+        """Run a query for one column, and compare its values in the two forms; return the texts."""
+        sent = self._rows(sql, parameters, pq.Format.BINARY)
+        type_id = self.type_id
+        printed = [row[0] for row in self._rows(sql, parameters, pq.Format.TEXT)]
+        ours = [None if row[0] is None else self.types.to_text(type_id, row[0]) for row in sent]
+        assert ours == printed, sql
+        if binary.is_built_in(type_id) and type_id != 2249:
+            assert [None if row[0] is None else to_text(type_id, row[0]) for row in sent] == printed
+        return [text for text in printed if text is not None]
+
+
+@pytest.fixture
+def server(pg):
+    with pg.database() as database:
+        made = Server(database)
+        made.connection.execute('create table "Odd table" ()')
+        yield made
+        made.connection.close()
+
+
+def texts(values: Sequence[str]) -> str:
+    return "array[" + ", ".join("'" + value.replace("'", "''") + "'" for value in values) + "]::text[]"
+
+
+def values_of(server: Server, name: str) -> list[str]:
+    more = ONLY_ON_18.get(name, []) if server.version >= 17 else []
+    return VALUES[name] + more + (SINCE_16.get(name, []) if server.version >= 16 else [])
+
+
+def with_send(server: Server) -> list[tuple[str, str, str]]:
+    """Name, as it is written, and the array type's name of every built-in type that has a send function and is no array."""
+    rows = server.query(
+        """select t.typname, format_type(t.oid, -1), coalesce(a.typname, '')
+        from pg_type t left join pg_type a on a.oid = t.typarray
+        where t.oid < 10000 and t.typsend <> 0 and t.typsend <> 'array_send'::regproc and t.typrelid = 0"""
+    )
+    return [(row[0] or "", row[1] or "", row[2] or "") for row in rows]
+
+
+def test_every_type_and_its_arrays(server):
+    """The list of types is the server's: one that it has and that is not here fails."""
+    for name, sql_name, array in with_send(server):
+        assert (name in VALUES) != (name in EXCEPTIONS), f"type {name} is not tested"
+        if name not in VALUES or (name == "xml" and not server.has_xml):
+            continue
+        values = values_of(server, name)
+        shown = server.compare(f"select t::{sql_name} from unnest({texts(values)}) with ordinality u(t, n) order by n")
+        assert len(shown) == len(values)
+        if array:
+            delimiter = ";" if name == "box" else ","
+            elements = [value for value in (array_of([each]).decode()[1:-1] for each in values) if value]
+            once = delimiter.join(elements)
+            for text in (
+                f"{{{once}}}",
+                f"{{{once}{delimiter}NULL}}",
+                f"[-1:{len(elements) - 2}]={{{once}}}",
+                f"{{{{{once}}}{delimiter}{{{once}}}}}",
+                "{}",
+                "[0:1][5:5]={{NULL}" + delimiter + "{NULL}}",
+            ):
+                assert server.compare(f"select $1::text::{array}", text.encode())
+
+
+def test_every_other_type_below_16384_is_known_with_a_catalog(server):
+    """Rows of the catalog, their arrays, the domains of the information schema: their ids differ between versions."""
+    rows = server.query("select oid, typname from pg_type where oid < 16384 and typsend <> 0")
+    elements_without = {"_aclitem", "_gtsvector", "_pg_attribute", "_pg_class"}
+    for type_id, name in rows:
+        if name in EXCEPTIONS or name in elements_without:
+            continue
+        try:
+            server.types.to_text(int(type_id), b"\xff" * 3)
+        except ProtocolError:
+            continue
+        except UnknownTypeError as ex:
+            pytest.fail(f"{name}: {ex.message}")
+    server.compare("select table_name from information_schema.tables")  # domains over name and varchar
+    server.compare("select array_agg(ordinal_position) from information_schema.columns")
+    server.compare("select c from pg_cast c")
+    server.compare("select array_agg(o) from pg_operator o")
+
+
+def test_objects_that_are_gone(server):
+    for name in binary.REG_TYPES.values():
+        server.compare(f"select array[999999999::oid::{name}, 4294967295::oid::{name}, 0::oid::{name}]")
+
+
+def test_node_trees(server):
+    server.connection.execute("create view v as select oid, relname || 'x' from pg_class where relname like 'a%'")
+    assert len(server.compare("select ev_action from pg_rewrite")) > 100
+
+
+def test_statistics(server):
+    server.connection.execute("create table s as select n % 3 a, n % 4 b from generate_series(1, 1000) n")
+    server.connection.execute("create statistics st (mcv) on a, b from s")
+    server.connection.execute("analyze s")
+    assert server.compare("select stxdmcv from pg_statistic_ext_data")
+
+
+def test_pseudo_types(server):
+    server.compare("select textout('it''s')")
+    for text in STRINGS:
+        assert to_text(705, text.encode()) == to_text(2275, text.encode()) == text.encode()
+
+
+def test_types_of_users(server):
+    server.connection.execute(
+        """
+        create type mood as enum ('ok', 'not "ok"', 'b\\s', 'NULL');
+        create domain price as numeric(8,2);
+        create domain deep as price;
+        create domain prices as numeric[];
+        create domain moods as mood[];
+        create domain boxy as box;
+        create type words as range (subtype = text, collation = "C");
+        create type moody as range (subtype = mood);
+        create type pair as (a int, b text);
+        create type nest as (p pair, ps pair[], w words, m mood, n numeric, d deep, empty text, r regclass);
+        """
+    )
+    server.compare("select m from unnest(enum_range(null::mood)) m")
+    server.compare("select enum_range(null::mood)")
+    server.compare("select 1.5::price")
+    server.compare("select array[1.5, null, 2]::deep[]")
+    server.compare("select '{1.5,NaN}'::prices")
+    server.compare("select array['{ok,\"b\\\\s\"}'::moods]")
+    server.compare("select array['(1,1),(2,2)'::boxy, '(0,0),(3,3)']")
+    server.compare(
+        "select words(least(a, b), greatest(a, b), '[]') from unnest($1::text[]) a, unnest($1::text[]) b", array_of(STRINGS)
+    )
+    server.compare("select array_agg(words(a, null)) from unnest($1::text[]) a", array_of(STRINGS))
+    server.compare("select range_agg(words(a, null)) from unnest($1::text[]) a", array_of(STRINGS))
+    server.compare("select multirange(words('a,', 'b\"'))")
+    server.compare("select array[moody('ok', 'b\\s', '[)'), 'empty', null]")
+    server.compare("select (n, a)::pair from unnest($1::text[]) with ordinality u(a, n)", array_of(STRINGS))
+    server.compare("select array_agg(row(n, a)::pair) from unnest($1::text[]) with ordinality u(a, n)", array_of(STRINGS))
+    server.compare(
+        """select row(row(n, a)::pair, array[row(n, a)::pair, null, row(null, null)::pair],
+          words(a, null), 'not "ok"', 'NaN', 1, '', 'pg_class')::nest
+        from unnest($1::text[]) with ordinality u(a, n)""",
+        array_of(STRINGS),
+    )
+    server.connection.execute("alter type nest drop attribute ps; alter type nest add attribute extra json")
+    server.compare("select row(null, words('a', 'b'), null, null, null, '\"', null, '{\"a\": 1}')::nest")
+
+
+def test_composites(server):
+    server.compare("select row(1, 'a'::text, null::int, ''::text, '{a,\"b c\"}'::text[], row(1.5, row('x\"y\\'::text)))")
+    server.compare("select row()")
+    server.compare("select array[row(1, 'a'::text), row(2, 'b,'::text)]")
+
+
+def test_types_of_extensions(pg15):
+    """citext's functions are those of text; hstore's and ltree's are nobody's but theirs."""
+    with pg15.database() as database:
+        server = Server(database)
+        server.connection.execute("create extension citext; create extension hstore; create extension ltree; create extension cube")
+        server.compare("select 'Ab\"c'::citext")
+        server.compare("select array['Ab\"c', null, '']::citext[]")
+        for expression in ("'a=>b'::hstore", "'a.b'::ltree", "array['a.b'::ltree]", "row('a.b'::ltree)", "'(1,2)'::cube"):
+            with pytest.raises(UnknownTypeError, match="is not built in") as caught:
+                server.compare(f"select {expression}")
+            assert "binary" in str(caught.value.hint)
+        server.connection.close()
+
+
+def test_money_follows_lc_monetary(pg15):
+    with pg15.database() as database:
+        server = Server(database)
+        locales = server.query("select setting from pg_settings where name = 'lc_monetary'")
+        assert locales
+        for amount in VALUES["money"]:
+            server.compare(f"select '{amount}'::money")
+        server.compare("select array_agg((n || '.5')::money) from generate_series(-20, 20) n")
+        server.connection.close()
+
+
+def test_what_is_not_in_the_bytes_needs_a_catalog():
+    for type_id, word in ((790, "lc_monetary"), (2205, "regclass"), (24, "regproc"), (791, "lc_monetary"), (1034, "aclitem")):
+        with pytest.raises(UnknownTypeError, match=word):
+            to_text(type_id, b"\0" * 8)
+        assert not binary.is_built_in(type_id)
+    with pytest.raises(UnknownTypeError, match="OID 16400 is not built in"):
+        to_text(16400, b"")
+
+
+# Any value
+
+
+def array_of(values: Sequence[str]) -> bytes:
+    """Return the text form of an array of texts."""
+    return ("{" + ",".join('"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"' for value in values) + "}").encode()
+
+
+def many(examples: int) -> Any:
+    return settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(scope="module")
+def pg18_server(pg18):
+    with pg18.database() as database:
+        made = Server(database)
+        made.connection.execute(
+            'create type words as range (subtype = text, collation = "C"); create type pair as (a text, b text)'
+        )
+        yield made
+        made.connection.close()
+
+
+characters = st.characters(codec="utf-8", exclude_characters="\0")
+nasty = st.text(st.sampled_from("\"\\{}()[], \t\n\v\f\r'NULLnul;ä世") | characters, max_size=8)
+
+
+@many(30)
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=300))
+def test_any_float8(pg18_server, bits):
+    numbers = [struct.unpack(">d", struct.pack(">Q", each))[0] for each in bits]
+    values = [repr(number).replace("inf", "Infinity") for number in numbers]
+    pg18_server.compare("select x::float8 from unnest($1::text[]) x", array_of(values))
+
+
+@many(30)
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300))
+def test_any_float4(pg18_server, bits):
+    numbers = [struct.unpack(">f", struct.pack(">I", each))[0] for each in bits]
+    values = [f"{number:.9g}".replace("inf", "Infinity") for number in numbers]
+    pg18_server.compare("select x::float4 from unnest($1::text[]) x", array_of(values))
+
+
+def test_floats_on_the_edge(pg18_server):
+    """Powers of two, where the numbers below are nearer than those above, and decimals that are halfway between two numbers."""
+    powers = [repr(math.ldexp(1.0, power)) for power in range(-1074, 1024)]
+    pg18_server.compare("select x::float8 from unnest($1::text[]) x", array_of(powers))
+    singles = [f"{math.ldexp(1.0, power):.9g}" for power in range(-149, 128)]
+    pg18_server.compare("select x::float4 from unnest($1::text[]) x", array_of(singles))
+    decimals = [f"{digit}e{power}" for digit in (1, 3, 5, 7, 9, 11, 99, 123456789) for power in range(-30, 36)]
+    pg18_server.compare("select x::float8 from unnest($1::text[]) x", array_of(decimals))
+    pg18_server.compare("select x::float4 from unnest($1::text[]) x where x::float8 < 3e38", array_of(decimals))
+    assert to_text(701, struct.pack(">d", 1e23)) != b"1e+23"
+
+
+@many(50)
+@given(
+    st.lists(st.decimals(allow_nan=False, allow_infinity=False) | st.decimals(-(10**9), 10**9, places=6), min_size=1, max_size=50)
+)
+def test_any_numeric(pg18_server, numbers: list[Decimal]):
+    numbers = [number for number in numbers if -16000 < number.adjusted() < 131000 and number.as_tuple().exponent > -16000]
+    assume(numbers)
+    pg18_server.compare("select x::numeric from unnest($1::text[]) x", array_of([str(number) for number in numbers]))
+
+
+@many(50)
+@given(st.lists(st.integers(-211_813_488_000_000_000, 9_223_371_331_199_999_999), min_size=1, max_size=100))
+def test_any_timestamp(pg18_server, times_us):
+    sql = "select {} + (x::int8 / 1000000) * interval '1 s' + (x::int8 % 1000000) * interval '1 us' from unnest($1::text[]) x"
+    values = array_of([str(time) for time in times_us])
+    pg18_server.compare(sql.format("timestamp '2000-01-01'"), values)
+    pg18_server.compare(sql.format("timestamptz '2000-01-01 00:00+00'"), values)
+    days = array_of([str(time // 86_400_000_000) for time in times_us])
+    pg18_server.compare("select date '2000-01-01' + x::int4 from unnest($1::text[]) x", days)
+
+
+@many(50)
+@given(
+    st.lists(
+        st.tuples(st.integers(-(2**31), 2**31 - 1), st.integers(-(2**31), 2**31 - 1), st.integers(-(2**62), 2**62)), min_size=1
+    )
+)
+def test_any_interval(pg18_server, intervals):
+    small = [(months % 40 - 20, days % 5 - 2, time_us % 10_000_000 - 5_000_000) for months, days, time_us in intervals]
+    values = [f"{months} mons {days} days {time_us} us" for months, days, time_us in [*intervals, *small]]
+    pg18_server.compare("select x::interval from unnest($1::text[]) x", array_of(values))
+
+
+@many(50)
+@given(st.lists(nasty, min_size=1, max_size=6), st.integers(-3, 3))
+def test_any_array(pg18_server, values, lower):
+    pg18_server.compare("select $1::text[]", array_of(values))
+    pg18_server.compare(
+        "select array_fill(x, array[2, 1, 2], array[$2::int, 1, 0]) from unnest($1::text[]) x", array_of(values), b"%d" % lower
+    )
+    pg18_server.compare("select array[$1::text[], $1::text[]]::varchar[]", array_of(values))
+    pg18_server.compare("select array_agg(row(x, x)::pair) from unnest($1::text[]) x", array_of(values))
+    pg18_server.compare("select row(x, array[row(x, x)::pair])::record from unnest($1::text[]) x", array_of(values))
+    pg18_server.compare("select array[words(x, null), words(null, x, '(]')] from unnest($1::text[]) x", array_of(values))
+    pg18_server.compare(
+        "select array_to_tsvector($1::text[])" if all(values) else "select ''::tsvector",
+        *([array_of(values)] if all(values) else []),
+    )
+
+
+lexemes = st.sampled_from(["a", "b", "'it''s'", "c:*", "d:AB", "'\\\\'"])
+queries = st.recursive(
+    lexemes,
+    lambda inner: (
+        st.builds("!({})".format, inner) | st.builds("({}) {} ({})".format, inner, st.sampled_from(["&", "|", "<->", "<3>"]), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@many(100)
+@given(st.lists(queries, min_size=1, max_size=20))
+def test_any_tsquery(pg18_server, values):
+    pg18_server.compare("select x::tsquery from unnest($1::text[]) x", array_of(values))
+
+
+@many(50)
+@given(
+    st.lists(st.ip_addresses().flatmap(lambda a: st.tuples(st.just(a), st.integers(0, a.max_prefixlen))), min_size=1, max_size=50),
+    st.data(),
+)
+def test_any_inet(pg18_server, addresses, data):
+    kept = [data.draw(st.integers(0, 0xFF)) for _ in addresses]
+    values = []
+    for (address, bits), keep in zip(addresses, kept, strict=True):
+        # Words of zeros in all places: they decide how an address is written.
+        packed = bytes(byte if keep >> (place // 2) & 1 else 0 for place, byte in enumerate(address.packed))
+        values.append(f"{type(address)(packed)}/{bits}")
+    pg18_server.compare("select x::inet from unnest($1::text[]) x", array_of(values))
+    pg18_server.compare("select network(x::inet)::cidr from unnest($1::text[]) x", array_of(values))
+
+
+# Any bytes
+
+KNOWN = sorted(type_id for type_id in {*binary._SCALARS, *binary._SHAPES} if binary.is_built_in(type_id))
+
+
+@settings(max_examples=3000, deadline=None)
+@given(
+    st.sampled_from(KNOWN),
+    st.binary(max_size=80) | st.lists(st.sampled_from(b"\0\0\0\0\1\2\3\4\x17\x19\xff"), max_size=60).map(bytes),
+)
+def test_any_bytes_give_text_or_an_error(type_id, data):
+    try:
+        text = to_text(type_id, data)
+    except (ProtocolError, UnknownTypeError):
+        return
+    assert isinstance(text, bytes)
+
+
+@pytest.fixture(scope="module")
+def sent(pg18):
+    """Some values of each type as the server sends them."""
+    with pg18.database() as database:
+        server = Server(database)
+        server.connection.execute('create table "Odd table" ()')
+        found = []
+        for name, sql_name, _ in with_send(server):
+            for value in VALUES.get(name, [])[:6] if name not in ("money", *binary.REG_TYPES.values()) else []:
+                cast = f"$1::text::{sql_name}"
+                for expression in (cast, f"array[{cast}, null, {cast}]"):
+                    with contextlib.suppress(AssertionError):
+                        (row,) = server._rows(f"select {expression}", (value.encode(),), pq.Format.BINARY)
+                        found.append((server.type_id, row[0]))
+        server.connection.close()
+        assert len(found) > 400
+        return found
+
+
+@settings(max_examples=3000, deadline=None)
+@given(st.data())
+def test_damaged_values_give_text_or_an_error(sent, data):
+    type_id, value = data.draw(st.sampled_from(sent))
+    value = bytearray(value)
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(value)))
+        match data.draw(st.sampled_from(["set", "cut", "insert", "flip"])):
+            case "set" if place < len(value):
+                value[place] = data.draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]))
+            case "flip" if place < len(value):
+                value[place] ^= 1 << data.draw(st.integers(0, 7))
+            case "cut":
+                del value[place:]
+            case "insert":
+                value[place:place] = data.draw(st.binary(min_size=1, max_size=4))
+    try:
+        text = to_text(type_id, bytes(value))
+    except (ProtocolError, UnknownTypeError):
+        return
+    assert isinstance(text, bytes)
+
+
+def test_every_prefix_of_a_value_gives_text_or_an_error(sent):
+    for type_id, value in sent:
+        for size in range(len(value)):
+            with contextlib.suppress(ProtocolError):
+                to_text(type_id, value[:size])
+
+
+def record(type_id: int, value: bytes) -> bytes:
+    return struct.pack(">iIi", 1, type_id, len(value)) + value
+
+
+def test_records_within_records_end_somewhere():
+    """Each level doubles the quotes within, so a few hundred bytes could fill the memory."""
+    value = record(25, b"x")
+    for _ in range(15):
+        value = record(2249, value)
+    assert len(to_text(2249, value)) < 1 << 20
+    for _ in range(5000):
+        value = record(2249, value)
+    with pytest.raises(ProtocolError, match="nest more than 16 deep"):
+        to_text(2249, value)
+    assert to_text(2249, record(25, b"x")) == b"(x)"  # what was nested is forgotten
+
+
+@pytest.mark.parametrize("is_left_deep", [True, False])
+def test_a_long_chain_of_operators_is_quick(is_left_deep):
+    """Neither recursion nor moving the text again for each operator."""
+    count = 100_000
+    operand, operator = b"\1\0\0a\0", b"\2\2"
+    items = operator * count + operand * (count + 1) if is_left_deep else (operator + operand) * count + operand
+    data = struct.pack(">i", 2 * count + 1) + items
+    if not is_left_deep:
+        # Right operand first: operator, operand, and the chain as the left one.
+        assert to_text(3615, data) == b" & ".join([b"'a'"] * (count + 1))
+    else:
+        assert to_text(3615, data) == b" & ".join([b"'a'"] * (count + 1))
+
+
+def test_texts_end_where_the_servers_would(monkeypatch):
+    monkeypatch.setattr(binary, "_MAX_TEXT_BYTES", 100_000)
+    large = struct.pack(">HhHHH", 1, 10_000, 0, 0, 1)  # 1e40000
+    elements = (struct.pack(">i", len(large)) + large) * 3
+    data = struct.pack(">iiIii", 1, 0, 1700, 3, 1) + elements
+    with pytest.raises(ProtocolError, match="more than 100000 bytes"):
+        to_text(1231, data)
+
+
+@pytest.mark.parametrize(
+    ("type_id", "data"),
+    [
+        (16, b"\2"), (16, b""), (21, b"\0"), (23, b"\0" * 5), (1082, struct.pack(">i", 2**31 - 2)), (1082, struct.pack(">i",
+        -(2**31) + 1)),
+        (1083, struct.pack(">q", -1)), (1083, struct.pack(">q", 86_400_000_001)), (1114, struct.pack(">q", 2**63 - 2)),
+        (1266, struct.pack(">qi", 0, 57_600)), (1560, struct.pack(">i", 9) + b"\0"), (1560, struct.pack(">i", -1)),
+        (1700, struct.pack(">HhHHH", 1, 0, 0, 0, 10_000)), (1700, struct.pack(">HhHH", 0, 0, 0x8000, 0)),
+        (1700, struct.pack(">HhHH", 0, 0, 0, 0x4000)), (1700, struct.pack(">HhHH", 2, 0, 0, 0)), (869, b"\4\x20\0\4abcd"), (869,
+        b"\2\x21\0\4abcd"),
+        (2950, b"\0" * 15), (3802, b"\2{}"), (3802, b""), (3904, b"\x20"), (3904, b"\x00" + struct.pack(">i", -1)), (3904, b"\1x"),
+        (1007, struct.pack(">iiI", 7, 0, 23)), (1007, struct.pack(">iiI", 0, 0, 25)), (1007, struct.pack(">iiIii", 1, 0, 23,
+        2**31 - 1, 1)),
+        (1007, struct.pack(">iiIii", 1, 0, 23, -1, 1)), (1007, struct.pack(">iiIiii", 1, 0, 23, 1, 2**31 - 1, -1)),
+        (22, struct.pack(">iiIiii", 1, 0, 21, 1, 0, -1)), (3615, struct.pack(">i", 1) + b"\2\1"), (3615, struct.pack(">i",
+        1) + b"\3"),
+        (3615, struct.pack(">i", 2) + b"\1\0\0a\0\1\0\0a\0"), (3614, struct.pack(">i", 1) + b"abc"), (3614, struct.pack(">i",
+        1) + b"a\0\0\1"),
+        (604, struct.pack(">i", -1)), (604, struct.pack(">i", 2**30)), (5038, struct.pack(">iqq", -1, 0, 0)), (829, b"\0" * 8),
+        (2249, struct.pack(">i", -1)), (2249, struct.pack(">i", 2**30)), (4451, struct.pack(">i", 2**30)), (18, b"ab"),
+    ],
+)  # fmt: skip
+def test_malformed_values(type_id, data):
+    with pytest.raises(ProtocolError, match="malformed value in binary form"):
+        to_text(type_id, data)
+
+
+def test_what_find_says_is_kept_until_forgotten():
+    asked = []
+
+    def find(type_id):
+        asked.append(type_id)
+        return {1: Shape(Kind.ENUM), 2: Shape(Kind.DOMAIN, 23), 3: lambda data: data[::-1]}.get(type_id)
+
+    types = Types(find)
+    for _ in range(2):
+        assert types.to_text(1, b"ok") == b"ok"
+        assert types.to_text(2, b"\0\0\0\7") == b"7"
+        assert types.to_text(3, b"abc") == b"cba"
+    assert asked == [1, 2, 3]
+    types.forget()
+    assert types.to_text(1, b"ok") == b"ok"
+    with pytest.raises(UnknownTypeError):
+        types.to_text(4, b"")
+    assert asked == [1, 2, 3, 1, 4]
+
+
+# In the renderer
+
+
+class Shown(OutputPlugin):
+    """Writes rows as Python shows them."""
+
+    name = "shown"
+
+    def change(self, txn, relation, change, lsn):
+        self.output.write(lsn, repr((getattr(change, "old", None), change.new)).encode())
+
+
+def render(query, *messages):
+    records = []
+    renderer = Renderer(Shown({}, query), lambda lsn, data: records.append(data.decode()))
+    for message in messages:
+        renderer.feed(1, pgoutput_build.build(message))
+    return records
+
+
+BEGIN = Begin(100, 5, 7)
+
+
+def table(*type_ids: int) -> Relation:
+    return Relation(None, 16385, "public", "t", "f", tuple(Column(1, f"c{n}", type_id, -1) for n, type_id in enumerate(type_ids)))
+
+
+def offline(sql):
+    raise NoCatalogError
+
+
+def test_plugins_see_text_only():
+    row = (Binary(b"\0\0\0\7"), b"text", None)
+    assert render(offline, BEGIN, table(23, 25, 23), Insert(None, 16385, row)) == ["(None, (b'7', b'text', None))"]
+    assert render(offline, BEGIN, table(23, 25, 23), Update(None, 16385, None, row, row)) == [
+        "((b'7', b'text', None), (b'7', b'text', None))"
+    ]
+
+
+def test_errors_name_table_column_and_what_to_do():
+    with pytest.raises(
+        ProtocolError, match=r"column 'c1' of table 'public\.t' came in binary form: .* 3 bytes are too few or too many"
+    ):
+        render(offline, BEGIN, table(25, 23), Insert(None, 16385, (b"x", Binary(b"123"))))
+    with pytest.raises(UnknownTypeError, match=r"column 'c0' of table 'public\.t' .* OID 16400 is not built in") as caught:
+        render(lambda sql: [], BEGIN, table(16400), Insert(None, 16385, (Binary(b"123"),)))
+    assert "'binary'" in str(caught.value.hint)
+    with pytest.raises(InvalidArgumentsError, match=r"column 'c0' of table 'public\.t' .*there is no server to ask"):
+        render(offline, BEGIN, table(16400), Insert(None, 16385, (Binary(b"123"),)))
+
+
+def test_without_a_server_a_domain_is_known_by_what_the_stream_says():
+    change = Insert(None, 16385, (Binary(b"\0\0\0\7"),))
+    assert render(offline, Type(None, 16400, "pg_catalog", "int4"), BEGIN, table(16400), change) == ["(None, (b'7',))"]
+
+
+def test_a_type_that_is_described_again_is_asked_for_again():
+    rows = iter([[("e", None, None, None, None, None, None)], [("d", None, "23", None, None, None, None)]])
+    type_, change = Type(None, 16400, "public", "x"), Insert(None, 16385, (Binary(b"\0\0\0\7"),))
+    shown = render(lambda sql: next(rows), type_, BEGIN, table(16400), change, change, type_, change)
+    assert shown == ["(None, (b'\\x00\\x00\\x00\\x07',))"] * 2 + ["(None, (b'7',))"]
+
+
+def test_row_to_text():
+    relation = table(20, 25)
+    assert binary.row_to_text(relation, (Binary(b"\0" * 8), b"x")) == (b"0", b"x")
+    with pytest.raises(CdcpipeError, match=r"column 'c0' of table 'public\.t'"):
+        binary.row_to_text(relation, (Binary(b""), b"x"))
