@@ -7,6 +7,10 @@
 Three threads of its own. One reads the streamer's stdout, fills the open segment and writes `F`, `q`; so a full pipe in one
 direction never stops the other. One seals, so that the stream flows on while the disk works. One reads stderr.
 
+The server sends large transactions before they commit, and the streamer puts them together (`--whole-transactions`): here
+come only whole transactions, in commit order. What it holds of those in progress beyond 64 MiB is in files without names in
+``spill``, which is the staging directory unless another is given.
+
 A streamer that ends, however it ends, costs nothing: what it had sent of a transaction without its end is forgotten, the rest
 is sealed, and the next one is asked for what comes after the log's end (`--startpos`).
 """
@@ -82,6 +86,8 @@ class LauncherConfig:
     available_now: bool = False
     """End once everything that was committed at the start is in the log."""
     seal: SealPolicy = field(default_factory=SealPolicy)
+    spill: Path | None = None
+    """Where large transactions in progress are held, the staging directory if None."""
     verbose: bool = False
     command: tuple[str, ...] = (sys.executable, "-P", "-m", "cli")
     hook: Callable[[Failpoint], None] | None = None
@@ -233,7 +239,7 @@ class Launcher:
                 database=prepared.database,
                 slot=config.slot,
                 publications=config.publications,
-                options={},
+                options=self._plugin_options(prepared),
                 first_lsn=prepared.confirmed_flush_lsn,
             )
             self._note(position=epoch.start)
@@ -265,6 +271,12 @@ class Launcher:
             arguments += ["--publication", name]
         return arguments
 
+    def _plugin_options(self, prepared: Prepared) -> dict[str, str]:
+        """Return what is asked of pgoutput: as much as the server has."""
+        if prepared.server_version >= 160000:
+            return {"streaming": "parallel", "messages": "true"}
+        return {"streaming": "on", "messages": "true"}
+
     def _prepare(self, policy: RestartPolicy) -> Prepared | None:
         """Run ``cdcpipe prepare`` until it succeeds; None when asked to stop."""
         arguments = self._arguments()
@@ -287,13 +299,16 @@ class Launcher:
         """Run one streamer to its end; return how it failed, None if it has done what it had to."""
         start_lsn = writer.end_lsn
         filler = SegmentFiller(start_lsn, self.config.seal)
-        arguments = [*(["-v"] if self.config.verbose else []), *self._arguments(), "-H", "--startpos", format_lsn(start_lsn)]
-        arguments += ["--expect", f"{prepared.system_id}/{prepared.timeline}"]
+        arguments = [*(["-v"] if self.config.verbose else []), *self._arguments(), "-H", "--whole-transactions"]
+        for name, value in self._plugin_options(prepared).items():
+            arguments += ["-o", f"{name}={value}"]
+        arguments += ["--startpos", format_lsn(start_lsn), "--expect", f"{prepared.system_id}/{prepared.timeline}"]
         if self.config.available_now:
             arguments += ["--endpos", format_lsn(prepared.wal_lsn), "--endpos-wait"]
         broken: ProtocolError | None = None
         is_whole = False
-        with _Child([*self.config.command, *arguments], is_verbose=self.config.verbose) as child:
+        spill = self.config.spill or self.config.staging
+        with _Child([*self.config.command, *arguments], is_verbose=self.config.verbose, temporary=spill) as child:
             feedback = _Feedback(child, start_lsn, self.config.hook)
             try:
                 self._pump(child, filler, writer, sealer, feedback)
@@ -501,7 +516,7 @@ def _build_index(segment: Segment, sealing: Sealing) -> None:
 class _Child:
     """A subprocess at the other end of three pipes. Leaving the context makes sure that it is gone and its code is known."""
 
-    def __init__(self, argv: list[str], *, is_verbose: bool = False) -> None:
+    def __init__(self, argv: list[str], *, is_verbose: bool = False, temporary: Path | None = None) -> None:
         self._is_verbose = is_verbose
         # A session of its own, so that ^C reaches the launcher alone; that ends it with `q`. It needs no other tie to
         # this process: when that dies, the end of stdin ends it.
@@ -512,7 +527,7 @@ class _Child:
             stderr=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
-            env=_environment(),
+            env=_environment(temporary),
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -611,9 +626,11 @@ class _Child:
 _streamer_logger = logging.getLogger("cdcpipe.streamer")
 
 
-def _environment() -> dict[str, str]:
+def _environment(temporary: Path | None) -> dict[str, str]:
     """Return the environment of the streamer: ours, and this package's directory where modules are looked for last."""
     environment = dict(os.environ)
+    if temporary is not None:
+        environment["TMPDIR"] = str(temporary.absolute())
     root = str(Path(__file__).resolve().parent.parent)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), root]))
     return environment

@@ -149,6 +149,13 @@ def launcher_options(command: Command) -> Command:
             help="or when its oldest transaction has waited this long.",
         ),
         click.option(
+            "--spill",
+            type=click.Path(file_okay=False, exists=True, path_type=Path),
+            metavar="DIR",
+            help="Where transactions in progress that are too large for memory are held, in files without names. "
+            "Left out: the staging directory.",
+        ),
+        click.option(
             "--available-now",
             is_flag=True,
             help="Take all that is committed on the server now, then end.",
@@ -174,6 +181,7 @@ def launcher_config(
     staging: Path,
     segment_size: int,
     seal_interval: float,
+    spill: Path | None,
     available_now: bool,
     verbose: bool,
 ) -> LauncherConfig:
@@ -193,6 +201,7 @@ def launcher_config(
         tables=tables,
         available_now=available_now,
         seal=SealPolicy(segment_bytes=segment_size, seal_interval_s=seal_interval),
+        spill=spill,
         verbose=verbose,
     )
 

@@ -4,6 +4,8 @@ Bytes and times come in, operations come out: Write these bytes to the open segm
 invariant: the open segment holds whole transactions in commit order, or the beginning of a single one that is too large
 to be held in memory. So a cut never has to move bytes, and when the stream breaks there is nothing to truncate.
 
+A logical message outside of transactions counts as one by itself, which ends at the message's LSN.
+
 A new segment begins without knowing any relation. The server describes one (Type records, then a Relation record) once
 per connection; what it sent last is kept, and put in right before the first record of a segment that needs it.
 
@@ -25,15 +27,20 @@ from cdcpipe.pipe.framing import MAX_HEADER_BYTES, scan_records
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Cut", "Discard", "Operation", "SealPolicy", "SegmentFiller", "Write"]
+__all__ = ["COMMIT", "MESSAGE_HEAD", "Cut", "Discard", "Operation", "SealPolicy", "SegmentFiller", "Write"]
 
 # "Byte1('C'), Int8 flags, Int64 LSN of the commit, Int64 end LSN of the transaction, Int64 commit timestamp"
 COMMIT = struct.Struct(">cBQQQ")
+# "Byte1('M'), Int8 flags (1: transactional), Int64 LSN of the message": the end of its WAL record
+MESSAGE_HEAD = struct.Struct(">cBQ")
 # "Byte1('T'), Int32 number of relations, Int8 option bits, Int32 OID of each"
 _TRUNCATE_HEAD = struct.Struct(">cIB")
 
 _ORDINARY_KINDS = b"BCIUDRYTOM"
 """What a stream of protocol version 1 consists of; transactions arrive whole and in commit order."""
+
+_STREAM = re.compile(rb"(?:M|B[^BC]*+C)*+(B[^BC]*+)?+")
+"""The kinds of its records from the beginning of a transaction on; the group is the transaction that has not ended."""
 
 _ROW_KINDS = b"IUD"
 
@@ -120,6 +127,7 @@ class SegmentFiller:
         # Of the stream: bytes that are no whole record yet, what is missing of a record that was passed on in parts.
         self._held = b""
         self._missing = 0
+        self._message_lsn = 0  # of that record, if it is a message outside of transactions
         self._in_transaction = False
         self._tail: list[_Piece] = []  # of the transaction that has not ended
         self._tail_bytes = 0
@@ -153,6 +161,10 @@ class SegmentFiller:
             pos = min(self._missing, len(data))
             self._missing -= pos
             self._add_to_tail(_Piece(data, 0, pos, [], []))
+            if not self._missing and not self._in_transaction:
+                self._end_lsn = self._message_lsn
+                self._append_tail(operations)
+                self._wait_from(now)
         buffer = self._held + data if self._held else data
         starts, ends, next_pos = scan_records(buffer, pos)
         try:
@@ -161,23 +173,16 @@ class SegmentFiller:
             raise _unexpected(b"", 0) from None
         if unknown := kinds.translate(None, _ORDINARY_KINDS):
             raise _unexpected(unknown[:1], kinds.count(unknown[:1]))
-        begins, commits = kinds.count(b"B"), kinds.count(b"C")
-        if not 0 <= self._in_transaction + begins - commits <= 1:
-            msg = f"the stream does not consist of whole transactions: {begins} begin and {commits} end"
-            raise ProtocolError(msg)
-        self._in_transaction = self._in_transaction + begins - commits == 1
-        if commits:
-            last = kinds.rfind(b"C")
-            cut_pos = ends[last]
-            self._check_order(buffer, starts, ends, kinds)
-            for piece in self._tail:
-                self._append(piece, operations)
-            self._append(_Piece(buffer, pos, cut_pos, starts[: last + 1], ends[: last + 1]), operations)
-            self._tail, self._tail_bytes = [], 0
-            self._transactions += commits
-            if self._since is None:
-                self._since = now
-            pos, starts, ends = cut_pos, starts[last + 1 :], ends[last + 1 :]
+        first_end = kinds.find(b"C") if self._in_transaction or not kinds.startswith(b"M") else 0
+        if count := self._count_whole(kinds):
+            for i in sorted({first_end, count - 1}):
+                self._end_lsn = self._end_of(buffer[starts[i] : ends[i]])
+            cut_pos = ends[count - 1]
+            self._append_tail(operations)
+            self._append(_Piece(buffer, pos, cut_pos, starts[:count], ends[:count]), operations)
+            self._transactions += kinds.count(b"C")
+            self._wait_from(now)
+            pos, starts, ends = cut_pos, starts[count:], ends[count:]
         operations += self.tick(now)
         if next_pos > pos:
             self._add_to_tail(_Piece(buffer, pos, next_pos, starts, ends))
@@ -186,9 +191,7 @@ class SegmentFiller:
         if self._tail_bytes > self._policy.held_bytes:
             if self._since is not None:
                 operations.append(self._cut())
-            for piece in self._tail:
-                self._append(piece, operations)
-            self._tail, self._tail_bytes = [], 0
+            self._append_tail(operations)
         return operations
 
     def tick(self, now: float) -> list[Operation]:
@@ -213,31 +216,57 @@ class SegmentFiller:
             return [Discard()]
         return []
 
-    def _check_order(self, buffer: bytes, starts: list[int], ends: list[int], kinds: bytes) -> None:
-        """Take the end of the last transaction, and see that the first one is beyond the log's end."""
-        first, last = kinds.find(b"C"), kinds.rfind(b"C")
-        for i in [first, last] if first < last else [last]:
-            record = buffer[starts[i] : ends[i]]
-            if len(record) != COMMIT.size:
-                msg = f"a Commit record of {len(record)} bytes"
-                raise ProtocolError(msg)
-            end_lsn = COMMIT.unpack(record)[3]
-            if end_lsn <= self._end_lsn:
-                msg = f"a transaction that ends at {format_lsn(end_lsn)} came when {format_lsn(self._end_lsn)} was passed"
-                raise ProtocolError(msg, hint="was the slot made anew, or moved back, or is it another server's?")
-            self._end_lsn = end_lsn
+    def _count_whole(self, kinds: bytes) -> int:
+        """Return how many of the next records, of these kinds, belong to transactions that are whole with them."""
+        opened = b"B" * self._in_transaction
+        match = _STREAM.fullmatch(opened + kinds)
+        if match is None:
+            msg = "the stream does not consist of whole transactions: Begin and Commit do not alternate, or a change is outside"
+            raise ProtocolError(msg)
+        self._in_transaction = match[1] is not None
+        return max(0, (match.start(1) if self._in_transaction else match.end()) - len(opened))
+
+    def _end_of(self, record: bytes) -> int:
+        """Return where a transaction ends, from its Commit, or a message outside of transactions; raise if that was passed."""
+        is_commit = record.startswith(b"C")
+        layout = COMMIT if is_commit else MESSAGE_HEAD
+        if len(record) < layout.size or (is_commit and len(record) > layout.size):
+            msg = f"a {'Commit' if is_commit else 'Message'} record of {len(record)} bytes"
+            raise ProtocolError(msg)
+        _, flags, *_, end_lsn = layout.unpack_from(record)[:4]
+        if not is_commit and flags & 1:
+            msg = "a transactional message came outside of a transaction"
+            raise ProtocolError(msg)
+        if end_lsn <= self._end_lsn:
+            what = "transaction" if is_commit else "message"
+            msg = f"a {what} that ends at {format_lsn(end_lsn)} came when {format_lsn(self._end_lsn)} was passed"
+            raise ProtocolError(msg, hint="was the slot made anew, or moved back, or is it another server's?")
+        return int(end_lsn)
+
+    def _wait_from(self, now: float) -> None:
+        """Note when the first transaction of the open segment came."""
+        if self._since is None:
+            self._since = now
 
     def _add_to_tail(self, piece: _Piece) -> None:
         self._tail.append(piece)
         self._tail_bytes += piece.end - piece.begin
 
+    def _append_tail(self, operations: list[Operation]) -> None:
+        for piece in self._tail:
+            self._append(piece, operations)
+        self._tail, self._tail_bytes = [], 0
+
     def _pass_on_large_record(self) -> None:
-        """Move a row that is larger than one read from what is held to the tail, so that it does not grow in memory."""
+        """Move a record that is larger than one read from what is held to the tail, so that it does not grow in memory."""
         if len(self._held) <= _LARGE_RECORD_BYTES:
             return
         start = self._held.find(b"\n", 0, MAX_HEADER_BYTES) + 1
         if self._held[start] not in _PASSED_ON_IN_PARTS:
             return
+        if not self._in_transaction:
+            self._count_whole(self._held[start : start + 1])
+            self._message_lsn = self._end_of(self._held[start : start + MESSAGE_HEAD.size])
         end = start + int(self._held[:start].split(b" ")[2])
         self._missing = end - len(self._held)
         self._add_to_tail(_Piece(self._held, 0, len(self._held), [start], [end]))
@@ -300,8 +329,7 @@ class SegmentFiller:
         elif kind == b"T":
             relation_ids = re.findall(rb"(?s)....", buffer[start + _TRUNCATE_HEAD.size : end])
         else:
-            if kind != b"M":  # its key is another each time
-                self._settled.add(key)
+            self._settled.add(key)
             return b""
         missing = [relation_id for relation_id in relation_ids if b"I" + relation_id not in self._settled]
         for relation_id in missing:
@@ -319,5 +347,5 @@ def _unexpected(kind: bytes, count: int) -> ProtocolError:
     what = f"records of kind {kind!r} ({count} of them)" if kind else "an empty record"
     return ProtocolError(
         f"the streamer sent {what}; a staging log takes pgoutput's protocol version 1",
-        hint="do not set proto_version, streaming or two_phase for the launcher's slot",
+        hint="are cdcpipe and cdcpipe-spark of the same version?",
     )

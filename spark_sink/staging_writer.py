@@ -19,6 +19,7 @@ import contextlib
 import fcntl
 import json
 import logging
+import mmap
 import os
 import socket
 import time
@@ -29,7 +30,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from cdcpipe.lsn import LSN, format_lsn
-from spark_sink.segment_filler import COMMIT, Cut, Discard, Write
+from cdcpipe.pipe.framing import encode_header
+from spark_sink.segment_filler import COMMIT, MESSAGE_HEAD, Cut, Discard, Write
 from spark_sink.staging import (
     FORMAT,
     TEMPORARY_PREFIX,
@@ -134,7 +136,7 @@ class StagingWriter:
         """Lock the directory, making it if need be, and check the log in it; raise StagingError if either fails."""
         self.root = Path(root)
         self._hook = hook
-        self._failed = False
+        self._failure: str | None = None
         self._epoch: Epoch | None = None
         self._directory = self.root
         self._fd = -1  # the open segment's, -1 while it has no file
@@ -354,8 +356,8 @@ class StagingWriter:
         assert self._epoch is not None
         newest = max(epoch_numbers(self.root))
         if newest != self._epoch.number:
-            self._failed = True
             msg = f"{self.root}: another launcher has taken over (epoch {newest}; this is {self._epoch.number})"
+            self._failure = msg
             raise StagingError(msg, hint="run one launcher at a time; nothing is lost")
 
     def _pass(self, failpoint: Failpoint) -> None:
@@ -365,14 +367,14 @@ class StagingWriter:
     @contextlib.contextmanager
     def _translated(self, path: Path) -> Iterator[None]:
         """Turn an error of the file system into the last one: from then on nothing works."""
-        if self._failed:
-            msg = f"writing to {self.root} has failed before"
+        if self._failure is not None:
+            msg = f"writing to {self.root} has failed before: {self._failure}"
             raise StagingError(msg, hint=_DISK_HINT)
         try:
             yield
         except OSError as ex:
-            self._failed = True
             msg = f"cannot write {path}: {ex.strerror or ex}"
+            self._failure = msg
             raise StagingError(msg, hint=_DISK_HINT) from ex
 
 
@@ -477,14 +479,31 @@ def _write_epoch(path: Path, epoch: Epoch) -> None:
     )
 
 
+def _ends_with_message(fd: int, size: int, end_lsn: int) -> bool:
+    """Whether the last record is the logical message outside of transactions that has this LSN."""
+    if not size:
+        return False
+    head = MESSAGE_HEAD.pack(b"M", 0, end_lsn)
+    with mmap.mmap(fd, size, access=mmap.ACCESS_READ) as content:
+        pos = content.rfind(head)
+        while pos >= 0:
+            header = encode_header(end_lsn, size - pos)
+            if content[max(0, pos - len(header)) : pos] == header:
+                return True
+            pos = content.rfind(head, 0, pos + len(head) - 1)  # that was somewhere in its content
+    return False
+
+
 def _check_end(segment: Segment) -> None:
-    """See that a segment's last record is the Commit that its name promises: one read, and it shows a cut file."""
+    """See that a segment's last record is the Commit, or the message, that its name promises: one read shows a cut file."""
     with open(segment.path, "rb", buffering=0) as stream:
         size = os.fstat(stream.fileno()).st_size
         tail = os.pread(stream.fileno(), COMMIT.size, max(0, size - COMMIT.size))
-    if len(tail) == COMMIT.size:
-        kind, _, _, end_lsn, _ = COMMIT.unpack(tail)
-        if kind == b"C" and end_lsn == segment.end_lsn:
+        if len(tail) == COMMIT.size:
+            kind, _, _, end_lsn, _ = COMMIT.unpack(tail)
+            if kind == b"C" and end_lsn == segment.end_lsn:
+                return
+        if _ends_with_message(stream.fileno(), size, segment.end_lsn):
             return
     msg = f"{segment.path} is damaged: it does not end with the transaction that ends at {format_lsn(segment.end_lsn)}"
     raise StagingError(msg, hint="the file was cut, changed or renamed; restore it from a copy")

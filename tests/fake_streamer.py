@@ -103,6 +103,7 @@ def main() -> None:
     starts = directory / "starts"
     number = len(starts.read_text().splitlines()) if starts.exists() else 0
     note(starts, json.dumps(arguments))
+    note(directory / "temporary", os.environ.get("TMPDIR", ""))
     turns = json.loads((directory / "turns.json").read_text())
     turn = turns[number] if number < len(turns) else {}
     transactions = [
@@ -115,7 +116,7 @@ def main() -> None:
         fail(turn)
         end_lsn = transactions[-1].end_lsn if transactions else 0x100
         prepared = {
-            "server_version": 180004,
+            "server_version": turn.get("server_version", 180004),
             "system_id": turn.get("system_id", "7"),
             "timeline": 1,
             "database": "db",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cdcpipe.pipe.framing import encode_header
 
-__all__ = ["Transaction", "begin", "commit", "insert", "record", "relation", "truncate", "type_record"]
+__all__ = ["Message", "Transaction", "begin", "commit", "insert", "message", "record", "relation", "truncate", "type_record"]
 
 
 def record(body: bytes, lsn: int = 0) -> bytes:
@@ -39,9 +39,24 @@ def truncate(*relation_ids: int) -> bytes:
     return record(b"T" + struct.pack(f">IB{len(relation_ids)}I", len(relation_ids), 0, *relation_ids))
 
 
+def message(lsn: int, content: bytes, flags: int = 0) -> bytes:
+    return record(b"M" + struct.pack(">BQ", flags, lsn) + b"p\x00" + struct.pack(">I", len(content)) + content, lsn)
+
+
+@dataclass(frozen=True)
+class Message:
+    """A logical message outside of transactions, or as a row of one."""
+
+    end_lsn: int
+    content: bytes
+
+    def encode(self, _described: set[int]) -> bytes:
+        return message(self.end_lsn, self.content)
+
+
 @dataclass(frozen=True)
 class Transaction:
-    """Values inserted into relations: ``rows`` are (relation id, value)."""
+    """Values inserted into relations: ``rows`` are (relation id, value); with relation id 0 it is a logical message."""
 
     end_lsn: int
     rows: Sequence[tuple[int, bytes]]
@@ -50,6 +65,9 @@ class Transaction:
         """Return its records; a relation that is not in ``described`` is described at its first use, as a server does."""
         parts = [begin(self.end_lsn - 1, self.end_lsn)]
         for relation_id, value in self.rows:
+            if relation_id == 0:
+                parts.append(message(self.end_lsn - 1, value, flags=1))
+                continue
             if relation_id not in described:
                 described.add(relation_id)
                 if relation_id % 2:
@@ -61,19 +79,19 @@ class Transaction:
         return b"".join(parts)
 
 
-def encode_stream(transactions: Sequence[Transaction]) -> bytes:
+def encode_stream(transactions: Sequence[Transaction | Message]) -> bytes:
     """Return what a new connection sends for these transactions."""
     described: set[int] = set()
     return b"".join(transaction.encode(described) for transaction in transactions)
 
 
-def decode_segment(data: bytes) -> list[Transaction]:
+def decode_segment(data: bytes) -> list[Transaction | Message]:
     """Read a segment alone, strictly: whole transactions, each relation and each type described before its first use."""
     from cdcpipe.pipe.framing import RecordReader
 
     reader = RecordReader()
     reader.feed(data)
-    transactions: list[Transaction] = []
+    transactions: list[Transaction | Message] = []
     rows: list[tuple[int, bytes]] | None = None
     relations: set[int] = set()
     types: set[int] = set()
@@ -97,6 +115,13 @@ def decode_segment(data: bytes) -> list[Transaction]:
             assert rows is not None
             assert relation_id in relations
             rows.append((relation_id, body[13:]))
+        elif kind == b"M":
+            _, is_transactional, lsn = struct.unpack_from(">cBQ", body)
+            assert is_transactional == (rows is not None)
+            if rows is None:
+                transactions.append(Message(lsn, body[16:]))
+            else:
+                rows.append((0, body[16:]))
         elif kind == b"T":
             count = relation_id
             assert set(struct.unpack_from(f">{count}I", body, 6)) <= relations

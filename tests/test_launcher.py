@@ -160,7 +160,10 @@ def test_all_that_is_available_is_landed_and_confirmed(fake: Callable[..., Fake]
     assert made.read("commands")[-1] == "q"
     assert made.starts == [
         ["prepare", "-d", "db", "-S", "s", "--publication", "p"],
-        f"-d db -S s --publication p -H --startpos 0/100 --expect 7/1 --endpos 0/{WORK[-1].end_lsn + 1:X} --endpos-wait".split(),
+        (
+            "-d db -S s --publication p -H --whole-transactions -o streaming=parallel -o messages=true"
+            f" --startpos 0/100 --expect 7/1 --endpos 0/{WORK[-1].end_lsn + 1:X} --endpos-wait"
+        ).split(),
     ]
     assert all(segment.index_path.exists() for segment in list_segments(made.staging))
 
@@ -171,6 +174,22 @@ def test_the_options_of_the_slot_are_for_prepare(fake: Callable[..., Fake]):
     assert made.starts[0][-5:] == ["-c", "--table", "a.b", "--table", "c.d"]
     assert made.starts[1][0] == "-v"
     assert "-c" not in made.starts[1]
+
+
+@pytest.mark.parametrize(("version", "streaming"), [(140000, "on"), (159999, "on"), (160000, "parallel"), (190000, "parallel")])
+def test_a_server_is_asked_for_what_it_has(fake: Callable[..., Fake], version: int, streaming: str):
+    made = fake([], [{"server_version": version}])
+    made.run()
+    assert f"streaming={streaming}" in made.starts[1]
+    assert list_epochs(made.staging)[0].options == {"streaming": streaming, "messages": "true"}
+
+
+def test_large_transactions_are_held_in_the_staging_directory(fake: Callable[..., Fake], tmp_path: Path):
+    made = fake([])
+    made.run()
+    assert made.read("temporary")[-1] == str(made.staging)
+    made.run(spill=tmp_path)
+    assert made.read("temporary")[-1] == str(tmp_path)
 
 
 def test_the_next_run_goes_on_where_the_log_ends(fake: Callable[..., Fake]):

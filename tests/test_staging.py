@@ -14,12 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pgoutput_stream import (
+    Message,
     Transaction,
     begin,
     commit,
     decode_segment,
     encode_stream,
     insert,
+    message,
     record,
     relation,
     truncate,
@@ -320,32 +322,40 @@ class Memory:
             else:
                 self.open, self.boundaries = b"", Boundaries()
 
-    def transactions(self) -> list[Transaction]:
+    def transactions(self) -> list[Transaction | Message]:
         """Decode each segment alone."""
         found = []
         for cut, data in self.segments:
             decoded = decode_segment(data)
-            assert len(decoded) == cut.transactions > 0
+            assert sum(isinstance(each, Transaction) for each in decoded) == cut.transactions
             assert all(cut.start_lsn < transaction.end_lsn <= cut.end_lsn for transaction in decoded)
             assert decoded[-1].end_lsn == cut.end_lsn
             found += decoded
         return found
 
 
+Drawn = list[tuple[int, list[tuple[int, bytes]] | bytes]]
+
 TRANSACTIONS = st.lists(
     st.tuples(
         st.integers(1, 50),
-        st.lists(st.tuples(st.integers(16384, 16389), st.binary(max_size=40)), max_size=6),
+        st.one_of(
+            st.lists(st.tuples(st.sampled_from([0, *range(16384, 16390)]), st.binary(max_size=40)), max_size=6),
+            st.binary(max_size=40),
+        ),
     ),
     max_size=12,
 )
+"""Bytes are a message outside of transactions."""
 
 
-def build(drawn: list[tuple[int, list[tuple[int, bytes]]]], start_lsn: int = 0x100) -> list[Transaction]:
-    transactions, end_lsn = [], start_lsn
-    for distance, rows in drawn:
+def build(drawn: Drawn, start_lsn: int = 0x100) -> list[Transaction | Message]:
+    transactions: list[Transaction | Message] = []
+    end_lsn = start_lsn
+    for distance, content in drawn:
         end_lsn += distance + 1
-        transactions.append(Transaction(end_lsn, tuple(rows)))
+        is_message = isinstance(content, bytes)
+        transactions.append(Message(end_lsn, content) if is_message else Transaction(end_lsn, tuple(content)))
     return transactions
 
 
@@ -357,7 +367,7 @@ def build(drawn: list[tuple[int, list[tuple[int, bytes]]]], start_lsn: int = 0x1
     times=st.lists(st.floats(0, 2), min_size=1, max_size=10),
 )
 def test_any_stream_in_any_pieces(
-    drawn: list[tuple[int, list[tuple[int, bytes]]]],
+    drawn: Drawn,
     sizes: list[int],
     segment_bytes: int,
     held_bytes: int,
@@ -382,9 +392,7 @@ def test_any_stream_in_any_pieces(
 
 
 @given(drawn=TRANSACTIONS, cut=st.integers(0, 2000), held_bytes=st.sampled_from([0, 50, 1 << 20]))
-def test_a_stream_that_breaks_anywhere_goes_on_in_the_next(
-    drawn: list[tuple[int, list[tuple[int, bytes]]]], cut: int, held_bytes: int
-):
+def test_a_stream_that_breaks_anywhere_goes_on_in_the_next(drawn: Drawn, cut: int, held_bytes: int):
     transactions = build(drawn)
     stream = encode_stream(transactions)
     filler, memory = SegmentFiller(0x100, SealPolicy(1 << 30, 1e9, held_bytes)), Memory(0x100)
@@ -398,9 +406,10 @@ def test_a_stream_that_breaks_anywhere_goes_on_in_the_next(
 
 
 def test_torn_at_every_byte_of_the_last_three_transactions():
-    transactions = build([(5, [(16384, b"a"), (16385, b"b\nw 0/0 5\n")]), (5, [(16385, b"")]), (5, []), (9, [(16386, b"c")])])
+    drawn: Drawn = [(5, [(16384, b"a"), (0, b"b\nw 0/0 5\n")]), (5, [(16385, b"")]), (5, b"C"), (5, []), (9, [(16386, b"c")])]
+    transactions = build(drawn)
     first, stream = encode_stream(transactions[:1]), encode_stream(transactions)
-    ends = [len(encode_stream(transactions[: n + 1])) for n in range(4)]
+    ends = [len(encode_stream(transactions[: n + 1])) for n in range(5)]
     for cut in range(len(first), len(stream) + 1):
         filler, memory = SegmentFiller(0x100, BIG), Memory(0x100)
         memory.apply(filler.feed(stream[:cut], 0))
@@ -455,6 +464,49 @@ def test_a_row_larger_than_memory_is_passed_on_in_parts():
     assert memory.transactions() == transactions
 
 
+@pytest.mark.parametrize("piece_bytes", [10_000, 100_000, 1 << 20])
+def test_messages_larger_than_memory_are_passed_on_in_parts(piece_bytes: int):
+    """Inside a transaction and outside, one right after the other."""
+    large = bytes(3 << 20)
+    transactions = [Message(0x10, large), Message(0x20, large), Transaction(0x30, ((0, large), (0, b"x"))), Message(0x40, large)]
+    stream = encode_stream(transactions)
+    filler, memory = SegmentFiller(0, SealPolicy(1 << 30, 1e9, held_bytes=1 << 20)), Memory()
+    largest = 0
+    for pos in range(0, len(stream), piece_bytes):
+        operations = filler.feed(stream[pos : pos + piece_bytes], 0)
+        largest = max([largest, *(len(operation.data) for operation in operations if isinstance(operation, Write))])
+        memory.apply(operations)
+    assert filler.is_whole
+    memory.apply(filler.finish())
+    assert largest < 3 << 20
+    assert memory.transactions() == transactions
+
+
+def test_messages_alone_are_cut_by_size_and_by_age():
+    filler, memory = SegmentFiller(0, SealPolicy(segment_bytes=1000, seal_interval_s=1.0)), Memory()
+    memory.apply(filler.feed(message(0x10, b"first"), 0.0))
+    assert (filler.is_whole, filler.deadline, memory.segments) == (True, 1.0, [])
+    memory.apply(filler.tick(1.0))
+    assert [cut.end_lsn for cut, _ in memory.segments] == [0x10]
+    sent = [Message(0x10 + lsn, b"y" * 20) for lsn in range(1, 1000)]
+    for each in sent:
+        memory.apply(filler.feed(each.encode(set()), 1.0))
+        assert len(memory.open) < 1000
+    memory.apply(filler.finish())
+    assert memory.transactions() == [Message(0x10, b"first"), *sent]
+    assert len(memory.segments) > 10
+
+
+def test_a_message_that_is_half_there_is_forgotten():
+    filler, memory = SegmentFiller(0, SealPolicy(1 << 30, 1e9, held_bytes=1 << 20)), Memory()
+    stream = encode_stream([Message(0x10, b"x"), Message(0x20, bytes(5 << 20))])
+    memory.apply(filler.feed(stream[: 4 << 20], 0))
+    assert not filler.is_whole
+    assert memory.open
+    memory.apply(filler.finish())
+    assert (memory.open, memory.transactions(), filler.end_lsn) == (b"", [Message(0x10, b"x")], 0x10)
+
+
 def test_the_next_segment_gets_the_newest_description_with_its_types():
     t1, y1, t2 = relation(16384, type_id=100_000), type_record(100_000, b"old"), relation(16384, type_id=100_000)
     y2 = type_record(100_000, b"new")
@@ -486,6 +538,13 @@ def test_truncate_needs_its_relations_described_too():
         (record(b"S\x00\x00\x00\x01\x01"), "kind b'S'"),
         (record(b"Z"), "kind b'Z'"),
         (begin(0x1FF, 1) + begin(0x1FF, 1), "whole transactions"),
+        (insert(16384, b"SECRET"), "whole transactions"),
+        (record(b"I" + bytes(5 << 20))[: 2 << 20], "whole transactions"),
+        (message(0x200, b"SECRET", flags=1), "outside of a transaction"),
+        (message(0x200, b"SECRET" + bytes(5 << 20), flags=1)[: 2 << 20], "outside of a transaction"),
+        (message(0x100, b"SECRET"), "message that ends at 0/100 came when 0/100 was passed"),
+        (message(0x200, b"") + message(0x200, b""), "message that ends at 0/200 came when 0/200 was passed"),
+        (record(b"M\0"), "Message record of 2 bytes"),
         (commit(0x1FF, 0x200), "whole transactions"),
         (begin(0x1FF, 1) + insert(16384, b"SECRET") + commit(0x1FF, 0x200), "never described"),
         (begin(0x1FF, 1) + truncate(16384) + commit(0x1FF, 0x200), "never described"),
@@ -890,9 +949,20 @@ def test_epochs_in_which_nothing_came_do_not_pile_up(tmp_path: Path):
     assert list_segments(tmp_path, Position(2, WORK[-1].end_lsn)) == []  # a position in an epoch that is gone
 
 
+ENDS_WITH_A_MESSAGE = [*WORK, Message(WORK[-1].end_lsn + 9, message(WORK[-1].end_lsn + 9, b"one in the other"))]
+
+
+def test_a_log_that_ends_with_a_message(tmp_path: Path):
+    land(tmp_path, Server(ENDS_WITH_A_MESSAGE))
+    more = [*ENDS_WITH_A_MESSAGE, Transaction(ENDS_WITH_A_MESSAGE[-1].end_lsn + 8, ((16384, b"x"),))]
+    land(tmp_path, Server(more))
+    assert [each for segment in list_segments(tmp_path) for each in decode_segment(segment.path.read_bytes())] == more
+
+
+@pytest.mark.parametrize("work", [WORK, ENDS_WITH_A_MESSAGE], ids=["a transaction", "a message"])
 @pytest.mark.parametrize("damage", ["cut", "empty", "grown", "renamed", "other bytes"])
-def test_a_damaged_segment_is_found_at_the_start(tmp_path: Path, damage: str):
-    land(tmp_path, Server(WORK))
+def test_a_damaged_segment_is_found_at_the_start(tmp_path: Path, damage: str, work: list[Transaction | Message]):
+    land(tmp_path, Server(work))
     segment = list_segments(tmp_path)[-1]
     data = segment.path.read_bytes()
     if damage == "renamed":
