@@ -23,6 +23,7 @@ from cdcpipe.pgoutput.transactions import SPILL_THRESHOLD
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.prepare import poll_until_free, stream
 from cdcpipe.stream import StreamOptions
+from cli.decode import command as decode_command
 from cli.options import CONTEXT_SETTINGS, LSN_TYPE, SECONDS, SIZE, connection_options, slot_config, slot_options
 from cli.prepare import command as prepare_command
 
@@ -158,6 +159,7 @@ def cdcpipe(ctx: click.Context, /, **options: Any) -> ExitCode | None:
 
 
 cdcpipe.add_command(prepare_command)
+cdcpipe.add_command(decode_command)
 
 
 def run(
@@ -340,7 +342,7 @@ def main() -> NoReturn:
     code = invoke()
     try:
         sys.stdout.flush()
-    except OSError:
+    except (OSError, AttributeError):  # without a stdout at the start Python has no sys.stdout
         code = code or ExitCode.SYSTEM_ERROR
     # Python's own flush at exit would turn a closed pipe into exit code 120.
     os._exit(code)

@@ -1,0 +1,178 @@
+"""pgoutput's messages as text, for people who look: every field by its name, LSNs and times readable, names beside ids.
+
+Bytes must be messages, else it is a ProtocolError; whether they make sense one after the other is not checked, so that the
+end of a stream can be looked at without its beginning: a relation that was not described has no names. Nothing of a row
+reaches a terminal as it is: all that is not printable is escaped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Final
+
+from cdcpipe.errors import ProtocolError
+from cdcpipe.lsn import format_lsn
+from cdcpipe.pgoutput.decode import NAMES, decode
+from cdcpipe.pgoutput.messages import (
+    UNCHANGED_TOAST,
+    Binary,
+    Column,
+    LogicalMessage,
+    Message,
+    Relation,
+    Row,
+    StreamStart,
+    StreamStop,
+    Truncate,
+    Type,
+    UnchangedToast,
+    Value,
+)
+from cdcpipe.plugins.text import format_timestamp
+from cdcpipe.plugins.type_names import format_built_in_type
+
+__all__ = ["Explainer"]
+
+_IDENTITIES: Final = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
+_ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\", "'": "\\'", '"': '\\"'}
+_WORD: Final = re.compile(r"\w+")
+
+
+class Explainer:
+    """Explains the messages of one stream, in its order."""
+
+    def __init__(self) -> None:
+        self._in_stream = False
+        self._relations: dict[int, Relation] = {}
+        self._types: dict[int, Type] = {}
+
+    def explain(self, pos: int, wal_start: int, data: bytes) -> str:
+        """Return the lines for the message whose record begins at byte ``pos``; raise ProtocolError if it is none."""
+        message = decode(data, in_stream=self._in_stream, streaming_parallel=None)
+        match message:
+            case StreamStart() | StreamStop():
+                self._in_stream = isinstance(message, StreamStart)
+            case Relation():
+                self._relations[message.relation_id] = message
+            case Type():
+                self._types[message.type_id] = message
+        kind = chr(data[0])
+        lines = [f"byte {pos}, LSN {format_lsn(wal_start)}: {NAMES[kind]} ({kind}), {len(data)} bytes\n"]
+        for field in fields(message):
+            lines += self._field(message, field.name, getattr(message, field.name))
+        return "".join(lines)
+
+    def _field(self, message: Message, name: str, value: object) -> Iterator[str]:
+        """Yield a field's lines; one that is not in the message at all has none."""
+        if value is None:
+            return
+        if isinstance(value, tuple):
+            yield f"    {name}: {len(value)}{'' if name in ('relation_ids', 'columns') else ' columns'}\n"
+            if name == "relation_ids":
+                lines = [self._relation(relation_id) for relation_id in value]
+            elif isinstance(message, Relation):
+                lines = [self._column(column) for column in message.columns]
+            else:
+                lines = list(self._row(getattr(message, "relation_id", 0), value, is_key=name == "key"))
+            for line in lines:
+                yield f"        {line}\n"
+            return
+        yield f"    {name.removesuffix('_us')}: {self._scalar(message, name, value)}\n"
+
+    def _scalar(self, message: Message, name: str, value: object) -> str:
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if isinstance(value, int):
+            if name.endswith("lsn"):
+                return format_lsn(value)
+            if name.endswith("_time_us"):
+                return _time(value)
+            if name == "relation_id" and not isinstance(message, Relation):
+                return self._relation(value)
+            meaning = _flags(message) if name == "flags" else ""
+            return f"{value}{meaning}"
+        if isinstance(value, bytes):
+            return _content(value)
+        assert isinstance(value, str)
+        if name == "replica_identity":
+            return f"{value} ({_IDENTITIES[value]})"
+        return f"'{_escape(value)}'"
+
+    def _relation(self, relation_id: int) -> str:
+        relation = self._relations.get(relation_id)
+        name = "not described before" if relation is None else f"{_name(relation.namespace)}.{_name(relation.name)}"
+        return f"{relation_id} ({name})"
+
+    def _column(self, column: Column) -> str:
+        type_name = format_built_in_type(column.type_id, column.type_modifier)
+        type_ = self._types.get(column.type_id)
+        if type_name is None and type_ is not None:
+            type_name = f"{_name(type_.namespace)}.{_name(type_.name)}"
+        shown = f"{column.type_id} ({type_name})" if type_name else f"{column.type_id}"
+        key = ", key" if column.is_key else ""
+        return f"{_name(column.name)}: type_id {shown}, type_modifier {column.type_modifier}, flags {column.flags}{key}"
+
+    def _row(self, relation_id: int, row: Row, *, is_key: bool) -> Iterator[str]:
+        relation = self._relations.get(relation_id)
+        columns = relation.columns if relation is not None and len(relation.columns) == len(row) else None
+        for number, value in enumerate(row):
+            name = f"column {number + 1}" if columns is None else _name(columns[number].name)
+            if is_key and value is None and columns is not None and not columns[number].is_key:
+                yield f"{name}: not sent, it is not part of the key"
+            else:
+                yield f"{name}: {_value(value)}"
+
+
+def _value(value: Value) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, UnchangedToast):
+        return f"{UNCHANGED_TOAST.name}"
+    if isinstance(value, Binary):
+        return f"x'{value.hex()}'"
+    return f"'{_escape(value.decode('utf-8', 'surrogateescape'))}'"
+
+
+def _content(content: bytes) -> str:
+    try:
+        return f"'{_escape(content.decode())}'"
+    except UnicodeDecodeError:
+        return f"x'{content.hex()}'"
+
+
+def _flags(message: Message) -> str:
+    meanings = []
+    if isinstance(message, Truncate):
+        meanings = ["cascade"] * message.is_cascade + ["restart identity"] * message.is_restart_identity
+    elif isinstance(message, LogicalMessage):
+        meanings = ["transactional" if message.is_transactional else "not transactional"]
+    return f" ({', '.join(meanings)})" if meanings else ""
+
+
+def _time(time_us: int) -> str:
+    try:
+        return format_timestamp(time_us).decode()
+    except ProtocolError:
+        return f"{time_us} microseconds since 2000"
+
+
+def _name(name: str) -> str:
+    return name if _WORD.fullmatch(name) else f'"{_escape(name)}"'
+
+
+def _escape(text: str) -> str:
+    r"""Escape what is not printable, quotes and backslashes; ``\x`` stands for a byte, of what is not UTF-8."""
+    if text.isprintable() and not ("'" in text or '"' in text or "\\" in text):
+        return text
+    return "".join(_ESCAPES.get(c) or (c if c.isprintable() else _escape_character(c)) for c in text)
+
+
+def _escape_character(character: str) -> str:
+    code = ord(character)
+    if code < 0x80:
+        return f"\\x{code:02x}"
+    if 0xDC80 <= code <= 0xDCFF:  # a byte, by surrogateescape
+        return f"\\x{code - 0xDC00:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,0 +1,368 @@
+"""What was captured, rendered or explained: `cdcpipe decode`.
+
+    captures ─▶ records ─▶ (whole transactions) ─▶ output plugin ─▶ chunks ─▶ stdout
+
+A capture is the pipe's bytes with headers, from a pgoutput slot: what ``cdcpipe -H`` wrote, or a segment of a staging log. Several
+are one stream, in the order given; each ends where a record ends. What comes out is what live rendering writes.
+
+No more is held than a record, or what `Transactions` and the output plugin hold. Before more is read, and on every way out, all
+that has been rendered is written. Whatever the bytes, they are rendered or an error that names capture, position and kind.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import select
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from io import FileIO
+from typing import Final, Self
+
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, OutputError, ProtocolError
+from cdcpipe.explain import Explainer
+from cdcpipe.lsn import format_lsn
+from cdcpipe.pgoutput.decode import NAMES, decode
+from cdcpipe.pgoutput.messages import Begin, BeginPrepare, CommitPrepared, Prepare, RollbackPrepared, StreamPrepare
+from cdcpipe.pgoutput.transactions import SPILL_THRESHOLD, Transactions
+from cdcpipe.plugins import load
+from cdcpipe.plugins.base import Query, Renderer
+from cdcpipe.plugins.catalog import NoCatalogError
+from cdcpipe.prepare import initialising
+from cdcpipe.replication.connection import SESSION_SETTINGS, Connection
+
+__all__ = ["Captures", "RenderConfig", "explain", "render"]
+
+log = logging.getLogger(__name__)
+
+CHUNK_BYTES: Final = 256 << 10
+MAX_RECORD_BYTES: Final = 1 << 30
+"""PostgreSQL allocates no more for a message."""
+
+_HEADER = re.compile(rb"w ([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8}) ([0-9]{1,10})\n")
+_HEADER_BEGINNING = re.compile(rb"(?:w(?: (?:[0-9A-Fa-f]{1,8}(?:/(?:[0-9A-Fa-f]{1,8}(?: [0-9]{0,10})?)?)?)?)?)?")
+
+_XID = struct.Struct(">xI")  # Stream Start, Stream Commit: Byte1 kind, Int32 xid …
+_XID_SUBXID = struct.Struct(">xII")  # Stream Abort: Byte1('A') Int32 xid Int32 subxid …
+
+_CHANGES = frozenset(b"IUDTM")
+_NO_BOUNDARIES = frozenset(b"IUDTMRYO")
+_STREAMED_OR_PREPARED = frozenset(b"SEcAbPKrp")
+
+_HINT = "a capture is all that cdcpipe -H wrote from a pgoutput slot, from its beginning; without -N, -j, -J and --output"
+
+
+@dataclass(frozen=True, slots=True)
+class RenderConfig:
+    """How captures are rendered: ``output`` is the output plugin, ``options`` are its own.
+
+    ``parameters`` are libpq's, of the server that is asked what the stream does not say; None: none is asked.
+    """
+
+    output: str
+    options: Mapping[str, str | None] = field(default_factory=dict)
+    parameters: Mapping[str, str] | None = None
+    whole_transactions: bool = False
+    spill_threshold: int = SPILL_THRESHOLD
+    write_header: bool = False
+    write_newline: bool = False
+
+
+def render(files: Sequence[str], config: RenderConfig, out_fd: int = 1) -> None:
+    """Write the records of the output plugin for the captures; ``-`` is stdin."""
+    with _Sink(out_fd) as sink, _catalog(config.parameters) as query:
+        plugin = load(config.output, config.options, query)
+        add, has_header, has_newline = sink.add, config.write_header, config.write_newline
+
+        def write(lsn: int, record: bytes) -> None:
+            if has_newline:
+                record += b"\n"
+            add(b"w %X/%X %d\n%b" % (lsn >> 32, lsn & 0xFFFFFFFF, len(record), record) if has_header else record)
+
+        with closing(Renderer(plugin, write, streaming_parallel=None)) as renderer, _whole(config, renderer.feed) as feed:
+            captures = Captures(files, sink.flush)
+            unfinished = _Unfinished()
+            with captures.locating_errors():
+                for lsn, data in captures:
+                    feed(lsn, data)
+                    if data[0] not in _NO_BOUNDARIES:
+                        unfinished.observe(data)
+            for what in unfinished.describe(whole=config.whole_transactions):
+                log.warning("%s ends %s", captures.name, what)
+
+
+def explain(files: Sequence[str], out_fd: int = 1) -> None:
+    """Write what each message of the captures says; ``-`` is stdin."""
+    with _Sink(out_fd) as sink:
+        captures = Captures(files, sink.flush)
+        explainer = Explainer()
+        with captures.locating_errors():
+            for lsn, data in captures:
+                sink.add(explainer.explain(captures.pos, lsn, data).encode())
+
+
+class Captures:
+    """The records of captures, one stream: iterating yields (LSN, record).
+
+    ``name`` and ``pos`` tell where the record is that was yielded last, or what is wrong: the capture, and the byte at which its
+    header begins. ``before_read`` is called before there is any waiting for more.
+    """
+
+    def __init__(self, files: Sequence[str], before_read: Callable[[], None]) -> None:
+        self._files = files
+        self._before_read = before_read
+        self._record = b""
+        self._lsn = 0
+        self.name = ""
+        self.pos = 0
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        for file in self._files:
+            self.name, self.pos = ("stdin" if file == "-" else file), 0
+            try:
+                stream = open(0 if file == "-" else file, "rb", buffering=0, closefd=file != "-")  # noqa: SIM115 - in the with below
+            except OSError as ex:
+                raise self._unreadable(ex) from ex
+            with stream:
+                yield from self._records(stream)
+
+    def _records(self, stream: FileIO) -> Iterator[tuple[int, bytes]]:
+        rest = b""
+        missing = 0
+        base = 0
+        while data := self._read(stream, missing):
+            buffer = rest + data
+            pos = 0
+            for end, lsn, record in _split(buffer):
+                self.pos, self._lsn, self._record = base + pos, lsn, record
+                yield lsn, record
+                pos = end
+            base += pos
+            self.pos = base
+            rest = buffer[pos:]
+            missing = self._missing(rest)
+        if rest:
+            raise self._cut(rest)
+
+    def _read(self, stream: FileIO, missing: int) -> bytes:
+        """Return what there is, waiting only if there is nothing; or ``missing`` bytes, fewer only at the end."""
+        self._before_read()
+        try:
+            if not missing:
+                return _read_some(stream, CHUNK_BYTES)
+            pieces = []
+            # Piece by piece: a damaged header may ask for more than there is, or than there is room for.
+            while missing and (piece := _read_some(stream, min(missing, CHUNK_BYTES))):
+                pieces.append(piece)
+                missing -= len(piece)
+            return b"".join(pieces)
+        except OSError as ex:
+            raise self._unreadable(ex) from ex
+
+    def _missing(self, rest: bytes) -> int:
+        """Return how many bytes the record that ``rest`` begins with still needs, 0 if its header is not whole."""
+        header = _HEADER.match(rest)
+        if header is None:
+            if not _HEADER_BEGINNING.fullmatch(rest):
+                raise self._error("here should be a header, w LSN LENGTH")
+            return 0
+        length = int(header[3])
+        if length > MAX_RECORD_BYTES:
+            raise self._error(f"a header says that {length} bytes follow, more than any message has")
+        return header.end() + length - len(rest)
+
+    def _cut(self, rest: bytes) -> ProtocolError:
+        header = _HEADER.match(rest)
+        if header is None:
+            return self._error("the capture ends in the middle of a header")
+        there = len(rest) - header.end()
+        kind = f", {_kind(rest[header.end() :])}" if there else ""
+        return self._error(f"the capture ends in the middle of a record{kind}: {there} of {int(header[3])} bytes are there")
+
+    def _error(self, what: str) -> ProtocolError:
+        self._record = b""
+        return ProtocolError(what)
+
+    def _unreadable(self, ex: OSError) -> CdcpipeError:
+        return CdcpipeError(f"{self.name} can't be read: {ex.strerror}")
+
+    @contextmanager
+    def locating_errors(self) -> Iterator[None]:
+        """Add to an error about a record where that is."""
+        try:
+            yield
+        except (ProtocolError, InvalidArgumentsError) as ex:
+            record, hint = self._record, ex.hint
+            what = f" ({_kind(record)}, LSN {format_lsn(self._lsn)})" if record else ""
+            if isinstance(ex, ProtocolError):
+                hint = hint or _HINT
+            elif record[:1] and record[0] in _STREAMED_OR_PREPARED:
+                hint = "--whole-transactions puts the transactions together"
+            kind = ProtocolError if isinstance(ex, ProtocolError) else InvalidArgumentsError
+            raise kind(f"{self.name}, byte {self.pos}{what}: {ex.message}", hint=hint) from ex
+
+
+def _read_some(stream: FileIO, size: int) -> bytes:
+    while (data := stream.read(size)) is None:  # somebody who shares the pipe does not want to wait
+        select.select([stream], [], [])
+    return data
+
+
+def _kind(record: bytes) -> str:
+    kind = chr(record[0])
+    return f"{NAMES[kind]}" if kind in NAMES else f"kind 0x{record[0]:02x}"
+
+
+def _split(buffer: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Yield (end, LSN, record) for each whole record."""
+    pos, size, match = 0, len(buffer), _HEADER.match
+    while header := match(buffer, pos):
+        high, low, length = header.groups()
+        start = header.end()
+        pos = start + int(length)
+        if pos > size:
+            return
+        yield pos, int(high, 16) << 32 | int(low, 16), buffer[start:pos]
+
+
+class _Sink:
+    """Joins what is to be written into chunks; raise OutputError if the descriptor is closed or fails."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def __enter__(self) -> Self:
+        try:
+            # Were it closed, the next file that is opened would get its number.
+            os.fstat(self._fd)
+        except OSError as ex:
+            raise self._error(ex) from ex
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.flush()
+
+    def add(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self._size += len(piece)
+        if self._size > CHUNK_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        data = memoryview(b"".join(self._pieces))
+        self._pieces.clear()
+        self._size = 0
+        while data:
+            try:
+                data = data[os.write(self._fd, data) :]
+            except BlockingIOError:  # somebody who shares the pipe does not want to wait
+                select.select([], [self._fd], [])
+            except OSError as ex:
+                raise self._error(ex) from ex
+
+    @staticmethod
+    def _error(ex: OSError) -> OutputError:
+        return OutputError(f"records can't be written: {ex.strerror}", hint="the reader has closed the pipe, or the disk is full")
+
+
+@contextmanager
+def _catalog(parameters: Mapping[str, str] | None) -> Iterator[Query]:
+    """Give what answers the output plugin's questions: the server, or nobody."""
+    if parameters is None:
+        yield _no_catalog
+        return
+    with initialising():
+        connection = Connection(parameters, replication=False)
+        connection.pin_session(SESSION_SETTINGS)
+    try:
+        yield connection.execute
+    finally:
+        connection.close()
+
+
+def _no_catalog(sql: str) -> Sequence[tuple[str | None, ...]]:
+    del sql
+    raise NoCatalogError
+
+
+Feed = Callable[[int, bytes], object]
+
+
+@contextmanager
+def _whole(config: RenderConfig, feed: Feed) -> Iterator[Feed]:
+    """Put `Transactions` before ``feed``, if that is asked for."""
+    if not config.whole_transactions:
+        yield feed
+        return
+    transactions = Transactions(streaming_parallel=None, spill_threshold=config.spill_threshold)
+
+    def feed_whole(lsn: int, data: bytes) -> None:
+        if transactions.is_direct and data and data[0] in _CHANGES:
+            feed(lsn, data)
+            return
+        transactions.feed(lsn, data)
+        while transactions.has_pending:
+            for _, record_lsn, record in _split(transactions.take(CHUNK_BYTES)):
+                feed(record_lsn, record)
+
+    with closing(transactions):
+        yield feed_whole
+
+
+class _Unfinished:
+    """What has begun and not ended; it looks at well-formed messages that may begin or end something."""
+
+    def __init__(self) -> None:
+        self._begin = b""
+        self._streamed: dict[int, None] = {}
+        self._prepared: dict[str, None] = {}
+
+    def observe(self, data: bytes) -> None:
+        match chr(data[0]):
+            case "B" | "b":
+                self._begin = data
+            case "C":
+                self._begin = b""
+            case "S":
+                self._streamed[_XID.unpack_from(data)[0]] = None
+            case "c":
+                self._streamed.pop(_XID.unpack_from(data)[0], None)
+            case "A":
+                xid, subxid = _XID_SUBXID.unpack_from(data)
+                if xid == subxid:
+                    self._streamed.pop(xid, None)
+            case "P" | "p" | "K" | "r":
+                self._observe_prepared(data)
+
+    def _observe_prepared(self, data: bytes) -> None:
+        match message := decode(data):
+            case Prepare():
+                self._begin = b""
+                self._prepared[message.gid] = None
+            case StreamPrepare():
+                self._streamed.pop(message.xid, None)
+                self._prepared[message.gid] = None
+            case CommitPrepared() | RollbackPrepared():
+                self._prepared.pop(message.gid, None)
+
+    def describe(self, *, whole: bool) -> Iterator[str]:
+        """Yield, for each kind of transaction that has no end, where the stream ends."""
+        if self._begin:
+            begin = decode(self._begin)
+            assert isinstance(begin, Begin | BeginPrepare)
+            yield f"inside transaction {begin.xid}: its records are not complete"
+        result = "none of their records are written" if whole else "their records are not complete"
+        if self._streamed:
+            yield f"while transactions are in progress ({_list(self._streamed)}): {result}"
+        if self._prepared and whole:
+            yield f"while transactions are prepared ({_list(self._prepared)}): {result}"
+
+
+def _list(names: Mapping[int, None] | Mapping[str, None]) -> str:
+    shown = [repr(name) for name in names]
+    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")
