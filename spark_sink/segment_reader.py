@@ -19,10 +19,11 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from cdcpipe.errors import CdcpipeError, ProtocolError
+from cdcpipe.errors import ProtocolError
+from cdcpipe.pgoutput.binary import row_to_text
 from cdcpipe.pgoutput.columnar import Changes, Values, decode_changes, gather
 from cdcpipe.pgoutput.decode import decode
-from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Binary, Delete, Insert, Message, Relation, Truncate, Update
+from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Delete, Insert, Message, Relation, Truncate, Update
 from spark_sink import segment_index
 from spark_sink.segment_index import NO_TRANSACTION, RELATION, SegmentIndex, map_segment
 from spark_sink.staging import StagingError
@@ -503,8 +504,8 @@ class _EnvelopeRow:
             op,
             relation,
             [column.name for column, value in after if value is UNCHANGED_TOAST],
-            None if new is None else _texts(relation, after),
-            None if old is None and key is None else _texts(relation, before),
+            None if new is None else _texts(after),
+            None if old is None and key is None else _texts(before),
         )
 
 
@@ -514,19 +515,15 @@ def _pairs(relation: Relation, row: Row | None) -> list[tuple[Column, Value]]:
     if len(row) != len(relation.columns):
         msg = f"a row of {len(row)} columns, its relation has {len(relation.columns)}"
         raise ProtocolError(msg)
-    return list(zip(relation.columns, row, strict=True))
+    return list(zip(relation.columns, row_to_text(relation, row), strict=True))
 
 
-def _texts(relation: Relation, pairs: list[tuple[Column, Value]]) -> list[tuple[str, str | None]]:
+def _texts(pairs: list[tuple[Column, Value]]) -> list[tuple[str, str | None]]:
     """Return what a map column is made of; a value that was not sent is left out."""
     texts: list[tuple[str, str | None]] = []
     for column, value in pairs:
         if value is UNCHANGED_TOAST:
             continue
-        if isinstance(value, Binary):
-            table = f"{relation.namespace}.{relation.name}"
-            msg = f"column {column.name!r} of table {table!r} came in binary form, which is not read yet"
-            raise CdcpipeError(msg, hint="stream without the plugin option 'binary'")
         try:
             texts.append((column.name, None if value is None else value.decode()))
         except UnicodeDecodeError:

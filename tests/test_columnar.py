@@ -12,9 +12,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from logical_stream import peek
 from pgoutput_build import build
+from test_binary import VALUES, Server, texts, values_of
 
 from cdcpipe.errors import CdcpipeError, ProtocolError
+from cdcpipe.pgoutput import binary
+from cdcpipe.pgoutput.binary import UnknownTypeError
 from cdcpipe.pgoutput.columnar import Changes, Values, decode_changes, gather
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Binary, Column, Delete, Insert, Relation, Truncate, Update
@@ -22,12 +26,33 @@ from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Binary, Column, Delete, I
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import postgres
+
 
 RELATION_ID = 16385
 
 
-def relation(column_count: int) -> Relation:
-    columns = tuple(Column(int(number == 0), f"c{number}", 25, -1) for number in range(column_count))
+NATURAL = {
+    16: pa.bool_(),
+    17: pa.binary(),
+    20: pa.int64(),
+    21: pa.int16(),
+    23: pa.int32(),
+    26: pa.int64(),
+    700: pa.float32(),
+    701: pa.float64(),
+    1082: pa.date32(),
+    1114: pa.timestamp("us"),
+    1184: pa.timestamp("us", "UTC"),
+    1700: pa.decimal128(20, 6),
+}
+"""The Arrow types of PostgreSQL's, if it is not that of text."""
+
+
+def relation(column_count: int, *type_ids: int) -> Relation:
+    """A relation; its last columns are of these types, the others texts."""
+    types = [25] * (column_count - len(type_ids)) + list(type_ids)
+    columns = tuple(Column(int(number == 0), f"c{number}", type_id, -1) for number, type_id in enumerate(types))
     return Relation(None, RELATION_ID, "public", "t", "d", columns)
 
 
@@ -63,6 +88,10 @@ def rows_of(columns: list[Values], count: int) -> list[list[object]]:
 
 def expected(message: Insert | Update | Delete) -> tuple[int, list[object] | None, list[object] | None]:
     """The kind of old tuple, the row after the change and the old tuple, from row-wise decoding."""
+    for name in ("key", "old", "new"):
+        row = getattr(message, name, None)
+        if row is not None:
+            setattr(message, name, tuple(bytes(value) if isinstance(value, Binary) else value for value in row))
     match message:
         case Insert(_, _, new):
             return 0, list(new), None
@@ -95,7 +124,8 @@ def assert_equal_to_rowwise(records: Sequence[bytes], column_count: int) -> None
             assert before[row] == (old or [None] * column_count)
 
 
-VALUE = st.one_of(st.none(), st.just(UNCHANGED_TOAST), st.text(max_size=20).map(str.encode), st.just(b""))
+TEXT = st.text(max_size=20).map(str.encode)
+VALUE = st.one_of(st.none(), st.just(UNCHANGED_TOAST), TEXT, TEXT.map(Binary), st.just(b""))
 
 
 @st.composite
@@ -143,7 +173,6 @@ def test_damaged_records_fail_as_they_do_row_wise(case: tuple[int, list[bytes]],
         if fine:
             rows = [r for r in (getattr(message, name, None) for name in ("key", "old", "new")) if r is not None]
             fine = all(len(row) == column_count for row in rows)
-            fine = fine and not any(isinstance(value, Binary) for row in rows for value in row)
     if not fine:
         with pytest.raises(CdcpipeError):
             decode_all(records, column_count)
@@ -196,9 +225,40 @@ def test_malformed_records_are_named_by_place(record: bytes, problem: str) -> No
     assert offset[1] <= int(caught.value.message.split(" at byte ")[1].split(":")[0]) <= len(buffer)
 
 
-def test_a_binary_value_is_refused_by_name() -> None:
-    with pytest.raises(CdcpipeError, match=r"column 'c1' of table 'public\.t' came in binary form"):
-        decode_all([GOOD, build(insert(b"1", Binary(b"\0")))], 2)
+@pytest.mark.parametrize(
+    ("type_id", "value", "error", "problem"),
+    [
+        (16400, b"\0", UnknownTypeError, "OID 16400 is not built in"),
+        (790, b"\0" * 8, UnknownTypeError, "lc_monetary"),
+        (23, b"\0" * 3, ProtocolError, "3 bytes are too few or too many"),
+        (16, b"\2", ProtocolError, "neither true nor false"),
+        (1082, struct.pack(">i", 2**31 - 2), ProtocolError, "no date is so far away"),
+        (1114, struct.pack(">q", -(2**63) + 1), ProtocolError, "no timestamp is so far away"),
+        (1700, struct.pack(">HhHHH", 1, 0, 0, 0, 10_000), ProtocolError, "no numeric has such a sign, scale or digit"),
+        (1700, b"\0", ProtocolError, "1 bytes are too few or too many"),
+        (1700, struct.pack(">HhHH", 1, 0, 0, 0), ProtocolError, "too few or too many"),
+        (2950, b"\0" * 17, ProtocolError, "a uuid has 16 bytes, not 17"),
+        (3802, b"\2{}", ProtocolError, "a format version is 2"),
+        (3802, b"", ProtocolError, "0 bytes are too few or too many"),
+    ],
+)
+@pytest.mark.parametrize("natural", [True, False])
+def test_a_binary_value_that_cannot_be_read_is_named(
+    type_id: int, value: bytes, error: type[Exception], problem: str, natural: bool
+) -> None:
+    arrow_type = NATURAL.get(type_id, pa.string()) if natural else pa.string()
+    records = [build(insert(b"1", None)), build(insert(b"1", Binary(value)))]
+    values = decode_changes(*lay_out(records), relation(2, type_id)).columns[1]
+    with pytest.raises(error, match=r"column 'c1' of table 'public\.t' came in binary form: .*" + problem):
+        values.to_arrow(arrow_type)
+
+
+def test_binary_text_that_is_not_utf8_is_an_error() -> None:
+    for type_id, value in ((25, b"\xe9"), (3802, b"\x01\xe9"), (1009, struct.pack(">iiIiii", 1, 0, 25, 1, 1, 1) + b"\xe9")):
+        records = [build(insert(Binary(value[:-1] + b"e"), b"x")), build(insert(Binary(value), b"x"))]
+        values = decode_changes(*lay_out(records), relation(2, type_id, 25)).columns[0]
+        with pytest.raises(ProtocolError, match=f"column 'c0', at byte {values.start[1]}, is not UTF-8"):
+            values.to_arrow(pa.string())
 
 
 @pytest.mark.parametrize("shift", [-1, 1, 1000])
@@ -413,3 +473,218 @@ def test_many_values_that_do_not_fit_cost_few_calls(monkeypatch: pytest.MonkeyPa
     values, exact = convert(["infinity", "2024-01-01"] * count, pa.date32())
     assert (values, len(exact)) == ([None, date(2024, 1, 1)] * count, count)
     assert len(calls) == 1
+
+
+# Values in binary form: equal to what their text gives
+
+
+def assert_same(mine: Values, theirs: Values, arrow_type: pa.DataType) -> None:
+    ours, expected = mine.to_arrow(arrow_type), theirs.to_arrow(arrow_type)
+    ours.array.validate(full=True)
+    assert ours.array.type == expected.array.type == arrow_type
+    if pa.types.is_floating(arrow_type):
+        # Not equals(): NaN is not equal to itself, and -0.0 is equal to 0.0.
+        assert repr(ours.array.to_pylist()) == repr(expected.array.to_pylist())
+    else:
+        assert ours.array.equals(expected.array)
+    assert ours.exact_rows.tolist() == expected.exact_rows.tolist()
+    assert ours.exact.equals(expected.exact)
+    assert mine.text().equals(theirs.text())
+
+
+def compare_forms(type_id: int, arrow_types: Sequence[pa.DataType], pairs: Sequence[tuple[bytes, bytes] | None]) -> None:
+    """Compare columns of text, of bytes and of both with one another; ``pairs`` are both forms of values, None is NULL."""
+    all_text = [None if pair is None else pair[0] for pair in pairs]
+    all_binary = [None if pair is None else Binary(pair[1]) for pair in pairs]
+    mixed = [(one, other)[row % 2] for row, (one, other) in enumerate(zip(all_text, all_binary, strict=True))]
+    columns = [
+        decode_changes(*lay_out([build(insert(b"id", value)) for value in values]), relation(2, type_id)).columns[1]
+        for values in (all_text, all_binary, mixed, mixed[1:])
+    ]
+    for arrow_type in arrow_types:
+        assert_same(columns[1], columns[0], arrow_type)
+        assert_same(columns[2], columns[0], arrow_type)
+        if len(pairs) > 1:
+            rest = decode_changes(*lay_out([build(insert(b"id", value)) for value in all_text[1:]]), relation(2, type_id)).columns[
+                1
+            ]
+            assert_same(columns[3], rest, arrow_type)
+
+
+def test_every_type_as_columns(pg: postgres.Cluster) -> None:
+    """The same rows sent in both forms."""
+    with pg.database() as database:
+        server = Server(database)
+        tables: dict[str, list[str]] = {}
+        for name, values in ((name, values_of(server, name)) for name in VALUES):
+            if name != "xml" or server.has_xml:
+                tables['"char"' if name == "char" else '"bit"' if name == "bit" else name] = values
+        tables |= {"numeric(38,0)": ["9" * 38, "-1", "0"], "numeric(38,38)": ["0." + "9" * 38], "numeric(3,0)[]": ["{1,NULL}"]}
+        tables |= {
+            "numeric(12,2)": ["1.10", "-0.01", "NaN", "9999999999.99", "0"],
+            "numeric(7,5)": ["-12.34567", "0.00010", "99.99999"],
+        }
+        tables |= {"text[]": ['{"a b",NULL}'], "int4[]": ["{{1,2},{3,4}}"], "varchar(3)": ["abc"], "char(5)": ["c"]}
+        for number, sql_name in enumerate(tables):
+            server.connection.execute(f"create table t{number} (id int, c {sql_name}, plain text)")
+        server.connection.execute('create table "Odd table" (); create publication p for all tables')
+        slot = f"columns_{pg.version_num}"
+        server.connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+        for number, (sql_name, values) in enumerate(tables.items()):
+            rows = (
+                f"select n, t::{sql_name}, t from unnest({texts(values)}) with ordinality u(t, n) union all select 99, null, null"
+            )
+            server.connection.execute(f"insert into t{number} {rows}")
+        server.connection.execute("create temp table flush ()")
+        (until,) = server.query("select pg_current_wal_flush_lsn() - '0/0'")[0]
+        options: dict[str, str | None] = {"proto_version": "1", "publication_names": "p"}
+        streams = [
+            [data for _, data in peek(database.dsn, slot, options | more, int(until or 0))] for more in ({}, {"binary": "true"})
+        ]
+        server.connection.close()
+    text_rows, binary_rows = (rows_by_relation(stream) for stream in streams)
+    assert len(text_rows) == len(binary_rows) == len(tables)
+    some_binary = 0
+    for relation_id, (described, records) in binary_rows.items():
+        _, text_records = text_rows[relation_id]
+        for mine, theirs, column in zip(
+            decode_changes(*lay_out(records), described).columns,
+            decode_changes(*lay_out(text_records), described).columns,
+            described.columns,
+            strict=True,
+        ):
+            if not binary.is_built_in(column.type_id):
+                continue
+            some_binary += ord("b") in mine.kind
+            assert ord("b") not in theirs.kind
+            arrow_types = {pa.string(), NATURAL.get(column.type_id, pa.string())}
+            if column.type_id == 1700 and column.type_modifier >= 4:
+                modifier = column.type_modifier - 4
+                arrow_types.add(pa.decimal128(modifier >> 16, modifier & 0x7FF))
+            for arrow_type in arrow_types:
+                assert_same(mine, theirs, arrow_type)
+    assert some_binary > 2 * len(tables)
+
+
+def rows_by_relation(stream: Sequence[bytes]) -> dict[int, tuple[Relation, list[bytes]]]:
+    found: dict[int, tuple[Relation, list[bytes]]] = {}
+    for data in stream:
+        message = decode(data)
+        if isinstance(message, Relation):
+            found[message.relation_id] = message, []
+        elif isinstance(message, Insert):
+            found[message.relation_id][1].append(data)
+    return found
+
+
+def forms(type_id: int, values: Sequence[bytes | None]) -> list[tuple[bytes, bytes] | None]:
+    """Both forms of values in binary form; what the text is, test_binary.py compares with the server."""
+    return [None if value is None else (binary.to_text(type_id, value), value) for value in values]
+
+
+@given(st.lists(st.none() | st.integers(-(2**31), 2**31 - 1)))
+@example([-2451545, 2147483493 - 2451545, -730120, -730119, -730118, 2921939, 2921940, 2**31 - 1, -(2**31)])
+def test_any_binary_date(days: list[int | None]) -> None:
+    days = [day for day in days if day is None or -2451545 <= day < 2145031949 or day in (2**31 - 1, -(2**31))]
+    compare_forms(1082, [pa.date32()], forms(1082, [None if day is None else struct.pack(">i", day) for day in days]))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.none() | st.integers(-70_000_000_000_000_000, 300_000_000_000_000_000) | st.sampled_from([2**63 - 1, -(2**63)])))
+@example([-211813488000000000, 9223371331199999999, -63082281600000000, -63082281600000001, 252455615999999999, 252455616000000000])
+def test_any_binary_timestamp(times: list[int | None]) -> None:
+    values = [None if time is None else struct.pack(">q", time) for time in times]
+    compare_forms(1114, [NTZ], forms(1114, values))
+    compare_forms(1184, [TZ, pa.timestamp("us", "Europe/Berlin")], forms(1184, values))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.none() | st.binary(min_size=8, max_size=8)))
+@example(
+    [struct.pack(">d", n) for n in (0.0, -0.0, float("inf"), 1e23)] + [b"\xff\xf8" + b"\0" * 6, b"\x7f\xf0" + b"\0" * 5 + b"\1"]
+)
+def test_any_binary_number(values: list[bytes | None]) -> None:
+    compare_forms(701, [pa.float64()], forms(701, values))
+    compare_forms(20, [pa.int64(), pa.int32()], forms(20, values))
+    halves = [None if value is None else value[:4] for value in values]
+    compare_forms(700, [pa.float32(), pa.float64()], forms(700, halves))
+    compare_forms(23, [pa.int32()], forms(23, halves))
+    compare_forms(26, [pa.int64()], forms(26, halves))
+    compare_forms(21, [pa.int16()], forms(21, [None if value is None else value[:2] for value in values]))
+    compare_forms(16, [pa.bool_()], forms(16, [None if value is None else bytes([value[0] & 1]) for value in values]))
+    compare_forms(17, [pa.binary(), pa.string()], forms(17, values))
+    compare_forms(2950, [pa.string()], forms(2950, [None if value is None else value * 2 for value in values]))
+
+
+def numeric(number: Decimal) -> bytes:
+    """Return what numeric_send() gives."""
+    if not number.is_finite():
+        return struct.pack(">HhHH", 0, 0, 0xC000 if number.is_nan() else 0xF000 if number < 0 else 0xD000, 0)
+    scale = max(0, -int(number.as_tuple().exponent))
+    whole, _, fraction = f"{number.copy_abs():f}".partition(".")
+    whole, fraction = whole.rjust(-(-len(whole) // 4) * 4, "0"), fraction.ljust(-(-len(fraction) // 4) * 4, "0")
+    digits = [int((whole + fraction)[place : place + 4]) for place in range(0, len(whole + fraction), 4)]
+    weight = len(whole) // 4 - 1
+    while digits and not digits[0]:
+        del digits[0]
+        weight -= 1
+    while digits and not digits[-1]:
+        del digits[-1]
+    sign = 0x4000 if number < 0 else 0
+    return struct.pack(f">HhHH{len(digits)}H", len(digits), weight if digits else 0, sign, scale, *digits)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 38).flatmap(lambda p: st.tuples(st.just(p), st.integers(0, p))),
+    st.lists(st.none() | st.decimals(-(10**40), 10**40, places=3) | st.decimals(allow_nan=True) | st.decimals(-1000, 1000)),
+    st.data(),
+)
+def test_any_binary_numeric(modifier: tuple[int, int], numbers: list[Decimal | None], data: st.DataObject) -> None:
+    precision, scale = modifier
+    limit = 10**precision - 1
+    fitting = [Decimal((int(n < 0), tuple(map(int, str(abs(n)))), -scale)) for n in data.draw(st.lists(st.integers(-limit, limit)))]
+    sane = [n for n in numbers if n is None or not n.is_finite() or abs(n.adjusted()) < 60 < 100 > -int(n.as_tuple().exponent)]
+    values = data.draw(st.permutations([*sane, *fitting]))
+    pairs = forms(1700, [None if number is None else numeric(number) for number in values])
+    for number, pair in zip(values, pairs, strict=True):
+        if number is not None and pair is not None and number.is_finite():
+            assert Decimal(pair[0].decode()) == number
+    compare_forms(1700, [pa.decimal128(precision, scale), pa.string()], pairs)
+
+
+def test_common_types_are_read_without_python_per_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = {
+        16: b"\1", 17: b"\0\xff", 20: b"\0" * 8, 21: b"\0\1", 23: b"\0" * 4, 25: b"x", 26: b"\xff" * 4, 700: b"\0" * 4,
+        701: b"\0" * 8, 1043: b"x", 1082: b"\0" * 4, 1114: b"\0" * 8, 1184: b"\0" * 8, 1700: numeric(Decimal("-12.345")),
+        2950: b"\0" * 16, 3802: b"\1{}",
+    }  # fmt: skip
+    expected = {type_id: binary.to_text(type_id, value) for type_id, value in cases.items()}
+
+    def refuse(type_id: int, data: bytes) -> bytes:
+        raise AssertionError(type_id)
+
+    monkeypatch.setattr(binary, "to_text", refuse)
+    for type_id, value in cases.items():
+        records = [build(insert(b"id", each)) for each in (Binary(value), None, expected[type_id], Binary(value))]
+        values = decode_changes(*lay_out(records), relation(2, type_id)).columns[1]
+        found = values.to_arrow(NATURAL.get(type_id, pa.string())).array.to_pylist()
+        assert found == [found[2], None, found[2], found[2]]
+        assert found[2] is not None
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.sampled_from(sorted({*NATURAL, 25, 2950, 3802, 1007, 3614})), st.lists(st.binary(max_size=24), max_size=4))
+def test_any_bytes_give_values_or_an_error(type_id: int, values: list[bytes]) -> None:
+    columns = decode_changes(*lay_out([build(insert(b"id", Binary(value))) for value in values]), relation(2, type_id)).columns
+    fine = True
+    for value in values:
+        try:
+            binary.to_text(type_id, value).decode()
+        except (ProtocolError, UnicodeDecodeError):
+            fine = False
+    if fine:
+        columns[1].to_arrow(NATURAL.get(type_id, pa.string()))
+    else:
+        with pytest.raises(ProtocolError):
+            columns[1].to_arrow(NATURAL.get(type_id, pa.string()))

@@ -717,8 +717,17 @@ def test_a_damaged_row_is_named(log: Log) -> None:
             read(log.root, **options)
 
 
-def test_a_binary_value_is_refused_by_name(log: Log) -> None:
-    log.segment([A, into(A, b"1", Binary(b"one"))])
+def test_values_in_binary_form(log: Log) -> None:
+    log.segment([A, into(A, Binary(b"\0\0\0\7"), Binary(b"one"))])
+    (row,), _ = read(log.root, table="public.a")
+    assert (row["id"], row["t"]) == (7, "one")
+    (row,), _ = read(log.root)
+    assert dict(row["new"]) == {"id": "7", "t": "one"}
+
+
+def test_a_binary_value_of_a_users_type_is_refused_by_name(log: Log) -> None:
+    users = relation(11, "a", ("id", INT), ("t", 16400))
+    log.segment([users, into(users, b"1", Binary(b"one"))])
     for options in ({}, {"table": "public.a"}):
         with pytest.raises(CdcpipeError, match=r"column 't' of table 'public\.a' came in binary form"):
             read(log.root, **options)

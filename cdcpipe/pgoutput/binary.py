@@ -107,6 +107,8 @@ class Types:
 
     def row_to_text(self, relation: Relation, row: Row) -> Row:
         """Return the row with text in place of binary values; the errors name table and column."""
+        if Binary not in map(type, row):
+            return row
         values: list[Value] = []
         for column, value in zip(relation.columns, row, strict=True):
             if isinstance(value, Binary):

@@ -8,9 +8,10 @@ is; `Values.to_arrow` gathers one column's texts and casts them to the Arrow typ
 - A cast is exact or it does not happen: what the type cannot hold (infinity, BC, a numeric NaN, year 10000) is null in the
   column, and its text is in `Converted.exact`. Only columns that have such a value pay for it.
 - NULL, not sent and unchanged TOAST are all null in Arrow; `Values.kind` tells them apart.
+- Values in binary form, which may stand beside others in text form, give what their text gives. For a text the Arrow type
+  alone says how it is read, in the forms that a server writes under DateStyle ISO, whatever its TimeZone; for bytes it is
+  PostgreSQL's type, which must be a built-in one. Common types are read all at once, the others become text one by one.
 
-Knows nothing of PostgreSQL's types: the Arrow type alone says how a text is read, in the forms that a server writes under
-DateStyle ISO, whatever its TimeZone. Text form only: a value in binary form is refused by name.
 Source: the manual, "Logical Replication Message Formats", TupleData.
 """
 
@@ -19,13 +20,14 @@ from __future__ import annotations
 import binascii
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdcpipe.errors import CdcpipeError, ProtocolError
+from cdcpipe.pgoutput import binary
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,9 +62,11 @@ class Converted:
 
 @dataclass(slots=True)
 class Values:
-    """One column, not read yet: where each row's text is, and its kind, n, u or t; 0 where the record has no such tuple."""
+    """One column, not read yet: where each row's bytes are, and its kind, n, u, t or b; 0 where the record has no such tuple."""
 
+    table: str
     name: str
+    type_id: int
     buffer: Bytes
     kind: UInt8s
     start: Int64s
@@ -74,36 +78,69 @@ class Values:
         return np.equal(self.kind, _UNCHANGED)
 
     def text(self) -> pa.StringArray:
-        """Return the texts; ProtocolError if one is not UTF-8."""
-        try:
-            return self._bytes().cast(pa.string())
-        except pa.ArrowInvalid as ex:
-            msg = f"a value of column {self.name!r}, at byte {self._first_not_utf8()}, is not UTF-8"
-            raise ProtocolError(msg, hint="is the database's encoding SQL_ASCII? its bytes come as they are") from ex
+        """Return the texts; ProtocolError if one is not UTF-8, or malformed, UnknownTypeError for a type that is not built in."""
+        return self._text(np.flatnonzero(self.kind == _BINARY))
 
     def to_arrow(self, arrow_type: pa.DataType) -> Converted:
-        """Return the column as ``arrow_type``; ProtocolError if a value is not UTF-8."""
-        text = self.text()
-        if arrow_type == pa.string():
-            return Converted(text, _NO_ROWS, _NO_TEXTS)
-        array = _CASTS[arrow_type.id](text, arrow_type)
-        lost = array.null_count - text.null_count
-        if not lost:
+        """Return the column as ``arrow_type``; the errors are those of `text`."""
+        rows = np.flatnonzero(self.kind == _BINARY)
+        read = _READERS.get((self.type_id, arrow_type), _READERS.get((self.type_id, arrow_type.id))) if len(rows) else None
+        if read is None:
+            return _convert(self._text(rows), arrow_type)
+        array, fine = read(replace(self, kind=self.kind[rows], start=self.start[rows], length=self.length[rows]), arrow_type)
+        if fine.all() and len(rows) == len(self.kind):
             return Converted(array, _NO_ROWS, _NO_TEXTS)
-        rows = np.flatnonzero(_valid(text) & ~_valid(array))
-        return Converted(array, rows, text.take(pa.array(rows)))
+        converted = _convert(self._text(rows[~fine]), arrow_type)
+        converted.array = _put(converted.array, rows[fine], array)
+        return converted
 
-    def _first_not_utf8(self) -> int:
-        for row, value in enumerate(self._bytes().to_pylist()):
-            try:
-                (value or b"").decode()
-            except UnicodeDecodeError:
-                return int(self.start[row])
-        return -1  # Arrow and Python do not agree: there is no place to name
+    def _text(self, rows: Int64s) -> pa.StringArray:
+        """Return the texts that were sent, and those of the values in binary form in some rows; in others these are null."""
+        if not len(rows):
+            return self.utf8(self._bytes(), self.start)
+        made = self.utf8(pa.array(self._made_text(rows), pa.binary()), self.start[rows])
+        return made if len(rows) == len(self.kind) else _put(self.utf8(self._bytes(), self.start), rows, made)
+
+    def _made_text(self, rows: Int64s) -> list[bytes]:
+        """Return the texts of values in binary form, one by one."""
+        texts = []
+        room = MAX_SPAN_BYTES
+        with binary.naming(self.table, self.name):
+            for start, length in zip(self.start[rows].tolist(), self.length[rows].tolist(), strict=True):
+                text = binary.to_text(self.type_id, bytes(self.buffer[start : start + length]))
+                texts.append(text)
+                room -= len(text)
+                if room < 0:
+                    msg = f"the values of column {self.name!r} of table {self.table!r} have more than 2 GiB of text"
+                    raise CdcpipeError(msg, hint="decode fewer records at once")
+        return texts
+
+    def utf8(self, array: pa.BinaryArray, start: Int64s) -> pa.StringArray:
+        """Return the bytes, of values that begin there, as text; ProtocolError if one is not UTF-8."""
+        try:
+            return array.cast(pa.string())
+        except pa.ArrowInvalid as ex:
+            msg = f"a value of column {self.name!r}, at byte {_first_not_utf8(array, start)}, is not UTF-8"
+            raise ProtocolError(msg, hint="is the database's encoding SQL_ASCII? its bytes come as they are") from ex
+
+    def numbers(self, layout: str) -> tuple[NDArray[Any], Mask]:
+        """Return values of a fixed size as numbers; False for those of another size, whose number means nothing."""
+        size = np.dtype(layout).itemsize
+        fine = self.length == size
+        return _view(self.buffer, layout)[self.start if fine.all() else np.where(fine, self.start, 0)], fine
 
     def _bytes(self) -> pa.BinaryArray:
         sent = self.kind == _TEXT
         return gather(self.buffer, self.start, self.length, None if sent.all() else sent)
+
+
+def _first_not_utf8(array: pa.BinaryArray, start: Int64s) -> int:
+    for row, value in enumerate(array.to_pylist()):
+        try:
+            (value or b"").decode()
+        except UnicodeDecodeError:
+            return int(start[row])
+    return -1  # Arrow and Python do not agree: there is no place to name
 
 
 @dataclass(slots=True)
@@ -144,7 +181,7 @@ def gather(buffer: Bytes, start: Int64s, length: Int64s, valid: Mask | None = No
 def decode_changes(buffer: Bytes, offset: Int64s, length: Int64s, relation: Relation) -> Changes:
     """Find every value of the records at ``offset``, which are Inserts, Updates and Deletes of ``relation``, in order.
 
-    Raise ProtocolError for malformed records, and CdcpipeError for values in binary form.
+    Raise ProtocolError for malformed records.
     """
     reader = _TupleReader(buffer, relation)
     end = offset + length
@@ -204,17 +241,21 @@ def _spread(values: Values, rows: Int64s, offset: Int64s) -> Values:
     return replace(values, kind=kind, start=start, length=length)
 
 
+def _view(buffer: Bytes, layout: str) -> NDArray[Any]:
+    """Return the numbers that begin at each byte: an array whose elements overlap."""
+    return np.ndarray(max(len(buffer) - np.dtype(layout).itemsize + 1, 0), layout, buffer, strides=(1,))
+
+
 class _TupleReader:
     """Reads the same column of many tuples at a time."""
 
     def __init__(self, buffer: Bytes, relation: Relation) -> None:
         self._buffer = buffer
         self._relation = relation
+        self._table = f"{relation.namespace}.{relation.name}"
         self._bytes = np.frombuffer(buffer, np.uint8)
-        size = len(self._bytes)
-        # Big-endian integers at any byte: a view whose elements overlap.
-        self._uint16 = np.ndarray(max(size - 1, 0), ">u2", buffer, strides=(1,))
-        self._uint32 = np.ndarray(max(size - 3, 0), ">u4", buffer, strides=(1,))
+        self._uint16 = _view(buffer, ">u2")
+        self._uint32 = _view(buffer, ">u4")
 
     def bytes_at(self, pos: Int64s) -> UInt8s:
         return self._bytes[pos]
@@ -228,8 +269,7 @@ class _TupleReader:
             self._fail(int(pos[np.argmin(fine)]), problem)
 
     def _fail(self, pos: int, problem: str) -> None:
-        table = f"{self._relation.namespace}.{self._relation.name}"
-        msg = f"a malformed record of table {table!r} at byte {pos}: {problem}"
+        msg = f"a malformed record of table {self._table!r} at byte {pos}: {problem}"
         raise ProtocolError(msg)
 
     def read_tuple(self, pos: Int64s, end: Int64s) -> tuple[list[Values], Int64s]:
@@ -248,25 +288,17 @@ class _TupleReader:
                 length = self._uint32[pos + 1].astype(np.int64)
                 start = pos + 5
             else:
-                self._check_kinds(kind, sent, pos, column.name)
+                sent |= kind == _BINARY
+                fine = sent | (kind == _NULL) | (kind == _UNCHANGED)
+                self.require(fine, pos, f"column {column.name!r} is of no known kind")
                 self.require(~sent | (pos + 5 <= end), pos, f"it ends before the length of column {column.name!r}")
                 length = np.zeros(len(pos), np.int64)
                 length[sent] = self._uint32[pos[sent] + 1]
                 start = pos + np.where(sent, 5, 1)
             pos = start + length
             self.require(pos <= end, start, f"it ends inside column {column.name!r}")
-            result.append(Values(column.name, self._buffer, kind, start, length))
+            result.append(Values(self._table, column.name, column.type_id, self._buffer, kind, start, length))
         return result, pos
-
-    def _check_kinds(self, kind: UInt8s, sent: Mask, pos: Int64s, name: str) -> None:
-        fine = sent | (kind == _NULL) | (kind == _UNCHANGED)
-        if fine.all():
-            return
-        if (kind == _BINARY).any():
-            table = f"{self._relation.namespace}.{self._relation.name}"
-            msg = f"column {name!r} of table {table!r} came in binary form, which is not read as columns yet"
-            raise CdcpipeError(msg, hint="stream without the plugin option 'binary'")
-        self.require(fine, pos, f"column {name!r} is of no known kind")
 
 
 # Texts to typed arrays. Each function gives null for what its type cannot hold exactly, and raises nothing.
@@ -286,6 +318,17 @@ _TIMESTAMP: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}(\.[
 _HEX: Final = r"^\\x([0-9a-f]{2})*$"
 
 _MAX_DECIMAL_DIGITS: Final = 38
+
+
+def _convert(text: pa.StringArray, arrow_type: pa.DataType) -> Converted:
+    if arrow_type == pa.string():
+        return Converted(text, _NO_ROWS, _NO_TEXTS)
+    array = _CASTS[arrow_type.id](text, arrow_type)
+    lost = array.null_count - text.null_count
+    if not lost:
+        return Converted(array, _NO_ROWS, _NO_TEXTS)
+    rows = np.flatnonzero(_valid(text) & ~_valid(array))
+    return Converted(array, rows, text.take(pa.array(rows)))
 
 
 def _cast(text: pa.StringArray, arrow_type: pa.DataType, pattern: str) -> pa.Array:
@@ -398,4 +441,142 @@ _CASTS: Final[dict[int, Callable[[pa.StringArray, pa.DataType], pa.Array]]] = {
     pa.date32().id: _to_date,
     pa.timestamp("us").id: _to_timestamp,
     pa.binary().id: _to_binary,
+}
+
+
+# Bytes to typed arrays, all at once. Each function returns what it has read, and which rows that were: the others, be they
+# infinite, out of range or malformed, become text, which says more about them.
+
+_2000_DAY: Final = 10_957
+
+
+def _put(array: pa.Array, rows: Int64s, values: pa.Array) -> pa.Array:
+    """Return the array with other values in some rows."""
+    place = np.arange(len(array))
+    place[rows] = np.arange(len(array), len(array) + len(rows))
+    return pa.concat_arrays([array, values]).take(pa.array(place))
+
+
+def _read_bool(values: Values, arrow_type: pa.DataType) -> tuple[pa.Array, Mask]:
+    number, fine = values.numbers("u1")
+    fine &= number <= 1
+    return pa.array(number[fine].astype(np.bool_), arrow_type), fine
+
+
+def _read_number(layout: str) -> _Reader:
+    def read(values: Values, arrow_type: pa.DataType) -> tuple[pa.Array, Mask]:
+        number, fine = values.numbers(layout)
+        number = number[fine].astype(arrow_type.to_pandas_dtype())
+        if number.dtype.kind == "f":
+            number[np.isnan(number)] = np.nan  # as text has it, without a sign
+        return pa.array(number, arrow_type), fine
+
+    return read
+
+
+def _read_date(values: Values, arrow_type: pa.DataType) -> tuple[pa.Array, Mask]:
+    day, fine = values.numbers(">i4")
+    day = day.astype(np.int64) + _2000_DAY
+    fine &= (day >= _YEAR_1_DAY) & (day < _YEAR_10000_DAY)
+    return pa.array(day[fine].astype(np.int32)).cast(arrow_type), fine
+
+
+def _read_timestamp(values: Values, arrow_type: pa.DataType) -> tuple[pa.Array, Mask]:
+    time_us, fine = values.numbers(">i8")
+    epoch_us = _2000_DAY * _DAY_US
+    fine &= (time_us >= _YEAR_1_DAY * _DAY_US - epoch_us) & (time_us < _YEAR_10000_DAY * _DAY_US - epoch_us)
+    return pa.array(time_us[fine].astype(np.int64) + epoch_us).cast(arrow_type), fine
+
+
+def _read_text(values: Values, arrow_type: pa.DataType) -> tuple[pa.Array, Mask]:
+    array = gather(values.buffer, values.start, values.length)
+    return array if arrow_type == pa.binary() else values.utf8(array, values.start), np.ones(len(array), np.bool_)
+
+
+def _read_versioned_text(values: Values, arrow_type: pa.DataType) -> tuple[pa.Array, Mask]:
+    """jsonb, jsonpath."""
+    del arrow_type
+    fine = values.length > 0
+    fine &= _view(values.buffer, "u1")[np.where(fine, values.start, 0)] == 1
+    return values.utf8(gather(values.buffer, values.start[fine] + 1, values.length[fine] - 1), values.start[fine]), fine
+
+
+def _read_uuid(values: Values, arrow_type: pa.DataType) -> tuple[pa.Array, Mask]:
+    del arrow_type
+    fine = values.length == 16
+    data = _view(values.buffer, "V16")[values.start[fine]].tobytes()
+    digits = np.frombuffer(binascii.hexlify(data), np.uint8).reshape(-1, 32)
+    text = np.full((len(digits), 36), ord("-"), np.uint8)
+    for begin, end, shift in ((0, 8, 0), (8, 12, 1), (12, 16, 2), (16, 20, 3), (20, 32, 4)):
+        text[:, begin + shift : end + shift] = digits[:, begin:end]
+    return _strings(text), fine
+
+
+def _strings(text: NDArray[np.uint8]) -> pa.StringArray:
+    """Return the rows of a matrix of characters as texts."""
+    count, size = text.shape
+    offset = np.arange(0, (count + 1) * size, size or 1, dtype=np.int32)
+    return pa.StringArray.from_buffers(count, pa.py_buffer(offset), pa.py_buffer(text))
+
+
+_CHARACTERS: Final = np.frombuffer(b"".join(b"%04d" % digit for digit in range(10_000)), "S4")
+"""Those of each digit of base 10000."""
+
+
+def _read_decimal(values: Values, arrow_type: pa.DataType) -> tuple[pa.Array, Mask]:
+    """numeric_send: number of digits of base 10000, weight of the first one, sign, display scale; the digits."""
+    whole, scale = arrow_type.precision - arrow_type.scale, arrow_type.scale
+    groups_before, groups_after = -(-whole // 4), -(-scale // 4)
+    uint16 = _view(values.buffer, ">u2")
+    fine = values.length >= 8
+    start = np.where(fine, values.start, 0)
+    count, weight, sign, display = (uint16[start + 2 * field].astype(np.int64) for field in range(4))
+    weight = np.where(count > 0, (weight ^ 0x8000) - 0x8000, -1)
+    fine &= (values.length == 8 + 2 * count) & ((sign == 0) | (sign == 0x4000)) & (display <= scale)
+    fine &= (weight < groups_before) & (weight - count >= -groups_after - 1)
+
+    # All rows' digits in one matrix, aligned at the decimal point.
+    start, count, weight = start[fine], count[fine], weight[fine]
+    row = np.repeat(np.arange(len(count)), count)
+    number = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    digits = np.zeros((len(count), groups_before + groups_after), np.uint16)
+    digits[row, groups_before - 1 - weight[row] + number] = uint16[start[row] + 8 + 2 * number]
+    fits = (digits < 10_000).all(axis=1)
+    if whole % 4:
+        fits &= digits[:, 0] < 10 ** (whole % 4)
+    if scale % 4:
+        fits &= digits[:, -1] % 10 ** (4 - scale % 4) == 0
+    is_negative = sign[fine][fits] != 0
+    fine[fine] = fits
+
+    point = 4 * groups_before
+    characters = _CHARACTERS[digits[fits]].view(np.uint8)
+    text = np.empty((len(characters), whole + scale + 2), np.uint8)
+    text[:, 0] = np.where(is_negative, ord("-"), ord("0"))
+    text[:, 1 : whole + 1] = characters[:, point - whole : point]
+    text[:, whole + 1] = ord(".")
+    text[:, whole + 2 :] = characters[:, point : point + scale]
+    return _strings(text).cast(arrow_type), fine
+
+
+_Reader: TypeAlias = Callable[[Values, pa.DataType], tuple[pa.Array, "Mask"]]
+
+# By pg_type.dat's OID and the Arrow type, or this one's id.
+_READERS: Final[dict[tuple[int, pa.DataType | int], _Reader]] = {
+    (16, pa.bool_()): _read_bool,
+    (17, pa.binary()): _read_text,  # bytea
+    (20, pa.int64()): _read_number(">i8"),
+    (21, pa.int16()): _read_number(">i2"),
+    (23, pa.int32()): _read_number(">i4"),
+    (26, pa.int64()): _read_number(">u4"),  # oid
+    (700, pa.float32()): _read_number(">f4"),
+    (701, pa.float64()): _read_number(">f8"),
+    (1082, pa.date32()): _read_date,
+    (1114, pa.timestamp("us")): _read_timestamp,
+    (1184, pa.timestamp("us", "UTC")): _read_timestamp,
+    (1700, pa.decimal128(1).id): _read_decimal,
+    (2950, pa.string()): _read_uuid,
+    # name, text, json, xml, bpchar, varchar
+    **{(type_id, pa.string()): _read_text for type_id in (19, 25, 114, 142, 1042, 1043)},
+    **{(type_id, pa.string()): _read_versioned_text for type_id in (3802, 4072)},
 }

@@ -31,7 +31,6 @@ from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import (
     Begin,
     BeginPrepare,
-    Binary,
     Commit,
     CommitPrepared,
     Delete,
@@ -203,7 +202,10 @@ class OutputPlugin:
         raise self._unsupported("transactions in progress", "streaming")
 
     def _unsupported(self, what: str, option: str) -> InvalidArgumentsError:
-        return InvalidArgumentsError(f"the output plugin {self.name} can't render {what}", hint=f"leave the option {option!r} out")
+        return InvalidArgumentsError(
+            f"the output plugin {self.name} can't render {what}",
+            hint=f"leave the option {option!r} out, or have the transactions put together (--whole-transactions)",
+        )
 
 
 class _Handlers(dict[bytes, Handler]):
@@ -368,7 +370,7 @@ class Renderer:
         _check_columns(relation, change)
         for name in ("key", "old", "new"):
             row = getattr(change, name, None)
-            if row is not None and Binary in map(type, row):
+            if row is not None:
                 setattr(change, name, self._types.row_to_text(relation, row))
 
     def _describe(self, message: Relation | Type) -> None:
