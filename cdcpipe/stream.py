@@ -89,6 +89,19 @@ class _Layouts(dict[int, tuple[Callable[[memoryview], tuple[int, int, int, Any]]
 _WAL_START = struct.Struct(">BII").unpack_from
 
 
+class _BlockSuffixes(dict[int, bytes]):
+    """Length of a CopyData message with a change in a stream block → the end of the header line of its record, without the xid."""
+
+    def __missing__(self, length: int) -> bytes:
+        suffix = self[length] = b" %d\n" % (length - WAL_DATA_HEADER_BYTES - _XID_BYTES)
+        return suffix
+
+
+_XID_BYTES = 4
+_LEAST_BLOCK_BYTES = WAL_DATA_HEADER_BYTES + 1 + _XID_BYTES
+"""A message of this length has a kind and an xid, and nothing else."""
+
+
 class Feeder(Protocol):
     """What renders records: an output plugin on our side of the wire."""
 
@@ -155,6 +168,7 @@ class Streamer:
         self._recent_bytes = 0
         self._recent_since = time.monotonic()
         self._layouts = _Layouts(int(options.write_newline))
+        self._block_suffixes = _BlockSuffixes()
         self._can_wait_for_more = True
         self._low_water = 1
         self._hung_up = False
@@ -225,10 +239,13 @@ class Streamer:
             return
         tracker, feeder, options, transactions = self._tracker, self._feeder, self._options, self._transactions
         row_kinds, observe, add, feed = tracker.row_kinds, tracker.observe, self._add, feeder.feed if feeder else None
-        append, layouts = self._pieces.append, self._layouts
+        append, layouts, suffixes = self._pieces.append, self._layouts, self._block_suffixes
         prefix, prefix_high = b"", -1
         plain = feed is None and options.write_header and not options.write_newline
         is_direct = transactions is None or transactions.is_direct
+        block_xid = None if transactions is None else transactions.block_xid
+        block: list[bytes] = []
+        hold = block.append
         size = count = 0
         self._has_more = True
         while size < CHUNK_BYTES and count < MAX_CHUNK_RECORDS:
@@ -258,9 +275,10 @@ class Streamer:
                 if observe(high << 32 | low, body):
                     break
                 if transactions is not None:
+                    self._keep(block)
                     transactions.feed(high << 32 | low, body)
                     size += self._take()
-                    is_direct = transactions.is_direct
+                    is_direct, block_xid = transactions.is_direct, transactions.block_xid
                     if transactions.has_pending:
                         break
                 elif feed is not None:
@@ -270,8 +288,15 @@ class Streamer:
                 if tracker.is_finished:
                     break
             elif not is_direct:
+                if body[1:5] == block_xid and length > _LEAST_BLOCK_BYTES:
+                    if high != prefix_high:
+                        prefix, prefix_high = b"w %X/" % high, high
+                    hold(b"%b%X%b%c%b" % (prefix, low, suffixes[length], body[0], body[5:]))
+                    continue
                 assert transactions is not None
+                self._keep(block)
                 transactions.feed(high << 32 | low, body)
+                block_xid = transactions.block_xid
                 if transactions.has_pending:
                     size += self._take()
                     is_direct = transactions.is_direct
@@ -283,6 +308,7 @@ class Streamer:
                 feed(high << 32 | low, bytes(body))
             else:
                 add(high << 32 | low, body)
+        self._keep(block)
         if size:
             self._progress.heard(time.monotonic())
         self._recent_bytes += size
@@ -296,6 +322,13 @@ class Streamer:
         self._pieces.append(record)
         if options.write_newline:
             self._pieces.append(b"\n")
+
+    def _keep(self, block: list[bytes]) -> None:
+        """Hand over the changes of a stream block gathered so far."""
+        if block:
+            assert self._transactions is not None
+            self._transactions.keep(b"".join(block))
+            block.clear()
 
     def _take(self) -> int:
         """Take up to a chunk of the transactions that are whole; return its size."""

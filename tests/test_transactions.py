@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 import tempfile
 from pathlib import Path
 
@@ -36,7 +37,7 @@ from cdcpipe.pgoutput.messages import (
     Type,
 )
 from cdcpipe.pgoutput.transactions import PIECE_BYTES, Transactions
-from cdcpipe.pipe.framing import RecordReader
+from cdcpipe.pipe.framing import RecordReader, encode_header
 
 
 class FakeSpill:
@@ -340,7 +341,10 @@ def test_any_interleaving_gives_committed_transactions_in_commit_order(
     transactions = Transactions(streaming_parallel=parallel, spill_threshold=spill_threshold, make_spill=FakeSpill)
     records = []
     for lsn, data in server.sent:
-        if transactions.is_direct and data[:1] in (b"I", b"U", b"D", b"T", b"M"):
+        if at_once and data[:1] == b"I" and data[1:5] == transactions.block_xid:
+            record = data[:1] + data[5:]
+            transactions.keep(encode_header(lsn, len(record)) + record)
+        elif transactions.is_direct and data[:1] in (b"I", b"U", b"D", b"T", b"M"):
             assert not transactions.has_pending or not at_once
             transactions.feed(lsn, memoryview(data))
             if at_once:
@@ -386,6 +390,57 @@ def test_a_streamed_transaction_is_what_version_1_sends() -> None:
         (5, Truncate(None, 0, (16385,))),
         (7, Commit(0, 100, 200, 5)),
     ]
+
+
+def test_changes_of_the_subtransaction_that_wrote_last_may_come_as_records() -> None:
+    transactions = Transactions(make_spill=FakeSpill)
+    seen = []
+    for lsn, message in enumerate([S, relation(7), row(7, 1), row(8, 2), E, COMMIT], 1):
+        transactions.feed(lsn, build(message))
+        seen.append(transactions.block_xid)
+        if transactions.block_xid is not None and isinstance(message, Insert):
+            record = build(row(None, 10 * lsn))
+            transactions.keep(encode_header(lsn, len(record)) + record)
+    assert seen == [None, b"\0\0\0\7", b"\0\0\0\7", b"\0\0\0\10", None, None]
+    assert values([(lsn, decode(record)) for lsn, record in take_all(transactions)]) == [b"1", b"30", b"2", b"40"]
+
+
+@pytest.mark.parametrize(
+    ("subxid", "kept", "kept_then"),
+    [(9, [], []), (8, [1], [1]), (5, [1, 2, 3, 4], [1]), (10, [1, 2, 3, 4, 5], [1])],
+)
+def test_subtransactions_whose_records_do_not_come_in_the_order_of_their_xids(
+    subxid: int, kept: list[int], kept_then: list[int]
+) -> None:
+    """9 nests in 8, which has the older xid, and writes first; 5 came after the xids wrapped. Then 8 writes, and is undone."""
+    first = [S, relation(7), row(9, 1), row(8, 2), row(9, 3), row(7, 4), row(5, 5), E]
+    more = [StreamAbort(7, subxid, None, None), StreamStart(7, False), relation(7), row(8, 6), E]
+    then = [StreamAbort(7, 8, None, None), StreamStart(7, False), relation(7), row(11, 7), E]
+    assert values(whole(*first, *more, COMMIT)) == [b"%d" % value for value in [*kept, 6]]
+    assert values(whole(*first, *more, *then, COMMIT)) == [b"%d" % value for value in [*kept_then, 7]]
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_a_hundred_thousand_subtransactions(is_aborted: bool) -> None:
+    """Each with a row; released, or undone one by one from the first, as an abort record lists them."""
+    xids = range(8, 100_008)
+    transactions = Transactions(make_spill=FakeSpill, spill_threshold=1 << 20)
+    for message in (S, relation(7), row(7, 0)):
+        transactions.feed(1, build(message))
+    change = build(row(7, 0))
+    for xid in xids:
+        transactions.feed(1, change[:1] + xid.to_bytes(4) + change[5:])
+    starts = transactions._streamed[7].starts
+    assert sys.getsizeof(starts._ages) + sys.getsizeof(starts._positions) < 14 * len(xids)
+    assert not starts._late
+    transactions.feed(4, build(E))
+    if is_aborted:
+        for xid in xids:
+            transactions.feed(5, build(StreamAbort(7, xid, None, None)))
+    transactions.feed(6, build(COMMIT))
+    found = take_all(transactions)
+    assert len(found) == 4 + (0 if is_aborted else len(xids))
+    assert found[-1] == (6, build(Commit(0, 100, 200, 5)))
 
 
 def test_nothing_comes_out_before_the_commit() -> None:

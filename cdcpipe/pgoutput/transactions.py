@@ -28,6 +28,8 @@ import logging
 import os
 import struct
 import tempfile
+from array import array
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol, TypeAlias
@@ -157,10 +159,60 @@ class _Description:
         self.pos = pos
 
 
+class _Starts:
+    """Where the first record of each subtransaction of ``xid`` stands: 12 bytes for each.
+
+    They get their xids in order, and nearly all their first records come in that order. Those that do not (of one that nests in
+    another which had an xid, and no record yet) are in a dictionary.
+    """
+
+    __slots__ = ("_ages", "_late", "_positions", "_xid")
+
+    def __init__(self, xid: int) -> None:
+        self._xid = xid
+        self._ages = array("I")
+        self._positions = array("Q")
+        self._late: dict[int, int] = {}
+
+    def add(self, xid: int, pos: int) -> None:
+        """Note that the next record, at ``pos``, is of this subtransaction, unless it has one already."""
+        age = xid - self._xid & 0xFFFFFFFF  # xids wrap
+        if not self._ages or age > self._ages[-1]:
+            self._ages.append(age)
+            self._positions.append(pos)
+        elif self.find(xid) is None:
+            self._late[age] = pos
+
+    def find(self, xid: int) -> int | None:
+        """Return where it begins."""
+        age = xid - self._xid & 0xFFFFFFFF
+        i = bisect_left(self._ages, age)
+        return self._positions[i] if i < len(self._ages) and self._ages[i] == age else self._late.get(age)
+
+    def cut(self, pos: int) -> None:
+        """Forget those that begin at ``pos`` or later."""
+        i = bisect_left(self._positions, pos)
+        del self._ages[i:], self._positions[i:]
+        while self._late and next(reversed(self._late.values())) >= pos:
+            self._late.popitem()
+
+
 class _Held:
     """Records of one transaction that has not committed: framed bytes, the older ones in ``spill``, the newer in ``buffer``."""
 
-    __slots__ = ("buffer", "descriptions", "last_xid", "marks", "origin", "spill", "spilled_bytes", "starts", "wal_start", "xid")
+    __slots__ = (
+        "buffer",
+        "current",
+        "descriptions",
+        "last_xid",
+        "marks",
+        "origin",
+        "spill",
+        "spilled_bytes",
+        "starts",
+        "wal_start",
+        "xid",
+    )
 
     def __init__(self, xid: int, wal_start: int) -> None:
         self.xid = xid
@@ -169,25 +221,28 @@ class _Held:
         self.buffer = bytearray()
         self.spill: Spill | None = None
         self.spilled_bytes = 0
-        self.starts: dict[int, int] = {}
-        """Where the first record of each subtransaction stands, in that order; about 100 bytes for each."""
-        self.last_xid = -1
+        self.starts = _Starts(xid)
+        self.last_xid: bytes | None = None
+        """Of the last record, as it stands in the message."""
         self.marks: list[int] = []
         """Ends of records, about ``PIECE_BYTES`` apart: where pieces are cut."""
         self.descriptions: list[_Description] = []
+        self.current: dict[int, _Description] = {}
+        """For each relation the last of them."""
 
     @property
     def size(self) -> int:
         return self.spilled_bytes + len(self.buffer)
 
-    def enter(self, xid: int) -> None:
-        """Note that the next record is of the subtransaction ``xid``."""
-        self.last_xid = xid
-        self.starts.setdefault(xid, self.size)
+    def enter(self, data: Data) -> None:
+        """Note which subtransaction the next record is of."""
+        self.last_xid = bytes(data[1 : _XID.size])
+        (xid,) = _XID.unpack_from(data)
+        self.starts.add(xid, self.size)
 
     def cut(self, subxid: int) -> None:
         """Undo the subtransaction; one without records here has nothing to undo."""
-        pos = self.starts.get(subxid)
+        pos = self.starts.find(subxid)
         if pos is None:
             return
         if pos < self.spilled_bytes:
@@ -197,28 +252,25 @@ class _Held:
             self.buffer.clear()
         else:
             del self.buffer[pos - self.spilled_bytes :]
-        while self.starts:
-            xid, start = self.starts.popitem()
-            if start < pos:
-                self.starts[xid] = start
-                break
+        self.starts.cut(pos)
+        is_redescribed = False
         while self.descriptions and self.descriptions[-1].pos >= pos:
             self.descriptions.pop()
+            is_redescribed = True
+        if is_redescribed:
+            self.current = {known.relation_id: known for known in self.descriptions}
         while self.marks and self.marks[-1] > pos:
             self.marks.pop()
-        self.last_xid = -1
+        self.last_xid = None
 
     def describe(self, description: _Description) -> None:
         """Note a description that stands at the end; one that says nothing new only takes the number of the one before."""
-        current = self.description(description.relation_id)
+        current = self.current.get(description.relation_id)
         if current is not None and current.records == description.records:
             current.number = description.number
         else:
             self.descriptions.append(description)
-
-    def description(self, relation_id: int) -> _Description | None:
-        """Return what holds for a relation after the last record."""
-        return next((known for known in reversed(self.descriptions) if known.relation_id == relation_id), None)
+            self.current[description.relation_id] = description
 
     def move_out(self, make_spill: Callable[[], Spill]) -> None:
         """Free the memory."""
@@ -290,14 +342,9 @@ class Transactions:
         if self._state == _BLOCK and len(data) > _XID.size and data[0] in _CHANGES:
             held = self._current
             assert held is not None
-            (xid,) = _XID.unpack_from(data)
-            if xid != held.last_xid:
-                held.enter(xid)
-            buffer = held.buffer
-            buffer += b"w %X/%X %d\n%c" % (wal_start >> 32, wal_start & 0xFFFFFFFF, len(data) - 4, data[0])
-            buffer += data[5:]
-            if len(buffer) > self._room:
-                self._mark(held)
+            if data[1 : _XID.size] != held.last_xid:
+                held.enter(data)
+            self._keep(held, encode_header(wal_start, len(data) - 4) + data[:1] + data[_XID.size :])
             return
         data = bytes(data)
         try:
@@ -400,7 +447,7 @@ class Transactions:
                 # By its commit another description may hold: it takes those along that hold now.
                 for relation_id in _relation_ids(data):
                     known = self._sent.get(relation_id)
-                    if known is not None and held.description(relation_id) is None:
+                    if known is not None and relation_id not in held.current:
                         held.describe(_Description(relation_id, known.records, known.number, held.size))
                         held.buffer += known.records
         self._keep(held, _frame(wal_start, data))
@@ -418,15 +465,26 @@ class Transactions:
             return
         if len(data) <= _XID.size:
             raise malformed(data, len(data), "it is cut short")
-        (xid,) = _XID.unpack_from(data)
-        if xid != held.last_xid:
-            held.enter(xid)
+        if data[1 : _XID.size] != held.last_xid:
+            held.enter(data)
         data = kind + data[_XID.size :]
         if kind == b"R":
             held.describe(self._describe(data, held.size))
         else:
             self._describe_type(data)
         self._keep(held, _frame(wal_start, data))
+
+    @property
+    def block_xid(self) -> bytes | None:
+        """The xid, as it stands in the message, whose changes `keep` takes; None if there is none.
+
+        It is that of the last change of the stream block that is open, so the next record is most often of it, too.
+        """
+        return self._current_held.last_xid if self._state == _BLOCK else None
+
+    def keep(self, records: bytes) -> None:
+        """Take changes of ``block_xid`` as records, with headers and without the xid: what `feed` would make of them."""
+        self._keep(self._current_held, records)
 
     # What is held
 
@@ -568,7 +626,7 @@ class Transactions:
         if held.size == 0:
             held.close()
             return
-        for description in {known.relation_id: known for known in held.descriptions}.values():
+        for description in held.current.values():
             self._written[description.relation_id] = description.records
             self._note_sent(description)
         commit = _COMMIT.pack(b"C", 0, message.commit_lsn, message.end_lsn, message.commit_time_us)

@@ -150,7 +150,7 @@ class WholeTracker(PgoutputTracker):
     the consumer could confirm; and what is prepared counts only with its commit.
     """
 
-    row_kinds = frozenset(b"IUDTO")
+    row_kinds = frozenset(b"IUDT")
 
     def __init__(self, progress: Progress, end_position: int | None, transactions: Transactions) -> None:
         super().__init__(progress, end_position)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import large
 import latency
 import postgres
 import psycopg
@@ -215,7 +216,7 @@ def measure_spark(made: Backlog, runs: int) -> Iterator[dict[str, Any]]:
 
 def main() -> int:
     """Run the benchmarks."""
-    names = [*BENCHMARKS, "latency", "spark"]
+    names = [*BENCHMARKS, "large", "latency", "spark"]
     parser = argparse.ArgumentParser(prog="scripts/bench/run", description=__doc__)
     parser.add_argument("benchmarks", nargs="*", metavar="BENCHMARK", help=f"{', '.join(names)} (default: all)")
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the backlog (default: 1000000)")
@@ -256,6 +257,9 @@ def main() -> int:
                 if "spark" in wanted:
                     for line in measure_spark(made, args.runs):
                         emit(line | surroundings)
+        if "large" in wanted:
+            for line in large.measure(args.rows, args.runs, run_once):
+                emit(surroundings | line)
         if "latency" in wanted:
             for line in latency.measure(args.runs, CDCPIPE):
                 emit(line | surroundings)
