@@ -50,7 +50,6 @@ _XID_SUBXID = struct.Struct(">xII")  # Stream Abort: Byte1('A') Int32 xid Int32 
 
 _CHANGES = frozenset(b"IUDTM")
 _NO_BOUNDARIES = frozenset(b"IUDTMRYO")
-_STREAMED_OR_PREPARED = frozenset(b"SEcAbPKrp")
 
 _HINT = "a capture is all that cdcpipe -H wrote from a pgoutput slot, from its beginning; without -N, -j, -J and --output"
 
@@ -195,14 +194,12 @@ class Captures:
         try:
             yield
         except (ProtocolError, InvalidArgumentsError) as ex:
-            record, hint = self._record, ex.hint
+            record = self._record
             what = f" ({_kind(record)}, LSN {format_lsn(self._lsn)})" if record else ""
+            message = f"{self.name}, byte {self.pos}{what}: {ex.message}"
             if isinstance(ex, ProtocolError):
-                hint = hint or _HINT
-            elif record[:1] and record[0] in _STREAMED_OR_PREPARED:
-                hint = "--whole-transactions puts the transactions together"
-            kind = ProtocolError if isinstance(ex, ProtocolError) else InvalidArgumentsError
-            raise kind(f"{self.name}, byte {self.pos}{what}: {ex.message}", hint=hint) from ex
+                raise ProtocolError(message, hint=ex.hint or _HINT) from ex
+            raise InvalidArgumentsError(message, hint=ex.hint) from ex
 
 
 def _read_some(stream: FileIO, size: int) -> bytes:
