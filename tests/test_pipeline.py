@@ -17,12 +17,13 @@ import postgres
 import psutil
 import pytest
 
-from cdcpipe.errors import InitError
-from spark_sink import replica, session, types
+from cdcpipe.errors import InitError, InvalidArgumentsError
+from cdcpipe.lsn import LSN
+from spark_sink import changelog, replica, session, types
 from spark_sink.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline import Pipeline
 from spark_sink.staging import Position, list_segments, log_end, read_readers, register_reader
-from spark_sink.warehouse import Table, Warehouse, WarehouseError
+from spark_sink.warehouse import MESSAGES, Table, Warehouse, WarehouseError
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -93,6 +94,9 @@ class Road:
     def changelog(self, schema: str, name: str) -> Any:
         path = Warehouse.existing(self.warehouse).changelog(Table(schema, name))
         return self.spark.read.format("delta").load(str(path))
+
+    def messages(self, warehouse: Path | None = None) -> Any:
+        return changelog.read(self.spark, Warehouse.existing(warehouse or self.warehouse), MESSAGES)
 
     def assert_equal(self, name: str, *columns: str, schema: str = "public", warehouse: Path | None = None) -> None:
         """Compare a table with its replica, as text, over columns whose text is the same on both sides."""
@@ -167,6 +171,7 @@ TABLES = [
     "create table keyless (x int)",
     "alter table keyless replica identity full",
     "create table instants (at timestamptz primary key, a int)",
+    "create table told (id int primary key, lsn pg_lsn)",
     *(
         f"create table {quoted(name)} (id int primary key, {quoted('ID')} int, {quoted('a.b')} text, _cdc_op int)"
         for name in HOSTILE
@@ -193,6 +198,15 @@ FIRST = [
     "insert into keyless values (1), (1), (2)",
     "insert into instants values ('infinity', 1), ('-infinity', 2), ('2024-01-01 00:00+00', 3), ('4713-01-01 BC', 4)",
     *(f"insert into {quoted(name)} values ({number}, {number + 1}, 'x', 5)" for number, name in enumerate(HOSTILE)),
+    "select pg_logical_emit_message(true, 'alone', 'in a transaction of its own')",
+    (
+        "begin; insert into told values (1, null); "
+        "insert into told values (2, pg_logical_emit_message(true, 'inside', '\\x00ff'::bytea)); "
+        "insert into told values (3, pg_logical_emit_message(true, 'präfix', '')); commit"
+    ),
+    "begin; insert into told values (4, null); select pg_logical_emit_message(false, 'aside', 'stays'); rollback",
+    "begin; select pg_logical_emit_message(true, 'alone', 'rolled back'); rollback",
+    "insert into told values (5, null)",
 ]
 
 SECOND = [
@@ -236,7 +250,22 @@ SECOND = [
     "update instants set at = 'infinity'::timestamptz - interval '1 day' where a = 99",
     "update instants set at = '-infinity' where at = '2024-01-01 00:00+00'",
     *(f"update {quoted(name)} set id = id + 100 where id < 2" for name in HOSTILE),
+    (
+        "begin; savepoint s; select pg_logical_emit_message(true, 'inside', 'undone'); rollback to s; "
+        "insert into told values (6, pg_logical_emit_message(true, 'inside', repeat('large', 1000000))); commit"
+    ),
+    "select pg_logical_emit_message(false, 'aside', 'too')",
 ]
+
+SAID = [
+    ("alone", b"in a transaction of its own", True, 0),
+    ("inside", b"\x00\xff", True, 1),
+    ("präfix", b"", True, 2),
+    ("aside", b"stays", False, 0),
+    ("inside", b"large" * 1000000, True, 0),
+    ("aside", b"too", False, 0),
+]
+"""The logical messages in the order of their LSNs, each with its ordinal; those that were undone are not there."""
 
 
 def identity_workload(rng: random.Random) -> Iterator[str]:
@@ -363,6 +392,30 @@ def test_names(road: Road) -> None:
     assert len({path.name.lower() for path in (road.warehouse / "changelog").iterdir()}) >= len(HOSTILE)
 
 
+def assert_said(messages: Any) -> None:
+    found = messages.orderBy("_cdc_lsn").select("prefix", "content", "transactional", "_cdc_ordinal").collect()
+    assert [(row[0], bytes(row[1]), *row[2:]) for row in found] == SAID
+
+
+def test_messages_are_at_their_place(road: Road) -> None:
+    messages = road.messages()
+    assert messages.schema == types.MESSAGE_SCHEMA
+    assert_said(messages)
+    # One that was written by an insert stands right before it, and has the LSN that the function returned.
+    at = ["_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal", "_cdc_xid", "_cdc_commit_time"]
+    told = road.changelog("public", "told")
+    beside = {row["id"]: row["_cdc_lsn"] for row in told.join(messages, at).select("id", "_cdc_lsn").collect()}
+    assert beside == {key: LSN.parse(lsn) for key, lsn in road.query("select id, lsn::text from told where lsn is not null")}
+    ends = {row["id"]: row["_cdc_end_lsn"] for row in told.collect()}
+    first, second = messages.where("not transactional").orderBy("_cdc_lsn").collect()
+    for row in (first, second):
+        assert row["_cdc_end_lsn"] == row["_cdc_lsn"]
+        assert row["_cdc_xid"] is row["_cdc_commit_time"] is None
+    assert ends[3] < first["_cdc_end_lsn"] < ends[5] < ends[6] < second["_cdc_end_lsn"]
+    with pytest.raises(InvalidArgumentsError, match="no table '_cdc_message'"):
+        road.replica("_cdc_message")
+
+
 def test_nothing_twice_whatever_the_batches(road: Road) -> None:
     """A checkpoint that is lost, one that is older than the tables, batches cut otherwise: all is there once."""
     counts = {name: road.changelog("public", name).count() for name in ("kinds", "identity_full", "keyless")}
@@ -380,6 +433,8 @@ def test_nothing_twice_whatever_the_batches(road: Road) -> None:
     assert counts == {name: road.changelog("public", name).count() for name in counts}
     assert before == len(list((house.changelog(Table("public", "kinds")) / "_delta_log").glob("*.json")))
     road.assert_equal("identity_full", "id", "other", "a", "b")
+    assert pipeline.progress.messages == len(SAID)
+    assert_said(road.messages())
 
 
 def test_an_idle_pipeline_starts_no_job(road: Road) -> None:
@@ -392,12 +447,17 @@ def test_an_idle_pipeline_starts_no_job(road: Road) -> None:
 
 
 def test_a_running_pipeline_follows(road: Road) -> None:
-    """Schema changes while it runs; segments are given back, but for the last micro-batch's."""
+    """Schema changes while it runs; segments are given back, but for the last micro-batch's. Without messages, nothing is done."""
+    road.pipeline().process_available()
+    log = Warehouse.existing(road.warehouse).changelog(MESSAGES) / "_delta_log"
+    before = sorted(log.iterdir())
     with road.pipeline(trigger_interval_s=0.2) as pipeline:
         road.execute("alter table followed add column later text", "insert into followed values (20, 'later')")
         road.land()
         wait_until(lambda: pipeline.progress.position == log_end(road.staging))
     road.assert_equal("followed", "id", "later")
+    assert pipeline.progress.changes
+    assert sorted(log.iterdir()) == before
     segments = list_segments(road.staging)
     reader = read_readers(road.staging)["tables"]
     assert segments[-1].start_lsn <= reader.lsn < segments[-1].end_lsn
@@ -422,7 +482,9 @@ def test_parquet(road: Road, tmp_path: Path) -> None:
         road.assert_equal(f"toast_{which}", "id", "a", "b", warehouse=warehouse)
     rows = road.replica("public.renewed", warehouse).collect()
     assert [(row["code"], row["b"]) for row in rows] == [("of the second table", 1)]
+    assert_said(road.messages(warehouse))
     house = Warehouse.existing(warehouse)
+    assert_said(road.spark.read.parquet(str(house.changelog(MESSAGES))))
     plain = road.spark.read.option("mergeSchema", "true").parquet(str(house.changelog(Table("public", "evolving"))))
     assert plain.count() == road.changelog("public", "evolving").count()
     assert {"a", "b", "bb", "c", "c__string"} <= set(plain.columns)
@@ -467,6 +529,8 @@ class Writer(threading.Thread):
         self._over = threading.Event()
         self.error: BaseException | None = None
         self.count = 0
+        self.asides: list[str] = []
+        """The LSNs of the messages that do not depend on their transaction."""
 
     def run(self) -> None:
         try:
@@ -479,6 +543,11 @@ class Writer(threading.Thread):
                         "insert into busy values (%s, 1, repeat('b', 4000)) on conflict (id) do update set n = busy.n + 1", [key]
                     )
                     connection.execute("insert into log (key) values (%s)", [key])
+                    if rng.random() < 0.3:
+                        connection.execute("insert into said values (pg_logical_emit_message(true, 'busy', %s::text))", [key])
+                    if rng.random() < 0.3:
+                        said = connection.execute("select pg_logical_emit_message(false, 'busy', %s::text)::text", [key])
+                        self.asides += [lsn for (lsn,) in said]
                     if rng.random() < 0.2:
                         connection.execute("delete from busy where id = %s", [rng.randrange(300)])
                     connection.execute("rollback" if rng.random() < 0.1 else "commit")
@@ -511,6 +580,7 @@ def test_killed_at_any_moment(database: postgres.Database, spark: Any, tmp_path:
         "create table busy (id int primary key, n int, b text)",
         "alter table busy alter b set storage external",
         "create table log (id bigint generated always as identity primary key, key int)",
+        "create table said (lsn pg_lsn primary key)",
     )
     position = tmp_path / "warehouse/_cdcpipe/warehouse.json"
 
@@ -549,6 +619,7 @@ def test_killed_at_any_moment(database: postgres.Database, spark: Any, tmp_path:
     assert "Traceback" not in errors
 
     shutil.rmtree(tmp_path / "warehouse/_cdcpipe/checkpoint")
+    road.execute("insert into log (key) values (0)")  # a commit flushes the WAL, a message does not
     done = subprocess.run(command(database, tmp_path, "--available-now"), env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert writer.count > 50
@@ -557,6 +628,9 @@ def test_killed_at_any_moment(database: postgres.Database, spark: Any, tmp_path:
     changes = road.changelog("public", "log")
     assert changes.count() == road.query("select count(*) from log")[0][0]
     assert changes.select("id").distinct().count() == changes.count()
+    found = sorted((row["transactional"], row["_cdc_lsn"]) for row in road.messages().collect())
+    inside = [lsn for (lsn,) in road.query("select lsn::text from said")]
+    assert found == sorted([(True, LSN.parse(lsn)) for lsn in inside] + [(False, LSN.parse(lsn)) for lsn in writer.asides])
     road.connection.close()
 
 
