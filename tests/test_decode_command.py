@@ -193,6 +193,7 @@ def test_the_same_bytes_as_live(recorded: Recorded) -> None:
         assert expected
         assert decoded(*format_, *server, day) == expected
     assert decoded(*format_, *server, "--whole-transactions", streamed) == expected
+    assert decoded(*format_, *server, recorded.capture("binary.cdc", "--messages", "--binary")) == expected
     expected = recorded.live("-J")
     assert decoded("-J", *server, stdin=Path(day).read_bytes()) == expected
     assert decoded("-J", *server, "--whole-transactions", "--spill-threshold", "1kB", streamed, "-") == expected
@@ -284,6 +285,20 @@ def test_types_have_the_names_that_the_stream_gave(tmp_path: Path) -> None:
     lines = out.decode().splitlines()
     expected = "id[mood]:'ok' \"select\"[w.\"Odd type\"[]]:'{}' d[\"numeric\"]:'1.50' v[character varying]:'x'"
     assert lines[1] == "table public.t: INSERT: " + expected
+
+
+def test_built_in_types_in_binary_form_need_no_server(tmp_path: Path) -> None:
+    columns = (Column(1, "b", 16, -1), Column(0, "v", 25, -1), Column(0, "m", 20001, -1))
+    described = Relation(None, 16385, "public", "t", "d", columns)
+    messages = [BEGIN, Type(None, 20001, "public", "mood"), described]
+    values = (Binary(b"\1"), Binary("ü".encode()))
+    out, error = rendered(tmp_path, capture(*messages, Insert(None, 16385, (*values, None)), COMMIT), output="json")
+    assert error is None
+    assert '"new":{"b":true,"v":"ü","m":null}'.encode() in out
+    _, error = rendered(tmp_path, capture(*messages, Insert(None, 16385, (*values, Binary(b"ok"))), COMMIT), output="json")
+    assert isinstance(error, InvalidArgumentsError)
+    assert "column 'm' of table 'public.t'" in error.message
+    assert "there is no server to ask" in error.message
 
 
 @pytest.mark.parametrize(

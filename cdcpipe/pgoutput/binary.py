@@ -113,7 +113,8 @@ class Types:
         for column, value in zip(relation.columns, row, strict=True):
             if isinstance(value, Binary):
                 with naming(f"{relation.namespace}.{relation.name}", column.name):
-                    value = self.to_text(column.type_id, value)
+                    # As plain bytes: a Binary equals none, and what is returned as it is would still be one.
+                    value = self.to_text(column.type_id, bytes(value))
             values.append(value)
         return tuple(values)
 
