@@ -108,7 +108,7 @@ class _Group(click.Group):
 @click.option(
     "--output",
     metavar="NAME",
-    help="Output plugin that renders a pgoutput slot's records here: wal2json, or one that is installed.",
+    help="Output plugin that renders a pgoutput slot's records here: wal2json, test_decoding, debezium, json, or one installed.",
 )
 @click.option("--proto-version", type=int, metavar="N", help="pgoutput's protocol version.  [default: the lowest that serves]")
 @click.option("--binary", is_flag=True, help="pgoutput: values in binary form.")

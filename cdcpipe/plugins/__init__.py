@@ -20,6 +20,7 @@ __all__ = ["ENTRY_POINT_GROUP", "load", "names"]
 ENTRY_POINT_GROUP = "cdcpipe.output_plugins"
 
 _BUILT_IN = {
+    "debezium": "cdcpipe.plugins.debezium:Debezium",
     "json": "cdcpipe.plugins.json_lines:JsonLines",
     "test_decoding": "cdcpipe.plugins.test_decoding:TestDecoding",
     "wal2json": "cdcpipe.plugins.wal2json:load",

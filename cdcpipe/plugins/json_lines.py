@@ -24,7 +24,7 @@ from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.plugins import row_compiler
 from cdcpipe.plugins.held import Held
-from cdcpipe.plugins.row_compiler import Expression, Field, escape
+from cdcpipe.plugins.row_compiler import Field, escape
 from cdcpipe.plugins.template_plugin import TemplatePlugin
 from cdcpipe.plugins.text import format_timestamp
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from cdcpipe.pgoutput.messages import LogicalMessage, Relation, Truncate
     from cdcpipe.plugins.base import Options, OutputWriter, Query, Transaction
-    from cdcpipe.plugins.row_compiler import Style, Template
+    from cdcpipe.plugins.row_compiler import Part, Style, Template
     from cdcpipe.plugins.template_plugin import Absent
 
 __all__ = ["JsonLines"]
@@ -83,7 +83,7 @@ class JsonLines(TemplatePlugin[_Table]):
         return _Table(_table(relation), columns, keys)
 
     def template(self, table: _Table, kind: str, first: str, absent: Absent) -> Template:
-        parts: list[bytes | Field | Expression] = [b'"op":', _OPS[kind], b",", table.name]
+        parts: list[Part] = [b'"op":', _OPS[kind], b",", table.name]
         if kind != "D":
             row = 0 if first == "N" else 1
             parts += [b',"new":', *_object(table, row, (n for n in range(len(table.columns)) if (row, n) not in absent))]
@@ -144,7 +144,7 @@ def _table(relation: Relation) -> bytes:
 
 
 def _object(table: _Table, row: int, numbers: Iterable[int]) -> Template:
-    parts: list[bytes | Field | Expression] = [b"{"]
+    parts: list[Part] = [b"{"]
     for number in numbers:
         name, style = table.columns[number]
         parts += [b"," if len(parts) > 1 else b"", name, b":", Field(number, style, row)]

@@ -16,10 +16,14 @@ the message and either renders it the slow way or raises ProtocolError: these fu
 
 from __future__ import annotations
 
+import itertools
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Final, TypeAlias
+
+from cdcpipe.errors import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +44,8 @@ __all__ = [
     "VERBATIM",
     "Expression",
     "Field",
+    "Part",
+    "Same",
     "Style",
     "Template",
     "compile_row",
@@ -59,18 +65,38 @@ _SAFE: Final = bytes(ord("x") if c < 0x20 or c in b'"\\' else c for c in range(2
 
 
 class Style:
-    """How a value is written. Instances are the constants below."""
+    """How a value is written: the constants below, and what plugins make themselves."""
 
-    def __init__(self, name: str, before: bytes, code: str, after: bytes | None = None) -> None:
+    def __init__(
+        self, name: str, before: bytes, code: str, after: bytes | None = None, *, names: Mapping[str, object] | None = None
+    ) -> None:
         self.name = name
         self.before = before
         self.after = before if after is None else after
         """What goes around the value, if it is not NULL."""
         self.code = code
         """An expression for what goes between the quotes; ``{v}`` is the variable that holds the text."""
+        self.names = names or {}
+        """What the code refers to, beyond what all styles can."""
+
+    @classmethod
+    def call(cls, function: Callable[[bytes], bytes], quote: bytes = b"") -> Style:
+        """Return the style that writes what the function makes of the text; for what is none of its type's it raises ValueError."""
+        name = f"convert_{next(_numbers)}"
+        return cls(name, quote, name + "({v})", names={name: function})
+
+    @cached_property
+    def render(self) -> Callable[[bytes], bytes]:
+        """Render one value of this style, the same way as the compiled functions do."""
+        source = f"lambda v: {_quoted(self, 'v')}"
+        function: Callable[[bytes], bytes] = eval(source, {**_NAMESPACE, **self.names})  # noqa: S307 - made of a plugin's constants
+        return function
 
     def __repr__(self) -> str:
         return f"Style.{self.name}"
+
+
+_numbers = itertools.count()
 
 
 VERBATIM: Final = Style("VERBATIM", b"", "{v}")
@@ -105,6 +131,16 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
+class Same:
+    """No place: a condition. A row in which one of these columns differs between the two tuples goes to the fallback.
+
+    The template has both as fields.
+    """
+
+    columns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Expression:
     """A place for what ``code`` gives, an expression over the namespace, ``wal_start`` and ``data``."""
 
@@ -122,7 +158,11 @@ class _Highs(dict[int, bytes]):
 LSN: Final = (Expression("highs[wal_start >> 32]"), Expression("b'%X' % (wal_start & 0xFFFFFFFF)"))
 """The message's WAL position, as two parts of a template."""
 
-Template: TypeAlias = "Sequence[bytes | Field | Expression]"
+Part: TypeAlias = "bytes | Field | Expression | Same"
+Template: TypeAlias = "Sequence[Part]"
+
+_UNREADABLE: Final = (ValueError, IndexError, struct.error)
+"""What is raised for bytes that are not what they should be."""
 
 _NAMESPACE: Final[Mapping[str, object]] = {
     "__builtins__": {"len": len, "IndexError": IndexError},
@@ -133,26 +173,14 @@ _NAMESPACE: Final[Mapping[str, object]] = {
     "length_at": struct.Struct(">I").unpack_from,
     "null": b"null",
     "safe": _SAFE,
-    "struct_error": struct.error,
     "true": b"true",
+    "unreadable": _UNREADABLE,
 }
 
 
 def _quoted(style: Style, variable: str) -> str:
     code = style.code.format(v=variable)
     return f"{style.before!r} + {code} + {style.after!r}" if style.before else code
-
-
-def _render_value(style: Style) -> Callable[[bytes], bytes]:
-    """Return the function that renders one value of this style, the same way as the compiled ones do."""
-    source = f"lambda v: {_quoted(style, 'v')}"
-    function: Callable[[bytes], bytes] = eval(source, dict(_NAMESPACE))  # noqa: S307 - made of the constants above
-    return function
-
-
-_RENDER: Final = {
-    style: _render_value(style) for style in (VERBATIM, NUMBER, EXACT_NUMBER, BOOLEAN, HEX, QUOTED, STRING, LITERAL, BIT_LITERAL)
-}
 
 
 def fill(template: Template, rows: Sequence[Row], names: Mapping[str, object], wal_start: int) -> bytes:
@@ -167,11 +195,20 @@ def fill(template: Template, rows: Sequence[Row], names: Mapping[str, object], w
             parts.append(part)
         elif isinstance(part, Expression):
             parts.append(eval(part.code, space))  # noqa: S307 - an expression of the plugin's
-        else:
+        elif isinstance(part, Field):
             value = rows[part.row][part.column]
             assert value is None or isinstance(value, bytes)
-            parts.append(b"null" if value is None else _RENDER[part.style](value))
+            parts.append(b"null" if value is None else _render(part, value))
     return b"".join(parts)
+
+
+def _render(field: Field, value: bytes) -> bytes:
+    try:
+        return field.style.render(value)
+    except _UNREADABLE:
+        msg = f"the value of column {field.column + 1}, of {len(value)} bytes, is not text of its type"
+        # The cause would show the value.
+        raise ProtocolError(msg) from None
 
 
 def compile_row(
@@ -192,7 +229,8 @@ def compile_row(
     values = _values(template)
     columns = int.from_bytes(head[6:8], "big")
     rows = [b"", second_row + head[6:8]] if second_row else [b""]
-    space = {**_NAMESPACE, **names, "fallback": fallback}
+    styles = {name: value for field in values.values() for name, value in field.style.names.items()}
+    space = {**_NAMESPACE, **styles, **names, "fallback": fallback}
 
     def walk(wal_start: int, data: bytes) -> object:
         # Compiled at the first row that needs it, and then called without this detour.
@@ -230,6 +268,8 @@ def _join(template: Template, quote: bool) -> str:
             pieces = [part]
         elif isinstance(part, Expression):
             pieces = [part.code]
+        elif isinstance(part, Same):
+            continue
         else:
             name = f"v{part.row}_{part.column}"
             pieces = [part.style.before, name, part.style.after] if quote else [name]
@@ -245,7 +285,9 @@ def _join(template: Template, quote: bool) -> str:
 
 
 def _emit(template: Template, emit: str, quote: bool) -> list[str]:
-    return [f"    {line}" for line in emit.replace("{record}", _join(template, quote)).splitlines()]
+    differ = [f"v0_{column} != v1_{column}" for part in template if isinstance(part, Same) for column in part.columns]
+    check = [f"    if {' or '.join(differ)}:", "        return fallback(wal_start, data)"] if differ else []
+    return check + [f"    {line}" for line in emit.replace("{record}", _join(template, quote)).splitlines()]
 
 
 def _fast_source(
@@ -274,12 +316,15 @@ def _fast_source(
         "    except IndexError:",
         "        return walk(wal_start, data)",
     ]
-    for (row, column), field in values.items():
-        name = f"v{row}_{column}"
-        lines.append(f"    {name} = {name}[1:]")
-        code = field.style.code.format(v=name)
-        if code != name:
-            lines.append(f"    {name} = {code}")
+    if values:
+        lines.append("    try:")
+        for (row, column), field in values.items():
+            name = f"v{row}_{column}"
+            lines.append(f"        {name} = {name}[1:]")
+            code = field.style.code.format(v=name)
+            if code != name:
+                lines.append(f"        {name} = {code}")
+        lines += ["    except unreadable:", "        return fallback(wal_start, data)"]
     return "\n".join([*lines, *_emit(template, emit, quote=True)])
 
 
@@ -315,7 +360,7 @@ def _walk_source(
     lines += [
         "        if pos != len(data):",
         "            return fallback(wal_start, data)",
-        "    except (IndexError, struct_error):",
+        "    except unreadable:",
         "        return fallback(wal_start, data)",
     ]
     return "\n".join([*lines, *_emit(template, emit, quote=False)])

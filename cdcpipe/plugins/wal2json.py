@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from cdcpipe.pgoutput.messages import Column, LogicalMessage, Origin, Relation, Truncate, Type
     from cdcpipe.plugins.base import Options, OutputPlugin, OutputWriter, Query, Transaction
-    from cdcpipe.plugins.row_compiler import Style, Template
+    from cdcpipe.plugins.row_compiler import Part, Style, Template
     from cdcpipe.plugins.template_plugin import Absent
 
 log = logging.getLogger(__name__)
@@ -434,8 +434,8 @@ class Wal2Json2(_Wal2Json):
             return column.type_id, self._catalog.format_type(facts.base_type, facts.base_typmod)
         return column.type_id, self._catalog.format_type(column.type_id, column.type_modifier)
 
-    def _head(self, action: str) -> list[bytes | Field | Expression]:
-        parts: list[bytes | Field | Expression] = [b'{"action":"%b"' % action.encode()]
+    def _head(self, action: str) -> list[Part]:
+        parts: list[Part] = [b'{"action":"%b"' % action.encode()]
         settings = self._settings
         if settings.include_xids or settings.include_timestamp or settings.include_origin:
             parts.append(_TXN_PART)
@@ -471,8 +471,8 @@ class Wal2Json2(_Wal2Json):
             parts.append(b'"typeoid":%d' % signed)
         return b",".join(parts)
 
-    def _objects(self, columns: Sequence[_Column], row: int, absent: Absent, *, is_new: bool) -> list[bytes | Field | Expression]:
-        parts: list[bytes | Field | Expression] = []
+    def _objects(self, columns: Sequence[_Column], row: int, absent: Absent, *, is_new: bool) -> list[Part]:
+        parts: list[Part] = []
         settings = self._settings
         for column in columns:
             if (row, column.number) in absent:
@@ -593,7 +593,7 @@ class Wal2Json1(_Wal2Json):
         return [head, *self._separated(members), self._newline + 3 * self._tab + b"}"]
 
     def _separated(self, members: Sequence[Template]) -> Template:
-        parts: list[bytes | Field | Expression] = []
+        parts: list[Part] = []
         for member in members:
             if parts:
                 parts.append(b"," + self._newline)
@@ -601,7 +601,7 @@ class Wal2Json1(_Wal2Json):
         return parts
 
     def _list(self, depth: int, name: bytes, items: Sequence[bytes | Field]) -> Template:
-        parts: list[bytes | Field | Expression] = [self._member(depth, name, b"[")]
+        parts: list[Part] = [self._member(depth, name, b"[")]
         for number, item in enumerate(items):
             if number:
                 parts.append(b"," + self._space)
