@@ -272,17 +272,21 @@ def test_on_the_command_line(pg18: postgres.Cluster) -> None:
         both = Both(database, "pgoutput")
         both.run("create table t (id int primary key, n numeric(8,2), at timestamptz)")
         both.begin()
-        both.run("insert into t values (1, 12.5, '2026-11-21 01:02:03.4Z')")
+        both.run("insert into t values (1, 12.5, '2026-11-21 01:02:03.4Z'), (2, null, null)")
         both.run("select pg_logical_emit_message(true, 'p', 'c')")
         end = str(both.query("select pg_current_wal_insert_lsn()")[0][0])
         options = ["--output", "debezium", "-o", "topic.prefix=shop", "-o", "decimal.handling.mode=string"]
-        with CLI("-d", database.dsn, "-S", both.slots[1], "--publication", "p", *options, "--endpos", end) as cli:
-            (lsn, record), (_, message) = cli.records()
-            assert cli.wait() == 0, cli.stderr
+        with CLI("-d", database.dsn, "-S", both.slots[1], "--publication", "p", *options, "--endpos", end, "--endpos-wait") as cli:
+            (lsn, record), (last_lsn, _), (_, message) = cli.records()
+            cli.say(f"F {last_lsn}\n")
+            assert cli.quit() == 0, cli.stderr
         event = json.loads(record)
         assert event["after"] == {"id": 1, "n": "12.50", "at": "2026-11-21T01:02:03.400000Z"}
         assert (event["op"], event["source"]["name"], event["source"]["db"]) == ("c", "shop", database.name)
         assert event["source"]["lsn"] == int(lsn)
+        # The header of a transaction's last record has the end of the transaction: it can be confirmed.
+        confirmed = both.query(f"select confirmed_flush_lsn from pg_replication_slots where slot_name = '{both.slots[1]}'")
+        assert confirmed == [(str(last_lsn),)]
         assert json.loads(message)["message"] == {"prefix": "p", "content": "Yw=="}
         both.connection.close()
 
@@ -447,3 +451,20 @@ def test_options_that_can_not_be_honoured(option: str, value: str | None, why: s
 
 def test_options_that_say_what_is_so() -> None:
     load("debezium", {"tombstones.on.delete": "false", "snapshot.mode": "no_data", "schemas.enable": "false"}, no_catalog)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16, 17, 18, 40])
+def test_the_last_record_ends_the_transaction(rows: int) -> None:
+    written: list[tuple[int, bytes]] = []
+    renderer = Renderer(Debezium({"database.dbname": "db"}, no_catalog), lambda lsn, record: written.append((lsn, record)))
+    for wal_start, data in transaction(*(insert(b"%d" % row, None, None, None) for row in range(rows)))[:-1]:
+        renderer.feed(wal_start, data)
+    assert len(written) >= rows - 16
+    renderer.feed(0x208, build(Commit(0, 0x200, 0x208, 0)))
+    assert [json.loads(record)["after"]["id"] for _, record in written] == list(range(rows))
+    assert [lsn for lsn, _ in written] == [0x100] * (rows - 1) + [0x208]
+    # A stream that ends inside a transaction: what is there is written, at its own position.
+    for wal_start, data in transaction(insert(b"1", None, None, None))[:-1]:
+        renderer.feed(wal_start, data)
+    renderer.close()
+    assert written[-1][0] == 0x100

@@ -9,6 +9,9 @@ record for each event, no keys. What differs, and why, is on the numbered list i
   transaction before this one (null at the start) and ``lsn``; ``ts_ms`` is the time of the commit.
 - ``ts_ms`` outside of ``source``: when we began with the transaction.
 
+There is no event for a commit: the header of a transaction's last record has the end of the transaction, so that feedback on it
+is exact. Therefore the last few records wait for what follows them, which is never long: a transaction comes with its commit.
+
 What is the key of a table with REPLICA IDENTITY FULL, what a type that is not built in is, and the name of the database are
 asked of the catalog, as it is now.
 """
@@ -89,6 +92,9 @@ _REFUSED: Final[Mapping[str, str]] = {
 _SOURCE_BEFORE_LSN, _SOURCE_AFTER_LSN, _TXID, _AFTER_SOURCE, _NOW = (Expression(f"txn[{number}]") for number in range(5))
 _LSN: Final = Expression("b'%d' % wal_start")
 
+_AT_MOST_PENDING: Final = 16
+_EMIT: Final = f"append((wal_start, {{record}}))\nif len(pending) > {_AT_MOST_PENDING}:\n    write_pending()"
+
 
 @dataclass(frozen=True, slots=True)
 class _Table:
@@ -126,12 +132,36 @@ class Debezium(TemplatePlugin[_Table]):
         self._last_commit: int | None = None
         self._last_time_us: int | None = None
         self._txn: list[bytes] = [b""] * 5
+        self._pending: list[tuple[int, bytes]] = []
+        self._emit = _EMIT
 
     def startup(self, output: OutputWriter) -> None:
         super().startup(output)
-        # The compiled functions know this list: its items change with each transaction.
-        self._names["txn"] = self._txn
+        # The compiled functions know these lists: only their items change.
+        self._names |= {
+            "txn": self._txn,
+            "pending": self._pending,
+            "append": self._pending.append,
+            "write_pending": self._write_pending,
+        }
         self._source = b""
+
+    def shutdown(self) -> None:
+        for lsn, record in self._pending:
+            self.output.write(lsn, record)
+        self._pending.clear()
+
+    def add(self, lsn: int, record: bytes) -> None:
+        self._pending.append((lsn, record))
+        if len(self._pending) > _AT_MOST_PENDING:
+            self._write_pending()
+
+    def _write_pending(self) -> None:
+        """Write all but the last."""
+        last = self._pending.pop()
+        for lsn, record in self._pending:
+            self.output.write(lsn, record)
+        self._pending[:] = [last]
 
     def type(self, type_: Type) -> None:
         self._values.describe(type_)
@@ -218,6 +248,9 @@ class Debezium(TemplatePlugin[_Table]):
         self._set_transaction(self._last_time_us, txn)
 
     def commit(self, txn: Transaction, commit_lsn: int, lsn: int) -> None:
+        if self._pending:
+            self._write_pending()
+            self.output.write(lsn, self._pending.pop()[1])
         self._last_commit = lsn
 
     def message(self, txn: Transaction | None, message: LogicalMessage, lsn: int) -> None:
@@ -230,7 +263,11 @@ class Debezium(TemplatePlugin[_Table]):
         head = b'{"op":"m","ts_ms":%d,' % (now_ns // 1_000_000)
         tail = b',"message":{"prefix":%b,"content":%b}}' % (quoted(message.prefix), content)
         template = [head, *_source_parts(_name("", "")), b',"transaction":null', tail]
-        self.add(lsn, fill(template, [], self._names, lsn))
+        record = fill(template, [], self._names, lsn)
+        if txn is None:
+            self.output.write(lsn, record)
+        else:
+            self.add(lsn, record)
 
     def _set_transaction(self, time_us: int, txn: Transaction | None) -> None:
         if not self._source:
