@@ -91,6 +91,33 @@ def test_the_same_as_version_1(on: Fixture, spill: str) -> None:
         assert plain(records(on, *WHOLE, "--spill-threshold", spill, "-m", session, until_lsn=last)) == plain(expected)
 
 
+def test_from_and_to_any_position(on18: Fixture) -> None:
+    """Also in the middle of transactions that are streamed: what commits in between comes, whole."""
+    workload(on18)
+    last = end(on18)
+    expected = plain(records(on18, until_lsn=last))
+    ends = [lsn for lsn, data in expected if data[:1] == b"C"]
+    for start, stop in [(ends[1], ends[-3]), (LSN(ends[2] + 1), LSN(ends[-2] - 1)), (ends[-2], ends[-1])]:
+        options = ("--startpos", str(start))
+        wanted = plain(records(on18, *options, until_lsn=str(stop)))
+        assert any(data[:1] == b"C" for _, data in wanted)
+        assert plain(records(on18, *options, *WHOLE, "-m", SESSION, until_lsn=str(stop))) == wanted
+
+
+def test_every_row_in_a_subtransaction_of_its_own(on18: Fixture) -> None:
+    on18.sql("""do $$ begin
+        for i in 1 .. 10000 loop
+            begin
+                insert into t values (i, repeat('x', 100));
+                if i % 2 = 0 then raise 'undo'; end if;
+            exception when raise_exception then null;
+            end;
+        end loop; end $$""")
+    out = records(on18, *WHOLE, "-m", SESSION, "--spill-threshold", "100kB", until_lsn=end(on18))
+    inserts = [decode(data) for _, data in out if data[:1] == b"I"]
+    assert [int(insert.new[0]) for insert in inserts if isinstance(insert, Insert)] == list(range(1, 10000, 2))
+
+
 def test_rendered_and_with_newlines(on18: Fixture) -> None:
     workload(on18)
     last = end(on18)
