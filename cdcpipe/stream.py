@@ -184,6 +184,7 @@ class Streamer:
                     self._flush_output()
                     raise
                 except CdcpipeError:
+                    self._queue()  # what came before a record that is malformed: it would never come out otherwise
                     self._finish()
                     raise
                 self._finish()
