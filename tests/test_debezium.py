@@ -453,13 +453,13 @@ def test_options_that_say_what_is_so() -> None:
     load("debezium", {"tombstones.on.delete": "false", "snapshot.mode": "no_data", "schemas.enable": "false"}, no_catalog)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 16, 17, 18, 40])
+@pytest.mark.parametrize("rows", [1, 2, 40])
 def test_the_last_record_ends_the_transaction(rows: int) -> None:
     written: list[tuple[int, bytes]] = []
     renderer = Renderer(Debezium({"database.dbname": "db"}, no_catalog), lambda lsn, record: written.append((lsn, record)))
     for wal_start, data in transaction(*(insert(b"%d" % row, None, None, None) for row in range(rows)))[:-1]:
         renderer.feed(wal_start, data)
-    assert len(written) >= rows - 16
+    assert len(written) == rows - 1
     renderer.feed(0x208, build(Commit(0, 0x200, 0x208, 0)))
     assert [json.loads(record)["after"]["id"] for _, record in written] == list(range(rows))
     assert [lsn for lsn, _ in written] == [0x100] * (rows - 1) + [0x208]

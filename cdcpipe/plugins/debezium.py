@@ -10,7 +10,7 @@ record for each event, no keys. What differs, and why, is on the numbered list i
 - ``ts_ms`` outside of ``source``: when we began with the transaction.
 
 There is no event for a commit: the header of a transaction's last record has the end of the transaction, so that feedback on it
-is exact. Therefore the last few records wait for what follows them, which is never long: a transaction comes with its commit.
+is exact. Therefore a record waits for what follows it, which is never long: a transaction comes with its commit.
 
 What is the key of a table with REPLICA IDENTITY FULL, what a type that is not built in is, and the name of the database are
 asked of the catalog, as it is now.
@@ -34,7 +34,7 @@ from cdcpipe.plugins.template_plugin import TemplatePlugin
 from cdcpipe.plugins.text import invalid_value, parse_bool
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from cdcpipe.pgoutput.messages import LogicalMessage, Relation, Truncate, Type
     from cdcpipe.plugins.base import Change, Options, OutputWriter, Query, Transaction
@@ -90,10 +90,8 @@ _REFUSED: Final[Mapping[str, str]] = {
 
 # The parts of a record that are the same for a transaction; made by _set_transaction().
 _SOURCE_BEFORE_LSN, _SOURCE_AFTER_LSN, _TXID, _AFTER_SOURCE, _NOW = (Expression(f"txn[{number}]") for number in range(5))
-_LSN: Final = Expression("b'%d' % wal_start")
-
-_AT_MOST_PENDING: Final = 16
-_EMIT: Final = f"append((wal_start, {{record}}))\nif len(pending) > {_AT_MOST_PENDING}:\n    write_pending()"
+# It is there twice, and is formatted once.
+_LSN, _LSN_AGAIN = Expression("(lsn := b'%d' % wal_start)"), Expression("lsn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,36 +130,20 @@ class Debezium(TemplatePlugin[_Table]):
         self._last_commit: int | None = None
         self._last_time_us: int | None = None
         self._txn: list[bytes] = [b""] * 5
-        self._pending: list[tuple[int, bytes]] = []
-        self._emit = _EMIT
+        self._emit = "put(wal_start, {record})"
 
     def startup(self, output: OutputWriter) -> None:
         super().startup(output)
-        # The compiled functions know these lists: only their items change.
-        self._names |= {
-            "txn": self._txn,
-            "pending": self._pending,
-            "append": self._pending.append,
-            "write_pending": self._write_pending,
-        }
+        self._put, self._end = _one_behind(output.write)
+        # The compiled functions know this list: only its items change.
+        self._names |= {"txn": self._txn, "put": self._put}
         self._source = b""
 
     def shutdown(self) -> None:
-        for lsn, record in self._pending:
-            self.output.write(lsn, record)
-        self._pending.clear()
+        self._end(None)
 
     def add(self, lsn: int, record: bytes) -> None:
-        self._pending.append((lsn, record))
-        if len(self._pending) > _AT_MOST_PENDING:
-            self._write_pending()
-
-    def _write_pending(self) -> None:
-        """Write all but the last."""
-        last = self._pending.pop()
-        for lsn, record in self._pending:
-            self.output.write(lsn, record)
-        self._pending[:] = [last]
+        self._put(lsn, record)
 
     def type(self, type_: Type) -> None:
         self._values.describe(type_)
@@ -248,9 +230,7 @@ class Debezium(TemplatePlugin[_Table]):
         self._set_transaction(self._last_time_us, txn)
 
     def commit(self, txn: Transaction, commit_lsn: int, lsn: int) -> None:
-        if self._pending:
-            self._write_pending()
-            self.output.write(lsn, self._pending.pop()[1])
+        self._end(lsn)
         self._last_commit = lsn
 
     def message(self, txn: Transaction | None, message: LogicalMessage, lsn: int) -> None:
@@ -296,6 +276,29 @@ class Debezium(TemplatePlugin[_Table]):
             raise NoCatalogError("the name of the database (database.dbname)") from None
 
 
+def _one_behind(
+    write: Callable[[int, bytes], None],
+) -> tuple[Callable[[int, bytes], None], Callable[[int | None], None]]:
+    """Return what takes records and writes the one before, and what writes the last, at the position given instead of its own."""
+    held_lsn = 0
+    held: bytes | None = None
+
+    # A closure is the cheapest way of keeping the two: this runs for each row.
+    def put(lsn: int, record: bytes) -> None:
+        nonlocal held_lsn, held
+        if held is not None:
+            write(held_lsn, held)
+        held_lsn, held = lsn, record
+
+    def end(lsn: int | None) -> None:
+        nonlocal held
+        if held is not None:
+            write(held_lsn if lsn is None else lsn, held)
+            held = None
+
+    return put, end
+
+
 def _name(schema: str, table: str) -> bytes:
     return b'"schema":%b,"table":%b' % (quoted(schema), quoted(table))
 
@@ -315,7 +318,7 @@ def _row(table: _Table, row: int, absent: Absent, sent: frozenset[int] | None = 
 
 
 def _source_parts(name: bytes) -> list[Part]:
-    return [_SOURCE_BEFORE_LSN, _LSN, _SOURCE_AFTER_LSN, name, _TXID, _LSN, _AFTER_SOURCE]
+    return [_SOURCE_BEFORE_LSN, _LSN, _SOURCE_AFTER_LSN, name, _TXID, _LSN_AGAIN, _AFTER_SOURCE]
 
 
 def _after_rows(name: bytes, op: bytes) -> list[Part]:

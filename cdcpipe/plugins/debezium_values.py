@@ -11,6 +11,7 @@ import hashlib
 import re
 import struct
 import uuid
+from binascii import b2a_base64
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -262,7 +263,7 @@ def _integer(digits: bytes) -> int:
 def _unscaled(number: int) -> bytes:
     """Return base64 of the shortest big-endian two's complement."""
     length = (number if number >= 0 else ~number).bit_length() // 8 + 1
-    return base64.b64encode(number.to_bytes(length, "big", signed=True))
+    return b2a_base64(number.to_bytes(length, "big", signed=True), newline=False)
 
 
 def _decimal(mode: str, typmod: int) -> Style:
@@ -274,17 +275,25 @@ def _decimal(mode: str, typmod: int) -> Style:
         return Style.call(_variable_decimal)
     # Eleven bits, and signed: the connector takes -2 for 2046.
     scale = typmod - 4 & 0x7FF
-    return Style.call(partial(_scaled_decimal, 10**scale if scale >= 1024 else 1), b'"')
+    return _SCALED_DECIMAL if scale < 1024 else Style.call(partial(_scaled_decimal, 10**scale), b'"')
 
 
 _SPECIAL: Final = {b"NaN": b"NAN", b"Infinity": b"POSITIVE_INFINITY", b"-Infinity": b"NEGATIVE_INFINITY"}
 
 
 def _scaled_decimal(factor: int, value: bytes) -> bytes:
-    if value == b"NaN":
-        return value
     # The server writes all digits of the scale.
-    return _unscaled(_integer(value.replace(b".", b"", 1)) * factor)
+    return value if value == b"NaN" else _unscaled(_integer(value.replace(b".", b"", 1)) * factor)
+
+
+# What _scaled_decimal() does with a factor of 1: there are many of them, and few are long.
+_SCALED_DECIMAL: Final = Style(
+    "SCALED_DECIMAL",
+    b'"',
+    "(base64((n := int({v}.replace(b'.', b'', 1))).to_bytes((n if n >= 0 else ~n).bit_length() // 8 + 1, 'big', signed=True),"
+    " newline=False) if len({v}) < 4000 and {v} != b'NaN' else scaled_decimal({v}))",
+    names={"base64": b2a_base64, "int": int, "scaled_decimal": partial(_scaled_decimal, 1)},
+)
 
 
 def _variable_decimal(value: bytes) -> bytes:
@@ -457,7 +466,7 @@ def _zoned_timestamp(digits: int) -> Style:
     length = 22 + (digits + 1 if digits else 0)
     is_usual = f"len({{v}}) == {length} and {{v}}[10] == 32 and {{v}}[-3:] == b'+00'"
     style = Style.call(partial(_zoned, digits), b'"')
-    usual = "{v}[:10] + b'T' + {v}[11:-3] + b'Z'"
+    usual = "{v}.replace(b' ', b'T')[:-3] + b'Z'"
     return Style("ZONED_TIMESTAMP", b'"', f"({usual} if {is_usual} else {style.code})", names=style.names)
 
 

@@ -25,9 +25,15 @@ def mismatches(groups: dict[tuple[str, str], dict[str, Lines]]) -> list[str]:
             for line in lines
             if line.get("rows", line["rows_wanted"]) != line["rows_wanted"]
         ]
-        sizes = {line["variant"]: line["bytes_with_newlines"] for line in lines if "bytes_with_newlines" in line}
-        if len(set(sizes.values())) > 1:
-            found.append(f"{' '.join(key)}: the bytes of the records differ: {sizes}")
+        of_format: dict[str, dict[str, int]] = defaultdict(dict)
+        for line in lines:
+            if "bytes_with_newlines" in line:
+                of_format[line.get("format", "")][line["variant"]] = line["bytes_with_newlines"]
+        found += [
+            f"{' '.join(key)}: the bytes of the records differ: {sizes}"
+            for sizes in of_format.values()
+            if len(set(sizes.values())) > 1
+        ]
         for name, of_variant in variants.items():
             drained = {line["drained_bytes"] for line in of_variant if line.get("drained_bytes") is not None}
             if len(drained) > 1:

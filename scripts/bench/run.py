@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -42,7 +43,7 @@ class Variant:
     """One of the programs that a benchmark compares.
 
     ``command`` takes the backlog, a slot of ``plugin``, a DSN and an empty directory; ``count`` looks at what a warm-up
-    run left in that directory, with its stdout in the file ``output``.
+    run left in that directory, with its stdout in the file ``output``. Variants of the same ``format`` write the same bytes.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Variant:
     command: Callable[[Backlog, str, str, Path], list[str]]
     count: Callable[[Path], Counts]
     reference: bool = False
+    format: str = ""
 
 
 def pg_recvlogical(*arguments: str, output: str = "-") -> Callable[[Backlog, str, str, Path], list[str]]:
@@ -102,28 +104,45 @@ def count_staged(scratch: Path) -> Counts:
     return {"rows": sum(int((kind == ord("I")).sum()) for kind in kinds) - 1}
 
 
+# How an insert looks in the records of pgoutput, wal2json 1 and 2, test_decoding, json and debezium; wal2json 1 has many in one.
+_INSERT = re.compile(
+    rb'\AI|\A\{"action":"I"|"kind":"insert"|\Atable [^:]*: INSERT:|\A\{"end_lsn":[^{]*"op":"insert"|"transaction":null,"op":"c"'
+)
+
+
 def _counts(records: list[bytes]) -> Counts:
-    rows = sum(record.startswith((b"I", b'{"action":"I"')) for record in records)
+    rows = sum(len(_INSERT.findall(record)) for record in records)
     size = sum(map(len, records))
     return {"rows": rows, "records": len(records), "bytes": size, "bytes_with_newlines": size + len(records)}
 
 
 PGOUTPUT = ["-o", "proto_version=1", "-o", f"publication_names={PUBLICATION}"]
 
+
+def server_side(plugin: str, name: str, *options: str, reference: bool = False) -> Variant:
+    arguments = [argument for option in options for argument in ("-o", option)]
+    command = pg_recvlogical(*arguments)
+    return Variant(f"pg_recvlogical, server's {name}", plugin, command, count_lines, reference, name)
+
+
+def client_side(name: str, *arguments: str) -> Variant:
+    return Variant(f"cdcpipe {name} on pgoutput", "pgoutput", cdcpipe("-H", *arguments), count_framed, format=name)
+
+
 BENCHMARKS = {
     "stream": [
         Variant("pg_recvlogical", "pgoutput", pg_recvlogical(*PGOUTPUT), count_bytes, reference=True),
         Variant("cdcpipe -H", "pgoutput", cdcpipe("-H"), count_framed),
     ],
-    "wal2json": [
-        Variant(
-            "pg_recvlogical, server's wal2json",
-            "wal2json",
-            pg_recvlogical("-o", "format-version=2"),
-            count_lines,
-            reference=True,
-        ),
-        Variant("cdcpipe -J on pgoutput", "pgoutput", cdcpipe("-J"), count_framed),
+    "plugins": [
+        server_side("wal2json", "wal2json 2", "format-version=2", reference=True),
+        client_side("wal2json 2", "-J"),
+        server_side("wal2json", "wal2json 1", "format-version=1", "include-lsn=true"),
+        client_side("wal2json 1", "-j"),
+        server_side("test_decoding", "test_decoding"),
+        client_side("test_decoding", "--output", "test_decoding"),
+        client_side("json", "--output", "json"),
+        client_side("debezium", "--output", "debezium", "-o", "topic.prefix=bench"),
     ],
     "land": [
         Variant(
@@ -187,6 +206,7 @@ def compare(name: str, made: Backlog, transport: str, runs: int, sink: str, emit
                     "transport": transport,
                     "variant": variant.name,
                     "reference": variant.reference,
+                    "format": variant.format,
                     "run": run,
                     "rows_wanted": made.rows,
                     "sink": sink,
@@ -249,7 +269,7 @@ def main() -> int:
         if compared or "spark" in wanted:
             with (
                 postgres.Cluster("15", settings={"shared_buffers": "512MB"}) as cluster,
-                backlog(cluster, args.rows, ["pgoutput", "wal2json"]) as made,
+                backlog(cluster, args.rows, ["pgoutput", "wal2json", "test_decoding"]) as made,
             ):
                 for name in compared:
                     for transport in transports:
