@@ -50,10 +50,13 @@ class DemoError(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the comparison of one table found; `current` is None for a table without a key."""
+    """What the comparison of one table found; `current` is None for a table without a key.
+
+    Logical messages are in no table of PostgreSQL's: their `source` is None.
+    """
 
     table: str
-    source: int
+    source: int | None
     committed: int
     changes: int
     current: int | None
@@ -217,7 +220,7 @@ def in_spark(frame: DataFrame, columns: list[str]) -> Counter[tuple[Any, ...]]:
 def compare(spark: SparkSession, warehouse: Path, connection: Connection[Any], committed: Counter[str]) -> Iterator[Outcome]:
     """Compare each table; a table without a key, which is only ever appended to, by its changelog."""
     from spark_sink import changelog, replica
-    from spark_sink.warehouse import Table, Warehouse
+    from spark_sink.warehouse import MESSAGES, Table, Warehouse
 
     found = Warehouse.existing(warehouse)
     for table, key in KEYS.items():
@@ -233,6 +236,9 @@ def compare(spark: SparkSession, warehouse: Path, connection: Connection[Any], c
             current=rows.total() if key else None,
             is_equal=current.columns == columns and rows == wanted and count == committed[table],
         )
+    messages = changelog.read(spark, found, MESSAGES)
+    emitted, count, distinct = committed[str(MESSAGES)], messages.count(), messages.select("_cdc_lsn").distinct().count()
+    yield Outcome(str(MESSAGES), None, emitted, count, None, is_equal=count == distinct == emitted)
 
 
 def _metadata(frame: DataFrame) -> list[str]:
@@ -244,9 +250,10 @@ def print_outcomes(outcomes: list[Outcome], elapsed_s: float) -> None:
     print(f"\n{'table':12} {'PostgreSQL':>12} {'replica':>12} {'committed':>12} {'changelog':>12}")
     print(f"{'':12} {'rows':>12} {'rows':>12} {'changes':>12} {'rows':>12}")
     for found in outcomes:
-        current = "no key" if found.current is None else f"{found.current:,}"
+        source = "" if found.source is None else f"{found.source:,}"
+        current = "" if found.source is None else "no key" if found.current is None else f"{found.current:,}"
         verdict = "equal" if found.is_equal else "DIFFERENT"
-        print(f"{found.table:12} {found.source:12,} {current:>12} {found.committed:12,} {found.changes:12,}   {verdict}")
+        print(f"{found.table:12} {source:>12} {current:>12} {found.committed:12,} {found.changes:12,}   {verdict}")
     changes = sum(found.changes for found in outcomes)
     print(
         f"\n{changes:,} changes in {elapsed_s:.0f} s ({changes / elapsed_s:,.0f} rows/s), "

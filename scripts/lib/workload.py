@@ -2,8 +2,8 @@
 
 Inserts, updates and deletes of many rows and of single ones, texts that PostgreSQL moves out of line (TOAST) and that
 an update of another column does not send again, changed keys, savepoints rolled back, whole transactions rolled back,
-a truncate, and one table without any key. Each transaction's changes are counted when, and only when, it commits:
-`Workload.committed` is what a changelog has to hold.
+a truncate, one table without any key, and logical messages, some of which stay when their transaction is rolled back.
+Everything else is counted when, and only when, its transaction commits: `Workload.committed` is what a changelog has to hold.
 
 The same seed gives the same transactions. One thread drives both sessions in turn; each changes only rows of its own
 (`id % 2`), so that neither waits for the other.
@@ -21,7 +21,7 @@ import psycopg
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["KEYS", "SCHEMA", "Workload", "make_tables"]
+__all__ = ["KEYS", "MESSAGES", "SCHEMA", "Workload", "make_tables"]
 
 SCHEMA = """
 create table customers (
@@ -48,6 +48,9 @@ KEYS: dict[str, list[str]] = {
     "carts": ["id"],
     "visits": [],
 }
+
+MESSAGES = "_cdc_message"
+"""Under this name logical messages are counted."""
 
 
 def make_tables(connection: psycopg.Connection[Any]) -> None:
@@ -104,6 +107,7 @@ class Workload:
             (self._savepoint, 4),
             (self._carts, 2),
             (self._visits, 3),
+            (self._messages, 2),
         ]
 
     @property
@@ -300,3 +304,11 @@ class Workload:
                from generate_series(1, %(count)s) i""",
             count=self._rng.choice([1, 30]),
         )
+
+    def _messages(self, session: _Session) -> None:
+        """Say something in the WAL: in the transaction, or at once, whatever becomes of it."""
+        is_transactional = self._rng.random() < 0.5
+        content = self._rng.randbytes(self._rng.randrange(300))
+        session.connection.execute("select pg_logical_emit_message(%s, 'shop', %s)", [is_transactional, content])
+        counts = session.changes if is_transactional else self.committed
+        counts[MESSAGES] += 1
