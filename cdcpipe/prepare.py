@@ -141,6 +141,8 @@ def stream(config: StreamConfig) -> ExitCode:
             publications = _publications(config)
             slot = find_or_create_slot(catalog.connection, config.slot, publications)
             server_options, make_feeder = _plugin(config, catalog, slot, publications)
+            if slot.plugin == "pgoutput" and pgoutput_options.is_on(server_options, "binary"):
+                preflight.check_binary_forms(catalog.connection, publications)
             transactions = _transactions(config, slot, server_options)
         with connected(config.slot, replication=True) as walsender:
             with initialising():

@@ -700,6 +700,13 @@ def test_plugins_see_text_only():
     ]
 
 
+def test_a_text_is_no_longer_binary():
+    """Or it would equal no text."""
+    (value,) = binary.row_to_text(table(25), (Binary(b"x"),))
+    assert type(value) is bytes
+    assert value == b"x"
+
+
 def test_errors_name_table_column_and_what_to_do():
     with pytest.raises(
         ProtocolError, match=r"column 'c1' of table 'public\.t' came in binary form: .* 3 bytes are too few or too many"

@@ -19,14 +19,13 @@ from __future__ import annotations
 import enum
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from datetime import date
 from fractions import Fraction
 from math import inf, nextafter, ulp
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from cdcpipe.errors import InvalidArgumentsError, ProtocolError
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, ProtocolError
 from cdcpipe.pgoutput.messages import Binary
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ __all__ = [
     "Types",
     "UnknownTypeError",
     "is_built_in",
-    "naming",
+    "name_column",
     "row_to_text",
     "to_text",
 ]
@@ -112,9 +111,12 @@ class Types:
         values: list[Value] = []
         for column, value in zip(relation.columns, row, strict=True):
             if isinstance(value, Binary):
-                with naming(f"{relation.namespace}.{relation.name}", column.name):
+                try:
                     # As plain bytes: a Binary equals none, and what is returned as it is would still be one.
                     value = self.to_text(column.type_id, bytes(value))
+                except (ProtocolError, InvalidArgumentsError) as ex:
+                    name_column(ex, f"{relation.namespace}.{relation.name}", column.name)
+                    raise
             values.append(value)
         return tuple(values)
 
@@ -177,15 +179,10 @@ def row_to_text(relation: Relation, row: Row) -> Row:
     return _BUILT_IN.row_to_text(relation, row)
 
 
-@contextmanager
-def naming(table: str, column: str) -> Iterator[None]:
-    """Let the errors of a value's conversion name its column."""
-    try:
-        yield
-    except (ProtocolError, InvalidArgumentsError) as ex:
-        ex.message = f"column {column!r} of table {table!r} came in binary form: {ex.message}"
-        ex.args = (ex.message,)
-        raise
+def name_column(ex: CdcpipeError, table: str, column: str) -> None:
+    """Let an error of a value's conversion name its column."""
+    ex.message = f"column {column!r} of table {table!r} came in binary form: {ex.message}"
+    ex.args = (ex.message,)
 
 
 def is_built_in(type_id: int) -> bool:

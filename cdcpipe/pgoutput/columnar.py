@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdcpipe.errors import CdcpipeError, ProtocolError
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, ProtocolError
 from cdcpipe.pgoutput import binary
 
 if TYPE_CHECKING:
@@ -105,14 +105,17 @@ class Values:
         """Return the texts of values in binary form, one by one."""
         texts = []
         room = MAX_SPAN_BYTES
-        with binary.naming(self.table, self.name):
-            for start, length in zip(self.start[rows].tolist(), self.length[rows].tolist(), strict=True):
+        for start, length in zip(self.start[rows].tolist(), self.length[rows].tolist(), strict=True):
+            try:
                 text = binary.to_text(self.type_id, bytes(self.buffer[start : start + length]))
-                texts.append(text)
-                room -= len(text)
-                if room < 0:
-                    msg = f"the values of column {self.name!r} of table {self.table!r} have more than 2 GiB of text"
-                    raise CdcpipeError(msg, hint="decode fewer records at once")
+            except (ProtocolError, InvalidArgumentsError) as ex:
+                binary.name_column(ex, self.table, self.name)
+                raise
+            texts.append(text)
+            room -= len(text)
+            if room < 0:
+                msg = f"the values of column {self.name!r} of table {self.table!r} have more than 2 GiB of text"
+                raise CdcpipeError(msg, hint="decode fewer records at once")
         return texts
 
     def utf8(self, array: pa.BinaryArray, start: Int64s) -> pa.StringArray:

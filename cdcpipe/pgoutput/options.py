@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cdcpipe.errors import InitError
 
-__all__ = ["NAMES", "complete"]
+__all__ = ["NAMES", "complete", "is_on"]
 
 _TRUE = frozenset({"true", "on", "yes", "1", "t", "y"})
 _FALSE = frozenset({"false", "off", "no", "0", "f", "n"})
@@ -69,6 +69,11 @@ def complete(options: Mapping[str, str | None], server_version: int) -> dict[str
         msg = f"proto_version {given} is too low for the other options: they need {needed}"
         raise InitError(msg, hint="leave proto_version out: the lowest that serves is chosen")
     return dict(options)
+
+
+def is_on(options: Mapping[str, str | None], name: str) -> bool:
+    """Return whether an option that is a boolean is there and on."""
+    return name in options and _normalise(options[name]) == "on"
 
 
 def _normalise(value: str | None) -> str:

@@ -41,6 +41,7 @@ _HINTS = {
     "28P01": "set PGPASSWORD, or use a password file or a service file",
     "28000": "check pg_hba.conf: the role needs a line for this database (and 'replication=database' uses the database's lines)",
     "3D000": "check the database's name (-d, PGDATABASE)",
+    "42883": "where a type has no binary form, its values come only as text: leave the option 'binary' out",
     "42501": "see the server's message; streaming needs a role with the REPLICATION attribute: ALTER ROLE name REPLICATION",
     "53300": "raise max_wal_senders or max_connections on the server",
     "53400": "raise max_replication_slots or max_wal_senders on the server",

@@ -311,6 +311,40 @@ def published_tables(connection: Connection, names: Sequence[str]) -> list[Publi
     ]
 
 
+def check_binary_forms(connection: Connection, names: Sequence[str]) -> None:
+    """Raise InitError for a column whose type has a binary form, but is made of one that has none: the server fails in mid-stream.
+
+    A column's type that has none itself is sent as text.
+    """
+    rows = connection.execute(
+        "WITH RECURSIVE part(relation, attribute, type) AS ("
+        " SELECT n.nspname || '.' || c.relname, a.attname, a.atttypid"
+        " FROM pg_catalog.pg_publication_tables p"
+        " JOIN pg_catalog.pg_namespace n ON n.nspname = p.schemaname"
+        " JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename"
+        " JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
+        " JOIN pg_catalog.pg_type t ON t.oid = a.atttypid AND t.typsend <> 0"
+        # Column lists are known from PostgreSQL 15 on.
+        f" WHERE p.pubname IN ({', '.join(map(quote_literal, names))})"
+        "   AND coalesce(pg_catalog.to_jsonb(p) -> 'attnames' ? a.attname, true)"
+        " UNION SELECT part.relation, part.attribute, inside.type"
+        " FROM part JOIN pg_catalog.pg_type t ON t.oid = part.type CROSS JOIN LATERAL ("
+        "   SELECT t.typelem WHERE t.typsend = 'pg_catalog.array_send'::pg_catalog.regproc"
+        "   UNION ALL SELECT t.typbasetype WHERE t.typtype = 'd'"
+        "   UNION ALL SELECT r.rngsubtype FROM pg_catalog.pg_range r WHERE r.rngtypid = t.oid"
+        "   UNION ALL SELECT r.rngtypid FROM pg_catalog.pg_range r WHERE r.rngmultitypid = t.oid"
+        "   UNION ALL SELECT a.atttypid FROM pg_catalog.pg_attribute a"
+        "     WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped"
+        " ) AS inside(type))"
+        " SELECT part.relation, part.attribute, pg_catalog.format_type(t.oid, NULL)"
+        " FROM part JOIN pg_catalog.pg_type t ON t.oid = part.type WHERE t.typsend = 0 ORDER BY 1, 2, 3"
+    )
+    if rows:
+        relation, attribute, type_name = rows[0]
+        msg = f"column {attribute!r} of table {relation!r} has no binary form: it is made of values of type {type_name}"
+        raise InitError(msg, hint="leave the option 'binary' out, or the column out of the publication")
+
+
 def current_lsn(connection: Connection) -> LSN:
     """Return a position that everything committed by now lies before, and that a stream reaches without further writes."""
     text = connection.execute(
