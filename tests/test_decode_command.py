@@ -150,15 +150,19 @@ class Recorded:
         return str(path)
 
 
+@contextlib.contextmanager
+def record_workload(database: postgres.Database, directory: Path) -> Iterator[Recorded]:
+    try:
+        yield Recorded(database, directory)
+    finally:
+        with database.connect() as connection:  # origins belong to all databases
+            connection.execute("select pg_replication_origin_drop(roname) from pg_replication_origin where roname = 'elsewhere'")
+
+
 @pytest.fixture
 def recorded(pg: postgres.Cluster, tmp_path: Path) -> Iterator[Recorded]:
-    with pg.database() as database:
-        made = Recorded(database, tmp_path)
-        try:
-            yield made
-        finally:
-            with database.connect() as connection:
-                connection.execute("select pg_replication_origin_drop('elsewhere')")
+    with pg.database() as database, record_workload(database, tmp_path) as made:
+        yield made
 
 
 def decoded(*args: str, stdin: bytes = b"") -> bytes:
@@ -217,6 +221,21 @@ def test_streamed_and_prepared_transactions_as_they_come(recorded: Recorded) -> 
     assert b"aborting streamed" in expected
     streamed = recorded.capture("streamed.cdc", "--messages", "--streaming", "on", "-m", SMALL_MEMORY)
     assert decoded(*options, "-d", recorded.database.dsn, streamed) == expected
+
+
+def test_segments_of_a_staging_log(database: postgres.Database, tmp_path: Path) -> None:
+    """All of them, and each by itself: a segment describes what is in it."""
+    with record_workload(database, tmp_path) as recorded:
+        expected = recorded.live("-J", "-N")
+        recorded.released()
+        staging = str(tmp_path / "staging")
+        source = ["-d", database.dsn, "-S", recorded.slot, "--publication", "p"]
+        land = [COMMAND[0], "-m", "spark_sink", "land", *source, "--staging", staging, "--segment-size", "4kB", "--available-now"]
+        subprocess.run(land, check=True, capture_output=True)
+        segments = sorted(map(str, Path(staging).glob("*/*.cdc")))
+        assert len(segments) > 1
+        assert decoded("-J", "-N", "-d", database.dsn, *segments) == expected
+        assert b"".join(decoded("-J", "-N", "-d", database.dsn, segment) for segment in segments) == expected
 
 
 def test_quoted_are_the_keywords_of_the_newest_server(pg: postgres.Cluster) -> None:
