@@ -18,6 +18,28 @@ def quote(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+def refusals(dsn: str, slot: str, cases: list[dict[str, str | None]]) -> list[str | None]:
+    """Return, for each set of options, the error with which the server's plugin refuses it, or None."""
+    connection = pq.PGconn.connect(psycopg.conninfo.make_conninfo(dsn, replication="database", client_encoding="UTF8").encode())
+    said: list[str | None] = []
+    for options in cases:
+        result = connection.exec_(_start_replication(slot, options))
+        said.append(None if result.status == pq.ExecStatus.COPY_BOTH else result.error_message.decode())
+        if said[-1] is None:
+            connection.put_copy_end()
+            while connection.get_copy_data(0)[0] >= 0:
+                pass
+            while connection.get_result() is not None:
+                pass
+    connection.finish()
+    return said
+
+
+def _start_replication(slot: str, options: dict[str, str | None]) -> bytes:
+    given = ", ".join(f'"{name}"' + ("" if value is None else f" {quote(value)}") for name, value in options.items())
+    return (f'START_REPLICATION SLOT "{slot}" LOGICAL 0/0' + (f" ({given})" if given else "")).encode()
+
+
 def peek(dsn: str, slot: str, options: dict[str, str | None], until: int, **session: str) -> list[tuple[int, bytes]]:
     """Return (WAL start, payload) of all messages up to the WAL position ``until``; nothing is confirmed."""
     settings = " ".join(f"-c {name}={value}" for name, value in {**SESSION, **session}.items())
@@ -25,14 +47,13 @@ def peek(dsn: str, slot: str, options: dict[str, str | None], until: int, **sess
     connection = pq.PGconn.connect(conninfo.encode())
     try:
         assert connection.status == pq.ConnStatus.OK, connection.error_message
-        given = ", ".join(f'"{name}"' + ("" if value is None else f" {quote(value)}") for name, value in options.items())
-        command = f'START_REPLICATION SLOT "{slot}" LOGICAL 0/0' + (f" ({given})" if given else "")
+        command = _start_replication(slot, options)
         deadline = time.monotonic() + 60
-        result = connection.exec_(command.encode())
+        result = connection.exec_(command)
         # The walsender of the peek before this one may not have let go of the slot yet.
         while result.error_field(pq.DiagnosticField.SQLSTATE) == b"55006" and time.monotonic() < deadline:
             time.sleep(0.01)
-            result = connection.exec_(command.encode())
+            result = connection.exec_(command)
         assert result.status == pq.ExecStatus.COPY_BOTH, result.error_message.decode()
         messages = []
         while True:

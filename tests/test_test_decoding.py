@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import random
+
 import pytest
-from logical_stream import Both
-from test_wal2json import VALUES
+from logical_stream import Both, refusals
+from random_sql import RandomSQL
+from test_wal2json import VALUES, WORDS
 
 from cdcpipe.errors import InvalidArgumentsError
-from cdcpipe.plugins import load
+from cdcpipe.plugins import load, test_decoding
 from cdcpipe.plugins.base import Renderer
 
 OPTION_SETS: list[dict[str, str | None]] = [
@@ -160,6 +164,32 @@ def test_two_phase(both):
     phases = {"two_phase": "on", "proto_version": "3"}
     compare(both, [{}, {"include-timestamp": "1"}, {"skip-empty-xacts": "1", "include-xids": "0"}], **phases)
     compare(both, STREAMS, **phases)
+
+
+@pytest.mark.parametrize("two_phase", [False, True])
+def test_random_workload(both, two_phase):
+    seed = int(os.environ.get("CDCPIPE_TEST_SEED", random.randrange(1 << 32)))
+    print(f"CDCPIPE_TEST_SEED={seed}")
+    with both.database.connect() as other:
+        work = RandomSQL(seed, VALUES, [both.run, other.execute], is_plain=two_phase)
+        work.prepare()
+        both.begin(two_phase=two_phase)
+        work.work(120)
+    phases = {"two_phase": "on", "proto_version": "3"} if two_phase else {}
+    compare(both, OPTION_SETS[:3], **phases)
+    compare(both, STREAMS, **phases)
+
+
+def test_options_are_the_servers(both):
+    both.begin()
+    cases = [{name: value} for name in [*test_decoding._DEFAULTS, "nonsense", "include_xids"] for value in WORDS]
+    for options, said in zip(cases, refusals(both.database.dsn, both.slots[0], cases), strict=True):
+        try:
+            load("test_decoding", options, nothing)
+            ours = None
+        except InvalidArgumentsError as ex:
+            ours = str(ex)
+        assert (said is None) == (ours is None) or "include-rewrites" in options, (options, said, ours)
 
 
 @pytest.mark.parametrize(

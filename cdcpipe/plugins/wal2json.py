@@ -103,13 +103,24 @@ class _Settings:
         return needs_key or self.include_not_null or self.include_default or self.include_column_positions
 
 
+_REFUSED: Final = {
+    "include-unchanged-toast": ("was removed from it", "leave it out: columns with an unchanged value are left out"),
+    "partition-root": (
+        "can't be honoured: which partition belongs to which table only the server knows",
+        "leave it out, and ALTER PUBLICATION … SET (publish_via_partition_root = true)",
+    ),
+}
+"""Options that wal2json had before 2.5, or after 2.6: what is to be said of them, and what to do."""
+
+
 def _settings(options: Options) -> _Settings:
     settings = _Settings()
     for name, value in options.items():
         attribute = name.replace("-", "_")
-        if name == "include-unchanged-toast":
-            msg = "the option 'include-unchanged-toast' was removed from wal2json"
-            raise InvalidArgumentsError(msg, hint="leave it out: columns with an unchanged value are left out")
+        if name in _REFUSED:
+            what, hint = _REFUSED[name]
+            msg = f"wal2json's option {name!r} {what}"
+            raise InvalidArgumentsError(msg, hint=hint)
         if attribute not in _Settings.__slots__ or "_" in name:
             msg = f"wal2json has no option {name!r}"
             known = ", ".join(sorted(slot.replace("_", "-") for slot in _Settings.__slots__))

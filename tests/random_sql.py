@@ -1,0 +1,181 @@
+"""Random work on random tables, for comparing plugins: what two sessions do is the same for the same seed.
+
+Tables with odd names, any types, all replica identities and partitions; rows inserted, updated, deleted, truncated; savepoints
+within savepoints, rolled back or released; transactions of two sessions that interleave, some prepared; schemas that change in
+mid-stream; logical messages. Each session has tables of its own, so that none waits for the other.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import psycopg
+
+__all__ = ["RandomSQL"]
+
+NAMES = ["t", "T a", 'q"u', "back\\slash", "nl\n", "\u00e4\u4e16", "select", "a.b,c", "x" * 63, "%s{record}", "'", "1a", "B"]
+IDENTITIES = ["default", "default", "default", "full", "index", "nothing"]
+
+
+def quote(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+@dataclass
+class Table:
+    name: str
+    identity: str
+    columns: dict[str, str] = field(default_factory=dict)
+    """Names, and a value's SQL comes from `RandomSQL.value` of the type."""
+    parts: list[str] = field(default_factory=list)
+    """The names of its partitions."""
+
+
+class RandomSQL:
+    """``values`` are SQL expressions by type; ``run`` runs a statement in one of two sessions.
+
+    ``is_plain``: schemas stay, and no table is truncated. (Where a prepared transaction is decoded at its PREPARE, a server 15
+    fails on either: "could not map filenode to relation OID".)
+    """
+
+    def __init__(
+        self, seed: int, values: dict[str, list[str]], run: Sequence[Callable[[str], object]], *, is_plain: bool = False
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.values = {**values, "text": [*values["text"], "repeat('toast', 800)", "repeat('toast', 900)"]}
+        self.types = ["text", "text", *self.rng.sample(list(values), 10)]
+        self.run = run
+        self.is_plain = is_plain
+        self.tables: tuple[list[Table], list[Table]] = ([], [])
+
+    def prepare(self) -> None:
+        """Make the tables."""
+        for session in (0, 1):
+            for number in range(4):
+                self._create(session, number)
+
+    def work(self, transactions: int) -> None:
+        """Run so many transactions, two at a time."""
+        for _ in range(transactions // 2):
+            bodies = [self._transaction(session) for session in (0, 1)]
+            while bodies:
+                body = self.rng.choice(bodies)
+                if next(body, self) is self:
+                    bodies.remove(body)
+
+    def value(self, type_: str) -> str:
+        return self.rng.choice([*self.values[type_], "null"])
+
+    def _create(self, session: int, number: int) -> None:
+        rng = self.rng
+        table = Table(quote(f"{rng.choice(NAMES)[:50]}{session}{number}"), rng.choice(IDENTITIES))
+        table.columns = {quote(f"{rng.choice(NAMES)[:50]}{column}"): rng.choice(self.types) for column in range(rng.randint(0, 6))}
+        columns = ["id int", *(f"{name} {type_}" for name, type_ in table.columns.items()), "other int not null default 7"]
+        rng.shuffle(columns)
+        by = " partition by list (other)" if number == 3 else ""
+        key = ", primary key (id, other)" if rng.random() < 0.8 else ""
+        self.run[session](f"create table {table.name} ({', '.join(columns)}{key}){by}")
+        for value in (1, 7) if by else ():
+            table.parts.append(quote(f"part{session}{number}{value}"))
+            self.run[session](f"create table {table.parts[-1]} partition of {table.name} for values in ({value})")
+        for name in [table.name, *table.parts]:
+            self._identity(session, name, table.identity, key)
+        for column, type_ in table.columns.items():
+            if type_ == "text":
+                # Not compressed, long values are out of line: an update of another column does not log them.
+                self.run[session](f"alter table {table.name} alter {column} set storage external")
+        self.tables[session].append(table)
+
+    def _identity(self, session: int, name: str, identity: str, key: str) -> None:
+        run = self.run[session]
+        if identity == "index" and key:
+            index = quote(f"i{self.rng.randrange(1 << 40)}")
+            run(f"create unique index {index} on {name} (other, id)")
+            run(f"alter table {name} alter id set not null; alter table {name} replica identity using index {index}")
+        elif identity == "full" or not key:
+            # What has no identity can't be updated while it is published.
+            run(f"alter table {name} replica identity full")
+
+    def _transaction(self, session: int) -> Iterator[None]:
+        """Run one transaction, a step at a time."""
+        rng, run = self.rng, self.run[session]
+        run("begin")
+        depth = 0
+        for _ in range(rng.randint(1, 8)):
+            yield None
+            if rng.random() < 0.25:
+                depth += 1
+                run(f"savepoint s{depth}")
+            if depth and rng.random() < 0.2:
+                run(f"{rng.choice(['rollback to', 'release'])} s{rng.randint(1, depth)}")
+                depth = 0
+            self._try(session, self._statement(session))
+        yield None
+        end = rng.random()
+        if end < 0.1:
+            gid = rng.choice(["g", "it''s", "back\\slash"]) + str(rng.randrange(1 << 30))
+            run(f"prepare transaction '{gid}'")
+            yield None
+            run(f"{rng.choice(['commit', 'commit', 'rollback'])} prepared '{gid}'")
+        else:
+            run("commit" if end < 0.9 else "rollback")
+
+    def _try(self, session: int, sql: str) -> None:
+        run = self.run[session]
+        run("savepoint try")
+        try:
+            run(sql)
+        except psycopg.DatabaseError:
+            run("rollback to try")
+        else:
+            run("release try")
+
+    def _statement(self, session: int) -> str:
+        rng = self.rng
+        table = rng.choice(self.tables[session])
+        key = rng.randint(1, 12)
+        column, type_ = rng.choice(list(table.columns.items())) if table.columns else ("other", "integer")
+        action = rng.random()
+        if action < 0.4:
+            names = ["id", *table.columns]
+            rows = [
+                [str(key + more), *(self.value(type_) for type_ in table.columns.values())] for more in range(rng.randint(1, 3))
+            ]
+            listed = ", ".join(f"({', '.join(row)})" for row in rows)
+            return f"insert into {table.name} ({', '.join(names)}) values {listed} on conflict do nothing"
+        if action < 0.65 and table.columns:
+            return f"update {table.name} set {column} = {self.value(type_)} where id between {key} and {key + 3}"
+        if action < 0.75:
+            return f"update {table.name} set {rng.choice(['id = id + 1000', 'other = 8 - other'])} where id = {key}"
+        if action < 0.83:
+            return f"delete from {table.name} where id between {key} and {key + 2}"
+        if action < 0.87 and not self.is_plain:
+            # That a partitioned table was named, pgoutput does not say.
+            tables = [rng.choice(each.parts or [each.name]) for each in (table, rng.choice(self.tables[session]))]
+            return f"truncate {', '.join(tables)}{rng.choice(['', ' restart identity', ' cascade', ' restart identity cascade'])}"
+        if action < 0.93 or self.is_plain:
+            content = rng.choice(["'x'", "'say \"hi\"'", "''", "'\\x00ff0a'::bytea", "'\\x610062'::bytea"])
+            return f"select pg_logical_emit_message({rng.choice(['true', 'false'])}, {rng.choice(['p', 'q', ''])!r}, {content})"
+        return self._ddl(table, column)
+
+    def _ddl(self, table: Table, column: str) -> str:
+        """Change a table. If that fails or is rolled back, `tables` is wrong; statements that fail for it do no harm."""
+        rng = self.rng
+        choice = rng.randrange(5)
+        if choice == 0 or not table.columns:
+            name = quote(f"new{rng.randrange(1 << 30)}")
+            table.columns[name] = rng.choice(self.types)
+            return f"alter table {table.name} add column {name} {table.columns[name]} default {self.value(table.columns[name])}"
+        if choice == 1:
+            del table.columns[column]
+            return f"alter table {table.name} drop column {column}"
+        if choice == 2:
+            name = quote(f"renamed{rng.randrange(1 << 30)}")
+            table.columns[name] = table.columns.pop(column)
+            return f"alter table {table.name} rename {column} to {name}"
+        if choice == 3:
+            table.columns[column] = "text"
+            return f"alter table {table.name} alter {column} type text using {column}::text"
+        return f"alter table {table.name} replica identity {rng.choice(['full', 'default'])}"
