@@ -1,6 +1,7 @@
 """`--binary` on the command line: what is rendered is what the text form gives, byte for byte."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 
 import postgres
@@ -64,13 +65,14 @@ def fill(on: Fixture) -> None:
     for name in VALUES:
         if name == "xml" and not server.has_xml:
             continue
-        sql_name = {"char": '"char"', "bit": '"bit"'}.get(name, name)
-        texts = values_of(server, name)
+        sql_name = {"char": '"char"', "bit": "bit(33)"}.get(name, name)
+        texts = [text.ljust(33, "0") if name == "bit" else text for text in values_of(server, name)]
         columns.append(f'"{name}" {sql_name}')
         values.append((sql_name, texts))
         array = arrays.get(name)
         if array:
             elements = array_of(texts).decode()
+            array = "bit(33)[]" if name == "bit" else array
             columns.append(f'"{array}" {array}')
             values.append((array, [elements.replace('","', '";"') if name == "box" else elements, "{}"]))
     server.connection.close()
@@ -85,15 +87,20 @@ def fill(on: Fixture) -> None:
     on.sql("update everything set large = 'y' where id = 1000", "delete from everything where id > 5")
 
 
+def without_time(line: bytes) -> bytes:
+    """Leave out what Debezium's events say of the time of day."""
+    return re.sub(rb'"ts_[mun]s":[0-9]+', b"", line)
+
+
 def test_rendered_as_the_text_form_is(on: Fixture) -> None:
     fill(on)
-    for output in (["-J"], ["--output", "test_decoding"], ["--output", "json"]):
+    for output in (["-J"], ["--output", "test_decoding"], ["--output", "json"], ["--output", "debezium"]):
         code, expected, stderr = run(on, *output, "-H", "-N")
         assert (code, stderr) == (0, ""), f"{output}, text: {stderr}"
         code, found, stderr = run(on, *output, "-H", "-N", "--binary")
         assert (code, stderr) == (0, ""), f"{output}, binary: {stderr}"
         for theirs, ours in zip(expected.split(b"\n"), found.split(b"\n"), strict=True):
-            assert ours == theirs, output
+            assert without_time(ours) == without_time(theirs), output
         assert len(found) > 100_000
 
 
