@@ -810,17 +810,7 @@ def test_difference_5_what_is_not_published(pg15):
         both.connection.close()
 
 
-def test_difference_6_numbers_as_strings(both):
-    """An option of wal2json 2.6: 2.5 refuses it."""
-    both.run("create table t (id int primary key, n numeric, f real)")
-    both.begin()
-    both.run("insert into t values (1, 1.50, 'NaN')")
-    options = V2 | {"numeric-data-types-as-string": "1", "include-types": "0"}
-    record = render(options, both.raw(), both.query)[1][1]
-    assert [column["value"] for column in json.loads(record)["columns"]] == ["1", "1.50", "NaN"]
-
-
-def test_difference_7_an_origin_that_is_gone(both):
+def test_difference_4_an_origin_that_is_gone(both):
     both.run("create table t (id int primary key)")
     both.run("select pg_replication_origin_create('gone')")
     both.begin()
@@ -835,6 +825,24 @@ def test_difference_7_an_origin_that_is_gone(both):
     with pytest.raises(CdcpipeError, match="origin 'gone' is no longer"):
         render(V2 | {"include-origin": "1"}, raw, both.query)
     assert len(render(V2, raw, both.query)) == 3
+
+
+def test_difference_6_messages_outside_of_transactions_have_no_origin(both):
+    both.run("create table t (id int primary key); select pg_replication_origin_create('there')")
+    both.begin()
+    both.run(
+        """
+        select pg_replication_origin_session_setup('there');
+        begin; insert into t values (1); select pg_logical_emit_message(true, 'p', 'held back');
+        select pg_logical_emit_message(false, 'p', 'not held back'); commit;
+        select pg_replication_origin_session_reset()
+        """
+    )
+    options = V2 | {"filter-origins": both.query("select roident from pg_replication_origin where roname = 'there'")[0][0]}
+    assert not without_empty(both.theirs(options), options)
+    (record,) = render(options, both.raw(), both.query)
+    assert json.loads(record[1])["content"] == "not held back"
+    both.run("select pg_replication_origin_drop('there')")
 
 
 # Options, accepted and refused as by the server
@@ -872,6 +880,16 @@ def test_options_are_the_servers(both):
         except InvalidArgumentsError as ex:
             ours = str(ex)
         assert (said is None) == (ours is None), (options, said, ours)
+
+
+def test_numbers_as_strings(both):
+    """An option of wal2json 2.6: 2.5 refuses it."""
+    both.run("create table t (id int primary key, n numeric, f real)")
+    both.begin()
+    both.run("insert into t values (1, 1.50, 'NaN')")
+    options = V2 | {"numeric-data-types-as-string": "1", "include-types": "0"}
+    record = render(options, both.raw(), both.query)[1][1]
+    assert [column["value"] for column in json.loads(record)["columns"]] == ["1", "1.50", "NaN"]
 
 
 # Without a server
