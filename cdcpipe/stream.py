@@ -184,7 +184,7 @@ class Streamer:
                     self._flush_output()
                     raise
                 except CdcpipeError:
-                    self._queue()  # what came before a record that is malformed: it would never come out otherwise
+                    self._queue_before_failure()
                     self._finish()
                     raise
                 self._finish()
@@ -356,6 +356,16 @@ class Streamer:
         if self._pieces or ends:
             self._output.put(b"".join(self._pieces), ends)
             self._pieces.clear()
+
+    def _queue_before_failure(self) -> None:
+        """Hand on what came before a record that can't be: it would never come out otherwise.
+
+        No end of this chunk counts as written, lest it is confirmed: the record may be the one that ends its transaction.
+        """
+        self._tracker.take()
+        self._withheld_ends.clear()
+        self._output.put(b"".join(self._pieces), [])
+        self._pieces.clear()
 
     def _keepalive(self, data: memoryview) -> None:
         message = parse(data)

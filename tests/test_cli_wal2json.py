@@ -9,6 +9,9 @@ import pytest
 from cli_process import CLI, run_cli
 from test_cli import Fixture
 
+from cdcpipe.lsn import LSN
+from cdcpipe.pipe.exitcode import ExitCode
+
 
 @pytest.fixture
 def on15(pg15: postgres.Cluster) -> Iterator[Fixture]:
@@ -92,3 +95,22 @@ def test_without_the_servers_plugin(pg18: postgres.Cluster) -> None:
                 {"name": "v", "type": "text", "value": "a"},
             ]
             assert cli.quit() == 0
+
+
+@pytest.mark.parametrize("option", ["-j", "-J"])
+def test_a_transaction_that_cannot_be_rendered_is_not_confirmed(pg18: postgres.Cluster, option: str) -> None:
+    """What came before it is written; it may fail at its very end, when only the record is missing."""
+    with pg18.database() as database, contextlib.closing(Fixture(database)) as on:
+        origin = f"gone_{database.name}"
+        on.sql("insert into t values (1, 'local')")
+        on.sql(f"select pg_replication_origin_create('{origin}')", f"select pg_replication_origin_session_setup('{origin}')")
+        on.sql("begin", "select pg_replication_origin_xact_setup('0/1', now())", "insert into t values (2, 'from afar')", "commit")
+        on.sql("select pg_replication_origin_session_reset()", f"select pg_replication_origin_drop('{origin}')")
+        failed = on.value("select pg_current_wal_insert_lsn()")
+        with on.cli(option, "-A", "-o", "include-origin=1", "-o", "include-xids=1") as cli:
+            written = b"".join(record for _, record in cli.records())
+            assert cli.wait() == ExitCode.SYSTEM_ERROR
+        assert "is no longer in pg_replication_origin" in cli.stderr
+        assert b'"local"' in written
+        assert b"from afar" not in written
+        assert on.confirmed() < LSN.parse(str(failed))
