@@ -65,14 +65,14 @@ def fill(on: Fixture) -> None:
     for name in VALUES:
         if name == "xml" and not server.has_xml:
             continue
-        sql_name = {"char": '"char"', "bit": "bit(33)"}.get(name, name)
-        texts = [text.ljust(33, "0") if name == "bit" else text for text in values_of(server, name)]
+        # Without the quotes these two are other types.
+        sql_name = f'"{name}"' if name in ("char", "bit") else name
+        texts = values_of(server, name)
         columns.append(f'"{name}" {sql_name}')
         values.append((sql_name, texts))
         array = arrays.get(name)
         if array:
             elements = array_of(texts).decode()
-            array = "bit(33)[]" if name == "bit" else array
             columns.append(f'"{array}" {array}')
             values.append((array, [elements.replace('","', '";"') if name == "box" else elements, "{}"]))
     server.connection.close()

@@ -560,12 +560,8 @@ def _unhex(value: bytes) -> bytes:
 
 
 def _bit(value: bytes) -> bytes:
-    # An empty varbit is neither.
-    return {b"0": b"false", b"1": b"true", b"": b'""'}[value] if value in (b"0", b"1", b"") else _unreadable()
-
-
-def _unreadable() -> bytes:
-    raise ValueError
+    # Neither is an empty varbit, nor a value of a column "bit", which quoted has no length.
+    return {b"0": b"false", b"1": b"true"}.get(value) or b'"%b"' % _bits(value)
 
 
 def _bits(value: bytes) -> bytes:
