@@ -6,13 +6,13 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
 from cdcpipe.offline import RenderConfig, explain, render
 from cdcpipe.pgoutput.transactions import SPILL_THRESHOLD
-from cdcpipe.replication.connection import connection_parameters
-from cli.options import CONTEXT_SETTINGS, SIZE, connection_options, parse_pair
+from cli.options import CONTEXT_SETTINGS, SIZE, connection_options, connection_parameters_of, output_plugin, parse_options
 
 __all__ = ["command"]
 
@@ -53,11 +53,7 @@ def command(
     write_nl: bool,
     whole_transactions: bool,
     spill_threshold: int,
-    dbname: str | None,
-    host: str | None,
-    port: str | None,
-    username: str | None,
-    params: Sequence[str],
+    **connection: Any,
 ) -> None:
     """Render what "cdcpipe -H" captured from a pgoutput slot: files, segments of a staging log, or stdin.
 
@@ -74,27 +70,13 @@ def command(
             raise click.UsageError("--explain goes with no option of rendering")
         explain(files)
         return
-    if wal2json1 and wal2json2:
-        raise click.UsageError("-j and -J exclude each other")
-    if (wal2json1 or wal2json2) and output not in (None, "wal2json"):
-        raise click.UsageError(f"-j and -J are --output wal2json, not {output}")
-    name = "wal2json" if wal2json1 or wal2json2 else output
+    name, options = output_plugin(output, wal2json1=wal2json1, wal2json2=wal2json2)
     if name is None:
         raise click.UsageError("--output NAME, -j, -J or --explain has to be given")
-    options: dict[str, str | None] = {}
-    if wal2json1:
-        options = {"format-version": "1", "include-lsn": "true"}
-    elif wal2json2:
-        options = {"format-version": "2"}
-    for option in plugin_options:
-        key, equals, value = option.partition("=")
-        options[key] = value if equals else None
-    given = [("dbname", dbname), ("host", host), ("port", port), ("user", username), *(parse_pair(p, "--param") for p in params)]
-    parameters = [(key, value) for key, value in given if value is not None]
     config = RenderConfig(
         output=name,
-        options=options,
-        parameters=connection_parameters(parameters) if parameters else None,
+        options=options | parse_options(plugin_options),
+        parameters=connection_parameters_of(**connection) or None,
         whole_transactions=whole_transactions,
         spill_threshold=spill_threshold,
         write_header=write_header or wal2json2,

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -24,15 +24,22 @@ from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.prepare import poll_until_free, stream
 from cdcpipe.stream import StreamOptions
 from cli.decode import command as decode_command
-from cli.options import CONTEXT_SETTINGS, LSN_TYPE, SECONDS, SIZE, connection_options, slot_config, slot_options
+from cli.options import (
+    CONTEXT_SETTINGS,
+    LSN_TYPE,
+    SECONDS,
+    SIZE,
+    connection_options,
+    output_plugin,
+    parse_options,
+    slot_config,
+    slot_options,
+)
 from cli.prepare import command as prepare_command
 
 __all__ = ["main", "run"]
 
 log = logging.getLogger("cdcpipe")
-
-_WAL2JSON_1: Mapping[str, str | None] = {"format-version": "1", "include-lsn": "true"}
-_WAL2JSON_2: Mapping[str, str | None] = {"format-version": "2"}
 
 STANDBY_INTERVAL_S = 0.1
 """How often a standby looks, unless -i says otherwise: it is to take over in well under a second."""
@@ -196,15 +203,12 @@ def run(
 ) -> ExitCode:
     """Run one stream, or one poll; the options are those of the command line."""
     _log_to_stderr(verbose)
-    if wal2json1 and wal2json2:
-        raise click.UsageError("-j and -J exclude each other")
+    output, output_options = output_plugin(output, wal2json1=wal2json1, wal2json2=wal2json2)
     if poll_mode and standby:
         raise click.UsageError("--poll-mode and --standby exclude each other")
     if endpos_wait and endpos is None:
         raise click.UsageError("--endpos-wait goes with --endpos")
     _check_fd(fd)
-    if (wal2json1 or wal2json2) and output not in (None, "wal2json"):
-        raise click.UsageError(f"-j and -J are --output wal2json, not {output}")
     if (wal2json1 or wal2json2) and not slot_options["publications"] and slot_options["plugin"] is None:
         slot_options["plugin"] = "wal2json"  # as in pg_logical_cdc
     slot = slot_config(**slot_options)
@@ -226,10 +230,9 @@ def run(
     )
     config = StreamConfig(
         slot=slot,
-        options=pgoutput_options
-        | {key: value if equals else None for key, equals, value in (option.partition("=") for option in plugin_options)},
-        output="wal2json" if wal2json1 or wal2json2 else output,
-        output_options=_WAL2JSON_1 if wal2json1 else _WAL2JSON_2 if wal2json2 else {},
+        options=pgoutput_options | parse_options(plugin_options),
+        output=output,
+        output_options=output_options,
         whole_transactions=whole_transactions,
         spill_threshold=spill_threshold,
         start_lsn=startpos or LSN(0),

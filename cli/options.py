@@ -13,7 +13,18 @@ from cdcpipe.config import SlotConfig
 from cdcpipe.lsn import LSN
 from cdcpipe.replication.connection import connection_parameters
 
-__all__ = ["CONTEXT_SETTINGS", "LSN_TYPE", "SECONDS", "SIZE", "connection_options", "parse_pair", "slot_config", "slot_options"]
+__all__ = [
+    "CONTEXT_SETTINGS",
+    "LSN_TYPE",
+    "SECONDS",
+    "SIZE",
+    "connection_options",
+    "connection_parameters_of",
+    "output_plugin",
+    "parse_options",
+    "slot_config",
+    "slot_options",
+]
 
 CONTEXT_SETTINGS = {"help_option_names": ["-?", "--help"], "max_content_width": 120}
 """``-h`` is the host, as in all of PostgreSQL's programs."""
@@ -131,11 +142,36 @@ def slot_options(command: Command) -> Command:
     )(command)
 
 
-def parse_pair(text: str, option: str) -> tuple[str, str]:
-    """Split ``KEY=VALUE``."""
+def parse_options(texts: Sequence[str]) -> dict[str, str | None]:
+    """Return the options given with ``-o KEY[=VALUE]``; the last one of a name counts."""
+    return {key: value if equals else None for key, equals, value in (text.partition("=") for text in texts)}
+
+
+def output_plugin(output: str | None, *, wal2json1: bool, wal2json2: bool) -> tuple[str | None, dict[str, str | None]]:
+    """Return the output plugin that ``--output``, ``-j`` and ``-J`` name, and the options that come with it."""
+    if wal2json1 and wal2json2:
+        raise click.UsageError("-j and -J exclude each other")
+    if (wal2json1 or wal2json2) and output not in (None, "wal2json"):
+        raise click.UsageError(f"-j and -J are --output wal2json, not {output}")
+    if wal2json1:
+        return "wal2json", {"format-version": "1", "include-lsn": "true"}
+    if wal2json2:
+        return "wal2json", {"format-version": "2"}
+    return output, {}
+
+
+def connection_parameters_of(
+    *, dbname: str | None, host: str | None, port: str | None, username: str | None, params: Sequence[str]
+) -> dict[str, str]:
+    """Return libpq's parameters from the options of ``connection_options``; empty if none is given."""
+    given = [("dbname", dbname), ("host", host), ("port", port), ("user", username), *map(_parse_parameter, params)]
+    return connection_parameters((key, value) for key, value in given if value is not None)
+
+
+def _parse_parameter(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
-        msg = f"{option} takes KEY=VALUE, not {text!r}"
+        msg = f"--param takes KEY=VALUE, not {text!r}"
         raise click.UsageError(msg)
     return key, value
 
@@ -156,21 +192,13 @@ def slot_config(
     create_timeout: float,
     publications: Sequence[str],
     tables: Sequence[str],
-    dbname: str | None,
-    host: str | None,
-    port: str | None,
-    username: str | None,
-    params: Sequence[str],
+    **connection: Any,
 ) -> SlotConfig:
     """Build the configuration from the options of both decorators."""
     if not slot:
         raise click.UsageError("--slot NAME has to be given")
-    parameters = [
-        (key, value) for key, value in (("dbname", dbname), ("host", host), ("port", port), ("user", username)) if value is not None
-    ]
-    parameters += [parse_pair(pair, "--param") for pair in params]
     return SlotConfig(
-        parameters=connection_parameters(parameters),
+        parameters=connection_parameters_of(**connection),
         slot=slot,
         create=create_slot,
         plugin=plugin or "pgoutput",
