@@ -178,6 +178,49 @@ class TestOrderOfCalls:
             "shutdown",
         ]
 
+    def test_filtered_origin_of_transactions_in_progress(self):
+        """Only the first block says where they are from; what they have in the end says nothing of it."""
+        change = Insert(8, 16385, (b"1", b"x"))
+        assert calls(
+            *(BEGIN, T, COMMIT, StreamStart(7, True), Origin(9, "unwanted"), change, StreamStop()),
+            *(
+                StreamStart(6, True),
+                Origin(9, "o"),
+                change,
+                StreamStop(),
+                StreamAbort(7, 8, None, None),
+                StreamAbort(6, 8, None, None),
+            ),
+            *(StreamStart(7, False), change, Truncate(7, 0, (16385,)), LogicalMessage(7, 1, 5, "p", b"x"), StreamStop()),
+            *(StreamCommit(7, 0, 1, 2, 3), StreamCommit(6, 0, 1, 2, 3)),
+            *(StreamStart(7, True), Origin(9, "unwanted"), StreamStop(), StreamAbort(7, 7, None, None)),
+            *(StreamStart(7, True), StreamStop(), StreamAbort(7, 7, None, None)),
+            *(StreamStart(7, True), Origin(9, "unwanted"), StreamStop(), StreamPrepare(0, 1, 2, 3, 7, "g")),
+            CommitPrepared(0, 1, 2, 3, 7, "g"),
+        ) == [
+            *("begin", "commit", "filter_by_origin", "filter_by_origin", "stream_start", "stream_change", "stream_stop"),
+            *("stream_abort", "stream_commit", "filter_by_origin", "stream_start", "stream_stop", "stream_abort"),
+            *("filter_by_origin", "shutdown"),
+        ]
+
+    def test_filtered_origin_of_prepared_transactions(self):
+        prepared = (BeginPrepare(1, 2, 3, 7, "g"), Origin(9, "unwanted"), T, ROW, Prepare(0, 1, 2, 3, 7, "g"))
+        assert calls(*prepared, CommitPrepared(0, 1, 2, 3, 7, "g"), *prepared, RollbackPrepared(0, 1, 2, 3, 4, 7, "g")) == [
+            "filter_by_origin",
+            "filter_by_origin",
+            "shutdown",
+        ]
+
+    def test_the_origin_of_a_transaction_in_progress(self):
+        plugin = Recorder()
+        renderer = Renderer(plugin, nothing)
+        messages = [(0, StreamStart(7, True)), (70, Origin(9, "o")), (80, StreamStop()), (90, StreamStart(7, False))]
+        for lsn, message in [*messages, (95, StreamStop()), (200, StreamCommit(7, 0, 100, 200, 3))]:
+            renderer.feed(lsn, build(message))
+        starts = [call for call in plugin.calls if call[0] == "stream_start"]
+        assert [(txn.origin, lsn) for _, txn, lsn in starts] == [(Origin(9, "o"), 70), (Origin(9, "o"), 90)]
+        assert plugin.calls[-1][1].origin == Origin(9, "o")
+
     @pytest.mark.parametrize(
         ("messages", "what"),
         [
@@ -192,6 +235,7 @@ class TestOrderOfCalls:
             ([BEGIN, StreamStart(7, True)], "StreamStart message inside a transaction"),
             ([StreamStop()], "StreamStop message outside a stream block"),
             ([StreamStart(7, True), BEGIN], "Begin message inside a stream block"),
+            ([StreamStart(7, True), T, Origin(1, "o")], "Origin message not after StreamStart"),
             ([BEGIN, T, Insert(None, 16385, (b"1",))], r"public\.t\) has 1 values, the relation 2 columns"),
             ([BEGIN, Truncate(None, 0, (4711,))], "relation 4711 was never described"),
         ],
@@ -203,7 +247,7 @@ class TestOrderOfCalls:
 
 def test_a_plugin_without_stream_callbacks_says_so():
     with pytest.raises(InvalidArgumentsError, match="wal2json can't render transactions in progress"):
-        feed(load("wal2json", {}, nothing), StreamStart(7, True))
+        feed(load("wal2json", {}, nothing), StreamStart(7, True), StreamStop())
     with pytest.raises(InvalidArgumentsError, match="wal2json can't render prepared transactions"):
         feed(load("wal2json", {}, nothing), BeginPrepare(1, 2, 3, 7, "g"), T, ROW)
 

@@ -121,20 +121,6 @@ def test_toast_truncate_and_messages(both):
     compare(both)
 
 
-def test_origins(both):
-    both.run("create table t (id int primary key); select pg_replication_origin_create('test_decoding_origin')")
-    both.begin()
-    both.run(
-        """
-        select pg_replication_origin_session_setup('test_decoding_origin');
-        begin; insert into t values (1); commit; select pg_replication_origin_session_reset();
-        """
-    )
-    both.run("insert into t values (2)")
-    compare(both, [{}, {"only-local": "1"}])
-    both.run("select pg_replication_origin_drop('test_decoding_origin')")
-
-
 STREAMS = [{"stream-changes": "1"}, {"stream-changes": "1", "skip-empty-xacts": "1", "include-xids": "0"}]
 STREAMS.append({"stream-changes": "1", "include-timestamp": "1"})
 
@@ -149,6 +135,29 @@ def test_streamed_transactions(both):
     both.run("begin; insert into t select generate_series(1, 2000); rollback")
     both.run("insert into t values (1)")
     compare(both, STREAMS)
+
+
+def test_origins(both):
+    """Large ones in progress, and prepared ones, as well; messages outside of transactions have none (wal2json's difference 6)."""
+    both.run(
+        "create table t (id int, v text default repeat('v', 100)); select pg_replication_origin_create('test_decoding_origin')"
+    )
+    both.begin(two_phase=True)
+    both.run("select pg_replication_origin_session_setup('test_decoding_origin')")
+    both.run("begin; insert into t values (1); select pg_logical_emit_message(true, 'p', 'x'); commit")
+    both.run("begin; insert into t select generate_series(1, 2000); commit")
+    both.run("begin; insert into t values (2); prepare transaction 'from elsewhere'")
+    both.run("commit prepared 'from elsewhere'")
+    both.run("begin; insert into t select generate_series(1, 2000); prepare transaction 'large, from elsewhere'")
+    both.run("rollback prepared 'large, from elsewhere'")
+    both.run("select pg_replication_origin_session_reset()")
+    both.run("insert into t values (2)")
+    both.run("begin; insert into t select generate_series(1, 2000); commit")
+    phases = {"two_phase": "on", "proto_version": "3"}
+    for only in ({}, {"only-local": "1"}):
+        compare(both, [only, {**only, "stream-changes": "1"}])
+        compare(both, [only, {**only, "stream-changes": "1"}], **phases)
+    both.run("select pg_replication_origin_drop('test_decoding_origin')")
 
 
 def test_two_phase(both):

@@ -2,14 +2,26 @@
 
 A logical decoding output plugin on the server is a set of callbacks that are handed transactions and write records. Here
 a plugin is a subclass of `OutputPlugin` with the same callbacks under the same names, called in the same order, over the
-messages of a pgoutput slot; `Renderer` does the calling. For each committed transaction::
+messages of a pgoutput slot; `Renderer` does the calling. ``startup`` comes first, ``shutdown`` last. For each committed
+transaction::
 
-    begin, (change | truncate | message)*, commit
+    [filter_by_origin], begin, (change | truncate | message)*, commit
 
-and between transactions ``message`` for logical messages that are not transactional. ``startup`` comes first, ``shutdown``
-last. What is different from the server:
+and between transactions ``message`` for logical messages that are not transactional. With pgoutput's option ``two_phase``, a
+prepared transaction comes at its PREPARE, and later what became of it::
+
+    [filter_by_origin], begin_prepare, (change | truncate | message)*, prepare  …  commit_prepared | rollback_prepared
+
+With ``streaming``, a large one comes in blocks while it is in progress, and between the blocks come other transactions::
+
+    [filter_by_origin], (stream_start, (stream_change | stream_truncate | stream_message)*, stream_stop | stream_abort)*,
+    stream_commit | stream_abort | stream_prepare
+
+``filter_by_origin`` is asked once for each transaction that has an origin; if it says so, nothing else is called for it.
+``relation`` and ``type``, which PostgreSQL's plugins don't need, come where descriptions do. What is different from the server:
 
 - A transaction without a published change is never sent (since PostgreSQL 15), so there is no ``begin`` for it.
+- There is no ``filter_prepare``: the option ``two_phase`` decides, and pgoutput has acted on it already.
 - Relations are as the publication shows them: column lists, no generated columns before PostgreSQL 18, no catalog facts
   beyond name, type, type modifier and "part of the replica identity". `OutputPlugin.query` asks the catalog, as it is now.
 - Values come as text (`bytes`), as the type's output function gives it, also when the server sends them in binary form; see
@@ -111,14 +123,18 @@ class OutputPlugin:
         self.query = query
 
     def startup(self, output: OutputWriter) -> None:
-        """Start: called once, before anything else. Gets where the records go."""
+        """Start: called once, before anything else. Gets where the records go, which is kept as ``self.output``."""
         self.output = output
 
     def shutdown(self) -> None:
-        """End: called once, after the last message, also when the stream ends inside a transaction."""
+        """End: called once, after the last message, also when the stream ends inside a transaction or with an error."""
 
     def filter_by_origin(self, origin: Origin) -> bool:
-        """Decide, before ``begin``, about a transaction that was replayed from elsewhere: True drops all of it."""
+        """Decide about a transaction that was replayed from elsewhere: True drops all of it.
+
+        Called before ``begin``, ``begin_prepare`` or the first ``stream_start``, only for a transaction that has an origin. Gets
+        the origin's name, and where the transaction's commit is there.
+        """
         return False
 
     def relation(self, relation: Relation) -> Mapping[bytes, Callable[[], Handler]]:
@@ -135,70 +151,88 @@ class OutputPlugin:
         """Learn about a type that is not built in; called before the relation that has it."""
 
     def begin(self, txn: Transaction) -> None:
-        """A transaction starts. All that is in it is committed; ``txn.end_lsn`` is not known yet."""
+        """Begin a transaction: called before its first change. All that is in it is committed.
+
+        Gets its xid, the position and the time of its commit, and its origin; ``txn.end_lsn`` is not known before ``commit``, which
+        gets the same object, as all that comes between them does.
+        """
 
     def change(self, txn: Transaction, relation: Relation, change: Change, lsn: int) -> None:
-        """One row was inserted, updated or deleted; ``lsn`` is where the change is in WAL."""
+        """Take one row's insert, update or delete: called for each, in the order in which the transaction made them.
+
+        Gets the relation as it was then, the message with the rows' values, and where the change is in WAL.
+        """
 
     def truncate(self, txn: Transaction, relations: Sequence[Relation], change: Truncate, lsn: int) -> None:
-        """Tables were truncated by one statement."""
+        """Take a TRUNCATE: called once for each statement. Gets all published tables that it emptied."""
 
     def message(self, txn: Transaction | None, message: LogicalMessage, lsn: int) -> None:
-        """Take what pg_logical_emit_message() wrote; ``txn`` is None if the message is not transactional."""
+        """Take what pg_logical_emit_message() wrote: called for each, if pgoutput's option ``messages`` is set.
+
+        A transactional one comes in its place within its transaction. For others ``txn`` is None: they come when they are written,
+        before the transaction that wrote them, and also if that is rolled back.
+        """
 
     def commit(self, txn: Transaction, commit_lsn: int, lsn: int) -> None:
-        """End the transaction; ``txn.end_lsn`` is known now."""
+        """End the transaction: called after its last change. ``txn.end_lsn`` is known now; ``lsn``, the header's, is the same."""
 
     # Two-phase commit. A plugin that does not override them can't be given prepared transactions.
 
     def begin_prepare(self, txn: Transaction) -> None:
-        """Start a transaction that comes at its PREPARE; changes follow, then ``prepare``."""
+        """Begin a transaction that comes at its PREPARE: called before its first change; ``prepare`` follows.
+
+        Gets its gid as well, and the position and time of its PREPARE where ``begin`` has those of the commit.
+        """
         raise self._unsupported("prepared transactions", "two_phase")
 
     def prepare(self, txn: Transaction, prepare_lsn: int, lsn: int) -> None:
-        """End what ``begin_prepare`` began: the transaction is prepared, not committed."""
+        """End what ``begin_prepare`` began: called after the last change. The transaction is prepared, not committed."""
         raise self._unsupported("prepared transactions", "two_phase")
 
     def commit_prepared(self, txn: Transaction, commit_lsn: int, lsn: int) -> None:
-        """COMMIT PREPARED of a transaction that came before."""
+        """Take a COMMIT PREPARED: called when it is committed, maybe in a later run than its PREPARE. Gets no changes."""
         raise self._unsupported("prepared transactions", "two_phase")
 
     def rollback_prepared(self, txn: Transaction, prepare_end_lsn: int, prepare_time_us: int, lsn: int) -> None:
-        """ROLLBACK PREPARED of a transaction that came before."""
+        """Take a ROLLBACK PREPARED: called as ``commit_prepared`` is. Gets end and time of the PREPARE, to tell it by."""
         raise self._unsupported("prepared transactions", "two_phase")
 
     # Transactions in progress. A plugin that does not override them can't be given streamed transactions.
 
     def stream_start(self, txn: Transaction, lsn: int) -> None:
-        """A block of changes of a transaction that is still in progress follows."""
+        """Begin a block of a transaction in progress: called before the block's first change.
+
+        Gets its xid and origin; positions and time of its commit are not known, and 0. A transaction's first block is told by its
+        xid, which was not there before.
+        """
         raise self._unsupported("transactions in progress", "streaming")
 
     def stream_stop(self, txn: Transaction, lsn: int) -> None:
-        """End the block."""
+        """End the block: called after its last change. Others' blocks and whole transactions may come before the next one."""
         raise self._unsupported("transactions in progress", "streaming")
 
     def stream_change(self, txn: Transaction, relation: Relation, change: Change, lsn: int) -> None:
-        """Take one row's change inside a block; ``change.xid`` is the subtransaction's id."""
+        """Take one row's change: called for each in a block. ``change.xid`` is the id of its subtransaction."""
         raise self._unsupported("transactions in progress", "streaming")
 
     def stream_truncate(self, txn: Transaction, relations: Sequence[Relation], change: Truncate, lsn: int) -> None:
-        """Tables were truncated, inside a block."""
+        """Take a TRUNCATE: called for each in a block."""
         raise self._unsupported("transactions in progress", "streaming")
 
     def stream_message(self, txn: Transaction, message: LogicalMessage, lsn: int) -> None:
-        """Take a transactional message inside a block."""
+        """Take a transactional message: called for each in a block."""
         raise self._unsupported("transactions in progress", "streaming")
 
     def stream_abort(self, txn: Transaction, subxid: int, lsn: int) -> None:
-        """Undo the subtransaction ``subxid``, or all of the transaction if that is its own id."""
+        """Undo a subtransaction and those in it: called between blocks. All is undone if ``subxid`` is the transaction's own id."""
         raise self._unsupported("transactions in progress", "streaming")
 
     def stream_prepare(self, txn: Transaction, prepare_lsn: int, lsn: int) -> None:
-        """Prepare the streamed transaction."""
+        """End the blocks: called after the last one, at the PREPARE; ``commit_prepared`` or ``rollback_prepared`` follows."""
         raise self._unsupported("transactions in progress", "streaming")
 
     def stream_commit(self, txn: Transaction, commit_lsn: int, lsn: int) -> None:
-        """Commit the streamed transaction."""
+        """End the blocks: called after the last one. What was not undone is committed; positions and time are known now."""
         raise self._unsupported("transactions in progress", "streaming")
 
     def _unsupported(self, what: str, option: str) -> InvalidArgumentsError:
@@ -239,6 +273,10 @@ class Renderer:
         self._is_filtered = False
         self._is_preparing = False
         self._stream_txn: Transaction | None = None
+        self._stream_origins: dict[int, Origin | None] = {}
+        """Of transactions in progress, by xid: their first block tells it, and it holds for all that follows."""
+        self._held_back: set[int | str] = set()
+        """Xids of transactions in progress, and gids of prepared ones, that are dropped for their origin."""
         self._handlers = _Handlers(self._feed_unusual)
         self._makers: dict[bytes, Callable[[], Handler]] = {}
         self._heads: dict[int, list[bytes]] = {}
@@ -318,14 +356,26 @@ class Renderer:
                 if self._txn is not None:
                     raise _out_of_place(message, "inside a transaction")
                 self._stream_txn = Transaction(message.xid, lsn, 0, 0, 0)
-                self._plugin.stream_start(self._stream_txn, lsn)
+                self._has_begun = False
             case StreamAbort():
-                self._plugin.stream_abort(Transaction(message.xid, lsn, 0, 0, 0), message.subxid, lsn)
+                txn = Transaction(message.xid, lsn, 0, 0, 0, self._stream_origins.get(message.xid))
+                is_filtered = message.xid in self._held_back
+                if message.subxid == message.xid:
+                    self._end_stream(message.xid)
+                if not is_filtered:
+                    self._plugin.stream_abort(txn, message.subxid, lsn)
             case StreamCommit():
                 txn = Transaction(message.xid, lsn, message.commit_lsn, message.end_lsn, message.commit_time_us)
-                self._plugin.stream_commit(txn, message.commit_lsn, lsn)
+                txn.origin, is_filtered = self._end_stream(message.xid)
+                if not is_filtered:
+                    self._plugin.stream_commit(txn, message.commit_lsn, lsn)
             case StreamPrepare():
-                self._plugin.stream_prepare(_prepared(message, message.prepare_lsn, lsn), message.prepare_lsn, lsn)
+                txn = _prepared(message, message.prepare_lsn, lsn)
+                txn.origin, is_filtered = self._end_stream(message.xid)
+                if is_filtered:
+                    self._held_back.add(message.gid)
+                else:
+                    self._plugin.stream_prepare(txn, message.prepare_lsn, lsn)
             case BeginPrepare():
                 txn = Transaction(message.xid, lsn, message.prepare_lsn, 0, message.prepare_time_us, gid=message.gid)
                 self._open(message, txn)
@@ -334,8 +384,12 @@ class Renderer:
                 txn = self._transaction(message)
                 txn.end_lsn = message.end_lsn
                 self._close()
-                if not self._is_filtered:
+                if self._is_filtered:
+                    self._held_back.add(message.gid)
+                else:
                     self._plugin.prepare(txn, message.prepare_lsn, lsn)
+            case CommitPrepared() | RollbackPrepared() if message.gid in self._held_back:
+                self._held_back.remove(message.gid)
             case CommitPrepared():
                 self._plugin.commit_prepared(_prepared(message, message.commit_lsn, lsn), message.commit_lsn, lsn)
             case RollbackPrepared():
@@ -345,25 +399,53 @@ class Renderer:
                 raise _out_of_place(message, "outside a stream block")
 
     def _streamed(self, txn: Transaction, message: Message, lsn: int) -> None:
+        if isinstance(message, Origin):
+            if self._has_begun:
+                raise _out_of_place(message, "not after StreamStart")
+            txn.origin = message
+            txn.first_lsn = txn.first_lsn or lsn
+            return
+        if not self._has_begun:
+            self._begin_block(txn)
         match message:
             case Insert() | Update() | Delete():
                 relation = self._relations.relation(message.relation_id)
                 self._check(relation, message)
-                self._plugin.stream_change(txn, relation, message, lsn)
+                if not self._is_filtered:
+                    self._plugin.stream_change(txn, relation, message, lsn)
             case Truncate():
                 relations = [self._relations.relation(relation_id) for relation_id in message.relation_ids]
-                self._plugin.stream_truncate(txn, relations, message, lsn)
+                if not self._is_filtered:
+                    self._plugin.stream_truncate(txn, relations, message, lsn)
             case LogicalMessage():
-                self._plugin.stream_message(txn, message, lsn)
+                if not self._is_filtered:
+                    self._plugin.stream_message(txn, message, lsn)
             case Relation() | Type():
                 self._describe(message)
             case StreamStop():
                 self._stream_txn = None
-                self._plugin.stream_stop(txn, lsn)
-            case Origin():
-                txn.origin = message
+                if not self._is_filtered:
+                    self._plugin.stream_stop(txn, lsn)
             case _:
                 raise _out_of_place(message, "inside a stream block")
+
+    def _begin_block(self, txn: Transaction) -> None:
+        """Call ``stream_start``, once it is known where the transaction is from; only its first block says so."""
+        self._has_begun = True
+        if txn.xid not in self._stream_origins:
+            self._stream_origins[txn.xid] = txn.origin
+            if txn.origin is not None and self._plugin.filter_by_origin(txn.origin):
+                self._held_back.add(txn.xid)
+        txn.origin = self._stream_origins[txn.xid]
+        self._is_filtered = txn.xid in self._held_back
+        if not self._is_filtered:
+            self._plugin.stream_start(txn, txn.first_lsn)
+
+    def _end_stream(self, xid: int) -> tuple[Origin | None, bool]:
+        """Forget a transaction in progress; return its origin, and whether it is dropped for that."""
+        is_filtered = xid in self._held_back
+        self._held_back.discard(xid)
+        return self._stream_origins.pop(xid, None), is_filtered
 
     def _check(self, relation: Relation, change: Change) -> None:
         """Check that a change fits its relation, and put text in place of values in binary form."""
