@@ -23,6 +23,7 @@ from cdcpipe.pgoutput.transactions import SPILL_THRESHOLD
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.prepare import poll_until_free, stream
 from cdcpipe.stream import StreamOptions
+from cli.checksum import command as checksum_command
 from cli.decode import command as decode_command
 from cli.options import (
     CONTEXT_SETTINGS,
@@ -166,6 +167,7 @@ def cdcpipe(ctx: click.Context, /, **options: Any) -> ExitCode | None:
 
 
 cdcpipe.add_command(prepare_command)
+cdcpipe.add_command(checksum_command)
 cdcpipe.add_command(decode_command)
 
 

@@ -27,9 +27,11 @@ __all__ = ["main"]
 _logger = logging.getLogger("cdcpipe-spark")
 
 _COMMANDS = {
+    "as-of": "Show a table as it was at a time or an LSN.",
     "land": "Take a slot's changes to a staging directory; no Spark.",
     "run": "Take a slot's changes to Spark tables, by way of a staging directory.",
     "status": "Show a staging directory.",
+    "verify": "Compare the replicas with PostgreSQL.",
 }
 
 
@@ -44,7 +46,7 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         if cmd_name not in _COMMANDS:
             return None
-        command = importlib.import_module(f"spark_sink.{cmd_name}").command
+        command = importlib.import_module(f"spark_sink.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
 
@@ -68,16 +70,14 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise _Interrupted
 
 
-def invoke(arguments: Sequence[str] | None = None) -> ExitCode:
-    """Run the command line and return its exit code."""
+def invoke(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: one of the pipe's, or one that a command has for itself."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     try:
-        group.main(args=arguments, prog_name="cdcpipe-spark", standalone_mode=False)
+        result = group.main(args=arguments, prog_name="cdcpipe-spark", standalone_mode=False)
     except (_Interrupted, KeyboardInterrupt, click.Abort):
         return ExitCode.SUCCESS
-    except click.exceptions.Exit as ex:
-        return ExitCode(ex.exit_code)
     except click.exceptions.NoArgsIsHelpError as ex:
         click.echo(ex.format_message(), err=True)
         return ExitCode.INVALID_ARGS
@@ -93,7 +93,8 @@ def invoke(arguments: Sequence[str] | None = None) -> ExitCode:
         _logger.info("unexpected", exc_info=True)
         _complain(f"unexpected {type(ex).__name__}: {ex}", "this is a defect of cdcpipe: -v shows where it comes from")
         return ExitCode.SYSTEM_ERROR
-    return ExitCode.SUCCESS
+    # What a command ends with by Context.exit.
+    return result if isinstance(result, int) else ExitCode.SUCCESS
 
 
 def _complain(message: str, hint: str | None) -> None:

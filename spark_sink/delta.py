@@ -29,8 +29,10 @@ __all__ = [
     "exists",
     "literal",
     "overwrite",
+    "pin",
     "quote",
     "read",
+    "read_version",
     "recording",
     "rows_written",
     "state",
@@ -104,6 +106,24 @@ def state(spark: SparkSession, path: Path) -> State | None:
         lsn = version.get() if version.isDefined() else 0
     properties = dict(jvm.scala.jdk.javaapi.CollectionConverters.asJava(snapshot.metadata().configuration()))
     return State(read(spark, path).schema, lsn, properties)
+
+
+def pin(spark: SparkSession, path: Path) -> tuple[int, int] | None:
+    """Return the table's version, for `read_version`, and the LSN that it has reached; None if there is no table."""
+    while exists(path):
+        before, found = _newest_version(path), state(spark, path)
+        if found is not None and before == _newest_version(path):
+            return before, found.lsn
+    return None
+
+
+def _newest_version(path: Path) -> int:
+    return max(int(entry.stem) for entry in (path / "_delta_log").iterdir() if _COMMIT_NAME.fullmatch(entry.name))
+
+
+def read_version(spark: SparkSession, path: Path, version: int) -> DataFrame:
+    """Return the rows that the table had as of one of its versions."""
+    return spark.read.format("delta").option("versionAsOf", version).load(str(path))
 
 
 def _newest_lsn(path: Path) -> int | None:

@@ -27,6 +27,8 @@ __all__ = [
     "CONTEXT_SETTINGS",
     "SIZE",
     "ProgressLine",
+    "connection_arguments",
+    "connection_options",
     "format_size",
     "launcher_config",
     "launcher_options",
@@ -100,8 +102,8 @@ def staging_option(command: Command) -> Command:
     )(command)
 
 
-def launcher_options(command: Command) -> Command:
-    """Add everything that `launcher_config` takes."""
+def connection_options(command: Command) -> Command:
+    """Add libpq's: ``-d -h -p -U -m``, as `connection_arguments` takes them."""
     options = [
         click.option("-d", "--dbname", metavar="DBNAME", help="Database to connect to; a conninfo string or a URI as well."),
         click.option("-h", "--host", metavar="HOSTNAME", help="Database server's host or socket directory."),
@@ -116,6 +118,28 @@ def launcher_options(command: Command) -> Command:
             help="Any other connection parameter of libpq. Passwords come from PGPASSWORD, a password file or a service "
             "file. Repeatable.",
         ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def connection_arguments(
+    *, dbname: str | None, host: str | None, port: str | None, username: str | None, params: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return a connection as ``cdcpipe`` takes it on its command line."""
+    arguments: list[str] = []
+    for option, value in (("-d", dbname), ("-h", host), ("-p", port), ("-U", username)):
+        if value is not None:
+            arguments += [option, value]
+    for param in params:
+        arguments += ["-m", param]
+    return tuple(arguments)
+
+
+def launcher_options(command: Command) -> Command:
+    """Add everything that `launcher_config` takes."""
+    options = [
         click.option("-S", "--slot", required=True, metavar="NAME", help="Name of the replication slot."),
         click.option(
             "--publication",
@@ -164,7 +188,7 @@ def launcher_options(command: Command) -> Command:
     ]
     for option in reversed(options):
         command = option(command)
-    return command
+    return connection_options(command)
 
 
 def launcher_config(
@@ -186,17 +210,11 @@ def launcher_config(
     verbose: bool,
 ) -> LauncherConfig:
     """Build the configuration from the values of `launcher_options`. The connection goes to the streamer as it is."""
-    connection: list[str] = []
-    for option, value in (("-d", dbname), ("-h", host), ("-p", port), ("-U", username)):
-        if value is not None:
-            connection += [option, value]
-    for param in params:
-        connection += ["-m", param]
     return LauncherConfig(
         slot=slot,
         staging=staging,
         publications=publications,
-        connection=tuple(connection),
+        connection=connection_arguments(dbname=dbname, host=host, port=port, username=username, params=params),
         create_slot=create_slot,
         tables=tables,
         available_now=available_now,

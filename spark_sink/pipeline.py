@@ -193,7 +193,7 @@ class Pipeline:
         epochs = list_epochs(self.staging)
         if not epochs:
             raise StagingError(f"{self.staging} holds no log yet", hint="start a launcher on it first")
-        position = self.warehouse.open(epochs[-1])
+        position = self.warehouse.open(epochs[-1], self.staging)
         removed = removed_position(self.staging)
         if position is None:
             if removed is not None:

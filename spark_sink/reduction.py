@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["Key", "Summary", "data_columns", "exact_names", "key_sql", "key_struct", "reduce", "summarize"]
+__all__ = ["Key", "Summary", "data_columns", "exact_names", "key_sql", "key_struct", "reduce", "summarize", "touched_keys"]
 
 _POSITION = ("_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal")
 _OLD = "_cdc_old."
@@ -138,6 +138,14 @@ def _with_keys(changes: DataFrame, key: Key) -> DataFrame:
             "_cdc_is_move": (F.col("_cdc_op") == "update") & F.col("_cdc_old").isNotNull() & ~old.eqNullSafe(new),
         }
     )
+
+
+def touched_keys(changes: DataFrame, key: Key) -> DataFrame:
+    """Return every key that the changes add, change or end, once, as ``_cdc_touched``, comparable with `key_struct`."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    both = F.array_compact(F.array("_cdc_old_key", "_cdc_new_key"))
+    return _with_keys(changes, key).select(F.explode(both).alias("_cdc_touched")).distinct()
 
 
 def summarize(changes: DataFrame, key: Key) -> Summary:

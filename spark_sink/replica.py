@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from spark_sink.reduction import Key, Summary
 
-__all__ = ["apply", "register_views", "view"]
+__all__ = ["apply", "register_views", "replay", "view", "without_unneeded"]
 
 _view_numbers = itertools.count()
 
@@ -97,15 +97,52 @@ def view(spark: SparkSession, warehouse: str | Path, table: str) -> DataFrame:
     if house.format == "delta":
         return delta.read(spark, house.replica(known))
     changes = changelog.read(spark, house, known)
-    rows = None
-    for piece in _pieces(house.versions(known), 0, (1 << 63) - 1):
-        part = _part(changes, piece)
-        if rows is not None and not piece.is_new_table:
-            part = rows.unionByName(part)
-        rows = _as_changes(_current(part, piece, known), changes.schema)
-    if rows is None:
+    return without_unneeded(replay(house, known, changes))
+
+
+def replay(
+    warehouse: Warehouse,
+    table: Table,
+    changes: DataFrame,
+    base: DataFrame | None = None,
+    *,
+    after_lsn: int = 0,
+    until_lsn: int = (1 << 63) - 1,
+) -> DataFrame:
+    """Return the rows that the changes in (after_lsn, until_lsn] leave, in the changelog's layout (`without_unneeded`).
+
+    ``base`` are the rows of the replica as it stood at ``after_lsn``; those that no change touches are passed on as they are.
+    """
+    rows = None if base is None else _as_changes(base, changes.schema)
+    versions = warehouse.versions(table)
+    if not any(version.key for version in versions):
         raise WarehouseError(f"{table} has no key, and so only a changelog")
-    return _without_unneeded(rows, reduction.data_columns(changes.schema))
+    for piece in _pieces(versions, after_lsn, until_lsn):
+        part = _part(changes, piece)
+        untouched = None
+        if rows is not None and not piece.is_new_table:
+            if base is not None:
+                rows, untouched = _split(rows, part, piece)
+            part = rows.unionByName(part)
+        rows = _as_changes(_current(part, piece, table), changes.schema)
+        if untouched is not None:
+            rows = rows.unionByName(untouched)
+    # Without any change that counts the table is empty.
+    return _as_changes(changes.limit(0), changes.schema) if rows is None else rows
+
+
+def _split(rows: DataFrame, changes: DataFrame, piece: _Piece) -> tuple[DataFrame, DataFrame | None]:
+    """Divide rows into those with a key that some change touches, and the others; a TRUNCATE touches all."""
+    from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+    if not changes.where(F.col("_cdc_op") == "truncate").isEmpty():
+        return rows, None
+    touched = reduction.touched_keys(changes, piece.columns)
+    key = reduction.key_struct(rows, piece.columns)
+    return (
+        rows.join(touched, key == F.col("_cdc_touched"), "left_semi"),
+        rows.join(touched, key == F.col("_cdc_touched"), "left_anti"),
+    )
 
 
 def register_views(spark: SparkSession, warehouse: str | Path) -> list[str]:
@@ -312,22 +349,23 @@ def _current(changes: DataFrame, piece: _Piece, table: Table) -> DataFrame:
 
 
 def _as_changes(rows: DataFrame, schema: StructType) -> DataFrame:
-    """Return reduced rows in a changelog's layout, as updates before every change: what is unknown stays unsent."""
+    """Return a replica's or reduced rows in a changelog's layout, as updates before every change: what is unknown stays unsent."""
     from pyspark.sql import functions as F  # noqa: N812
 
     first = {"_cdc_op": F.lit("update"), "_cdc_epoch": F.lit(0), "_cdc_end_lsn": F.lit(0), "_cdc_ordinal": F.lit(0)}
-    kept = {name: F.col(delta.quote(name)) for name in reduction.data_columns(schema)}
-    kept |= {name: F.col(name) for name in _OPTIONAL} | first
+    names = (*reduction.data_columns(schema), *_OPTIONAL)
+    kept = {name: F.col(delta.quote(name)) for name in names if name in rows.columns} | first
     return rows.select(*(kept.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in schema.fields))
 
 
-def _without_unneeded(rows: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """Leave the table's columns, and those of ``_cdc_exact`` and ``_cdc_unchanged`` that say something."""
+def without_unneeded(rows: DataFrame) -> DataFrame:
+    """Leave of a changelog's layout the table's columns, and those of ``_cdc_exact`` and ``_cdc_unchanged`` that say something."""
     from pyspark.sql import functions as F  # noqa: N812
 
     unknown = F.when(F.size("_cdc_unchanged") > 0, F.col("_cdc_unchanged"))
-    exact = F.col("_cdc_exact")
+    exact = F.when(F.size("_cdc_exact") > 0, F.col("_cdc_exact"))
     used = rows.agg(F.count(exact).alias("_cdc_exact"), F.count(unknown).alias("_cdc_unchanged")).collect()[0]
     kept = [name for name in _OPTIONAL if used[name]]
+    columns = reduction.data_columns(rows.schema)
     rows = rows.withColumns({"_cdc_exact": exact, "_cdc_unchanged": unknown})
     return rows.select(*(F.col(delta.quote(name)) for name in (*columns, *kept)))

@@ -25,7 +25,7 @@ from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.staging import Epoch, Position, read_json, write_json
 
-__all__ = ["MESSAGES", "Table", "Version", "Warehouse", "WarehouseError", "decode_name", "encode_name"]
+__all__ = ["MESSAGES", "Source", "Table", "Version", "Warehouse", "WarehouseError", "decode_name", "encode_name"]
 
 FORMAT = 1
 """The version of this layout; another one is refused."""
@@ -82,6 +82,19 @@ class Version:
     def from_json(cls, value: dict[str, Any]) -> Version:
         """Read what ``to_json`` gave."""
         return cls(LSN.parse(value["end_lsn"]), int(value["relation_id"]), tuple(value["key"]), tuple(value["columns"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Whose changes a warehouse holds, from ``begin`` to ``position``; None for what was not written down."""
+
+    system_id: str
+    database: str
+    slot: str
+    publications: tuple[str, ...]
+    staging: Path | None
+    begin: Position | None
+    position: Position | None
 
 
 def encode_name(table: Table) -> str:
@@ -149,13 +162,15 @@ class Warehouse:
     def _identity_path(self) -> Path:
         return self.root / "_cdcpipe/warehouse.json"
 
-    def open(self, epoch: Epoch) -> Position | None:
+    def open(self, epoch: Epoch, staging: Path | None = None) -> Position | None:
         """Bind a new warehouse to the staging directory's source, or check an old one; return the position that it has reached.
 
-        Raises WarehouseError for a warehouse of another source or format.
+        Raises WarehouseError for a warehouse of another source or format. Where the staging directory is, and what the
+        publications are, is noted for those who look at the warehouse later.
         """
         found = read_json(self._identity_path)
         identity = {"system_id": epoch.system_id, "database": epoch.database, "slot": epoch.slot}
+        facts = {"publications": list(epoch.publications)} | ({} if staging is None else {"staging": str(staging)})
         if found is None:
             for kind in ("changelog", "replica"):
                 if (self.root / kind).is_dir() and any((self.root / kind).iterdir()):
@@ -164,12 +179,9 @@ class Warehouse:
                         hint="restore that file, or give an empty directory as warehouse",
                     )
             self._identity_path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self._identity_path, {"version": FORMAT, "format": self.format, **identity})
+            write_json(self._identity_path, {"version": FORMAT, "format": self.format, **identity, **facts})
             return None
-        if "damaged" in found:
-            raise WarehouseError(
-                f"{self.root} is not complete: {found['damaged']}", hint="restore it from a copy that is older than this error"
-            )
+        self._check_complete(found)
         if found.get("version") != FORMAT:
             raise WarehouseError(f"{self._identity_path} has version {found.get('version')!r}; this program knows {FORMAT}")
         for name, value in identity.items():
@@ -183,10 +195,15 @@ class Warehouse:
                 f"{self.root} holds {found.get('format')} tables, not {self.format}",
                 hint=f"use --format {found.get('format')}, or another warehouse",
             )
-        try:
-            return Position.parse(found["position"]) if "position" in found else None
-        except (TypeError, ValueError) as ex:
-            raise WarehouseError(f"{self._identity_path} is damaged: {ex}") from ex
+        if found | facts != found:
+            write_json(self._identity_path, found | facts)
+        return self.source().position
+
+    def _check_complete(self, found: dict[str, Any]) -> None:
+        if "damaged" in found:
+            raise WarehouseError(
+                f"{self.root} is not complete: {found['damaged']}", hint="restore it from a copy that is older than this error"
+            )
 
     def record(self, position: Position) -> None:
         """Note that every table has all changes up to ``position``."""
@@ -200,7 +217,26 @@ class Warehouse:
         found = read_json(self._identity_path)
         if found is None:
             raise WarehouseError(f"{self._identity_path} has gone")
+        if "position" not in found and "position" in values:
+            values = {"begin": values["position"]} | values
         write_json(self._identity_path, found | values)
+
+    def source(self) -> Source:
+        """Return whose changes these are, and how far they go."""
+        found = read_json(self._identity_path) or {}
+        self._check_complete(found)
+        try:
+            return Source(
+                system_id=str(found["system_id"]),
+                database=str(found["database"]),
+                slot=str(found["slot"]),
+                publications=tuple(found.get("publications", ())),
+                staging=Path(found["staging"]) if "staging" in found else None,
+                begin=Position.parse(found["begin"]) if "begin" in found else None,
+                position=Position.parse(found["position"]) if "position" in found else None,
+            )
+        except (KeyError, TypeError, ValueError) as ex:
+            raise WarehouseError(f"{self._identity_path} is damaged: {ex!r}") from ex
 
     def _versions_path(self, table: Table) -> Path:
         return self.root / "_cdcpipe/tables" / f"{encode_name(table)}.json"

@@ -1,0 +1,114 @@
+"""``cdcpipe checksum``: the server's half of ``cdcpipe-spark verify``, for any program that compares a table with a copy.
+
+A request is a line of JSON on stdin, its answer a line of JSON on stdout, until the end of stdin. All tables are in one
+snapshot, which lasts until the next ``begin``. What a checksum is: cdcpipe/checksum.py.
+
+    {"begin": [[SCHEMA, NAME], ...], "publications": [NAME, ...]}
+    {"system_id", "database", "xmax", "running", "wal_lsn", "tables": [
+        {"schema", "name", "relation_id", "columns": [[NAME, TYPE_ID, TYPE_MODIFIER], ...], "row_estimate"}, ...]}
+
+    {"buckets": [SCHEMA, NAME], "key": [COLUMN, ...]}
+    {BUCKET: [ROWS, SUM], ...}
+
+    {"rows": [SCHEMA, NAME], "key": [COLUMN, ...], "buckets": [BUCKET, ...]}
+    [[KEY'S TEXT, ..., MD5], ...]
+
+    {"slot": NAME, "publications": [NAME, ...], "upto": LSN}
+    {"active", "confirmed_flush_lsn", "pending"}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import Any
+
+import click
+
+from cdcpipe.checksum import Checksums, ServerTable, find_slot_state
+from cdcpipe.errors import CommandError
+from cdcpipe.lsn import LSN
+from cdcpipe.replication.connection import SESSION_SETTINGS, Connection
+from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of
+
+__all__ = ["command"]
+
+_EXAMPLE = """\b
+Example:
+  echo '{"begin": [["public", "fruit"]]}' | cdcpipe checksum -d shop"""
+
+
+@click.command("checksum", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
+@connection_options
+def command(**options: Any) -> None:
+    """Answer requests for checksums of tables, computed by the server in one snapshot: JSON lines on stdin and stdout.
+
+    This is what cdcpipe-spark verify runs. It takes SELECT on the tables, and no rows leave the server but the keys of
+    those that are asked for.
+    """
+    parameters = connection_parameters_of(**options)
+    with (
+        contextlib.closing(Connection(parameters, replication=False)) as connection,
+        contextlib.closing(Connection(parameters, replication=False)) as another,
+    ):
+        another.pin_session(SESSION_SETTINGS)
+        server = _Server(Checksums(connection), another)
+        for line in sys.stdin:
+            sys.stdout.write(json.dumps(server.answer(line)) + "\n")
+            sys.stdout.flush()
+
+
+class _Server:
+    """Turns requests into calls and what they return into answers."""
+
+    def __init__(self, checksums: Checksums, another: Connection) -> None:
+        self._checksums = checksums
+        # Slots are looked at outside of the snapshot.
+        self._another = another
+        self._tables: dict[tuple[str, str], ServerTable] = {}
+
+    def answer(self, line: str) -> Any:
+        try:
+            request = json.loads(line)
+            if "begin" in request:
+                return self._begin(
+                    [(str(schema), str(name)) for schema, name in request["begin"]], request.get("publications") or []
+                )
+            if "slot" in request:
+                return self._slot(str(request["slot"]), request["publications"], LSN.parse(request["upto"]))
+            what = "rows" if "rows" in request else "buckets"
+            schema, name = request[what]
+            table, key = self._tables[schema, name], [str(column) for column in request["key"]]
+        except (ValueError, KeyError, TypeError) as ex:
+            msg = f"not a request: {ex!r}"
+            raise CommandError(msg, hint="a request is a line of JSON, and a table is one of those that 'begin' found") from ex
+        if what == "rows":
+            return self._checksums.rows(table, key, [str(bucket) for bucket in request["buckets"]])
+        return self._checksums.buckets(table, key)
+
+    def _begin(self, tables: list[tuple[str, str]], publications: list[str]) -> dict[str, Any]:
+        system_id, database = self._checksums.system()
+        snapshot, found = self._checksums.begin(tables, publications)
+        self._tables = {(table.schema, table.name): table for table in found}
+        return {
+            "system_id": system_id,
+            "database": database,
+            "xmax": snapshot.xmax,
+            "running": list(snapshot.running),
+            "wal_lsn": str(snapshot.wal_lsn),
+            "tables": [
+                {
+                    "schema": table.schema,
+                    "name": table.name,
+                    "relation_id": table.relation_id,
+                    "columns": [list(column) for column in table.columns],
+                    "row_estimate": table.row_estimate,
+                }
+                for table in found
+            ],
+        }
+
+    def _slot(self, name: str, publications: list[str], upto: LSN) -> dict[str, Any]:
+        state = find_slot_state(self._another, name, publications, upto)
+        return {"active": state.active, "confirmed_flush_lsn": str(state.confirmed_flush_lsn), "pending": state.is_pending}

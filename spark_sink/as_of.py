@@ -1,0 +1,203 @@
+"""A table as it was: ``view``, and ``cdcpipe-spark as-of``, from the changelog and from nothing else.
+
+Transactions take effect in the order of their commits in the WAL, and each is there as a whole or not at all. ``at`` is where
+to stop:
+
+- an LSN: after the transactions that end at or before it (``pg_current_wal_lsn()`` after a commit is such an LSN);
+- a position, ``EPOCH:LSN``: the same, and before a later epoch begins;
+- a time: before the first of the table's transactions that committed later, as PostgreSQL's ``recovery_target_time`` has it. So
+  two transactions whose commit times are not in the order of their commits don't make a state that never was.
+
+Rows are identified as the warehouse notes it (Version), and the rules are the replica's (replica.py): unsent values come
+from the earlier changes of a row, a change of the key ends one row and begins another, TRUNCATE and another table under the
+same name end all rows before them. The columns are those that the changelog has today; one that was added later is NULL.
+
+The changelog knows what the log knows: rows from before its beginning are there from their first change on, or from their
+snapshot on. A time or an LSN before that is an error, and so is an LSN that the tables have not reached yet.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.lsn import LSN, format_lsn
+from spark_sink import changelog, replica
+from spark_sink.options import CONTEXT_SETTINGS
+from spark_sink.spark_options import spark_options, warehouse_option, warehouse_session
+from spark_sink.staging import Position
+from spark_sink.warehouse import Warehouse, WarehouseError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from spark_sink.warehouse import Table
+
+__all__ = ["At", "command", "parse_at", "view"]
+
+_logger = logging.getLogger(__name__)
+
+At = datetime | LSN | Position
+
+
+def parse_at(text: str) -> At:
+    """Read an LSN, a position, or an ISO 8601 time (UTC unless it says otherwise); raise InvalidArgumentsError for others."""
+    for parse in (LSN.parse, Position.parse, datetime.fromisoformat):
+        try:
+            found = parse(text.strip())
+        except ValueError:
+            continue
+        return _aware(found) if isinstance(found, datetime) else found
+    raise InvalidArgumentsError(
+        f"neither a time nor an LSN: {text!r}",
+        hint="a time is like '2026-03-01 12:30:00.5' (UTC) or 2026-03-01T12:30:00+01:00, an LSN like 0/171F388 or 1:0/171F388",
+    )
+
+
+def view(spark: SparkSession, warehouse: str | Path, table: str, at: At | str) -> DataFrame:
+    """Return the rows that ``table`` ("schema.name") had at a time, an LSN or a position; see above.
+
+    Raise InvalidArgumentsError if the warehouse does not have the table, WarehouseError if it can't know what the table was then.
+    """
+    house = Warehouse.existing(warehouse)
+    known = house.find(table)
+    if isinstance(at, str):
+        at = parse_at(at)
+    elif isinstance(at, datetime):
+        at = _aware(at)
+    if not any(version.key for version in house.versions(known)):
+        raise WarehouseError(f"{table} has no key: its rows can't be told apart, and there is its changelog alone")
+    changes = changelog.read(spark, house, known)
+    until_lsn = _last_lsn(spark, house, known, changes, at)
+    _logger.info("%s up to %s", table, format_lsn(until_lsn))
+    return replica.without_unneeded(replica.replay(house, known, changes, until_lsn=until_lsn))
+
+
+def _aware(time: datetime) -> datetime:
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+def _last_lsn(spark: SparkSession, house: Warehouse, table: Table, changes: DataFrame, at: At) -> int:
+    """Return the LSN up to which the table's transactions count; WarehouseError if that is not known."""
+    from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+    source = house.source()
+    if source.position is None:
+        raise WarehouseError(f"{house.root} has no changes yet")
+    last_lsn = source.position.lsn
+    too_late = _is_after(at)
+    if not isinstance(at, datetime):
+        lsn = at.lsn if isinstance(at, Position) else int(at)
+        if source.begin is not None and lsn < source.begin.lsn:
+            raise WarehouseError(f"{format_lsn(lsn)} is before {source.begin}, where the log begins")
+        if lsn > last_lsn or (isinstance(at, Position) and at.epoch > source.position.epoch):
+            raise WarehouseError(
+                f"the tables are at {source.position}, and not yet at {at}", hint="wait, or ask for an earlier position"
+            )
+        last_lsn = lsn
+    end_lsn = F.col("_cdc_end_lsn")
+    found = changes.agg(
+        F.min(F.when(too_late, end_lsn)).alias("first_late"),
+        F.min(end_lsn).alias("first"),
+        F.max(F.when(F.col("_cdc_op") == "snapshot", end_lsn)).alias("snapshot"),
+    ).collect()[0]
+    if found["first_late"] is not None:
+        last_lsn = min(last_lsn, found["first_late"] - 1)
+    if found["snapshot"] is not None and found["snapshot"] > last_lsn:
+        raise WarehouseError(f"the rows of {table} are known from its snapshot on, at {format_lsn(found['snapshot'])}, not at {at}")
+    if isinstance(at, datetime) and (found["first"] is None or found["first"] > last_lsn):
+        _check_begun(spark, house, at)
+    return last_lsn
+
+
+def _is_after(at: At) -> Column:
+    """Return whether a change is of a transaction that comes after the one to stop at."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if isinstance(at, datetime):
+        since_epoch = at - datetime(1970, 1, 1, tzinfo=UTC)
+        microseconds = (since_epoch.days * 86400 + since_epoch.seconds) * 1_000_000 + since_epoch.microseconds
+        return F.col("_cdc_commit_time") > F.timestamp_micros(F.lit(microseconds))
+    if isinstance(at, Position):
+        return F.col("_cdc_epoch") > at.epoch
+    return F.col("_cdc_end_lsn") > int(at)
+
+
+def _check_begun(spark: SparkSession, house: Warehouse, at: datetime) -> None:
+    """Raise WarehouseError unless some table has a change from ``at`` or before: only they tell when the log began."""
+    for table in house.tables():
+        if changelog.state(spark, house, table) is not None:
+            changes = changelog.read(spark, house, table)
+            if not changes.where(~_is_after(at)).isEmpty():
+                return
+    raise WarehouseError(f"{at.isoformat(' ')} is before the first transaction in {house.root}: what was then is not known")
+
+
+_EXAMPLE = """\b
+Example:
+  cdcpipe-spark as-of --warehouse /srv/lake --table public.fruit --at '2026-03-01 12:30'"""
+
+
+@click.command("as-of", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
+@warehouse_option
+@click.option("--table", required=True, metavar="SCHEMA.NAME", help="The table.")
+@click.option(
+    "--at",
+    "at_text",
+    required=True,
+    metavar="TIME|LSN",
+    help="After the last transaction that committed by then: an ISO 8601 time, in UTC unless it says otherwise, an LSN, or "
+    "EPOCH:LSN.",
+)
+@click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="Print so many rows (0: all).")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write all rows as Parquet files to this new directory, and print none.",
+)
+@spark_options
+def command(
+    *,
+    warehouse: Path,
+    table: str,
+    at_text: str,
+    limit: int,
+    output: Path | None,
+    jars: Path | None,
+    master: str,
+    confs: tuple[str, ...],
+) -> None:
+    """Show a table as it was at a time or an LSN, from its changelog: a JSON object a row on stdout."""
+    at = parse_at(at_text)
+    house = Warehouse.existing(warehouse)
+    house.find(table)
+    if output is not None and output.exists():
+        raise InvalidArgumentsError(f"{output} exists already", hint="give a directory that does not exist yet")
+    with warehouse_session(house, "cdcpipe as-of", jars=jars, master=master, confs=confs) as spark:
+        rows = view(spark, house.root, table, at)
+        if output is not None:
+            rows.write.parquet(str(output.absolute()))
+        else:
+            _print(rows, limit)
+
+
+def _print(rows: DataFrame, limit: int) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    options = {
+        "ignoreNullFields": "false",
+        "timestampFormat": "yyyy-MM-dd HH:mm:ss.SSSSSSXXX",
+        "timestampNTZFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
+    }
+    lines = rows.select(F.to_json(F.struct("*"), options).alias("line"))
+    for number, row in enumerate((lines.limit(limit + 1) if limit else lines).toLocalIterator()):
+        if limit and number == limit:
+            click.echo(f"there are more rows than these {limit}: --limit 0 shows all", err=True)
+            break
+        click.echo(row["line"])

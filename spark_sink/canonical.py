@@ -1,0 +1,141 @@
+"""A replica's rows as the bytes of which the server makes its checksums (cdcpipe/checksum.py), and their checksums.
+
+A column's text is the server's: what its type can't hold stands in ``_cdc_exact``, and everything else is exact and can be
+written as PostgreSQL writes it. The session must write it so: `exact_session`.
+
+A column whose type changed has its values in several columns of the replica, a row's in the one that had its name when the
+row last changed: the text is that of the first that has one, the newest type first, cast to that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cdcpipe.errors import CdcpipeError
+from cdcpipe.pgoutput.messages import Column, Relation
+from spark_sink.delta import quote
+from spark_sink.types import assign_columns, column_names, merge_columns, split_schema, versioned_name
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructField, StructType
+
+__all__ = ["Canonical", "exact_session"]
+
+_BUCKET_DIGITS = 3
+_SUM_DIGITS = 15
+
+_PLAIN = {"byte", "short", "integer", "long", "decimal", "date", "timestamp_ntz"}
+"""Types of which a cast to a string gives PostgreSQL's text."""
+
+
+def exact_session(spark: SparkSession) -> SparkSession:
+    """Return another session on the same application, in which casts to strings are as `Canonical` needs them."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    # With it a decimal is never written as 1E-10.
+    session.conf.set("spark.sql.ansi.enabled", "true")
+    return session
+
+
+class Canonical:
+    """The columns of a table of the server's, ``(name, type's OID, type modifier)``, as the rows of its replica have them."""
+
+    def __init__(self, schema: StructType, columns: Sequence[tuple[str, int, int]]) -> None:
+        relation = Relation(None, 0, "", "", "d", tuple(Column(0, name, type_id, modifier) for name, type_id, modifier in columns))
+        present, _ = split_schema(schema)
+        fields = assign_columns(merge_columns(present, [relation]), relation)
+        self._has_exact = "_cdc_exact" in schema.names
+        self.names = [name for name, _, _ in columns]
+        self._texts = {
+            name: self._text(spark_name, field, present)
+            for name, spark_name, field in zip(self.names, column_names(relation), fields, strict=True)
+        }
+
+    def _text(self, name: str, field: StructField, present: StructType) -> SparkColumn:
+        """Return the text of a column of the server's that is called ``name`` here, and now has its values in ``field``."""
+        from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+        older = [
+            other
+            for other in reversed(present.fields)
+            if other.name != field.name and other.name in (name, versioned_name(name, other.dataType))
+        ]
+        forms = []
+        for candidate in [field, *older] if field in present.fields else older:
+            value = F.col(quote(candidate.name))
+            if candidate.dataType != field.dataType:
+                value = value.try_cast(field.dataType)
+            forms.append(_form(value, field.dataType, name))
+            if self._has_exact:
+                forms.append(F.col("_cdc_exact").getItem(candidate.name))
+        return F.coalesce(*forms) if forms else F.lit(None).cast("string")
+
+    def checksums(self, rows: DataFrame, key: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """Return the number of rows and the sum of their checksums for each bucket that has any."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        number = F.conv(F.substring("md5", 1, _SUM_DIGITS), 16, 10).cast("decimal(19,0)")
+        found = self._hashed(rows, key).groupBy("bucket").agg(F.count("*").alias("count"), F.sum(number).alias("sum"))
+        return {row["bucket"]: (row["count"], int(row["sum"])) for row in found.collect()}
+
+    def rows(self, rows: DataFrame, key: Sequence[str], buckets: Collection[str]) -> list[tuple[str | None, ...]]:
+        """Return the key, as texts, and the MD5 of each row in the buckets."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        chosen = self._hashed(rows, key).where(F.col("bucket").isin(*buckets))
+        return [tuple(row) for row in chosen.drop("bucket").collect()]
+
+    def _hashed(self, rows: DataFrame, key: Sequence[str]) -> DataFrame:
+        """Return each row's key, as texts, its MD5, and its bucket."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        # A step of its own: Spark takes the call of a Java method for something that may come out otherwise the next time.
+        texts = rows.select(*(self._texts[name].alias(f"t{index}") for index, name in enumerate(self.names)))
+        column = {name: F.col(f"t{index}") for index, name in enumerate(self.names)}
+        keys = [column[name].alias(f"k{index}") for index, name in enumerate(key)]
+        md5, key_md5 = _md5(list(column.values())), _md5([column[name] for name in key])
+        return texts.select(*keys, md5.alias("md5"), F.substring(key_md5, 1, _BUCKET_DIGITS).alias("bucket"))
+
+
+def _md5(texts: Sequence[SparkColumn]) -> SparkColumn:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    null, end = F.lit(b"\xff"), F.lit(b"\x00")
+    parts = [part for text in texts for part in (F.coalesce(text.cast("binary"), null), end)]
+    return F.md5(F.concat(*parts))
+
+
+def _form(value: SparkColumn, kind: DataType, name: str) -> SparkColumn:
+    """Return a value's text, null where the value is."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    match kind.typeName():
+        case "string":
+            return value
+        case "boolean":
+            return F.when(value, "t").when(~value, "f")
+        case "timestamp":
+            return F.concat(value.cast("string"), F.lit("+00"))
+        case "binary":
+            return F.concat(F.lit("\\x"), F.lower(F.hex(value)))
+        case "float":
+            return _bits(value, "Float", "floatToIntBits", 8)
+        case "double":
+            return _bits(value, "Double", "doubleToLongBits", 16)
+        case plain if plain in _PLAIN:
+            return value.cast("string")
+        case other:
+            msg = f"column {name!r} of type {other} can't be compared"
+            raise CdcpipeError(msg)
+
+
+def _bits(value: SparkColumn, kind: str, method: str, digits: int) -> SparkColumn:
+    """Return the hexadecimal digits of a number's IEEE 754 bits, of which Java has one NaN."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    bits = F.java_method(F.lit(f"java.lang.{kind}"), F.lit(method), F.coalesce(value, F.lit(0).cast(kind.lower()))).cast("bigint")
+    return F.when(value.isNotNull(), F.lower(F.right(F.lpad(F.hex(bits), 16, "0"), F.lit(digits))))

@@ -1,0 +1,75 @@
+"""What the commands that look at a warehouse share: its directory, and the Spark session to look at it with."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from cdcpipe.errors import InvalidArgumentsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
+
+    from spark_sink.warehouse import Warehouse
+
+__all__ = ["parse_settings", "spark_options", "warehouse_option", "warehouse_session"]
+
+Command = TypeVar("Command", bound="Callable[..., Any]")
+
+
+def warehouse_option(command: Command) -> Command:
+    """Add ``--warehouse``, for a warehouse that is there."""
+    return click.option(
+        "--warehouse",
+        required=True,
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="The warehouse directory: where the tables are.",
+    )(command)
+
+
+def spark_options(command: Command) -> Command:
+    """Add what `warehouse_session` takes."""
+    options = [
+        click.option(
+            "--jars",
+            type=click.Path(path_type=Path),
+            metavar="DIR",
+            help="Jars to give to Spark, Delta Lake's two among them, where Maven Central can't be reached.",
+        ),
+        click.option("--master", default="local[2]", show_default=True, metavar="URL", help="Spark's master."),
+        click.option("--conf", "confs", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. Repeatable."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def parse_settings(confs: tuple[str, ...]) -> dict[str, str]:
+    """Return Spark's settings from the values of ``--conf``."""
+    settings = {}
+    for conf in confs:
+        key, equals, value = conf.partition("=")
+        if not key or not equals:
+            raise InvalidArgumentsError(f"--conf takes KEY=VALUE, not {conf!r}")
+        settings[key] = value
+    return settings
+
+
+@contextmanager
+def warehouse_session(
+    warehouse: Warehouse, app_name: str, *, jars: Path | None, master: str, confs: tuple[str, ...]
+) -> Iterator[SparkSession]:
+    """Start a Spark session that reads the warehouse's format, and stop it at the end."""
+    from spark_sink import session
+
+    spark = session.build(app_name=app_name, master=master, format=warehouse.format, conf=parse_settings(confs), jars_dir=jars)
+    try:
+        yield spark
+    finally:
+        spark.stop()

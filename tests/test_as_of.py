@@ -1,0 +1,217 @@
+"""Tables as they were, compared with what the server showed at the time."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import postgres
+import pytest
+from test_pipeline import Road, identity_workload
+from test_tables import COLUMNS, KEY, SCHEMA, TABLE
+
+from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.lsn import LSN, format_lsn
+from spark_sink import as_of, changelog, types
+from spark_sink.as_of import parse_at
+from spark_sink.staging import Epoch, Position
+from spark_sink.warehouse import Version, Warehouse, WarehouseError
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+SEED = random.randrange(10**6)
+
+
+@dataclass
+class Moment:
+    """What the server showed of each table, and when."""
+
+    lsn: LSN
+    time: datetime
+    rows: dict[str, list[tuple[Any, ...]]]
+
+
+TABLES = {"moving": "id, other, a, b", "renewed": "*", "days": "id, day::text"}
+
+
+@dataclass
+class Past(Road):
+    """A road that remembers."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.moments: list[Moment] = []
+
+    def remember(self) -> None:
+        rows = {table: self.query(f"select {columns} from {table}") for table, columns in TABLES.items()}
+        ((lsn, time),) = self.query("select pg_current_wal_insert_lsn()::text, clock_timestamp()")
+        self.moments.append(Moment(LSN.parse(lsn), time, rows))
+
+    def as_of(self, table: str, at: Any) -> Any:
+        return as_of.view(self.spark, self.warehouse, f"public.{table}", at)
+
+    def warehouse_position(self) -> Position:
+        position = Warehouse.existing(self.warehouse).source().position
+        assert position is not None
+        return position
+
+
+@pytest.fixture(scope="module")
+def past(pg18: postgres.Cluster, spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
+    print("seed", SEED)
+    with pg18.database() as database:
+        made = Past(database, spark, tmp_path_factory.mktemp("past"), slot="past")
+        made.execute(
+            "create table moving (id int primary key, other int not null, a int, b text)",
+            "alter table moving alter b set storage external",
+            "create table renewed (id int primary key, a text)",
+            "create table days (id int primary key, day date)",
+            "create table keyless (x int)",
+        )
+        made.land()
+        made.execute(
+            "insert into renewed values (1, 'of the first table')",
+            "insert into days values (1, 'infinity'), (2, '2026-01-01')",
+            "insert into keyless values (1)",
+        )
+        workload = [statement.format(table="moving") for statement in identity_workload(random.Random(SEED))]
+        for number, statement in enumerate(workload):
+            made.execute(statement)
+            if number in (7, 25, 44):
+                made.remember()
+            if number == 20:
+                made.execute("drop table renewed", "update days set day = '0044-03-15 BC' where id = 2")
+                made.run()  # a second epoch begins
+            if number == 22:
+                made.execute(
+                    "create table renewed (code text primary key, b int)",
+                    "insert into renewed values ('of the second table', 1)",
+                    "truncate days",
+                )
+        made.run()
+        made.remember()
+        yield made
+        made.connection.close()
+
+
+def rows_of(frame: Any, *columns: str) -> list[str]:
+    return sorted(map(repr, (tuple(row) for row in frame.selectExpr(*columns).collect())))
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_as_it_was(past: Past, number: int) -> None:
+    print("seed", SEED)
+    moment = past.moments[number]
+    # What comes after the last commit is not in the tables, but nothing else is either.
+    at = moment.lsn if number < 3 else past.warehouse_position()
+    found = past.as_of("moving", at)
+    assert found.columns == ["id", "other", "a", "b"]
+    assert rows_of(found, "id", "other", "a", "b") == sorted(map(repr, moment.rows["moving"]))
+    assert rows_of(past.as_of("moving", moment.time), "*") == rows_of(found, "*")
+    renewed = past.as_of("renewed", str(at)).collect()
+    values = [tuple(value for value in row if value is not None) for row in renewed]
+    assert sorted(map(repr, values)) == sorted(map(repr, moment.rows["renewed"]))
+    days = past.as_of("days", at.isoformat() if isinstance(at, datetime) else str(at))
+    text = "coalesce(string(day), _cdc_exact['day'])" if "_cdc_exact" in days.columns else "string(day)"
+    assert rows_of(days, "id", text) == sorted(map(repr, moment.rows["days"]))
+
+
+def test_what_was_not_yet(past: Past) -> None:
+    """A table of which there is nothing yet is empty; before the log's beginning, and beyond its end, nobody knows."""
+    house = Warehouse.existing(past.warehouse)
+    source = house.source()
+    assert source.begin is not None
+    assert past.as_of("moving", source.begin).collect() == []
+    with pytest.raises(WarehouseError, match="where the log begins"):
+        past.as_of("moving", LSN(source.begin.lsn - 1))
+    assert source.position is not None
+    with pytest.raises(WarehouseError, match="not yet at"):
+        past.as_of("moving", LSN(source.position.lsn + 1))
+    with pytest.raises(WarehouseError, match="not yet at"):
+        past.as_of("moving", Position(source.position.epoch + 1, source.position.lsn))
+    first = changelog.read(past.spark, house, house.find("public.renewed")).selectExpr("min(_cdc_commit_time)").collect()[0][0]
+    # The table moving changed later than another one.
+    assert past.as_of("moving", first.replace(tzinfo=UTC)).collect() == []
+    with pytest.raises(WarehouseError, match="before the first transaction"):
+        past.as_of("moving", datetime(2020, 1, 1, tzinfo=UTC))
+    later = past.as_of("moving", datetime.now(UTC) + timedelta(days=1))
+    assert rows_of(later, "*") == sorted(map(repr, past.moments[-1].rows["moving"]))
+
+
+def test_refusals(past: Past) -> None:
+    with pytest.raises(WarehouseError, match=r"public\.keyless has no key"):
+        past.as_of("keyless", past.moments[0].lsn)
+    with pytest.raises(InvalidArgumentsError, match=r"has no table 'public\.nowhere'"):
+        past.as_of("nowhere", past.moments[0].lsn)
+    with pytest.raises(InvalidArgumentsError, match="neither a time nor an LSN"):
+        past.as_of("moving", "yesterday")
+
+
+def test_the_command(past: Past, tmp_path: Path) -> None:
+    moment = past.moments[1]
+    environment = os.environ | {"PYTHONPATH": str(Path(types.__file__).parent.parent)}
+    arguments = ["as-of", "--warehouse", str(past.warehouse), "--table", "public.days", "--at", moment.time.isoformat()]
+    arguments += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
+    command = [sys.executable, "-P", "-m", "spark_sink", *arguments]
+    at = ["--at", format_lsn(past.moments[0].lsn), "--limit", "1"]
+    done = subprocess.run([*command, *at], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1
+    assert set(json.loads(done.stdout)) == {"id", "day", "_cdc_exact"}
+    assert "more rows than these 1" in done.stderr
+    done = subprocess.run([*command, "--output", str(tmp_path / "days")], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert past.spark.read.parquet(str(tmp_path / "days")).count() == len(moment.rows["days"])
+    done = subprocess.run([*command, "--output", str(tmp_path)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "exists already" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        ("0/171F388", LSN(0x171F388)),
+        ("2:0/171F388", Position(2, 0x171F388)),
+        ("2026-03-01", datetime(2026, 3, 1, tzinfo=UTC)),
+        ("2026-03-01 12:30:00.5", datetime(2026, 3, 1, 12, 30, 0, 500000, tzinfo=UTC)),
+        ("2026-03-01T12:30:00.000001+01:00", datetime(2026, 3, 1, 11, 30, 0, 1, tzinfo=UTC)),
+    ],
+)
+def test_moments(text: str, at: Any) -> None:
+    assert parse_at(text) == at
+    assert type(parse_at(text)) is type(at)
+
+
+def test_commit_times_out_of_order_and_epochs(spark: Any, tmp_path: Path) -> None:
+    """A state that never was is not shown: transactions count in the order of their commits."""
+    warehouse = Warehouse(tmp_path, "parquet")
+    warehouse.open(Epoch(1, "7", 1, "db", "slot", ("p",), {}, 0))
+    warehouse.record(Position(1, 0))
+    warehouse.write_versions(TABLE, [Version(0, 7, KEY, KEY)])
+    changes = [
+        ((1, 1, lsn, None, None), "insert" if lsn == 10 else "update", epoch, lsn, time)
+        for epoch, lsn, time in ((1, 10, 10), (1, 20, 21), (1, 30, 20), (2, 40, 40), (2, 50, 50))
+    ]
+    rows = [
+        (*row, op, epoch, lsn, 0, 1, datetime(2026, 1, 1, 0, 0, time, tzinfo=UTC), None, None, None)
+        for row, op, epoch, lsn, time in changes
+    ]
+    assert COLUMNS.startswith("case int, id int, a int")
+    changelog.append(warehouse, TABLE, spark.createDataFrame(rows, SCHEMA), None, Position(1, 0), Position(2, 50))
+    warehouse.record(Position(2, 50))
+
+    def at(moment: Any) -> int | None:
+        found = as_of.view(spark, tmp_path, "public.t", moment).collect()
+        return found[0]["a"] if found else None
+
+    second = datetime(2026, 1, 1, tzinfo=UTC)
+    assert [at(second.replace(second=s)) for s in (10, 20, 21, 39, 40, 59)] == [10, 10, 30, 30, 40, 50]
+    assert at(second.replace(second=40, microsecond=999999)) == 40
+    assert [at(LSN(lsn)) for lsn in (9, 10, 29, 45, 50)] == [None, 10, 20, 40, 50]
+    assert [at(Position(*position)) for position in ((1, 30), (1, 45), (2, 45))] == [30, 30, 40]

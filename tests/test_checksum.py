@@ -1,0 +1,146 @@
+"""``cdcpipe checksum``: what the server's half of a comparison answers, and that its checksums are what is documented."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from typing import Any
+
+import postgres
+import pytest
+
+from cdcpipe.lsn import LSN
+from cdcpipe.pipe.exitcode import ExitCode
+
+
+class Asked:
+    """The command at work."""
+
+    def __init__(self, database: postgres.Database, *options: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "cli", "checksum", "-d", database.dsn, *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, request: Any) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write((request if isinstance(request, str) else json.dumps(request)) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else None
+
+    def end(self) -> tuple[int, str]:
+        _, errors = self.process.communicate(timeout=60)
+        return self.process.returncode, errors
+
+
+def row_bytes(*texts: str | None) -> bytes:
+    return b"".join((b"\xff" if text is None else text.encode()) + b"\0" for text in texts)
+
+
+def md5(*texts: str | None) -> str:
+    return hashlib.md5(row_bytes(*texts)).hexdigest()
+
+
+def test_checksums_are_what_is_documented(pg: postgres.Cluster) -> None:
+    """On every version; as the output functions write, not as casts do."""
+    rows = {
+        "1": ("t", "ab   ", "192.168.0.1", "3fb999999999999a", "(,)", "", "\\x00ff"),
+        "2": (None, None, None, "7ff8000000000000", None, None, None),
+        "3": ("f", "é    ", "::1/64", "8000000000000000", '(1,"x y")', "NULL", "\\x"),
+    }
+    with pg.database() as database, database.connect() as connection:
+        connection.execute("create type pair as (a int, b text)")
+        connection.execute(
+            "create table t (id int primary key, b bool, c char(5), i inet, f float8, p pair, s text, d bytea,"
+            " g int generated always as (id) stored)"
+        )
+        connection.execute("insert into t values (1, true, 'ab', '192.168.0.1', 0.1, '(,)', '', '\\x00ff')")
+        connection.execute("insert into t values (2, null, null, null, 'NaN', null, null, null)")
+        connection.execute("insert into t values (3, false, 'é', '::1/64', '-0', '(1,x y)', 'NULL', '')")
+        ask = Asked(database, "-m", "options=-c extra_float_digits=0 -c bytea_output=escape")
+        begun = ask({"begin": [["public", "t"], ["public", "nowhere"]]})
+        assert begun["database"] == database.name
+        assert LSN.parse(begun["wal_lsn"]) > 0
+        (table,) = begun["tables"]
+        assert [name for name, *_ in table["columns"]] == ["id", "b", "c", "i", "f", "p", "s", "d"]
+        buckets = ask({"buckets": ["public", "t"], "key": ["id"]})
+        expected = {md5(key)[:3]: [1, int(md5(key, *texts)[:15], 16)] for key, texts in rows.items()}
+        assert buckets == expected
+        connection.execute("delete from t")
+        found = ask({"rows": ["public", "t"], "key": ["id"], "buckets": [md5("1")[:3], md5("3")[:3]]})
+        assert sorted(found) == [[key, md5(key, *rows[key])] for key in ("1", "3")]
+        assert ask({"begin": [["public", "t"]], "publications": []})["tables"]
+        assert ask({"buckets": ["public", "t"], "key": ["id"]}) == {}
+        assert ask.end() == (0, "")
+
+
+def test_a_snapshot_says_what_it_sees(database: postgres.Database) -> None:
+    with database.connect() as running, database.connect() as connection:
+        connection.execute("create table t (id int primary key)")
+        running.execute("begin")
+        running.execute("insert into t values (1)")
+        ((xid,),) = running.execute("select pg_current_xact_id()::text::bigint").fetchall()
+        connection.execute("insert into t values (2)")
+        ask = Asked(database)
+        begun = ask({"begin": [["public", "t"]]})
+        assert xid in begun["running"] or xid >= begun["xmax"]
+        running.execute("commit")
+        assert sum(count for count, _ in ask({"buckets": ["public", "t"], "key": ["id"]}).values()) == 1
+        assert xid not in ask({"begin": [["public", "t"]]})["running"]
+        assert sum(count for count, _ in ask({"buckets": ["public", "t"], "key": ["id"]}).values()) == 2
+        assert ask.end()[0] == 0
+
+
+def test_a_slot_nobody_uses(database: postgres.Database) -> None:
+    with database.connect() as connection:
+        connection.execute("create table t (id int primary key)")
+        connection.execute("create table other (id int)")
+        connection.execute("create publication p for table t")
+        connection.execute("select pg_create_logical_replication_slot('checksum_unused', 'pgoutput')")
+        ask = Asked(database)
+        request: dict[str, Any] = {"slot": "checksum_unused", "publications": ["p"]}
+        connection.execute("insert into other values (1)")
+        ((lsn,),) = connection.execute("select pg_current_wal_insert_lsn()::text").fetchall()
+        before = ask(request | {"upto": lsn})
+        assert (before["active"], before["pending"]) == (False, False)
+        assert LSN.parse(before["confirmed_flush_lsn"]) < LSN.parse(lsn)
+        connection.execute("insert into t values (1)")
+        assert not ask(request | {"upto": lsn})["pending"]
+        ((lsn,),) = connection.execute("select pg_current_wal_insert_lsn()::text").fetchall()
+        assert ask(request | {"upto": lsn})["pending"]
+        assert ask(request | {"upto": before["confirmed_flush_lsn"]}) == before
+        assert ask({"slot": "nowhere", "publications": [], "upto": "0/0"}) is None
+        code, errors = ask.end()
+    assert code == ExitCode.SLOT_NOT_EXIST
+    assert "'nowhere' does not exist" in errors
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[]", '{"buckets": ["public", "t"], "key": ["id"]}', '{"begin": 5}', '{"slot": "s"}'])
+def test_what_is_no_request(database: postgres.Database, line: str) -> None:
+    ask = Asked(database)
+    assert ask(line) is None
+    code, errors = ask.end()
+    assert code == ExitCode.CMD_ERROR
+    assert "not a request" in errors
+
+
+def test_rows_that_a_policy_hides_are_an_error(database: postgres.Database) -> None:
+    role = f"{database.name}_reader"
+    with database.connect() as connection:
+        connection.execute("create table t (id int primary key)")
+        connection.execute("alter table t enable row level security")
+        connection.execute(f'create role "{role}" login')
+        connection.execute(f'grant select on t to "{role}"')
+        ask = Asked(database, "-U", role)
+        assert ask({"begin": [["public", "t"]]})["tables"]
+        assert ask({"buckets": ["public", "t"], "key": ["id"]}) is None
+        code, errors = ask.end()
+        connection.execute(f'drop owned by "{role}"')
+        connection.execute(f'drop role "{role}"')
+    assert code == ExitCode.PG_ERROR
+    assert "row-level security" in errors

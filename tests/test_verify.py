@@ -1,0 +1,366 @@
+"""Replicas compared with PostgreSQL: what is equal is never called different, and what differs is found, whatever is going on."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import postgres
+import pytest
+from psycopg import sql
+from test_pipeline import HOSTILE, Road, quoted, wait_until
+from test_types import INFINITE_NUMERICS, NEWER_TYPES, TYPES
+
+from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.lsn import LSN
+from spark_sink import delta, types
+from spark_sink.launcher import Launcher, LauncherConfig
+from spark_sink.segment_filler import SealPolicy
+from spark_sink.staging import Position
+from spark_sink.verify import DIFFERENT, Difference, TableResult, VerifyError, verify
+from spark_sink.warehouse import Table, Warehouse, WarehouseError
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+KINDS = [*TYPES, *NEWER_TYPES, ("mood", None, ["so so"], []), ("price", None, ["1.5"], []), ("pair", None, ["(,)"], [])]
+COLUMNS = [f"c{number}" for number in range(len(KINDS))]
+
+SETUP = [
+    "create type mood as enum ('so so')",
+    "create domain price as numeric(8,2)",
+    "create type pair as (a int, b text)",
+    f"create table kinds (id int primary key, {', '.join(f'{n} {kind}' for n, (kind, *_) in zip(COLUMNS, KINDS, strict=True))})",
+    "create table floats (id float8 primary key, f float4)",
+    "create table big (id int, part text, a int, b text, primary key (part, id))",
+    "alter table big alter b set storage external",
+    "create table tampered (id int primary key, name text, day date)",
+    "create table doubled (id text primary key)",
+    "create table widened (id int primary key, total int, gone text)",
+    "create table keyless (x int)",
+    f"create table {quoted(HOSTILE[-1])} (id int primary key, {quoted('ID')} int, {quoted('a.b')} text, _cdc_op int)",
+]
+
+FIRST = [
+    "insert into kinds values (0)",
+    "insert into floats values (0.1, 0.1), ('-0', '-0'), ('NaN', 'NaN'), ('infinity', '-infinity'), (5e-324, 1e-45), (-1e99, null)",
+    "insert into big select i, 'p' || i % 3, i, repeat(md5(i::text), 200) from generate_series(1, 60) i",
+    "insert into tampered select i, 'name ' || i, case when i % 10 = 0 then 'infinity' end::date from generate_series(1, 100) i",
+    "insert into doubled values ('a'), ('b'), ('ü')",
+    "insert into widened select i, i, 'x' from generate_series(1, 5) i",
+    "insert into keyless values (1)",
+    f"insert into {quoted(HOSTILE[-1])} values (1, 2, 'x', 5)",
+]
+
+SECOND = [
+    "update big set a = a + 1 where id < 10",
+    "update big set id = id + 1000, a = 0 where id between 20 and 30",
+    "delete from big where id between 40 and 45",
+    "alter table widened alter total type bigint, drop gone, add later int",
+    "insert into widened values (6, 6000000000, 1)",
+    "update widened set total = 7000000000 where id = 1",
+    "alter table widened add last text",
+]
+
+
+def named(results: list[TableResult]) -> dict[str, TableResult]:
+    return {str(result.table): result for result in results}
+
+
+class Verified(Road):
+    """A road whose replicas are compared; ``verified`` is what came out once."""
+
+    verified: dict[str, TableResult]
+
+    def verify(self, *tables: str, **options: Any) -> dict[str, TableResult]:
+        options = {"timeout_s": 300} | options
+        names = [f"public.{table}" for table in tables]
+        return named(verify(self.spark, self.warehouse, ("-d", self.database.dsn), tables=names, **options))
+
+    def replica_path(self, table: str) -> str:
+        return delta.table_name(Warehouse.existing(self.warehouse).replica(Table("public", table)))
+
+
+@pytest.fixture(scope="module")
+def road(pg18: postgres.Cluster, spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Verified]:
+    with pg18.database() as database:
+        made = Verified(database, spark, tmp_path_factory.mktemp("verified"), slot="verified")
+        made.execute(*SETUP)
+        made.land()
+        made.execute(*FIRST)
+        number = 0
+        for name, (kind, _, fit, unfit) in zip(COLUMNS, KINDS, strict=True):
+            for value in [*fit, *unfit, *(INFINITE_NUMERICS if kind == "numeric" else [])]:
+                number += 1
+                insert = sql.SQL("insert into kinds (id, {}) values ({}, {})").format(sql.Identifier(name), number, value)
+                made.connection.execute(insert)
+        made.run()
+        made.execute(*SECOND)
+        made.run()
+        made.verified = made.verify()
+        yield made
+        made.connection.close()
+
+
+def test_values_of_every_type_are_equal(road: Verified) -> None:
+    count = road.query("select count(*) from kinds")[0][0]
+    assert count > 100
+    assert road.verified["public.kinds"] == TableResult(Table("public", "kinds"), count, count, is_equal=True)
+    assert road.verified["public.floats"] == TableResult(Table("public", "floats"), 6, 6, is_equal=True)
+
+
+def test_all_tables(road: Verified) -> None:
+    """Unsent TOAST values, changed keys, hostile names, changed columns; a table without key is left out."""
+    assert {str(result.table) for result in road.verified.values() if not result.is_equal} == set()
+    assert {"public.big", "public.widened", f"public.{HOSTILE[-1]}"} < set(road.verified)
+    assert "public.keyless" not in road.verified
+    assert road.verified["public.big"].server_rows == 54
+    with pytest.raises(VerifyError, match=r"public\.keyless has no key"):
+        road.verify("keyless")
+    with pytest.raises(InvalidArgumentsError, match=r"has no table 'public\.nowhere'"):
+        road.verify("nowhere")
+
+
+def test_rows_changed_behind_our_back_are_named(road: Verified) -> None:
+    path = road.replica_path("tampered")
+    for statement in (
+        f"update {path} set name = 'another' where id = 3",
+        f"update {path} set _cdc_exact = map('day', '-infinity') where id = 20",
+        f"update {path} set day = current_date() where id = 7",
+        f"delete from {path} where id = 50",
+        f"insert into {path} (id, name) values (777, 'nobody')",
+    ):
+        road.spark.sql(statement)
+    result = road.verify("tampered")["public.tampered"]
+    assert (result.is_equal, result.server_rows, result.replica_rows) == (False, 100, 100)
+    kinds = {3: "changed", 7: "changed", 20: "changed", 50: "missing", 777: "surplus"}
+    assert result.differences == [Difference(kind, {"id": str(key)}) for key, kind in kinds.items()]
+    few = road.verify("tampered", max_keys=2)["public.tampered"]
+    assert len(few.differences) == 2
+    assert {difference.key["id"] for difference in few.differences} <= {str(key) for key in kinds}
+    assert road.verify("tampered", max_keys=0)["public.tampered"].differences == []
+
+
+def test_a_row_that_is_there_twice_is_found(road: Verified) -> None:
+    road.spark.sql(f"insert into {road.replica_path('doubled')} (id) values ('ü')")
+    assert road.verify("doubled")["public.doubled"].differences == [Difference("surplus", {"id": "ü"})]
+
+
+def test_the_command(road: Verified) -> None:
+    """Exit codes, and no values but keys."""
+    road.execute("create table told (id int primary key, secret text)", "insert into told values (1, 'hush'), (2, 'hush too')")
+    road.run()
+    road.spark.sql(f"update {road.replica_path('told')} set secret = 'hushed' where id = 2")
+    arguments = [
+        "verify",
+        "-d",
+        road.database.dsn,
+        "--warehouse",
+        str(road.warehouse),
+        "--table",
+        "public.told",
+        "--table",
+        "public.floats",
+    ]
+    arguments += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1", "-v"]
+    environment = os.environ | {"PYTHONPATH": str(Path(types.__file__).parent.parent)}
+    done = subprocess.run([sys.executable, "-P", "-m", "spark_sink", *arguments], env=environment, capture_output=True, text=True)
+    assert done.returncode == DIFFERENT, done.stderr
+    assert done.stdout == (
+        'public.told: DIFFERENT, 2 rows in PostgreSQL, 2 in the replica\n  changed {"id": "2"}\npublic.floats: equal, 6 rows\n'
+    )
+    assert "hush" not in done.stderr
+
+
+@pytest.mark.parametrize("table_format", ["delta", "parquet"])
+def test_while_it_is_written_to(pg18: postgres.Cluster, spark: Any, tmp_path: Path, table_format: str) -> None:
+    """Writers, launcher and tables at work: equal; and a row that somebody changed is found among all that changes."""
+    with pg18.database() as database:
+        road = Verified(database, spark, tmp_path)
+        road.execute(
+            "create table busy (id int primary key, n int, b text)",
+            "alter table busy alter b set storage external",
+            "create table still (id int primary key)",
+        )
+        config = LauncherConfig(
+            slot="busy",
+            staging=road.staging,
+            publications=("busy",),
+            connection=("-d", database.dsn),
+            create_slot=True,
+            seal=SealPolicy(seal_interval_s=1),
+        )
+        with Launcher(config) as launcher:
+            road.prepared = launcher.prepared
+            road.execute("insert into busy select i, 0, 'b' from generate_series(1000, 1010) i", "insert into still values (1)")
+            wait_until(lambda: launcher.progress.position is not None and launcher.progress.transactions >= 2)
+            pipeline = road.pipeline(format=table_format)
+            pipeline.process_available()
+
+            def drive(text: str, _part: float) -> None:
+                """Let the tables go on when they are waited for, which is further than they were when they were looked at."""
+                if text.startswith("waiting for the tables"):
+                    pipeline.process_available()
+
+            with Writers(database, 2) as writers:
+                for number in range(2):
+                    before = writers.count
+                    wait_until(lambda before=before: writers.count > before + 10)
+                    if number == 1 and table_format == "delta":
+                        road.spark.sql(f"update {road.replica_path('busy')} set n = -5 where id = 1005")
+                    position = pipeline.progress.position
+                    results = road.verify(tell=drive, timeout_s=600)
+                    assert pipeline.progress.position > position
+                    expected = [Difference("changed", {"id": "1005"})] if number == 1 and table_format == "delta" else []
+                    assert results["public.busy"].differences == expected
+                    assert results["public.busy"].is_equal == (not expected)
+                    assert results["public.still"] == TableResult(Table("public", "still"), 1, 1, is_equal=True)
+        road.connection.close()
+
+
+class Writers:
+    """Keep the table ``busy`` busy, but for the keys from 1000 on."""
+
+    def __init__(self, database: postgres.Database, count: int) -> None:
+        self._database = database
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(count)]
+        self._error: BaseException | None = None
+        self.count = 0
+
+    def _run(self, number: int) -> None:
+        try:
+            rng = random.Random(number)
+            with self._database.connect() as connection:
+                while not self._over.wait(0.05):
+                    key, other = sorted(rng.sample(range(100), 2))  # in order: no deadlocks
+                    connection.execute("begin")
+                    connection.execute(
+                        "insert into busy values (%s, 1, repeat('b', 4000)) on conflict (id) do update set n = busy.n + 1", [key]
+                    )
+                    if rng.random() < 0.3:
+                        connection.execute("delete from busy where id = %s", [other])
+                    if rng.random() < 0.02 and number == 0:
+                        connection.execute("delete from busy where id < 1000")
+                    connection.execute("rollback" if rng.random() < 0.1 else "commit")
+                    self.count += 1
+        except BaseException as ex:  # noqa: BLE001 - it is raised again where they are stopped
+            self._error = ex
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+def test_the_order_of_commits_is_not_that_of_their_visibility(spark: Any, pg18: postgres.Cluster, tmp_path: Path) -> None:
+    """A commit that waits for a synchronous standby is in the WAL and in the tables, and nobody sees it on the server."""
+    with postgres.Cluster("18") as cluster, cluster.database() as database:
+        road = Verified(database, spark, tmp_path)
+        road.execute("create table t (id int primary key, n int)")
+        road.run()
+        road.execute("insert into t values (1, 1), (2, 2)")
+        road.run()
+        with database.connect() as local, database.connect() as waiting:
+            local.execute("set synchronous_commit = local")
+            local.execute("alter system set synchronous_standby_names = 'nobody'")
+            local.execute("select pg_reload_conf()")
+            wait_until(lambda: waiting.execute("show synchronous_standby_names").fetchone() == ("nobody",))
+            thread = threading.Thread(target=waiting.execute, args=("update t set n = 10 where id = 1",))
+            thread.start()
+            stuck = "select count(*) from pg_stat_activity where wait_event = 'SyncRep' and query like 'update%'"
+            wait_until(lambda: local.execute(stuck).fetchone() == (1,))
+            local.execute("update t set n = 20 where id = 2")
+            assert local.execute("select n from t order by id").fetchall() == [(1,), (20,)]
+            try:
+                # The changelog gets both after the replica was looked at: one of them counts.
+                road.prepared = road.land().prepared
+                base = delta.pin(spark, Warehouse.existing(road.warehouse).replica(Table("public", "t")))
+                assert base is not None
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(delta, "pin", lambda *_: base)
+                    road.pipeline().process_available()
+                    assert road.verify("t")["public.t"].is_equal
+                # The replica itself has what the server does not show.
+                with pytest.raises(VerifyError, match=r"public\.t has a transaction that has committed in the WAL"):
+                    road.verify("t", timeout_s=3)
+            finally:
+                local.execute("alter system reset synchronous_standby_names")
+                local.execute("select pg_reload_conf()")
+                thread.join()
+        assert road.verify("t")["public.t"].is_equal
+        road.connection.close()
+
+
+def test_what_is_published_is_compared(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
+    """Row filters, column lists, generated columns, partitions, parents of other tables."""
+    road = Verified(database, spark, tmp_path, publication="published", slot="published")
+    road.execute(
+        "create table filtered (id int primary key, a int, hidden text, twice int generated always as (a * 2) stored)",
+        "create table parts (id int primary key, a int) partition by range (id)",
+        "create table part_1 partition of parts for values from (0) to (100)",
+        "create table part_2 partition of parts for values from (100) to (200)",
+        "create table parent (id int primary key)",
+        "create table child () inherits (parent)",
+        "create publication published for table filtered (id, a) where (id < 10), table parts, table only parent"
+        " with (publish_via_partition_root)",
+    )
+    road.run()
+    road.execute(
+        "insert into filtered select i, i, 'hidden' from generate_series(1, 20) i",
+        "insert into parts values (1, 1), (150, 2)",
+        "insert into parent values (1)",
+        "insert into child values (2)",
+    )
+    road.run()
+    results = road.verify()
+    assert {name: (r.is_equal, r.server_rows) for name, r in results.items()} == {
+        "public.filtered": (True, 9),
+        "public.parts": (True, 2),
+        "public.parent": (True, 1),
+    }
+    road.connection.close()
+
+
+def test_refusals(database: postgres.Database, pg18: postgres.Cluster, spark: Any, tmp_path: Path) -> None:
+    """What can't be compared is not called equal."""
+    road = Verified(database, spark, tmp_path, slot="refusing")
+    road.execute("create table gone (id int primary key)", "create table t (id int primary key)")
+    road.run()
+    road.execute("insert into gone values (1)", "insert into t values (1)")
+    road.run()
+    road.execute("drop table gone")
+    result = road.verify("gone")["public.gone"]
+    assert not result.is_equal
+    assert result.problem is not None
+    road.execute("create table gone (id int primary key)")
+    result = road.verify("gone")["public.gone"]
+    assert not result.is_equal
+    assert "another one" in str(result.problem)
+
+    with pg18.database() as other, pytest.raises(VerifyError, match="holds the changes of database"):
+        verify(spark, road.warehouse, ("-d", other.dsn))
+    road.execute("insert into t values (2)")
+    with pytest.raises(VerifyError, match=r"slot refusing (has changes that nobody takes|did not reach)"):
+        road.verify("t")
+    road.prepared = road.land().prepared
+    with pytest.raises(VerifyError, match="the tables are at"):
+        road.verify("t", timeout_s=0.5)
+    road.pipeline().process_available()
+    assert road.verify("t")["public.t"] == TableResult(Table("public", "t"), 2, 2, is_equal=True)
+    with pytest.raises(WarehouseError, match="not a warehouse"):
+        verify(spark, tmp_path / "nowhere", ("-d", database.dsn))
+    assert json.loads((road.warehouse / "_cdcpipe/warehouse.json").read_text())["staging"] == str(road.staging)
+    assert Position.parse(json.loads((road.warehouse / "_cdcpipe/warehouse.json").read_text())["begin"]).lsn > LSN(0)
+    road.connection.close()
