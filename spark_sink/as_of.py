@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from spark_sink.warehouse import Table
 
-__all__ = ["At", "command", "parse_at", "view"]
+__all__ = ["At", "command", "parse_at", "print_rows", "view"]
 
 _logger = logging.getLogger(__name__)
 
@@ -92,14 +92,14 @@ def _last_lsn(spark: SparkSession, house: Warehouse, table: Table, changes: Data
     last_lsn = source.position.lsn
     too_late = _is_after(at)
     if not isinstance(at, datetime):
-        lsn = at.lsn if isinstance(at, Position) else int(at)
+        lsn = at.lsn if isinstance(at, Position) else at
         if source.begin is not None and lsn < source.begin.lsn:
             raise WarehouseError(f"{format_lsn(lsn)} is before {source.begin}, where the log begins")
         if lsn > last_lsn or (isinstance(at, Position) and at.epoch > source.position.epoch):
             raise WarehouseError(
                 f"the tables are at {source.position}, and not yet at {at}", hint="wait, or ask for an earlier position"
             )
-        last_lsn = lsn
+        last_lsn = int(lsn)  # py4j would take an LSN for a text
     end_lsn = F.col("_cdc_end_lsn")
     found = changes.agg(
         F.min(F.when(too_late, end_lsn)).alias("first_late"),
@@ -184,10 +184,11 @@ def command(
         if output is not None:
             rows.write.parquet(str(output.absolute()))
         else:
-            _print(rows, limit)
+            print_rows(rows, limit)
 
 
-def _print(rows: DataFrame, limit: int) -> None:
+def print_rows(rows: DataFrame, limit: int) -> None:
+    """Print each row as a JSON object, no more than ``limit`` (0: all)."""
     from pyspark.sql import functions as F  # noqa: N812
 
     options = {

@@ -204,7 +204,7 @@ class _Comparison:
                     f"{self._house.root} holds the changes of {name} {ours!r}, and the server is {begun[name]!r}",
                     hint="connect to the server and the database that the changes come from",
                 )
-        self._snapshot = _Snapshot(begun["xmax"], tuple(begun["running"]), LSN.parse(begun["wal_lsn"]))
+        self._snapshot = _Snapshot(begun["xmax"], tuple(begun["running"]), int(LSN.parse(begun["wal_lsn"])))
         self._there = {Table(found["schema"], found["name"]): found for found in begun["tables"]}
         staging = staging or source.staging
         if staging is None:
