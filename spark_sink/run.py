@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from cdcpipe.errors import CdcpipeError
 from spark_sink.launcher import Launcher, LauncherConfig, Prepared
 from spark_sink.options import (
     CONTEXT_SETTINGS,
@@ -22,6 +22,7 @@ from spark_sink.options import (
     log_to_stderr,
     on_signals,
 )
+from spark_sink.spark_options import parse_settings, spark_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -54,14 +55,7 @@ Example:
     show_default=True,
     help="The tables' format. Parquet needs no jar; the replica is a view then.",
 )
-@click.option(
-    "--jars",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Jars to give to Spark, Delta Lake's two among them, where Maven Central can't be reached.",
-)
-@click.option("--master", default="local[2]", show_default=True, metavar="URL", help="Spark's master.")
-@click.option("--conf", "confs", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. Repeatable.")
+@spark_options
 @click.option("--ui", is_flag=True, help="Let Spark serve its user interface.")
 @click.option(
     "--checkpoint",
@@ -107,7 +101,7 @@ def command(
     from spark_sink.pipeline import Pipeline
     from spark_sink.warehouse import Warehouse
 
-    settings = _settings(confs)
+    settings = parse_settings(confs)
     Warehouse(warehouse, table_format)
     config = launcher_config(**options)
     log_to_stderr(verbose=config.verbose)
@@ -158,16 +152,6 @@ def command(
             line.update(launcher.progress, time.monotonic(), note=_note(pipeline), is_last=True)
         if spark is not None:
             spark.stop()
-
-
-def _settings(confs: tuple[str, ...]) -> dict[str, str]:
-    settings = {}
-    for conf in confs:
-        key, equals, value = conf.partition("=")
-        if not key or not equals:
-            raise InvalidArgumentsError(f"--conf takes KEY=VALUE, not {conf!r}")
-        settings[key] = value
-    return settings
 
 
 def _note(pipeline: Pipeline) -> str:

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from spark_sink.warehouse import Source
 
-__all__ = ["DIFFERENT", "Difference", "TableResult", "VerifyError", "command", "verify"]
+__all__ = ["DIFFERENT", "Difference", "ProgressBar", "TableResult", "VerifyError", "command", "verify"]
 
 _logger = logging.getLogger(__name__)
 
@@ -475,7 +475,7 @@ def command(
     house = Warehouse.existing(warehouse)
     for name in tables:
         house.find(name)
-    bar = _Bar()
+    bar = ProgressBar()
     try:
         bar.show("starting Spark", 0)
         with warehouse_session(house, "cdcpipe verify", jars=jars, master=master, confs=confs) as spark:
@@ -528,7 +528,7 @@ def _lines(results: Sequence[TableResult]) -> list[str]:
     return lines or ["no table to compare"]
 
 
-class _Bar:
+class ProgressBar:
     """A progress bar on stderr, if that is a terminal."""
 
     _WIDTH = 24
@@ -538,6 +538,7 @@ class _Bar:
         self._shown = ""
 
     def show(self, text: str, part: float) -> None:
+        """Show what is being done, and which part of all is done."""
         if not self._is_terminal:
             if text != self._shown:
                 _logger.info("%s", text)
@@ -547,5 +548,6 @@ class _Bar:
         click.echo(f"\r\x1b[K[{'#' * done}{'.' * (self._WIDTH - done)}] {part:4.0%}  {text}", err=True, nl=False)
 
     def clear(self) -> None:
+        """Make room for something else."""
         if self._is_terminal:
             click.echo("\r\x1b[K", err=True, nl=False)

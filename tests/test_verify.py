@@ -22,7 +22,7 @@ from spark_sink import delta, types
 from spark_sink.launcher import Launcher, LauncherConfig
 from spark_sink.segment_filler import SealPolicy
 from spark_sink.staging import Position
-from spark_sink.verify import DIFFERENT, Difference, TableResult, VerifyError, verify
+from spark_sink.verify import DIFFERENT, Difference, ProgressBar, TableResult, VerifyError, verify
 from spark_sink.warehouse import Table, Warehouse, WarehouseError
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -174,6 +174,14 @@ def test_the_command(road: Verified) -> None:
         'public.told: DIFFERENT, 2 rows in PostgreSQL, 2 in the replica\n  changed {"id": "2"}\npublic.floats: equal, 6 rows\n'
     )
     assert "hush" not in done.stderr
+
+
+def test_the_progress_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    bar = ProgressBar()
+    bar.show("public.t, 2 of 3", 0.5)
+    bar.clear()
+    assert capsys.readouterr().err == "\r\x1b[K[############............]  50%  public.t, 2 of 3\r\x1b[K"
 
 
 @pytest.mark.parametrize("table_format", ["delta", "parquet"])
