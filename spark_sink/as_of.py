@@ -89,7 +89,7 @@ def _last_lsn(spark: SparkSession, house: Warehouse, table: Table, changes: Data
     source = house.source()
     if source.position is None:
         raise WarehouseError(f"{house.root} has no changes yet")
-    last_lsn = source.position.lsn
+    last_lsn = int(source.position.lsn)  # py4j would take an LSN for a text
     too_late = _is_after(at)
     if not isinstance(at, datetime):
         lsn = at.lsn if isinstance(at, Position) else at
@@ -99,7 +99,7 @@ def _last_lsn(spark: SparkSession, house: Warehouse, table: Table, changes: Data
             raise WarehouseError(
                 f"the tables are at {source.position}, and not yet at {at}", hint="wait, or ask for an earlier position"
             )
-        last_lsn = int(lsn)  # py4j would take an LSN for a text
+        last_lsn = int(lsn)
     end_lsn = F.col("_cdc_end_lsn")
     found = changes.agg(
         F.min(F.when(too_late, end_lsn)).alias("first_late"),
