@@ -62,7 +62,7 @@ from cdcpipe.pgoutput.messages import (
     Update,
 )
 from cdcpipe.pgoutput.relations import RelationCache
-from cdcpipe.plugins.catalog import Catalog
+from cdcpipe.plugins.catalog import Catalog, Query
 
 if TYPE_CHECKING:
     from cdcpipe.pgoutput.messages import Message
@@ -71,9 +71,6 @@ __all__ = ["Change", "Handler", "Options", "OutputPlugin", "OutputWriter", "Quer
 
 Options: TypeAlias = Mapping[str, str | None]
 """Names and values as given with ``-o NAME=VALUE``; None for a name without a value."""
-
-Query: TypeAlias = Callable[[str], Sequence[tuple[str | None, ...]]]
-"""Runs one SQL command on an ordinary connection and returns its rows as text."""
 
 Change: TypeAlias = Insert | Update | Delete
 

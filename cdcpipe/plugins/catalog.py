@@ -11,8 +11,9 @@ domain, and no type modifiers. What the stream does not say at all is then an er
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.pgoutput import binary
@@ -21,12 +22,12 @@ from cdcpipe.plugins.text import quote_identifier
 from cdcpipe.plugins.type_names import built_in_type, built_in_type_id, format_built_in_type
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from cdcpipe.pgoutput.messages import Type
-    from cdcpipe.plugins.base import Query
 
-__all__ = ["Catalog", "ColumnFacts", "NoCatalogError", "TypeFacts"]
+__all__ = ["Catalog", "ColumnFacts", "NoCatalogError", "Query", "TypeFacts"]
+
+Query: TypeAlias = Callable[[str], Sequence[tuple[str | None, ...]]]
+"""Runs one SQL command on an ordinary connection and returns its rows as text."""
 
 
 class NoCatalogError(InvalidArgumentsError):

@@ -24,7 +24,7 @@ from cdcpipe.plugins.type_names import built_in_type, built_in_type_id
 
 if TYPE_CHECKING:
     from cdcpipe.pgoutput.messages import Type
-    from cdcpipe.plugins.base import Query
+    from cdcpipe.plugins.catalog import Query
 
 __all__ = ["Form", "ValueOptions", "Values", "quoted"]
 
