@@ -273,7 +273,7 @@ class Debezium(TemplatePlugin[_Table]):
         try:
             return self.query("select current_database()")[0][0] or ""
         except NoCatalogError:
-            raise NoCatalogError("the name of the database (database.dbname)") from None
+            raise NoCatalogError("the name of the database (it may be given as -o database.dbname=NAME)") from None
 
 
 def _one_behind(
