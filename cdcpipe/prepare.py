@@ -144,6 +144,8 @@ def stream(config: StreamConfig) -> ExitCode:
             if slot.plugin == "pgoutput" and pgoutput_options.is_on(server_options, "binary"):
                 preflight.check_binary_forms(catalog.connection, publications)
             transactions = _transactions(config, slot, server_options)
+            if slot.plugin == "pgoutput":
+                _check_two_phase(config, slot, server_options)
         with connected(config.slot, replication=True) as walsender:
             with initialising():
                 system = preflight.identify_system(walsender)
@@ -222,7 +224,10 @@ def _plugin(
     plugin = load(config.output, {**config.output_options, **plugin_options}, catalog.query)
     asked = defaults | dict(plugin.pgoutput_options) | given
     is_parallel = asked.get("streaming") == "parallel"
-    return pgoutput_options.complete(asked, version), lambda write: Renderer(plugin, write, streaming_parallel=is_parallel)
+    completed = pgoutput_options.complete(asked, version)
+    if not config.whole_transactions:
+        plugin.check_callbacks(option for option in ("two_phase", "streaming") if not pgoutput_options.is_off(completed, option))
+    return completed, lambda write: Renderer(plugin, write, streaming_parallel=is_parallel)
 
 
 def _transactions(config: StreamConfig, slot: Slot, options: Mapping[str, str | None]) -> Transactions | None:
@@ -236,6 +241,18 @@ def _transactions(config: StreamConfig, slot: Slot, options: Mapping[str, str | 
         streaming_parallel=(options.get("streaming") or "").lower() == "parallel",
         spill_threshold=config.spill_threshold,
     )
+
+
+def _check_two_phase(config: StreamConfig, slot: Slot, options: Mapping[str, str | None]) -> None:
+    """Refuse a slot that sends what was not asked for; say so where one is changed for good."""
+    is_asked = pgoutput_options.is_on(options, "two_phase")
+    if slot.two_phase and not is_asked and not config.whole_transactions:
+        msg = f"replication slot {slot.name!r} sends prepared transactions when they are prepared, which was not asked for"
+        raise InitError(
+            msg, hint="--two-phase takes them as they come, --whole-transactions when they are committed; or make a new slot"
+        )
+    if is_asked and not slot.two_phase:
+        log.warning("replication slot %r sends prepared transactions when they are prepared from now on, for good", slot.name)
 
 
 class _Catalog:

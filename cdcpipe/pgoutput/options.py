@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cdcpipe.errors import InitError
 
-__all__ = ["NAMES", "complete", "is_on"]
+__all__ = ["NAMES", "complete", "is_off", "is_on"]
 
 _TRUE = frozenset({"true", "on", "yes", "1", "t", "y"})
 _FALSE = frozenset({"false", "off", "no", "0", "f", "n"})
@@ -74,6 +74,11 @@ def complete(options: Mapping[str, str | None], server_version: int) -> dict[str
 def is_on(options: Mapping[str, str | None], name: str) -> bool:
     """Return whether an option that is a boolean is there and on."""
     return name in options and _normalise(options[name]) == "on"
+
+
+def is_off(options: Mapping[str, str | None], name: str) -> bool:
+    """Return whether an option is not there, or off."""
+    return name not in options or _normalise(options[name]) == "off"
 
 
 def _normalise(value: str | None) -> str:

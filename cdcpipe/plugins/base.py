@@ -33,7 +33,7 @@ Source: the manual, "Logical Decoding Output Plugins".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
@@ -232,11 +232,25 @@ class OutputPlugin:
         """End the blocks: called after the last one. What was not undone is committed; positions and time are known now."""
         raise self._unsupported("transactions in progress", "streaming")
 
+    def check_callbacks(self, options: Iterable[str]) -> None:
+        """Raise InvalidArgumentsError for an option of pgoutput that brings what the plugin has no callbacks for."""
+        for option in options:
+            callback, what = _CALLBACKS[option]
+            if getattr(type(self), callback) is getattr(OutputPlugin, callback):
+                raise self._unsupported(what, option)
+
     def _unsupported(self, what: str, option: str) -> InvalidArgumentsError:
         return InvalidArgumentsError(
             f"the output plugin {self.name} can't render {what}",
             hint=f"leave the option {option!r} out, or have the transactions put together (--whole-transactions)",
         )
+
+
+_CALLBACKS = {
+    "two_phase": ("begin_prepare", "prepared transactions"),
+    "streaming": ("stream_start", "transactions in progress"),
+}
+"""Options of pgoutput: the first of the callbacks that they take, and what they bring."""
 
 
 class _Handlers(dict[bytes, Handler]):

@@ -76,6 +76,8 @@ class Slot:
     restart_lsn: LSN | None
     confirmed_flush_lsn: LSN | None
     wal_status: str | None
+    two_phase: bool
+    """Whether prepared transactions come at their PREPARE, whatever the stream's options say: once on, it stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +120,12 @@ def check_wal_level(connection: Connection) -> None:
 def find_slot(connection: Connection, name: str) -> Slot | None:
     """Read a slot's state; None if there is no such slot."""
     rows = connection.execute(
-        "SELECT plugin, slot_type, database, active, active_pid, restart_lsn, confirmed_flush_lsn, wal_status"
+        "SELECT plugin, slot_type, database, active, active_pid, restart_lsn, confirmed_flush_lsn, wal_status, two_phase"
         f" FROM pg_catalog.pg_replication_slots WHERE slot_name = {quote_literal(name)}"
     )
     if not rows:
         return None
-    plugin, slot_type, database, active, active_pid, restart_lsn, confirmed_flush_lsn, wal_status = rows[0]
+    plugin, slot_type, database, active, active_pid, restart_lsn, confirmed_flush_lsn, wal_status, two_phase = rows[0]
     return Slot(
         name=name,
         plugin=plugin,
@@ -134,6 +136,7 @@ def find_slot(connection: Connection, name: str) -> Slot | None:
         restart_lsn=LSN.parse(restart_lsn) if restart_lsn else None,
         confirmed_flush_lsn=LSN.parse(confirmed_flush_lsn) if confirmed_flush_lsn else None,
         wal_status=wal_status,
+        two_phase=two_phase == "t",
     )
 
 
