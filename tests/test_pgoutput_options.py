@@ -3,7 +3,7 @@
 import pytest
 
 from cdcpipe.errors import InitError
-from cdcpipe.pgoutput.options import complete
+from cdcpipe.pgoutput.options import complete, is_off, is_on
 
 PROTOCOL = [
     ({}, 140000, "1"),
@@ -44,3 +44,12 @@ REFUSED = [
 def test_what_is_too_new_is_named(options: dict[str, str | None], server: int, named: str) -> None:
     with pytest.raises(InitError, match=named):
         complete(options, server)
+
+
+@pytest.mark.parametrize(
+    ("value", "on", "off"),
+    [("on", True, False), (None, True, False), ("FALSE", False, True), ("parallel", False, False), ("0", False, True)],
+)
+def test_on_and_off(value: str | None, on: bool, off: bool) -> None:
+    assert (is_on({"streaming": value}, "streaming"), is_off({"streaming": value}, "streaming")) == (on, off)
+    assert (is_on({}, "streaming"), is_off({}, "streaming")) == (False, True)

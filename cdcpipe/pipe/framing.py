@@ -34,7 +34,8 @@ def _parse_header(line: bytes) -> tuple[LSN, int]:
         if length > _MAX_RECORD_BYTES:
             raise ValueError
     except ValueError:
-        msg = f"not a record header (w LSN LENGTH): {line[:40]!r}"
+        # What stands there instead may be a row.
+        msg = f"not a record header (w LSN LENGTH): {len(line)} bytes that are something else"
         raise ProtocolError(msg) from None
     return lsn, length
 
