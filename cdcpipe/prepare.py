@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import secrets
+import select
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,13 +27,15 @@ from cdcpipe.replication import preflight
 from cdcpipe.replication.boundaries import tracker_for
 from cdcpipe.replication.commands import publication_names
 from cdcpipe.replication.connection import SESSION_SETTINGS, Connection, Rows
-from cdcpipe.replication.preflight import PublishedTable, Slot, System
+from cdcpipe.replication.preflight import ExportedSnapshot, PublishedTable, Slot, System
 from cdcpipe.replication.progress import Progress
 from cdcpipe.stream import Feeder, Streamer
 
-__all__ = ["Preparation", "poll_until_free", "prepare", "stream"]
+__all__ = ["Export", "Preparation", "exporting", "poll_until_free", "prepare", "stream"]
 
 log = logging.getLogger(__name__)
+
+_READ_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,34 @@ class Preparation:
     slot: Slot
     publications: list[str]
     tables: list[PublishedTable]
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A snapshot for others to read, and how they get to the one server that has it (libpq's parameters, no password).
+
+    ``is_slot_new``: the snapshot is that of the slot's beginning. Otherwise it is of now, somewhere in the slot's stream.
+    """
+
+    snapshot: ExportedSnapshot
+    is_slot_new: bool
+    connection: Mapping[str, str]
+    walsender: Connection
+
+    def hold(self, fd: int) -> None:
+        """Keep the snapshot until ``fd`` comes to its end; raise ConnectionClosedError if the server ends it before."""
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        poll.register(self.walsender.socket, select.POLLIN)
+        while True:
+            ready = {found for found, _ in poll.poll()}
+            if self.walsender.socket in ready:
+                try:
+                    self.walsender.consume_input()  # a setting that was changed, or the end
+                except Connection.Lost as ex:
+                    raise self.walsender.closed_error() from ex
+            if fd in ready and not os.read(fd, _READ_BYTES):
+                return
 
 
 @contextmanager
@@ -73,10 +106,13 @@ def connected(config: SlotConfig, *, replication: bool) -> Iterator[Connection]:
         connection.close()
 
 
-def find_or_create_slot(connection: Connection, config: SlotConfig, publications: list[str]) -> Slot:
+def find_or_create_slot(
+    connection: Connection, config: SlotConfig, publications: list[str], make: Callable[[], None] | None = None
+) -> Slot:
     """Return the slot's state; make publications and slot first if that is asked for and the slot does not exist.
 
     Publications come before the slot: one that is younger than the slot's position does not exist for the changes there.
+    ``make`` makes the slot in another way than by SQL.
     """
     preflight.check_wal_level(connection)
     slot = preflight.find_slot(connection, config.slot)
@@ -88,7 +124,10 @@ def find_or_create_slot(connection: Connection, config: SlotConfig, publications
                 log.info("creating publication %r", name)
                 preflight.create_publication(connection, name, config.tables)
         log.info("creating replication slot %r with plugin %s", config.slot, config.plugin)
-        preflight.create_slot(connection, config.slot, config.plugin, timeout_s=config.create_timeout_s)
+        if make is None:
+            preflight.create_slot(connection, config.slot, config.plugin, timeout_s=config.create_timeout_s)
+        else:
+            make()
         slot = preflight.find_slot(connection, config.slot)
         if slot is None:
             raise preflight.missing_slot_error(config.slot)
@@ -115,22 +154,55 @@ def prepare(config: SlotConfig) -> Preparation:
     """Do all that precedes streaming on a pgoutput slot, and say what was found."""
     with connected(config, replication=False) as connection, initialising():
         slot = find_or_create_slot(connection, config, list(config.publications))
-        if slot.plugin != "pgoutput":
-            msg = f"replication slot {slot.name!r} has the plugin {slot.plugin}; this needs one with pgoutput"
-            raise InitError(msg, hint="name another slot, or create one with -c")
-        preflight.check_free(slot)
-        tables = check_published(connection, list(config.publications))
         with connected(config, replication=True) as walsender:
             system = preflight.identify_system(walsender)
-        return Preparation(
-            server_version=connection.server_version,
-            system=system,
-            database=connection.database,
-            end_lsn=preflight.current_lsn(connection),
-            slot=slot,
-            publications=list(config.publications),
-            tables=tables,
-        )
+        return _preparation(connection, config, slot, system)
+
+
+def _preparation(connection: Connection, config: SlotConfig, slot: Slot, system: System) -> Preparation:
+    """Check what a stream from the slot needs, and say what was found."""
+    if slot.plugin != "pgoutput":
+        msg = f"replication slot {slot.name!r} has the plugin {slot.plugin}; this needs one with pgoutput"
+        raise InitError(msg, hint="name another slot, or create one with -c")
+    preflight.check_free(slot)
+    tables = check_published(connection, list(config.publications))
+    return Preparation(
+        server_version=connection.server_version,
+        system=system,
+        database=connection.database,
+        end_lsn=preflight.current_lsn(connection),
+        slot=slot,
+        publications=list(config.publications),
+        tables=tables,
+    )
+
+
+@contextmanager
+def exporting(config: SlotConfig) -> Iterator[tuple[Preparation, Export]]:
+    """Prepare as ``prepare`` does, with a snapshot that others can read while the context is open.
+
+    A slot that is made now is made so that the snapshot is that of its beginning; for one that exists, a temporary slot beside
+    it tells where in the WAL the snapshot is.
+    """
+    with connected(config, replication=False) as connection, connected(config, replication=True) as walsender:
+        made: list[ExportedSnapshot] = []
+
+        def export(name: str, *, is_temporary: bool) -> None:
+            found = preflight.export_snapshot(walsender, name, is_temporary=is_temporary, timeout_s=config.create_timeout_s)
+            made.append(found)
+
+        with initialising():
+            # Any command after the export would end it.
+            system = preflight.identify_system(walsender)
+            slot = find_or_create_slot(
+                connection, config, list(config.publications), make=lambda: export(config.slot, is_temporary=False)
+            )
+            is_slot_new = bool(made)
+            if not is_slot_new:
+                export(f"cdcpipe_snapshot_{secrets.token_hex(6)}", is_temporary=True)
+            parameters = {name: value for name, value in config.parameters.items() if name != "hostaddr"}
+            preparation = _preparation(connection, config, slot, system)
+        yield preparation, Export(made[0], is_slot_new, parameters | connection.address, walsender)
 
 
 def stream(config: StreamConfig) -> ExitCode:

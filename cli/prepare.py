@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import click
 
 from cdcpipe.lsn import format_lsn
-from cdcpipe.prepare import prepare
+from cdcpipe.prepare import Preparation, exporting, prepare
 from cli.options import CONTEXT_SETTINGS, connection_options, slot_config, slot_options
 
 __all__ = ["command"]
@@ -19,14 +20,39 @@ __all__ = ["command"]
 )
 @slot_options
 @connection_options
-def command(**options: Any) -> None:
+@click.option(
+    "--export-snapshot",
+    is_flag=True,
+    help="Export a snapshot of the database for other sessions, print its name, and hold it until stdin ends.",
+)
+def command(*, export_snapshot: bool, **options: Any) -> None:
     """Check everything that a stream from a pgoutput slot needs, and print what was found as one JSON object.
 
     With -c the publications and the slot are created first. The exit codes are those of streaming.
     """
-    found = prepare(slot_config(**options))
+    config = slot_config(**options)
+    if not export_snapshot:
+        _print(_report(prepare(config)))
+        return
+    with exporting(config) as (found, export):
+        exported = {
+            "snapshot": export.snapshot.name,
+            "consistent_point": format_lsn(export.snapshot.consistent_point),
+            "slot_created": export.is_slot_new,
+            "connection": dict(export.connection),
+        }
+        _print(_report(found) | exported)
+        export.hold(sys.stdin.fileno())
+
+
+def _print(report: dict[str, Any]) -> None:
+    click.echo(json.dumps(report, indent=2, ensure_ascii=False))
+    sys.stdout.flush()
+
+
+def _report(found: Preparation) -> dict[str, Any]:
     slot = found.slot
-    report = {
+    return {
         "server_version": found.server_version,
         "system_id": found.system.system_id,
         "timeline": found.system.timeline,
@@ -52,4 +78,3 @@ def command(**options: Any) -> None:
             for table in found.tables
         ],
     }
-    click.echo(json.dumps(report, indent=2, ensure_ascii=False))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pexpect
 import postgres
@@ -503,6 +504,60 @@ def test_prepare_makes_what_is_missing_and_its_end_is_reached(on: Fixture) -> No
         rows = [decode(record) for _, record in cli.records()]
         assert [row.new[0] for row in rows if isinstance(row, Insert)] == [b"1", b"2"]
         assert cli.wait() == 0
+
+
+def test_prepare_exports_the_snapshot_of_a_new_slot(on: Fixture) -> None:
+    name = f"new_{on.database.name}"
+    args = ["prepare", "-d", on.database.dsn, "-S", name, "--publication", "p", "-c", "--export-snapshot"]
+    on.sql("insert into t values (1, 'before')")
+    with CLI(*args, header=False) as cli:
+        found = read_json(cli)
+        assert found["slot_created"]
+        assert found["consistent_point"] == found["slot"]["confirmed_flush_lsn"]
+        assert found["connection"]["dbname"] == on.database.name
+        on.sql("insert into t values (2, 'after')")
+        assert rows_of_snapshot(on, found["snapshot"]) == [(1,)]
+        # The slot is nobody's, and its stream begins where the snapshot ends.
+        with CLI("-d", on.database.dsn, "-S", name, "--publication", "p") as stream:
+            assert [rows for _, rows in stream.transactions(1)] == [[b"2"]]
+            assert stream.quit() == 0
+        assert rows_of_snapshot(on, found["snapshot"]) == [(1,)]
+        cli.close_stdin()
+        assert cli.wait_without_reading() == 0
+
+
+def test_prepare_exports_a_snapshot_beside_a_slot(on: Fixture) -> None:
+    on.sql("insert into t values (1, 'before')")
+    with CLI("prepare", "-d", on.database.dsn, "-S", on.slot, "--publication", "p", "--export-snapshot", header=False) as cli:
+        found = read_json(cli)
+        assert not found["slot_created"]
+        on.sql("insert into t values (2, 'after')")
+        assert rows_of_snapshot(on, found["snapshot"]) == [(1,)]
+        with on.cli() as stream:
+            ends = dict(reversed(pair) for pair in ((lsn, rows[0]) for lsn, rows in stream.transactions(2)))
+            assert stream.quit() == 0
+        assert ends[b"1"] <= LSN.parse(found["consistent_point"]) < ends[b"2"]
+        on.sql("select pg_terminate_backend(active_pid) from pg_replication_slots where temporary")
+        assert cli.wait() == 3
+        assert "connection" in cli.stderr
+    until(lambda: not on.value("select count(*) from pg_replication_slots where temporary"), "the temporary slot's end")
+
+
+def read_json(cli: CLI) -> dict[str, Any]:
+    text = b""
+    while not text.endswith(b"}\n"):
+        data = cli.read_bytes()
+        assert data, cli.stderr
+        text += data
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def rows_of_snapshot(on: Fixture, snapshot: str) -> list[Any]:
+    with on.database.connect() as other, other.transaction():
+        other.execute("set transaction isolation level repeatable read")
+        other.execute(f"set transaction snapshot '{snapshot}'")  # type: ignore[call-overload]  # psycopg wants a literal
+        return other.execute("select id from t order by 1").fetchall()
 
 
 def test_a_table_without_identity_is_named(on18: Fixture) -> None:

@@ -13,6 +13,7 @@ from cdcpipe.lsn import format_lsn
 
 __all__ = [
     "IDENTIFY_SYSTEM",
+    "create_replication_slot",
     "publication_names",
     "quote_identifier",
     "quote_literal",
@@ -43,6 +44,15 @@ def quote_literal(value: str) -> str:
 def publication_names(names: Iterable[str]) -> str:
     """Return the value of pgoutput's ``publication_names``: a list of identifiers, which folds what is not quoted."""
     return ",".join(quote_identifier(name) for name in names)
+
+
+def create_replication_slot(slot: str, plugin: str, *, is_temporary: bool) -> str:
+    """Return the command that makes a logical slot and exports the snapshot of the database at the slot's beginning.
+
+    This form of the option is that of all servers from 10 on.
+    """
+    temporary = " TEMPORARY" if is_temporary else ""
+    return f"CREATE_REPLICATION_SLOT {quote_identifier(slot)}{temporary} LOGICAL {quote_identifier(plugin)} EXPORT_SNAPSHOT"
 
 
 def start_replication(slot: str, start_lsn: int, options: Mapping[str, str | None]) -> str:

@@ -166,6 +166,13 @@ class Connection:
         """The name of the database."""
         return self._pgconn.db.decode("utf-8", "replace")
 
+    @property
+    def address(self) -> dict[str, str]:
+        """Where the connection leads, as libpq's parameters: one server, also where several were given to try."""
+        pgconn = self._pgconn
+        values = {"host": pgconn.host, "port": pgconn.port, "user": pgconn.user, "dbname": pgconn.db}
+        return {name: value.decode("utf-8", "replace") for name, value in values.items() if value}
+
     # Commands
 
     def execute(self, sql: str, *, timeout_s: float | None = None) -> Rows:

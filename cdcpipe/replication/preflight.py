@@ -1,6 +1,7 @@
 """What is asked and made on the server before a stream starts, so that what is wrong is named before anything is sent.
 
-Every function takes a ``Connection``: an ordinary one, but ``identify_system`` and ``start_stream`` take the walsender's.
+Every function takes a ``Connection``: an ordinary one, but ``identify_system``, ``export_snapshot`` and ``start_stream`` take the
+walsender's.
 A walsender runs plain SQL as well, but must not run any before it streams: what SQL leaves in its catalog caches is today's
 catalog, and the stream would be decoded with it. (Seen: a publication younger than the slot, looked up before, was found for
 old WAL as well, and the rows there were skipped without an error.) Errors here end with exit code 2, 8 or 9.
@@ -16,6 +17,7 @@ from cdcpipe.errors import InitError, InvalidArgumentsError, ServerError, SlotDo
 from cdcpipe.lsn import LSN
 from cdcpipe.replication.commands import (
     IDENTIFY_SYSTEM,
+    create_replication_slot,
     quote_identifier,
     quote_literal,
     start_replication,
@@ -23,6 +25,7 @@ from cdcpipe.replication.commands import (
 from cdcpipe.replication.connection import Connection
 
 __all__ = [
+    "ExportedSnapshot",
     "PublishedTable",
     "Slot",
     "System",
@@ -34,6 +37,7 @@ __all__ = [
     "create_slot",
     "current_lsn",
     "expect_system",
+    "export_snapshot",
     "find_slot",
     "identify_system",
     "parse_publication_names",
@@ -50,6 +54,8 @@ _INVALID_PARAMETER = "22023"
 _QUERY_CANCELED = "57014"
 _INSUFFICIENT_PRIVILEGE = "42501"
 _UNDEFINED_FILE = "58P01"
+
+_TRANSACTION_TIMEOUT_SINCE = 170000
 
 _PAGE_BYTES = 8192
 _LONG_PAGE_HEADER_BYTES = 40
@@ -90,6 +96,17 @@ class PublishedTable:
     replica_identity: str
     primary_key: tuple[str, ...]
     has_identity: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedSnapshot:
+    """A snapshot that other sessions can use (SET TRANSACTION SNAPSHOT) as long as the connection that exported it does nothing.
+
+    It sees the transactions that end up to ``consistent_point``, and no others; no transaction ends across it.
+    """
+
+    name: str
+    consistent_point: LSN
 
 
 def identify_system(connection: Connection) -> System:
@@ -192,6 +209,24 @@ def create_slot(connection: Connection, name: str, plugin: str, *, timeout_s: fl
         if ex.sqlstate == _DUPLICATE_OBJECT:
             return
         raise creation_error(ex, name, plugin, timeout_s) from ex
+
+
+def export_snapshot(connection: Connection, slot: str, *, is_temporary: bool, timeout_s: float | None) -> ExportedSnapshot:
+    """Make a pgoutput slot and export the snapshot of its beginning, on the walsender's connection. Raise InitError.
+
+    A temporary slot is gone with the connection: it serves to get a snapshot whose place in the WAL is known.
+    """
+    # While it waits it looks like a session that forgot its transaction, and servers are told to end those.
+    settings = {"idle_in_transaction_session_timeout": "0"}
+    if connection.server_version >= _TRANSACTION_TIMEOUT_SINCE:
+        settings["transaction_timeout"] = "0"
+    connection.pin_session(settings)
+    command = create_replication_slot(slot, "pgoutput", is_temporary=is_temporary)
+    try:
+        _, consistent_point, name, *_ = connection.execute(command, timeout_s=timeout_s)[0]
+    except ServerError as ex:
+        raise creation_error(ex, slot, "pgoutput", timeout_s) from ex
+    return ExportedSnapshot(name or "", LSN.parse(consistent_point or ""))
 
 
 def creation_error(ex: ServerError, name: str, plugin: str, timeout_s: float | None) -> InitError:
