@@ -26,6 +26,7 @@ from spark_sink.delta import State
 from spark_sink.warehouse import WarehouseError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -33,13 +34,19 @@ if TYPE_CHECKING:
     from spark_sink.staging import Position
     from spark_sink.warehouse import Table, Warehouse
 
-__all__ = ["append", "read", "state"]
+__all__ = ["append", "batch_name", "exists", "properties", "read", "state"]
 
 _INDEXED_COLUMNS = 32
 """Of so many columns, the first ones, Delta Lake keeps the least and the greatest value per file."""
 
 _BATCH = "_cdc_batch"
 _BATCH_NAME = re.compile(rf"{_BATCH}=([0-9]{{6,9}})-([0-9A-F]{{16}})-([0-9A-F]{{16}})", re.ASCII)
+
+
+def exists(warehouse: Warehouse, table: Table) -> bool:
+    """Tell whether the table has a changelog, if only an empty one."""
+    path = warehouse.changelog(table)
+    return delta.exists(path) if warehouse.format == "delta" else bool(_batches(path))
 
 
 def state(spark: SparkSession, warehouse: Warehouse, table: Table) -> State | None:
@@ -79,10 +86,7 @@ def append(
     if warehouse.format == "delta":
         with delta.recording(rows.sparkSession, end):
             if before is None:
-                # Whoever reads what is new has to find it by its position, however wide the table is.
-                indexed = max(_INDEXED_COLUMNS, rows.columns.index("_cdc_end_lsn") + 1)
-                properties = {"cdcpipe.table": str(table), "delta.dataSkippingNumIndexedCols": str(indexed)}
-                delta.create(path, rows, properties)
+                delta.create(path, rows, properties(table, rows.columns))
             else:
                 delta.append(path, rows)
         written = delta.rows_written(path, end)
@@ -99,7 +103,19 @@ def append(
     written = sum(parquet.read_metadata(file).num_rows for file in temporary.glob("*.parquet"))
     if written != count:
         raise WarehouseError(_wrong_count(table, written, count, end), hint="nothing of it was kept; report it")
-    temporary.rename(path / f"{_BATCH}={end.epoch:06d}-{start.lsn:016X}-{end.lsn:016X}")
+    temporary.rename(path / batch_name(start, end))
+
+
+def properties(table: Table, columns: Sequence[str]) -> dict[str, str]:
+    """Return the properties of a Delta changelog."""
+    # Whoever reads what is new has to find it by its position, however wide the table is.
+    indexed = max(_INDEXED_COLUMNS, list(columns).index("_cdc_end_lsn") + 1)
+    return {"cdcpipe.table": str(table), "delta.dataSkippingNumIndexedCols": str(indexed)}
+
+
+def batch_name(start: Position, end: Position) -> str:
+    """Return the name of the directory of an append to a Parquet changelog."""
+    return f"{_BATCH}={end.epoch:06d}-{start.lsn:016X}-{end.lsn:016X}"
 
 
 def _wrong_count(table: Table, written: int, count: int, end: Position) -> str:

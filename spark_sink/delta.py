@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -24,11 +25,14 @@ if TYPE_CHECKING:
 __all__ = [
     "State",
     "add_column",
+    "add_files",
     "append",
     "create",
+    "create_empty",
     "exists",
     "literal",
     "overwrite",
+    "physical_schema",
     "pin",
     "quote",
     "read",
@@ -192,6 +196,14 @@ def create(path: Path, rows: DataFrame, properties: dict[str, str]) -> None:
     writer.create()
 
 
+def create_empty(spark: SparkSession, path: Path, schema: StructType, properties: dict[str, str]) -> None:
+    """Make a table without rows."""
+    # Nested names, too, have to be quoted; pyspark's own text of a type does not.
+    ddl = spark._jvm.org.apache.spark.sql.types.DataType.fromJson(schema.json()).toDDL()  # noqa: SLF001
+    listed = ", ".join(f"{literal(key)} = {literal(value)}" for key, value in (_PROPERTIES | properties).items())
+    spark.sql(f"CREATE TABLE {table_name(path)} ({ddl}) USING delta TBLPROPERTIES ({listed})")
+
+
 def append(path: Path, rows: DataFrame) -> None:
     """Append rows; columns that the table does not have yet are added."""
     rows.write.format("delta").mode("append").option("mergeSchema", "true").save(str(path))
@@ -205,3 +217,47 @@ def overwrite(path: Path, rows: DataFrame) -> None:
 def add_column(spark: SparkSession, path: Path, name: str, spark_type: str) -> None:
     """Add a column, NULL in every row."""
     spark.sql(f"ALTER TABLE {table_name(path)} ADD COLUMNS ({quote(name)} {spark_type})")
+
+
+_PHYSICAL_NAME = "delta.columnMapping.physicalName"
+
+
+def physical_schema(spark: SparkSession, path: Path) -> StructType:
+    """Return the schema of the table's files: its own, under the names that Delta Lake gives the columns there."""
+    from pyspark.sql.types import StructType
+
+    jvm = spark._jvm  # noqa: SLF001
+    session = spark._jsparkSession  # noqa: SLF001
+    snapshot = jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(session, str(path))._2()  # noqa: SLF001
+    return StructType.fromJson(_renamed(json.loads(snapshot.metadata().schema().json())))
+
+
+def _renamed(struct: dict[str, Any]) -> dict[str, Any]:
+    """Give a struct's fields, and those of structs in it, their physical names."""
+    fields = []
+    for each in struct["fields"]:
+        kind = each["type"]
+        if isinstance(kind, dict) and kind["type"] == "struct":
+            kind = _renamed(kind)
+        fields.append(each | {"name": each["metadata"][_PHYSICAL_NAME], "type": kind, "metadata": {}})
+    return struct | {"fields": fields}
+
+
+def add_files(spark: SparkSession, path: Path, files: Iterable[tuple[str, int, dict[str, Any]]], position: Position) -> None:
+    """Make files that lie in the table's directory (name, size, statistics) part of the table, and record ``position``.
+
+    They have the columns of `physical_schema`. There is no SQL for this, so it goes the way that Delta's own commands go.
+    """
+    now_ms = time.time_ns() // 1_000_000
+    actions: list[dict[str, Any]] = [{"txn": {"appId": APPLICATION, "version": position.lsn, "lastUpdated": now_ms}}]
+    for name, size, statistics in files:
+        file = {"path": name, "partitionValues": {}, "size": size, "modificationTime": now_ms, "dataChange": True}
+        actions.append({"add": file | {"stats": json.dumps(statistics)}})
+    jvm = spark._jvm  # noqa: SLF001
+    package = jvm.org.apache.spark.sql.delta
+    made = jvm.java.util.ArrayList()
+    for action in actions:
+        made.add(package.actions.Action.fromJson(json.dumps(action)))
+    log = package.DeltaLog.forTable(spark._jsparkSession, str(path))  # noqa: SLF001
+    operation = getattr(getattr(package, "DeltaOperations$ManualUpdate$"), "MODULE$")
+    log.startTransaction().commit(jvm.scala.jdk.javaapi.CollectionConverters.asScala(made).toSeq(), operation)

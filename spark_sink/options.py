@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from spark_sink.launcher import Progress
+    from spark_sink.snapshot import SnapshotProgress
 
 __all__ = [
     "CONTEXT_SETTINGS",
     "SIZE",
     "ProgressLine",
+    "SnapshotLine",
     "connection_arguments",
     "connection_options",
     "format_size",
@@ -285,6 +287,43 @@ class ProgressLine:
             parts.append(f"open {format_size(progress.open_size)}")
         if progress.restarts:
             parts.append(f"{progress.restarts} restarts")
+        return ", ".join(parts)
+
+    def clear(self) -> None:
+        """Make room on a terminal for something else."""
+        if self._is_terminal:
+            click.echo("\r\x1b[K", err=True, nl=False)
+
+
+class SnapshotLine:
+    """Shows how far a snapshot is on stderr, in the same way."""
+
+    def __init__(self, now: float) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._began_at = self._shown_at = now
+
+    @property
+    def interval_s(self) -> float:
+        """How often `update` is to be called."""
+        return _TERMINAL_INTERVAL_S
+
+    def update(self, progress: SnapshotProgress, now: float, *, is_last: bool = False) -> None:
+        """Show the progress if that is due."""
+        if not is_last and not self._is_terminal and now - self._shown_at < _LOG_INTERVAL_S:
+            return
+        self._shown_at = now
+        self.clear()
+        click.echo(self._text(progress, max(now - self._began_at, 1e-3)), err=True, nl=is_last or not self._is_terminal)
+
+    def _text(self, progress: SnapshotProgress, elapsed_s: float) -> str:
+        parts = [f"snapshot: {progress.tables_done} of {progress.tables} tables", f"{progress.rows:,} rows"]
+        if progress.row_estimate > progress.rows:
+            parts[-1] += f" of about {progress.row_estimate:,}"
+        parts.append(f"{progress.rows / elapsed_s:,.0f} rows/s")
+        left = progress.chunks - progress.chunks_done
+        if left and progress.chunks_done:
+            left_s = elapsed_s * left / progress.chunks_done
+            parts.append(f"{left_s / 60:.0f} min left" if left_s >= 120 else f"{left_s:.0f} s left")
         return ", ".join(parts)
 
     def clear(self) -> None:

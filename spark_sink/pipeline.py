@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Self
 from cdcpipe.errors import CdcpipeError
 from spark_sink import changelog, delta, reduction, replica, session, source
 from spark_sink.contents import Contents, read_contents
+from spark_sink.keys import identifying_columns, version_of
 from spark_sink.staging import (
     Position,
     Segment,
@@ -39,8 +40,8 @@ from spark_sink.staging import (
     register_reader,
     removed_position,
 )
-from spark_sink.types import MESSAGE_SCHEMA, assign_columns, column_names, merge_columns, split_schema, typed_schema
-from spark_sink.warehouse import MESSAGES, Table, Version, Warehouse, WarehouseError
+from spark_sink.types import MESSAGE_SCHEMA, merge_columns, split_schema, typed_schema
+from spark_sink.warehouse import MESSAGES, Table, Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
     from cdcpipe.pgoutput.messages import Relation
     from spark_sink.delta import State
+    from spark_sink.warehouse import Version
 
 __all__ = ["Pipeline", "PipelineProgress"]
 
@@ -62,12 +64,6 @@ READER = "tables"
 
 _KEPT_CHANGES = 100_000
 """So many changes of a table in a micro-batch are kept in memory from the changelog's commit to the replica's."""
-
-_IDENTIFYING = ("d", "i")
-"""The replica identities (DEFAULT, INDEX) under which a Relation message flags the columns that identify a row.
-
-With INDEX these are the index's columns, not the primary key: of a deleted row the server sends nothing else.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,15 +332,7 @@ class Pipeline:
         for end_lsn, relation in contents.relations:
             if end_lsn <= done_lsn:
                 continue
-            names = self._key(table, relation)
-            spark_names = dict(zip((c.name for c in relation.columns), column_names(relation), strict=True))
-            fields = dict(zip((c.name for c in relation.columns), assign_columns(columns, relation), strict=True))
-            version = Version(
-                end_lsn,
-                relation.relation_id,
-                tuple(spark_names[name] for name in names),
-                tuple(fields[name].name for name in names),
-            )
+            version = version_of(end_lsn, relation, columns, self._key(table, relation))
             if versions and replace(versions[-1], end_lsn=end_lsn) == version:
                 continue
             if versions and versions[-1].end_lsn == end_lsn:
@@ -358,12 +346,9 @@ class Pipeline:
 
     def _key(self, table: Table, relation: Relation) -> tuple[str, ...]:
         """Return the names of the columns that identify a row, in PostgreSQL's spelling; none if nothing does."""
-        flagged = tuple(column.name for column in relation.columns if column.is_key)
         key = self._keys.get(str(table))
-        if key is None and relation.replica_identity in _IDENTIFYING:
-            return flagged
         if key is None:
-            key = self._primary_key(table)
+            return identifying_columns(relation, lambda: self._primary_key(table))
         return key if set(key) <= {column.name for column in relation.columns} else ()
 
     def _primary_key(self, table: Table) -> tuple[str, ...]:

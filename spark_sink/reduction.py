@@ -286,7 +286,7 @@ def _reduce_chains(events: DataFrame, columns: Sequence[str], summary: Summary) 
 
     unchanged = summary.unchanged
     names = [f"_cdc_known_{i}" for i in range(len(unchanged))]
-    begins = ~F.col("_cdc_gone") & ((F.col("_cdc_op") == "insert") | F.col("_cdc_origin").isNotNull())
+    begins = ~F.col("_cdc_gone") & (F.col("_cdc_op").isin("insert", "snapshot") | F.col("_cdc_origin").isNotNull())
     so_far = Window.partitionBy("_cdc_key").orderBy("_cdc_position").rowsBetween(Window.unboundedPreceding, 0)
     events = events.withColumn("_cdc_begin", F.max(F.when(begins, F.col("_cdc_position"))).over(so_far))
     row = _row(columns, summary)

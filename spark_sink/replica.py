@@ -6,6 +6,7 @@ changelog. With Parquet the replica is ``view``, the same reduction over the who
 
 The rules (the changes of a key in the order of their positions):
 
+- A row of a snapshot is the row as it was there: as if inserted, whatever was before.
 - The last change decides: a row, or none. A change of the key is the end of the old key and the beginning of the new one.
 - TRUNCATE ends all rows before it, and so does another table under the same name.
 - A column that an update did not send (an unchanged TOAST value) has the value that it had before: from an earlier
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from spark_sink.reduction import Key, Summary
 
-__all__ = ["apply", "register_views", "replay", "view", "without_unneeded"]
+__all__ = ["apply", "properties", "register_views", "replay", "view", "without_unneeded"]
 
 _view_numbers = itertools.count()
 
@@ -215,8 +216,7 @@ def _apply_piece(
             if state is not None:
                 delta.overwrite(path, rows)
             else:
-                properties = {"cdcpipe.key": json.dumps(piece.key), _FIRST_COLUMNS: json.dumps(columns)}
-                delta.create(path, rows, properties | {"delta.enableDeletionVectors": "true"})
+                delta.create(path, rows, properties(piece.key, columns))
         return summary.exact
     for name in columns:
         if name not in state.schema.names:
@@ -238,6 +238,13 @@ def _apply_piece(
 
 _FIRST_COLUMNS = "cdcpipe.first_columns"
 """The property with the columns that a replica had from the beginning: in the others a row may lack a value that it has."""
+
+
+def properties(key: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
+    """Return the properties of a replica that begins with these columns."""
+    names = {"cdcpipe.key": json.dumps(key), _FIRST_COLUMNS: json.dumps(columns)}
+    return names | {"delta.enableDeletionVectors": "true"}
+
 
 _OPTIONAL = {"_cdc_exact": "MAP<STRING, STRING>", "_cdc_unchanged": "ARRAY<STRING>"}
 """The columns that a replica gets when it needs them, with their types."""

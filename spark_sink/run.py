@@ -17,6 +17,7 @@ from spark_sink.options import (
     CONTEXT_SETTINGS,
     SIZE,
     ProgressLine,
+    SnapshotLine,
     launcher_config,
     launcher_options,
     log_to_stderr,
@@ -27,7 +28,10 @@ from spark_sink.spark_options import parse_settings, spark_options
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from pyspark.sql import SparkSession
+
     from spark_sink.pipeline import Pipeline
+    from spark_sink.snapshot import InitialSnapshot
 
 __all__ = ["command"]
 
@@ -78,6 +82,19 @@ Example:
     metavar="SECS",
     help="A micro-batch begins no sooner than this after the one before it.",
 )
+@click.option(
+    "--snapshot",
+    "snapshot_mode",
+    type=click.Choice(["initial", "never"]),
+    help="Copy first what the tables hold.  [default: initial where -c makes the slot, never for a slot that exists]",
+)
+@click.option(
+    "--snapshot-chunk-size",
+    type=SIZE,
+    default="32MiB",
+    show_default=True,
+    help="A snapshot reads a table in pieces of about this size, several at a time.",
+)
 def command(
     *,
     warehouse: Path,
@@ -89,9 +106,14 @@ def command(
     checkpoint: Path | None,
     max_bytes_per_trigger: int,
     trigger_interval: float,
+    snapshot_mode: str | None,
+    snapshot_chunk_size: int,
     **options: Any,
 ) -> None:
     """Keep Spark tables in step with a slot: every change once in a changelog, the current rows in a replica.
+
+    With a slot that is made now the tables begin with what they hold on the server, copied in one snapshot while the changes
+    since then are taken already.
 
     Changes go to the staging directory first, and are confirmed to the server as soon as they are durable there; the tables
     follow. Ends at SIGINT and SIGTERM, cleanly, or with --available-now by itself. May be killed at any time: start it
@@ -99,21 +121,26 @@ def command(
     """
     from spark_sink import session
     from spark_sink.pipeline import Pipeline
+    from spark_sink.snapshot import InitialSnapshot
     from spark_sink.warehouse import Warehouse
 
     settings = parse_settings(confs)
-    Warehouse(warehouse, table_format)
+    house = Warehouse(warehouse, table_format)
     config = launcher_config(**options)
     log_to_stderr(verbose=config.verbose)
     # What is certain to fail had better do so before there is a slot.
     session.find_java()
     stopping = threading.Event()
     launcher = Launcher(config)
+    snapshot = InitialSnapshot(config, house, snapshot_mode, snapshot_chunk_size)
     spark = None
     pipeline = None
     line = ProgressLine(time.monotonic())
     try:
         with on_signals(stopping.set):
+            snapshot.prepare(stopping.is_set)
+            if stopping.is_set():
+                return
             launcher.start()
             assert launcher.prepared is not None
             _name_keyless(launcher.prepared)
@@ -123,6 +150,8 @@ def command(
             )
         # Once more: Spark has put a handler of its own in the place of ours.
         with on_signals(stopping.set):
+            if snapshot.is_needed and not stopping.is_set():
+                _copy(snapshot, spark, launcher, stopping)
             while config.available_now and not stopping.is_set() and not launcher.wait(line.interval_s):
                 line.update(launcher.progress, time.monotonic())
             pipeline = Pipeline(
@@ -146,12 +175,29 @@ def command(
                 line.update(launcher.progress, time.monotonic(), note=_note(pipeline))
     finally:
         line.clear()
+        snapshot.stop()
         launcher.stop()
         if pipeline is not None:
             pipeline.stop()
             line.update(launcher.progress, time.monotonic(), note=_note(pipeline), is_last=True)
         if spark is not None:
             spark.stop()
+
+
+def _copy(snapshot: InitialSnapshot, spark: SparkSession, launcher: Launcher, stopping: threading.Event) -> None:
+    """Take the snapshot, and show how far it is; give up when asked to stop."""
+    line = SnapshotLine(time.monotonic())
+    snapshot.start(spark, launcher.config.staging)
+    try:
+        while not snapshot.wait(line.interval_s):
+            if stopping.is_set():
+                return
+            if launcher.has_ended and launcher.error is not None:
+                launcher.wait()  # raises why
+            line.update(snapshot.progress, time.monotonic())
+        line.update(snapshot.progress, time.monotonic(), is_last=True)
+    finally:
+        line.clear()
 
 
 def _note(pipeline: Pipeline) -> str:

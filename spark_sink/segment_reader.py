@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["EnvelopeReader", "MessageReader", "Slice", "TypedReader", "read_relations"]
+__all__ = ["EnvelopeReader", "ExactTexts", "MessageReader", "Slice", "TypedReader", "read_relations"]
 
 BATCH_ROWS: Final = 1 << 16
 BATCH_BYTES: Final = 64 << 20
@@ -217,7 +217,7 @@ class TypedReader:
         try:
             changes = decode_changes(self._slice.segment, index.offset[record], index.length[record].astype(np.int64), relation)
             fields = assign_columns(self._columns, relation)
-            exact = _ExactTexts(len(record))
+            exact = ExactTexts(len(record))
             arrays = self._convert(changes.columns, fields, self._arrow_schema, exact, "")
             self._add_old(arrays, changes, relation, exact)
         except ProtocolError as ex:
@@ -233,7 +233,7 @@ class TypedReader:
         columns: Sequence[Values],
         fields: Sequence[StructField],
         types: pa.Schema | pa.StructType,
-        exact: _ExactTexts,
+        exact: ExactTexts,
         prefix: str,
     ) -> dict[str, pa.Array]:
         arrays = {}
@@ -243,7 +243,7 @@ class TypedReader:
             exact.add(prefix + target.name, converted.exact_rows, converted.exact)
         return arrays
 
-    def _add_old(self, arrays: dict[str, pa.Array], changes: Changes, relation: Relation, exact: _ExactTexts) -> None:
+    def _add_old(self, arrays: dict[str, pa.Array], changes: Changes, relation: Relation, exact: ExactTexts) -> None:
         if self._old_columns is None or changes.old is None:
             return
         old_type = self._arrow_schema.field("_cdc_old").type
@@ -256,7 +256,7 @@ class TypedReader:
             mask=pa.array(changes.old_kind == 0),
         )
 
-    def _add_lists(self, arrays: dict[str, pa.Array], changes: Changes, fields: Sequence[StructField], exact: _ExactTexts) -> None:
+    def _add_lists(self, arrays: dict[str, pa.Array], changes: Changes, fields: Sequence[StructField], exact: ExactTexts) -> None:
         """Add the two columns of column names; without them in the schema, there must be nothing to say."""
         rows, names = _unchanged(changes.columns, [target.name for target in fields])
         for name, entries, reason in (
@@ -302,7 +302,7 @@ class TypedReader:
 
 
 @dataclass(slots=True)
-class _ExactTexts:
+class ExactTexts:
     """The texts of values that their type cannot hold, gathered column by column, given row by row."""
 
     row_count: int
@@ -312,6 +312,7 @@ class _ExactTexts:
     _texts: list[pa.StringArray] = field(default_factory=list)
 
     def add(self, name: str, rows: Array, texts: pa.StringArray) -> None:
+        """Add a column's."""
         if len(rows):
             self.count += len(rows)
             self._rows.append(rows)
@@ -319,6 +320,7 @@ class _ExactTexts:
             self._texts.append(texts)
 
     def to_arrow(self, map_type: pa.MapType) -> pa.MapArray:
+        """Return a map of column -> text for each row."""
         if not self.count:
             offsets, empty = _list_offsets(np.zeros(0, np.int64), self.row_count), pa.array([], pa.string())
             return pa.MapArray.from_arrays(offsets, empty, empty, type=map_type)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     UInt8s = NDArray[np.uint8]
     Mask = NDArray[np.bool_]
 
-__all__ = ["MAX_SPAN_BYTES", "Changes", "Converted", "Values", "decode_changes", "gather"]
+__all__ = ["MAX_SPAN_BYTES", "Changes", "Converted", "Values", "convert_text", "decode_changes", "gather"]
 
 MAX_SPAN_BYTES: Final = 0x7FFFFFFF
 """How far the last byte of a call's records may be from its first: Arrow's strings have 32-bit offsets."""
@@ -86,11 +86,11 @@ class Values:
         rows = np.flatnonzero(self.kind == _BINARY)
         read = _READERS.get((self.type_id, arrow_type), _READERS.get((self.type_id, arrow_type.id))) if len(rows) else None
         if read is None:
-            return _convert(self._text(rows), arrow_type)
+            return convert_text(self._text(rows), arrow_type)
         array, fine = read(replace(self, kind=self.kind[rows], start=self.start[rows], length=self.length[rows]), arrow_type)
         if fine.all() and len(rows) == len(self.kind):
             return Converted(array, _NO_ROWS, _NO_TEXTS)
-        converted = _convert(self._text(rows[~fine]), arrow_type)
+        converted = convert_text(self._text(rows[~fine]), arrow_type)
         converted.array = _put(converted.array, rows[fine], array)
         return converted
 
@@ -323,7 +323,8 @@ _HEX: Final = r"^\\x([0-9a-f]{2})*$"
 _MAX_DECIMAL_DIGITS: Final = 38
 
 
-def _convert(text: pa.StringArray, arrow_type: pa.DataType) -> Converted:
+def convert_text(text: pa.StringArray, arrow_type: pa.DataType) -> Converted:
+    """Return values, as the server writes them as text, as ``arrow_type``."""
     if arrow_type == pa.string():
         return Converted(text, _NO_ROWS, _NO_TEXTS)
     array = _CASTS[arrow_type.id](text, arrow_type)

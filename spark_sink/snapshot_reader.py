@@ -1,0 +1,290 @@
+"""A chunk of a table -> files of a changelog and of a replica: the part of a snapshot that runs in executors.
+
+The server sends rows in COPY's binary form, ADBC makes Arrow columns of them, and they go to Parquet as they are: no Python per
+row, and no way through the JVM. What binary form and Arrow do not hold exactly comes as text, in a column of its own or, for
+the few dates and times beyond Spark's years, beside it; texts go through the same casts as those of the stream. So a value
+is the same whether it comes with the snapshot or with a change.
+
+The position of a row is the snapshot's. Its ordinal is ``row * chunks + chunk``, both counted from 0, which is unique in the
+table and needs no chunk to know of another; beyond 31 bits it goes on from the least negative number (32 bits in all).
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cdcpipe.pgoutput.columnar import convert_text
+from spark_sink.segment_reader import ExactTexts
+from spark_sink.snapshot_plan import Chunk, RewrittenError, SnapshotError, open_snapshot, quote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from cdcpipe.pgoutput.messages import Column, Relation
+
+__all__ = ["ChunkTask", "Layout", "Select", "Written", "WrittenFile", "select_columns", "write_chunk", "write_empty"]
+
+_ORDINALS: Final = 1 << 32
+_BATCH_HINT_BYTES: Final = 16 << 20
+
+# Types that arrive exactly in binary form, and in the Arrow type that is wanted: bool, bytea, int8, int2, int4, text, float4,
+# float8, bpchar, varchar.
+_BINARY_IDS: Final = frozenset({16, 17, 20, 21, 23, 25, 700, 701, 1042, 1043})
+_OID: Final = 26
+_RANGES: Final = {
+    1082: ("date", "0001-01-01", "10000-01-01"),
+    1114: ("timestamp", "0001-01-01 00:00:00", "10000-01-01 00:00:00"),
+    1184: ("timestamptz", "0001-01-01 00:00:00+00", "10000-01-01 00:00:00+00"),
+}
+"""The values of these types that Spark has, too, from and up to: infinity and other years come as text."""
+
+# Spark takes days before 1582 for another calendar's, unless the file says that a newer Spark has written it.
+_FILE_METADATA: Final = {"org.apache.spark.version": "4.2.0"}
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """A column in a SELECT: as it is, or as text; with ``rest`` what the first cannot hold comes as text in a second."""
+
+    expression: str
+    is_text: bool = False
+    rest: str | None = None
+
+
+def select_columns(relation: Relation) -> list[Select]:
+    """Return how each column of a table is selected."""
+    return [_select(column) for column in relation.columns]
+
+
+def _select(column: Column) -> Select:
+    name = quote(column.name)
+    if column.type_id in _BINARY_IDS:
+        return Select(name)
+    if column.type_id == _OID:
+        return Select(f"{name}::pg_catalog.int8")
+    text = f"CASE WHEN {name} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {name}) END"
+    if column.type_id in _RANGES:
+        kind, low, high = _RANGES[column.type_id]
+        fits = f"{name} >= '{low}'::pg_catalog.{kind} AND {name} < '{high}'::pg_catalog.{kind}"
+        return Select(f"CASE WHEN {fits} THEN {name} END", rest=f"CASE WHEN NOT ({fits}) THEN {name}::pg_catalog.text END")
+    # Not a cast: that of char, inet or somebody's own type is not what the type's output function writes.
+    return Select(text, is_text=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The columns of a file, in order: as the table calls them, and as the file does (with Delta Lake they differ)."""
+
+    names: tuple[str, ...]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTask:
+    """What one task does. Goes to executors by pickle: plain values only, and no password."""
+
+    connection: str
+    snapshot: str
+    chunk: Chunk
+    number: int
+    chunk_count: int
+    condition: str | None
+    selects: tuple[Select, ...]
+    names: tuple[str, ...]
+    """The table's columns as the changelog calls them, in the order of ``selects``."""
+    types: pa.Schema
+    """The columns' types in Arrow, by those names."""
+    epoch: int
+    lsn: int
+    time_us: int
+    directory: str
+    layout: Layout
+    replica_directory: str | None = None
+    replica_layout: Layout | None = None
+    is_utf8: bool = True
+    """Whether the server makes sure that texts are UTF-8."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A Parquet file: its name in its directory, and what it holds; least and greatest value by the file's names of columns."""
+
+    name: str
+    size: int
+    rows: int
+    minimum: dict[str, int]
+    maximum: dict[str, int]
+    nulls: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of a chunk; ``exact`` are the columns with values that their type cannot hold."""
+
+    rows: int
+    changelog: WrittenFile
+    replica: WrittenFile | None
+    exact: tuple[str, ...]
+
+
+def write_chunk(task: ChunkTask, count_rows: Callable[[int], object]) -> Written:
+    """Copy a chunk into files; ``count_rows`` is told how many rows have come."""
+    name = f"part-{task.number:06d}-{secrets.token_hex(8)}.parquet"
+    changelog = _FileWriter(task.directory, name, task.layout)
+    replica = None
+    if task.replica_directory is not None and task.replica_layout is not None:
+        replica = _FileWriter(task.replica_directory, name, task.replica_layout)
+    rows = 0
+    exact: dict[str, None] = {}
+    for batch in _read(task):
+        count = len(batch)
+        arrays = _columns(task, batch, exact)
+        changelog.write(arrays | _metadata(task, rows, count), count)
+        if replica is not None:
+            replica.write(arrays, count)
+        rows += count
+        count_rows(count)
+    return Written(rows, changelog.close(), None if replica is None else replica.close(), tuple(exact))
+
+
+def write_empty(directory: str, layout: Layout) -> None:
+    """Write a file without rows."""
+    _FileWriter(directory, "part-empty.parquet", layout).close()
+
+
+def _read(task: ChunkTask) -> Iterator[pa.RecordBatch]:
+    """Yield the chunk's rows as they come, in the columns of its SELECT."""
+    expressions = [select.expression for select in task.selects]
+    expressions += [select.rest for select in task.selects if select.rest is not None]
+    # Two columns of a table may be called alike in Arrow; and of a table without columns the rows still count.
+    numbered = [f"{expression} AS c{number}" for number, expression in enumerate(expressions)] or ["true AS c0"]
+    connection = open_snapshot(task.connection, task.snapshot)
+    try:
+        with connection.cursor() as cursor:
+            cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": _BATCH_HINT_BYTES})
+            cursor.execute(task.chunk.query(numbered, task.condition))
+            yield from cursor.fetch_record_batch()
+            # The table is locked from the query on, so this is the file that was read.
+            cursor.execute(f"SELECT pg_relation_filenode({task.chunk.relation_id}::oid)::int8")
+            if cursor.fetchone()[0] != task.chunk.file:
+                raise RewrittenError(
+                    f"table {task.chunk.table} was written anew (TRUNCATE, ALTER TABLE, VACUUM FULL, CLUSTER) while it was copied",
+                    hint="start again: the copy of this table begins anew",
+                )
+    except connection.Error as ex:
+        problem = str(ex).strip().partition("\n")[0]
+        raise SnapshotError(f"table {task.chunk.table} could not be read: {problem}", hint="start again: it begins anew") from ex
+    finally:
+        connection.close()
+
+
+def _columns(task: ChunkTask, batch: pa.RecordBatch, exact_names: dict[str, None]) -> dict[str, pa.Array]:
+    """Return the table's columns and ``_cdc_exact``; note which columns have values that their type cannot hold."""
+    arrays: dict[str, pa.Array] = {}
+    exact = ExactTexts(len(batch))
+    rests = iter(range(len(task.selects), batch.num_columns))
+    for number, (select, name) in enumerate(zip(task.selects, task.names, strict=True)):
+        array, kind = batch.column(number), task.types.field(name).type
+        if not task.is_utf8 and pa.types.is_string(array.type):
+            _check_utf8(task, name, array)
+        if select.is_text:
+            converted = convert_text(array, kind)
+            array, rows, texts = converted.array, converted.exact_rows, converted.exact
+        elif select.rest is not None:
+            rest = batch.column(next(rests))
+            rows = np.flatnonzero(rest.is_valid().to_numpy(zero_copy_only=False)) if rest.null_count < len(rest) else _NO_ROWS
+            texts = rest.take(pa.array(rows))
+        else:
+            rows, texts = _NO_ROWS, _NO_TEXTS
+        if len(rows):
+            exact.add(name, rows, texts)
+            exact_names[name] = None
+        arrays[name] = array
+    arrays["_cdc_exact"] = exact.to_arrow(_EXACT_TYPE)
+    return arrays
+
+
+_NO_ROWS: Final = np.zeros(0, np.int64)
+_NO_TEXTS: Final = pa.array([], pa.string())
+_EXACT_TYPE: Final = pa.map_(pa.string(), pa.string())
+
+
+def _check_utf8(task: ChunkTask, name: str, array: pa.StringArray) -> None:
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid as ex:
+        msg = f"table {task.chunk.table}: a value of column {name!r} is not UTF-8"
+        raise SnapshotError(msg, hint="is the database's encoding SQL_ASCII? its bytes come as they are") from ex
+
+
+def _metadata(task: ChunkTask, first_row: int, count: int) -> dict[str, pa.Array]:
+    """Return the columns that say where each row stands."""
+    ordinal = np.arange(first_row, first_row + count, dtype=np.uint64) * np.uint64(task.chunk_count) + np.uint64(task.number)
+    if count and ordinal[-1] >= _ORDINALS:
+        raise SnapshotError(f"table {task.chunk.table} has more rows than there are ordinals")
+    return {
+        "_cdc_op": pa.repeat("snapshot", count),
+        "_cdc_epoch": pa.repeat(pa.scalar(task.epoch, pa.int32()), count),
+        "_cdc_end_lsn": pa.repeat(pa.scalar(task.lsn, pa.int64()), count),
+        "_cdc_ordinal": pa.array(ordinal.astype(np.uint32).view(np.int32)),
+        "_cdc_commit_time": pa.repeat(pa.scalar(task.time_us, pa.timestamp("us", "UTC")), count),
+        "_cdc_unchanged": pa.ListArray.from_arrays(pa.array(np.zeros(count + 1, np.int32)), _NO_TEXTS),
+    }
+
+
+class _FileWriter:
+    """Writes batches of columns to one Parquet file."""
+
+    def __init__(self, directory: str, name: str, layout: Layout) -> None:
+        self._path = Path(directory) / name
+        self._layout = layout
+        self._rows = 0
+        self._collected: list[Any] = []
+        self._writer = pq.ParquetWriter(
+            self._path, layout.schema, compression="snappy", store_schema=False, metadata_collector=self._collected
+        )
+
+    def write(self, arrays: dict[str, pa.Array], count: int) -> None:
+        """Write the layout's columns; what there is nothing for is null."""
+        columns = [
+            arrays[name].cast(field.type) if name in arrays else pa.nulls(count, field.type)
+            for name, field in zip(self._layout.names, self._layout.schema, strict=True)
+        ]
+        self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._layout.schema))
+        self._rows += count
+
+    def close(self) -> WrittenFile:
+        """End the file and say what is in it."""
+        self._writer.add_key_value_metadata(_FILE_METADATA)
+        self._writer.close()
+        minimum, maximum, nulls = _statistics(self._collected[0]) if self._rows else ({}, {}, {})
+        return WrittenFile(self._path.name, self._path.stat().st_size, self._rows, minimum, maximum, nulls)
+
+
+def _statistics(metadata: Any) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+    """Return least and greatest value of the integer columns, and their number of nulls."""
+    minimum: dict[str, int] = {}
+    maximum: dict[str, int] = {}
+    nulls: dict[str, int] = {}
+    for group in range(metadata.num_row_groups):
+        row_group = metadata.row_group(group)
+        for index in range(metadata.num_columns):
+            column = row_group.column(index)
+            found = column.statistics
+            if found is None or not found.has_null_count or "." in column.path_in_schema:
+                continue
+            name = column.path_in_schema
+            if column.physical_type not in ("INT32", "INT64") or found.logical_type.type not in ("NONE", "INT"):
+                continue
+            nulls[name] = nulls.get(name, 0) + found.null_count
+            if found.has_min_max:
+                minimum[name] = min(found.min, minimum.get(name, found.min))
+                maximum[name] = max(found.max, maximum.get(name, found.max))
+    return minimum, maximum, nulls

@@ -1,0 +1,371 @@
+"""The initial snapshot, on a real server, into real tables: with what the stream brings afterwards a replica is its table."""
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import postgres
+import pytest
+from cli_process import until
+from test_types import NEWER_TYPES, TYPES
+
+from spark_sink import changelog, replica
+from spark_sink.launcher import Launcher, LauncherConfig
+from spark_sink.pipeline import Pipeline
+from spark_sink.snapshot import InitialSnapshot
+from spark_sink.staging import list_epochs
+from spark_sink.warehouse import Table, Warehouse
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
+
+SEED = random.randrange(10**6)
+HOSTILE = "../{a,b}=1\n\"`'"
+BIG = 5000
+"""Bytes of a value that is stored outside of its row."""
+CHUNK_BYTES = 64 << 10
+
+KINDS = [*TYPES, *NEWER_TYPES]
+VALUES = [(number, value) for number, (_, _, fit, unfit) in enumerate(KINDS) for value in [*fit, *unfit]]
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def typed_inserts(first_id: int) -> str:
+    rows = [f"insert into kinds (id) values ({first_id})"]
+    for number, value in VALUES:
+        escaped = value.replace("'", "''")
+        rows.append(f"insert into kinds (id, c{number}) values ({first_id + len(rows)}, '{escaped}')")
+    return ";".join(rows)
+
+
+TABLES = [
+    "create table many (id int primary key, v text, amount numeric(12, 2), at timestamptz, n int not null)",
+    """insert into many select g, 'value ' || g, g / 100.0, timestamptz '2024-01-01 00:00:00+00' + g * interval '1 s', 0
+       from generate_series(1, 5000) g""",
+    f"create table kinds (id int, {', '.join(f'c{number} {kind}' for number, (kind, *_) in enumerate(KINDS))})",
+    typed_inserts(1),
+    "create type mood as enum ('so so')",
+    "create domain price as numeric(8, 2)",
+    "create domain padded as char(5)",
+    "create type pair as (a int, b text)",
+    "create table made (id int, m mood, p price, r pair, ms mood[], c padded, i inet, k regclass)",
+    "insert into made values (1, 'so so', 1.5, (1, 'x y'), '{so so}', 'ab', '::1', 'made')",
+    "insert into made (id, r) values (2, (null, null))",
+    "create table large (id int primary key, v text, n int); alter table large alter v set storage external",
+    f"insert into large select g, repeat('x', {BIG}) || g, 0 from generate_series(1, 20) g",
+    "create table narrow (id int primary key, secret text, region text not null, g int generated always as (id * 2) stored)",
+    "create unique index narrow_index on narrow (id, region)",
+    "alter table narrow replica identity using index narrow_index",
+    "insert into narrow select g, 'secret', case when g % 2 = 0 then 'eu' else 'us' end from generate_series(1, 10) g",
+    "create table rooted (id int primary key, v text) partition by range (id)",
+    "create table rooted_1 partition of rooted for values from (0) to (10)",
+    "create table rooted_2 (v text, gone int, id int not null)",
+    "alter table rooted_2 drop column gone",
+    "alter table rooted attach partition rooted_2 for values from (10) to (20)",
+    "insert into rooted select g, 'v' || g from generate_series(5, 14) g",
+    "create table leaves (id int primary key, v text) partition by list (id)",
+    "create table leaves_1 partition of leaves for values in (1)",
+    "create table leaves_2 partition of leaves for values in (2)",
+    "insert into leaves values (1, 'one'), (2, 'two')",
+    "create table nokey (v text)",
+    "insert into nokey values ('twice'), ('twice'), (null)",
+    "create table nothing (id int primary key, at date)",
+    "create table columnless ()",
+    "insert into columnless default values",
+    f'create table {quoted(HOSTILE)} (id int primary key, "ID" int, "a.b" text, "_cdc_op" text)',
+    f"""insert into {quoted(HOSTILE)} values (1, 2, 'x', 'y')""",
+    """create publication plain for table many, kinds, made, large, leaves, nokey, nothing, columnless,
+       narrow (id, region) where (region = 'eu'), """
+    + quoted(HOSTILE),
+    "create publication rooted for table rooted with (publish_via_partition_root)",
+]
+
+SIMPLE = ["many", "large", "rooted", "leaves_1", "leaves_2", "nothing"]
+
+AFTER = [
+    typed_inserts(1001),
+    "insert into made select id + 10, m, p, r, ms, c, i, k from made",
+    "update large set n = 1 where id <= 10",
+    "update large set id = id + 100 where id <= 5",
+    "insert into narrow (id, region) values (11, 'us'), (12, 'eu')",
+    "update narrow set region = 'us' where id = 2",
+    "update rooted set id = id + 10 where id in (6, 7)",
+    "update leaves set v = 'zwei' where id = 2",
+    "insert into nokey values ('twice')",
+    "insert into nothing values (1, 'infinity')",
+    f"""update {quoted(HOSTILE)} set "a.b" = 'z'""",
+]
+
+
+@dataclass
+class Copied:
+    """A database, a slot that is made with a snapshot, its warehouse."""
+
+    database: postgres.Database
+    spark: Any
+    root: Path
+    slot: str = "copied"
+
+    def __post_init__(self) -> None:
+        self.connection = self.database.connect()
+
+    def execute(self, *statements: str) -> None:
+        for statement in statements:
+            self.connection.execute(statement)  # type: ignore[call-overload]  # psycopg wants a literal
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        return self.connection.execute(statement).fetchall()  # type: ignore[call-overload, no-any-return]
+
+    def config(self, **changes: Any) -> LauncherConfig:
+        return LauncherConfig(
+            **{
+                "slot": self.slot,
+                "staging": self.root / "staging",
+                "publications": ("plain", "rooted"),
+                "connection": ("-d", self.database.dsn),
+                "create_slot": True,
+                "available_now": True,
+            }
+            | changes
+        )
+
+    def run(self, warehouse: Warehouse, mode: str | None = None, while_copying: Any = None, **changes: Any) -> InitialSnapshot:
+        """What `cdcpipe-spark run --available-now` does."""
+        config = self.config(**changes)
+        snapshot = InitialSnapshot(config, warehouse, mode, CHUNK_BYTES)
+        try:
+            snapshot.prepare(lambda: False)
+            if while_copying is not None:
+                while_copying()
+            with Launcher(config) as launcher:
+                if snapshot.is_needed:
+                    snapshot.start(self.spark, config.staging)
+                    snapshot.wait()
+                launcher.wait()
+        finally:
+            snapshot.stop()
+        assert launcher.prepared is not None
+        tables = launcher.prepared.tables
+        Pipeline(self.spark, config.staging, warehouse.root, format=warehouse.format, describe=lambda: tables).process_available()
+        return snapshot
+
+    def changes(self, warehouse: Warehouse, name: str) -> Any:
+        return changelog.read(self.spark, warehouse, Table("public", name))
+
+    def assert_equal(self, warehouse: Warehouse, name: str, columns: str = "*", where: str = "true") -> None:
+        """Compare a table with its replica, value by value, as text."""
+        of_table = f"attrelid = '{quoted(name)}'::regclass and attnum > 0 and not attisdropped"
+        listed = [column for (column,) in self.query(f"select attname from pg_attribute where {of_table} order by attname")]
+        listed = [column for column in listed if columns == "*" or column in columns.split()]
+        texts = ", ".join(f"format('%s', {quoted(column)})" for column in listed)
+        expected = Counter(self.query(f"select {texts} from {quoted(name)} where {where}"))
+        rows = replica.view(self.spark, warehouse.root, f"public.{name}")
+        exact = "_cdc_exact" in rows.columns
+        have = []
+        for row in rows.collect():
+            texts_of = dict(row["_cdc_exact"] or {}) if exact else {}
+            have.append(tuple(texts_of.get(column) or text(row[column]) for column in listed))
+        assert Counter(have) == expected, name
+
+
+def text(value: Any) -> str:
+    """As `format` writes it under the session's settings; of those types that the tables here have."""
+    if value is None:
+        return ""
+    if hasattr(value, "tzinfo"):
+        return f"{value:%Y-%m-%d %H:%M:%S}+00"
+    return str(value)
+
+
+@pytest.fixture(scope="module")
+def copied(pg18: postgres.Cluster, spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copied]:
+    """A snapshot while another session writes, what comes after it, and then a second warehouse, by a slot that exists."""
+    with pg18.database() as database:
+        made = Copied(database, spark, tmp_path_factory.mktemp("copied"))
+        made.execute("set timezone = 'UTC'", *TABLES)
+        writer = threading.Thread(target=write, args=(database, random.Random(SEED)))
+        snapshot = made.run(delta_warehouse(made), while_copying=writer.start)
+        writer.join()
+        assert snapshot.is_needed
+        made.execute(*AFTER)
+        assert not made.run(delta_warehouse(made)).is_needed
+        assert made.run(Warehouse(made.root / "parquet", "parquet"), "initial", create_slot=False).is_needed
+        made.execute("update many set n = n + 1 where id % 10 = 0", "update large set n = 2 where id > 15")
+        made.run(Warehouse(made.root / "parquet", "parquet"))
+        made.run(delta_warehouse(made))
+        yield made
+        made.connection.close()
+
+
+def delta_warehouse(copied: Copied) -> Warehouse:
+    return Warehouse(copied.root / "delta", "delta")
+
+
+def write(database: postgres.Database, chance: random.Random) -> None:
+    """Changes of every kind, while the snapshot is taken."""
+    with database.connect() as connection:
+        for number in range(150):
+            row = chance.randint(1, 5000)
+            statement = chance.choice(
+                [
+                    f"update many set n = n + 1, v = 'changed ' || n where id between {row} and {row + 20}",
+                    f"delete from many where id = {row}",
+                    f"insert into many values ({10000 + number}, 'new', 1, '2024-01-01 00:00:00+00', 0)",
+                    f"update many set id = id + 100000 where id = {row}",
+                    f"update large set n = n + 1 where id = {row % 20}",
+                    f"begin; delete from many where id < {row % 50}; rollback",
+                ]
+            )
+            connection.execute(statement)  # type: ignore[call-overload]  # psycopg wants a literal
+
+
+@pytest.mark.parametrize("name", SIMPLE)
+def test_a_replica_is_its_table(copied: Copied, name: str) -> None:
+    copied.assert_equal(delta_warehouse(copied), name)
+
+
+@pytest.mark.parametrize("name", SIMPLE)
+def test_so_is_the_view_of_a_parquet_warehouse(copied: Copied, name: str) -> None:
+    copied.assert_equal(Warehouse(copied.root / "parquet", "parquet"), name)
+
+
+def test_every_change_is_there_once(copied: Copied) -> None:
+    (epoch, *_) = list_epochs(copied.root / "staging")
+    for warehouse in (delta_warehouse(copied), Warehouse(copied.root / "parquet", "parquet")):
+        rows = copied.changes(warehouse, "many").select("_cdc_op", "_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal", "id").collect()
+        assert len({(r["_cdc_end_lsn"], r["_cdc_ordinal"]) for r in rows}) == len(rows), SEED
+        taken = [r for r in rows if r["_cdc_op"] == "snapshot"]
+        assert len({r["id"] for r in taken}) == len(taken)
+        assert len({(r["_cdc_epoch"], r["_cdc_end_lsn"]) for r in taken}) == 1
+        assert all(r["_cdc_end_lsn"] > taken[0]["_cdc_end_lsn"] for r in rows if r["_cdc_op"] != "snapshot")
+        if warehouse.format == "delta":
+            assert (taken[0]["_cdc_epoch"], taken[0]["_cdc_end_lsn"]) == (epoch.number, epoch.start_lsn)
+            assert len(taken) == 5000
+            assert {r["_cdc_ordinal"] for r in taken} != set(range(5000)), "one chunk: nothing was cut"
+
+
+def test_a_value_is_the_same_from_the_snapshot_and_from_the_stream(copied: Copied) -> None:
+    rows = copied.changes(delta_warehouse(copied), "kinds").collect()
+    names = [f"c{number}" for number in range(len(KINDS))]
+    values = {
+        row["id"]: (row["_cdc_op"], repr([row[name] for name in names]), row["_cdc_exact"], row["_cdc_unchanged"]) for row in rows
+    }
+    assert len(values) == 2 * (len(VALUES) + 1)
+    for number in range(1, len(VALUES) + 2):
+        kind = "none" if number == 1 else (KINDS[VALUES[number - 2][0]][0], VALUES[number - 2][1])
+        assert values[number][0] == "snapshot"
+        assert values[1000 + number][0] == "insert"
+        assert values[number][1:] == values[1000 + number][1:], kind
+
+
+def test_a_value_of_a_type_that_is_not_built_in_is_its_text(copied: Copied) -> None:
+    rows = {row["id"]: row for row in copied.changes(delta_warehouse(copied), "made").collect()}
+    names = ["m", "p", "r", "ms", "c", "i", "k"]
+    assert [rows[1][name] for name in names] == ["so so", "1.50", '(1,"x y")', '{"so so"}', "ab   ", "::1", "public.made"]
+    for number in (1, 2):
+        assert [rows[number][name] for name in names] == [rows[10 + number][name] for name in names]
+
+
+def test_only_what_is_published_is_copied(copied: Copied) -> None:
+    warehouse = delta_warehouse(copied)
+    taken = copied.changes(warehouse, "narrow").where("_cdc_op = 'snapshot'")
+    assert taken.columns[:2] == ["id", "region"]
+    assert "secret" not in taken.columns
+    assert sorted((r["id"], r["region"]) for r in taken.collect()) == [(number, "eu") for number in (2, 4, 6, 8, 10)]
+    copied.assert_equal(warehouse, "narrow", "id region", "region = 'eu'")
+    tables = {table.name for table in warehouse.tables()}
+    assert {"rooted", "leaves_1", "leaves_2"} <= tables
+    assert not {"rooted_1", "rooted_2", "leaves"} & tables
+
+
+def test_tables_without_a_key_have_a_changelog_alone(copied: Copied) -> None:
+    warehouse = delta_warehouse(copied)
+    found = Counter((r["_cdc_op"], r["v"]) for r in copied.changes(warehouse, "nokey").collect())
+    assert found == {("snapshot", "twice"): 2, ("snapshot", None): 1, ("insert", "twice"): 1}
+    assert [r["_cdc_op"] for r in copied.changes(warehouse, "columnless").collect()] == ["snapshot"]
+    assert not warehouse.replica(Table("public", "nokey")).exists()
+
+
+def test_a_table_of_any_name(copied: Copied) -> None:
+    for warehouse in (delta_warehouse(copied), Warehouse(copied.root / "parquet", "parquet")):
+        rows = replica.view(copied.spark, warehouse.root, f"public.{HOSTILE}")
+        assert [tuple(row) for row in rows.collect()] == [(1, 2, "z", "y")]
+
+
+def test_a_replica_is_made_again_from_a_changelog_that_begins_with_a_snapshot(copied: Copied) -> None:
+    shutil.rmtree(delta_warehouse(copied).replica(Table("public", "large")))
+    copied.run(delta_warehouse(copied))
+    copied.assert_equal(delta_warehouse(copied), "large")
+
+
+KILLED = """
+import os, signal, sys
+from spark_sink import __main__, snapshot_table
+
+move, moves = snapshot_table._move, []
+
+def move_some(made, target):
+    moves.append(target)
+    if len(moves) == {count}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    move(made, target)
+
+snapshot_table._move = move_some
+sys.exit(__main__.invoke(sys.argv[1:]))
+"""
+
+
+def test_killed_in_the_middle_it_goes_on(pg18: postgres.Cluster, spark: Any, tmp_path: Path) -> None:
+    """After one table and the replica of the next: what is done stays, the rest begins anew, with what happened since."""
+    with pg18.database() as database:
+        killed = Copied(database, spark, tmp_path, "killed")
+        names = ["a", "b", "c"]
+        for name in names:
+            killed.execute(f"create table {name} (id int primary key, v text); insert into {name} values (1, 'x'), (2, 'y')")
+        killed.execute("create publication p for all tables")
+        warehouse = Warehouse(tmp_path / "delta", "delta")
+        options = ["run", "-d", database.dsn, "-S", "killed", "--publication", "p", "-c", "--available-now"]
+        options += ["--staging", str(tmp_path / "staging"), "--warehouse", str(warehouse.root)]
+        program = [sys.executable, "-c", KILLED.format(count=4), *options]
+        done = subprocess.run(program, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        assert done.returncode == -signal.SIGKILL
+        finished = [name for name in names if changelog.exists(warehouse, Table("public", name))]
+        assert len(finished) < len(names)
+        until(lambda: not killed.query("select 1 from pg_replication_slots where active"), "the slot's release")
+        for name in names:
+            killed.execute(
+                f"update {name} set v = 'z' where id = 1",
+                f"insert into {name} values (3, 'new')",
+                f"delete from {name} where id = 2",
+            )
+        # Without -c, too, what was begun is finished; and a third time there is nothing to do.
+        assert killed.run(warehouse, publications=("p",), create_slot=False).is_needed
+        for name in names:
+            killed.assert_equal(warehouse, name)
+            ops = Counter(row["_cdc_op"] for row in killed.changes(warehouse, name).collect())
+            assert ops == ({"snapshot": 2, "update": 1, "insert": 1, "delete": 1} if name in finished else {"snapshot": 2})
+        assert not killed.run(warehouse, publications=("p",)).is_needed
+        assert not list((warehouse.root / "_cdcpipe").glob("snapshot/*"))
+        killed.connection.close()
+
+
+def test_a_slot_that_exists_gets_no_snapshot_unasked(database: postgres.Database, tmp_path: Path) -> None:
+    copied = Copied(database, None, tmp_path, f"s_{database.name}"[:63])
+    copied.execute("create table t (id int primary key)", "create publication p for table t")
+    copied.execute(f"select pg_create_logical_replication_slot('{copied.slot}', 'pgoutput')")
+    for mode in (None, "never"):
+        snapshot = InitialSnapshot(copied.config(publications=("p",)), Warehouse(tmp_path / "delta", "delta"), mode)
+        snapshot.prepare(lambda: False)
+        assert not snapshot.is_needed
+        assert not (tmp_path / "delta").exists()
+    copied.connection.close()

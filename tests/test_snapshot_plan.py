@@ -1,0 +1,328 @@
+"""What a snapshot reads, without Spark: on every server version, from the catalog to the files of a chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import postgres
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+from segments import encode
+from test_types import INFINITE_NUMERICS, NEWER_TYPES, TYPES, peek
+
+from cdcpipe.errors import SlotDoesNotExistError
+from cdcpipe.replication import connection as streamer
+from spark_sink import snapshot_reader
+from spark_sink.exported import ExportedSnapshot, slot_exists
+from spark_sink.launcher import LauncherConfig
+from spark_sink.segment_reader import Slice, TypedReader, read_relations
+from spark_sink.snapshot_plan import (
+    SESSION_SETTINGS,
+    Chunk,
+    Plan,
+    RewrittenError,
+    SnapshotError,
+    TablePlan,
+    conninfo,
+    make_plan,
+    open_snapshot,
+)
+from spark_sink.snapshot_reader import ChunkTask, Layout, select_columns, write_chunk
+from spark_sink.types import assign_columns, merge_columns, typed_schema
+
+HOSTILE_SETTINGS = {
+    "datestyle": "German",
+    "timezone": "Asia/Tokyo",
+    "extra_float_digits": "-5",
+    "bytea_output": "escape",
+    "intervalstyle": "sql_standard",
+    "search_path": "public",
+}
+
+
+class Source:
+    """A database, its slot, and a snapshot of it."""
+
+    def __init__(self, database: postgres.Database, directory: Path) -> None:
+        self.database = database
+        self.directory = directory
+        self.connection = database.connect()
+        self.slot = f"s_{database.name}"[:63]
+        self.export: ExportedSnapshot | None = None
+        self.publications: tuple[str, ...] = ("p",)
+
+    def sql(self, *statements: str) -> None:
+        for statement in statements:
+            self.connection.execute(statement)  # type: ignore[call-overload]  # psycopg wants a literal
+
+    def config(self, **changes: Any) -> LauncherConfig:
+        made = LauncherConfig(self.slot, self.directory, self.publications, ("-d", self.database.dsn), create_slot=True)
+        return replace(made, **changes)
+
+    def take(self) -> ExportedSnapshot:
+        self.close()
+        self.export = ExportedSnapshot(self.config(), lambda: False)
+        return self.export
+
+    @property
+    def conninfo(self) -> str:
+        assert self.export is not None
+        return conninfo(self.export.connection, self.export.prepared.server_version)
+
+    def plan(self, chunk_bytes: int = 1 << 20) -> Plan:
+        assert self.export is not None
+        return make_plan(self.conninfo, self.export.name, self.publications, chunk_bytes)
+
+    def tables(self, chunk_bytes: int = 1 << 20) -> dict[str, TablePlan]:
+        return {table.relation.name: table for table in self.plan(chunk_bytes).tables}
+
+    def tasks(self, table: TablePlan) -> list[ChunkTask]:
+        assert self.export is not None
+        columns = merge_columns(None, [table.relation])
+        schema = typed_schema(columns)
+        directory = self.directory / table.relation.name
+        directory.mkdir(exist_ok=True)
+        return [
+            ChunkTask(
+                connection=self.conninfo,
+                snapshot=self.export.name,
+                chunk=chunk,
+                number=number,
+                chunk_count=len(table.chunks),
+                condition=table.condition,
+                selects=tuple(select_columns(table.relation)),
+                names=tuple(field.name for field in assign_columns(columns, table.relation)),
+                types=to_arrow_schema(columns, timezone="UTC"),
+                epoch=1,
+                lsn=int(self.export.consistent_point),
+                time_us=0,
+                directory=str(directory),
+                layout=Layout(tuple(schema.names), to_arrow_schema(schema, timezone="UTC")),
+            )
+            for number, chunk in enumerate(table.chunks)
+        ]
+
+    def rows(self, table: TablePlan) -> list[dict[str, Any]]:
+        """Copy a table and read what was written."""
+        tasks = self.tasks(table)
+        written = [write_chunk(task, lambda _: None) for task in tasks]
+        found: list[dict[str, Any]] = []
+        for task, each in zip(tasks, written, strict=True):
+            rows = pq.read_table(Path(task.directory) / each.changelog.name).to_pylist(maps_as_pydicts="strict")
+            assert len(rows) == each.rows
+            found += rows
+        return found
+
+    def close(self) -> None:
+        if self.export is not None:
+            self.export.close()
+            self.export = None
+
+
+@pytest.fixture
+def source(pg: postgres.Cluster, tmp_path: Path) -> Iterator[Source]:
+    with pg.database() as database:
+        made = Source(database, tmp_path)
+        try:
+            yield made
+        finally:
+            made.close()
+            made.connection.close()
+
+
+def test_the_settings_are_the_streamers() -> None:
+    assert SESSION_SETTINGS.items() >= streamer.SESSION_SETTINGS.items()
+    assert SESSION_SETTINGS["search_path"] == ""
+
+
+def test_a_value_of_any_type_is_the_same_in_snapshot_and_stream(source: Source) -> None:
+    kinds = [*TYPES, *NEWER_TYPES, ("numeric", None, INFINITE_NUMERICS, [])]
+    values = [(number, value) for number, (_, _, fit, unfit) in enumerate(kinds) for value in [*fit, *unfit]]
+    columns = ", ".join(f"c{number} {kind}" for number, (kind, *_) in enumerate(kinds))
+    source.sql(
+        "create type mood as enum ('so so')",
+        "create domain padded as char(5)",
+        "create type pair as (a int, b text)",
+        f"create table t (id int primary key, m mood, p padded, r pair, ms mood[], {columns})",
+        "create publication p for table t",
+    )
+    source.connection.execute("set timezone = 'UTC'")
+
+    def insert(first_id: int) -> None:
+        source.sql(
+            f"insert into t (id) values ({first_id})",
+            f"insert into t (id, m, p, r, ms) values ({first_id + 1}, 'so so', 'ab', (null, null), '{{so so}}')",
+        )
+        for number, (column, value) in enumerate(values, first_id + 2):
+            source.connection.execute(f"insert into t (id, c{column}) values ({number}, %s)", (value,))  # type: ignore[call-overload]
+
+    insert(0)
+    role = f"alter role current_user in database {source.database.name}"
+    source.sql(*(f"{role} set {name} = '{value}'" for name, value in HOSTILE_SETTINGS.items()))
+    source.take()
+    table = source.tables()["t"]
+    taken = {row["id"]: row for row in source.rows(table)}
+    source.close()
+    source.sql(f"{role} reset all")
+    insert(1000)
+    records = peek(source.connection, source.slot, "p")
+    path = source.directory / "0000000000000000-FFFFFFFFFFFFFFFF.cdc"
+    path.write_bytes(encode(records))
+    assert list(read_relations(path)) == [table.relation]
+    schema = typed_schema(merge_columns(None, [table.relation]))
+    reader = TypedReader(Slice(str(path), 1, 0, 2**64 - 1), ("public", "t"), schema)
+    streamed = {row["id"]: row for batch in reader.read() for row in batch.to_pylist(maps_as_pydicts="strict")}
+    assert len(taken) == len(streamed) == len(values) + 2
+    ignored = {"id"} | {name for name in schema.names if name.startswith("_cdc_")} - {"_cdc_exact", "_cdc_unchanged"}
+    for number, row in taken.items():
+        change = streamed[number + 1000]
+        assert (row["_cdc_op"], row["_cdc_old"]) == ("snapshot", None)
+        for name in set(row) - ignored:
+            assert repr(row[name]) == repr(change[name]), (name, number, kinds[int(name[1:])][0] if name[1:].isdigit() else name)
+
+
+def test_every_row_of_the_snapshot_is_read_once(source: Source) -> None:
+    source.sql(
+        "create table t (id int primary key, v text)",
+        "insert into t select g, repeat('x', g % 90) from generate_series(1, 3000) g",
+        "create publication p for table t",
+    )
+    source.take()
+    source.sql(
+        "update t set v = v || 'y' where id % 3 = 0",
+        "delete from t where id % 7 = 0",
+        "insert into t select g, 'new' from generate_series(10000, 11000) g",
+    )
+    table = source.tables(chunk_bytes=16 << 10)["t"]
+    assert len(table.chunks) > 10
+    rows = source.rows(table)
+    assert sorted(row["id"] for row in rows) == list(range(1, 3001))
+    assert all(row["v"] == "x" * (row["id"] % 90) for row in rows)
+    assert len({row["_cdc_ordinal"] for row in rows}) == len(rows)
+    assert source.export is not None
+    assert {(row["_cdc_epoch"], row["_cdc_end_lsn"]) for row in rows} == {(1, int(source.export.consistent_point))}
+
+
+def test_ordinals_go_on_below_zero_and_end(tmp_path: Path) -> None:
+    schema = to_arrow_schema(typed_schema(merge_columns(None, [])), timezone="UTC")
+    task = ChunkTask("", "", Chunk(1, '"t"', 1), 1, 3, None, (), (), schema, 1, 5, 0, str(tmp_path), Layout((), schema))
+    ordinals = snapshot_reader._metadata(task, 0, 4)["_cdc_ordinal"].to_pylist()
+    assert ordinals == [1, 4, 7, 10]
+    row = (1 << 31) // 3
+    assert snapshot_reader._metadata(task, row - 1, 2)["_cdc_ordinal"].to_pylist() == [(1 << 31) - 4, (1 << 31) - 1]
+    assert snapshot_reader._metadata(task, row + 1, 1)["_cdc_ordinal"].to_pylist() == [2 - (1 << 31)]
+    with pytest.raises(SnapshotError, match="more rows"):
+        snapshot_reader._metadata(task, (1 << 32) // 3, 1)
+
+
+def test_what_is_published_is_what_the_stream_describes(source: Source) -> None:
+    source.sql(
+        "create table plain (id int primary key, g int generated always as (id * 2) stored, gone text, v text)",
+        "alter table plain drop column gone",
+        "create table listed (a int, b text not null, c text, primary key (a)); create unique index listed_index on listed (a, b)",
+        "alter table listed replica identity using index listed_index",
+        "create table whole (id int primary key, v text); alter table whole replica identity full",
+        "create table nokey (v text)",
+        "create table root (id int primary key, v text) partition by range (id)",
+        "create table part_1 partition of root for values from (0) to (10)",
+        "create table part_2 partition of root for values from (10) to (20) partition by list (id)",
+        "create table part_22 partition of part_2 for values in (12)",
+        "create table other (id int primary key) partition by list (id)",
+        "create table other_1 partition of other for values in (1)",
+        "create table parent (id int primary key); create table child (more text) inherits (parent)",
+        "create publication p for table plain, listed (a, b), whole, nokey, other, only parent",
+        "create publication rooted for table root with (publish_via_partition_root)",
+        "create publication leaf for table part_1",
+        "insert into root values (1, 'one'), (12, 'twelve'); insert into parent values (1); insert into child values (2, 'x')",
+    )
+    source.publications = ("p", "rooted", "leaf")
+    source.take()
+    tables = source.tables()
+    assert set(tables) == {"plain", "listed", "whole", "nokey", "root", "other_1", "parent"}
+    assert {row["id"] for row in source.rows(tables["root"])} == {1, 12}
+    assert [row["id"] for row in source.rows(tables["parent"])] == [1]
+    for name in tables:
+        target = {"root": "root", "other_1": "other"}.get(name, name)
+        columns = {"listed": "(a, b)", "nokey": "(v)"}.get(name, "(id)")
+        values = {"listed": "(9, 'x')", "nokey": "('x')", "root": "(9)", "other_1": "(1)"}.get(name, "(9)")
+        source.sql(f"insert into {target} {columns} values {values}")
+    records = peek(source.connection, source.slot, "p,rooted,leaf")
+    path = source.directory / "0000000000000000-FFFFFFFFFFFFFFFF.cdc"
+    path.write_bytes(encode(records))
+    described = {relation.name: relation for relation in read_relations(path)}
+    for name, table in tables.items():
+        assert table.relation == described[name]
+    assert tables["whole"].primary_key == ("id",)
+    assert tables["nokey"].primary_key == ()
+
+
+def test_row_filters_of_several_publications_are_joined_by_or(source: Source) -> None:
+    source.sql(
+        "create table t (id int primary key); create table u (id int primary key)",
+        "insert into t select generate_series(1, 10); insert into u select generate_series(1, 10)",
+        "create publication p for table t where (id < 3), u where (id > 5)",
+        "create publication q for table t where (id = 7), u",
+    )
+    source.publications = ("p", "q")
+    source.take()
+    tables = source.tables()
+    assert sorted(row["id"] for row in source.rows(tables["t"])) == [1, 2, 7]
+    assert sorted(row["id"] for row in source.rows(tables["u"])) == list(range(1, 11))
+
+
+@pytest.mark.parametrize("statement", ["truncate t", "alter table t alter v type int using 1", "vacuum full t"])
+def test_a_table_that_is_written_anew_is_noticed(source: Source, statement: str) -> None:
+    source.sql("create table t (id int primary key, v text); insert into t values (1, 'x')", "create publication p for table t")
+    source.take()
+    table = source.tables()["t"]
+    source.sql(statement)
+    with pytest.raises(RewrittenError, match="written anew"):
+        source.rows(table)
+    with pytest.raises(RewrittenError):  # also if it happened between the snapshot and the plan
+        source.rows(source.tables()["t"])
+
+
+def test_rows_that_a_policy_hides_are_an_error(source: Source) -> None:
+    source.sql(
+        "create table t (id int primary key); insert into t values (1), (2); alter table t enable row level security",
+        "create policy visible on t using (id = 1)",
+        "create publication p for table t",
+        "drop role if exists reader",
+        "create role reader login; grant select on t to reader",
+    )
+    try:
+        export = source.take()
+        table = source.tables()["t"]
+        assert len(source.rows(table)) == 2
+        (task,) = source.tasks(table)
+        other = conninfo(export.connection | {"user": "reader"}, export.prepared.server_version)
+        with pytest.raises(SnapshotError, match="row-level security"):
+            write_chunk(replace(task, connection=other), lambda _: None)
+    finally:
+        source.close()
+        source.sql("drop owned by reader; drop role reader")
+
+
+def test_a_snapshot_that_is_gone(source: Source) -> None:
+    source.sql("create table t (id int primary key)", "create publication p for table t")
+    export = source.take()
+    connection = source.conninfo
+    source.close()
+    with pytest.raises(SnapshotError, match="snapshot can't be used"):
+        open_snapshot(connection, export.name)
+
+
+def test_the_slot_is_asked_for_and_made_once(source: Source) -> None:
+    source.sql("create table t (id int primary key)")
+    assert not slot_exists(source.config())
+    assert source.take().is_slot_new
+    assert slot_exists(source.config())
+    assert not source.take().is_slot_new
+    with pytest.raises(SlotDoesNotExistError, match="nope"):
+        ExportedSnapshot(source.config(slot="nope", create_slot=False), lambda: False)
+    with pytest.raises(InterruptedError):
+        ExportedSnapshot(source.config(), lambda: True)
