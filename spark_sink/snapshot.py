@@ -23,7 +23,7 @@ import logging
 import re
 import shutil
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,9 @@ CHUNK_BYTES = 32 << 20
 
 _TABLES_AT_ONCE = 3
 """So many tables are under way at a time: while one waits for Spark's driver, the executors have another's chunks."""
+
+_JOB_TAG = "cdcpipe-snapshot"
+_CANCEL_INTERVAL_S = 0.5
 
 _ROUNDS = 5
 """So often a table that is written anew while it is copied is begun again."""
@@ -153,7 +156,7 @@ class InitialSnapshot:
         """Give up what is not finished, and let the snapshot go."""
         self._stopping = True
         if self._spark is not None and self._thread.is_alive():
-            self._spark.sparkContext.cancelAllJobs()
+            self._spark.sparkContext.cancelJobsWithTag(_JOB_TAG)
             self._thread.join()
         if self._export is not None:
             self._export.close()
@@ -224,6 +227,7 @@ class InitialSnapshot:
             is_utf8=plan.is_utf8,
             rows=self._counts[0],
             chunks=self._counts[1],
+            is_stopping=lambda: self._stopping,
         )
         if is_first:
             self._tables, self._tables_done = len(plan.tables), len(plan.tables) - len(wanted)
@@ -234,6 +238,7 @@ class InitialSnapshot:
         def copy(table: TablePlan) -> Table | None:
             if self._stopping:
                 return None
+            copying.spark.sparkContext.addJobTag(_JOB_TAG)
             try:
                 copy_table(copying, table)
             except Exception as ex:
@@ -252,6 +257,9 @@ class InitialSnapshot:
                 rewritten = [name for name in (future.result() for future in futures) if name is not None]
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
+                # One that is just about to start a job is caught the next time.
+                while wait(futures, _CANCEL_INTERVAL_S).not_done:
+                    copying.spark.sparkContext.cancelJobsWithTag(_JOB_TAG)
                 raise
         if self._stopping:
             raise SnapshotError(

@@ -20,12 +20,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from spark_sink import changelog, delta, replica
 from spark_sink.keys import identifying_columns, version_of
+from spark_sink.snapshot_plan import SnapshotError
 from spark_sink.snapshot_reader import ChunkTask, Layout, select_columns, write_chunk, write_empty
 from spark_sink.types import assign_columns, merge_columns, typed_schema
 from spark_sink.warehouse import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -57,6 +58,7 @@ class Copying:
     rows: Any
     chunks: Any
     """Accumulators: what has been copied."""
+    is_stopping: Callable[[], bool]
 
 
 def table_of(plan: TablePlan) -> Table:
@@ -123,6 +125,8 @@ def _run(copying: Copying, tasks: list[ChunkTask]) -> list[Written]:
     """Let executors write the chunks."""
     if not tasks:  # a partitioned table without partitions
         return []
+    if copying.is_stopping():
+        raise SnapshotError("the snapshot was not finished: it was stopped")
     rows, chunks = copying.rows, copying.chunks
 
     def write(task: ChunkTask) -> Written:

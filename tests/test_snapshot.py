@@ -63,6 +63,8 @@ TABLES = [
     "insert into made (id, r) values (2, (null, null))",
     "create table large (id int primary key, v text, n int); alter table large alter v set storage external",
     f"insert into large select g, repeat('x', {BIG}) || g, 0 from generate_series(1, 20) g",
+    "create table late (id int primary key, v text, n int); alter table late alter v set storage external",
+    f"insert into late select g, repeat('x', {BIG}) || g, 0 from generate_series(1, 20) g",
     "create table narrow (id int primary key, secret text, region text not null, g int generated always as (id * 2) stored)",
     "create unique index narrow_index on narrow (id, region)",
     "alter table narrow replica identity using index narrow_index",
@@ -84,7 +86,7 @@ TABLES = [
     "insert into columnless default values",
     f'create table {quoted(HOSTILE)} (id int primary key, "ID" int, "a.b" text, "_cdc_op" text)',
     f"""insert into {quoted(HOSTILE)} values (1, 2, 'x', 'y')""",
-    """create publication plain for table many, kinds, made, large, leaves, nokey, nothing, columnless,
+    """create publication plain for table many, kinds, made, large, late, leaves, nokey, nothing, columnless,
        narrow (id, region) where (region = 'eu'), """
     + quoted(HOSTILE),
     "create publication rooted for table rooted with (publish_via_partition_root)",
@@ -198,11 +200,11 @@ def copied(pg18: postgres.Cluster, spark: Any, tmp_path_factory: pytest.TempPath
         writer.join()
         assert snapshot.is_needed
         made.execute(*AFTER)
+        made.execute("update many set n = n + 1 where id % 10 = 0", "update large set n = 2 where id > 15")
         assert not made.run(delta_warehouse(made)).is_needed
         assert made.run(Warehouse(made.root / "parquet", "parquet"), "initial", create_slot=False).is_needed
-        made.execute("update many set n = n + 1 where id % 10 = 0", "update large set n = 2 where id > 15")
+        made.execute("update late set n = 1 where id < 10", "delete from late where id = 3", "insert into late values (50, 'x', 0)")
         made.run(Warehouse(made.root / "parquet", "parquet"))
-        made.run(delta_warehouse(made))
         yield made
         made.connection.close()
 
@@ -234,7 +236,7 @@ def test_a_replica_is_its_table(copied: Copied, name: str) -> None:
     copied.assert_equal(delta_warehouse(copied), name)
 
 
-@pytest.mark.parametrize("name", SIMPLE)
+@pytest.mark.parametrize("name", [*SIMPLE, "late"])
 def test_so_is_the_view_of_a_parquet_warehouse(copied: Copied, name: str) -> None:
     copied.assert_equal(Warehouse(copied.root / "parquet", "parquet"), name)
 
@@ -255,8 +257,12 @@ def test_every_change_is_there_once(copied: Copied) -> None:
 
 
 def test_a_value_is_the_same_from_the_snapshot_and_from_the_stream(copied: Copied) -> None:
-    rows = copied.changes(delta_warehouse(copied), "kinds").collect()
     names = [f"c{number}" for number in range(len(KINDS))]
+    # As text where there is one: Python's own times end where its local year does.
+    changes = copied.changes(delta_warehouse(copied), "kinds")
+    rows = changes.withColumns(
+        {name: changes[name].cast("string") for name in names if "time" in changes.schema[name].dataType.typeName()}
+    ).collect()
     values = {
         row["id"]: (row["_cdc_op"], repr([row[name] for name in names]), row["_cdc_exact"], row["_cdc_unchanged"]) for row in rows
     }
@@ -326,10 +332,10 @@ sys.exit(__main__.invoke(sys.argv[1:]))
 
 
 def test_killed_in_the_middle_it_goes_on(pg18: postgres.Cluster, spark: Any, tmp_path: Path) -> None:
-    """After one table and the replica of the next: what is done stays, the rest begins anew, with what happened since."""
+    """Between a table's replica and its changelog: the other one stays, this one begins anew, with what happened since."""
     with pg18.database() as database:
         killed = Copied(database, spark, tmp_path, "killed")
-        names = ["a", "b", "c"]
+        names = ["a", "b"]
         for name in names:
             killed.execute(f"create table {name} (id int primary key, v text); insert into {name} values (1, 'x'), (2, 'y')")
         killed.execute("create publication p for all tables")
@@ -340,7 +346,7 @@ def test_killed_in_the_middle_it_goes_on(pg18: postgres.Cluster, spark: Any, tmp
         done = subprocess.run(program, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         assert done.returncode == -signal.SIGKILL
         finished = [name for name in names if changelog.exists(warehouse, Table("public", name))]
-        assert len(finished) < len(names)
+        assert len(finished) == 1
         until(lambda: not killed.query("select 1 from pg_replication_slots where active"), "the slot's release")
         for name in names:
             killed.execute(
