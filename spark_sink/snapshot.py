@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from cdcpipe.errors import CdcpipeError
 from spark_sink import changelog, snapshot_plan, source
 from spark_sink.exported import ExportedSnapshot, slot_exists
-from spark_sink.snapshot_plan import RewrittenError, SnapshotError
+from spark_sink.snapshot_plan import LockedError, RewrittenError, SnapshotError
 from spark_sink.snapshot_table import Copying, copy_table, table_of
 from spark_sink.staging import Position, StagingError, list_epochs, read_json, write_json
 from spark_sink.warehouse import Table, Warehouse, WarehouseError
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark_sink.launcher import LauncherConfig
-    from spark_sink.snapshot_plan import TablePlan
+    from spark_sink.snapshot_plan import Plan, TablePlan
 
 __all__ = ["CHUNK_BYTES", "InitialSnapshot", "SnapshotProgress"]
 
@@ -214,7 +214,7 @@ class InitialSnapshot:
         assert self._spark is not None
         assert self._counts is not None
         connection = snapshot_plan.conninfo(export.connection, export.prepared.server_version)
-        plan = snapshot_plan.make_plan(connection, export.name, self.config.publications, self._chunk_bytes)
+        plan = self._plan(connection, export.name)
         wanted = [table for table in plan.tables if not changelog.exists(self.warehouse, table_of(table))]
         copying = Copying(
             spark=self._spark,
@@ -266,6 +266,19 @@ class InitialSnapshot:
                 "the snapshot was not finished: it was stopped", hint="start again: it goes on with the other tables"
             )
         return rewritten
+
+    def _plan(self, connection: str, snapshot: str) -> Plan:
+        """Look the tables up; wait for one that is locked."""
+        is_told = False
+        while True:
+            try:
+                return snapshot_plan.make_plan(connection, snapshot, self.config.publications, self._chunk_bytes)
+            except LockedError as ex:
+                if self._stopping:
+                    raise
+                if not is_told:
+                    _logger.warning("waiting: %s", ex.message)
+                is_told = True
 
     def _error_of(self, ex: Exception, table: TablePlan) -> CdcpipeError:
         """Return an error of ours for one that Spark wrapped, in one line."""

@@ -24,7 +24,7 @@ from cdcpipe.pgoutput.messages import Column, Relation
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Chunk", "Plan", "RewrittenError", "SnapshotError", "TablePlan", "conninfo", "make_plan", "open_snapshot"]
+__all__ = ["Chunk", "LockedError", "Plan", "RewrittenError", "SnapshotError", "TablePlan", "conninfo", "make_plan", "open_snapshot"]
 
 SESSION_SETTINGS: Final = {
     # As the streamer sets them: they decide how values look as text.
@@ -44,6 +44,8 @@ SESSION_SETTINGS: Final = {
 }
 
 _KEY_FLAG: Final = 1
+_LOCK_TIMEOUT_MS: Final = 2000
+_LOCK_NOT_AVAILABLE: Final = "55P03"
 
 _TABLES: Final = """
 WITH published AS (
@@ -98,6 +100,10 @@ ORDER BY n.nspname, c.relname
 
 class SnapshotError(CdcpipeError):
     """A snapshot could not be taken or read."""
+
+
+class LockedError(SnapshotError):
+    """A table is locked by somebody, longer than it makes sense to wait without looking up."""
 
 
 class RewrittenError(SnapshotError):
@@ -203,15 +209,21 @@ SELECT current_setting('block_size')::int8, (extract(epoch FROM now()) * 1000000
 
 
 def make_plan(connection: str, snapshot: str, publications: Sequence[str], chunk_bytes: int) -> Plan:
-    """Return the tables of the publications, by name, each cut into chunks of about ``chunk_bytes``."""
+    """Return the tables of the publications, by name, each cut into chunks of about ``chunk_bytes``.
+
+    Raise LockedError after a moment if a table is locked exclusively: then its size can't be asked for.
+    """
     opened = open_snapshot(connection, snapshot)
     try:
         with opened.cursor() as cursor:
+            cursor.execute(f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT_MS}")
             cursor.execute(_FACTS)
             page_bytes, time_us, encoding = cursor.fetchone()
             cursor.execute(_TABLES.format(publications=", ".join(map(_literal, publications))))
             found = [json.loads(row[0]) for row in cursor.fetchall()]
     except opened.Error as ex:
+        if ex.sqlstate == _LOCK_NOT_AVAILABLE:
+            raise LockedError("a published table is locked exclusively", hint="end the transaction that holds the lock") from ex
         raise SnapshotError(f"the published tables could not be looked up: {_first_line(ex)}") from ex
     finally:
         opened.close()

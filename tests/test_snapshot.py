@@ -21,6 +21,7 @@ from spark_sink import changelog, replica
 from spark_sink.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline import Pipeline
 from spark_sink.snapshot import InitialSnapshot
+from spark_sink.snapshot_plan import SnapshotError
 from spark_sink.staging import list_epochs
 from spark_sink.warehouse import Table, Warehouse
 
@@ -363,6 +364,73 @@ def test_killed_in_the_middle_it_goes_on(pg18: postgres.Cluster, spark: Any, tmp
         assert not killed.run(warehouse, publications=("p",)).is_needed
         assert not list((warehouse.root / "_cdcpipe").glob("snapshot/*"))
         killed.connection.close()
+
+
+def test_stopped_while_it_waits(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
+    """For a lock, before it knows the tables and while it reads one; and then it is done after all."""
+    copied = Copied(database, spark, tmp_path, f"s_{database.name}"[:63])
+    copied.execute("create table t (id int primary key); insert into t values (1)", "create publication p for table t")
+    warehouse = Warehouse(tmp_path / "delta", "delta")
+    config = copied.config(publications=("p",), create_slot=True)
+    waiting = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+    other = database.connect()
+    other.autocommit = False
+
+    def lock() -> None:
+        other.execute("lock table t in access exclusive mode")
+
+    for is_planned in (False, True):
+        snapshot = InitialSnapshot(config, warehouse)
+        snapshot.prepare(lambda: False)
+        with Launcher(config) as launcher:
+            launcher.wait()
+        if is_planned:
+            planned = snapshot._plan
+
+            def plan_then_lock(*arguments: Any, planned: Any = planned) -> Any:
+                found = planned(*arguments)
+                lock()
+                return found
+
+            snapshot._plan = plan_then_lock  # type: ignore[method-assign]
+        else:
+            lock()
+        snapshot.start(spark, config.staging)
+        until(lambda: copied.query(waiting), "the wait for the lock")
+        assert not snapshot.wait(0)
+        snapshot.stop()
+        other.rollback()
+        with pytest.raises(SnapshotError):
+            snapshot.wait()
+        assert not changelog.exists(warehouse, Table("public", "t"))
+    assert copied.run(warehouse, publications=("p",)).is_needed
+    copied.assert_equal(warehouse, "t")
+    other.close()
+    copied.connection.close()
+
+
+def test_a_table_that_is_written_anew_is_begun_again(
+    database: postgres.Database, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = Copied(database, spark, tmp_path, f"s_{database.name}"[:63])
+    copied.execute("create table t (id int primary key); insert into t values (1)", "create publication p for table t")
+    warehouse = Warehouse(tmp_path / "delta", "delta")
+    planned, plans = InitialSnapshot._plan, []
+
+    def plan_then_write(*arguments: Any) -> Any:
+        plans.append(planned(*arguments))
+        if len(plans) == 1:
+            copied.execute("truncate t", "insert into t values (2)")
+        return plans[-1]
+
+    monkeypatch.setattr(InitialSnapshot, "_plan", plan_then_write)
+    copied.run(warehouse, publications=("p",))
+    assert len(plans) == 2
+    assert [(row["_cdc_op"], row["id"]) for row in copied.changes(warehouse, "t").collect()] == [("snapshot", 2)]
+    copied.execute("insert into t values (3)")
+    copied.run(warehouse, publications=("p",))
+    copied.assert_equal(warehouse, "t")
+    copied.connection.close()
 
 
 def test_a_slot_that_exists_gets_no_snapshot_unasked(database: postgres.Database, tmp_path: Path) -> None:
