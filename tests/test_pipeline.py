@@ -594,7 +594,7 @@ def test_killed_at_any_moment(database: postgres.Database, spark: Any, tmp_path:
         return check
 
     process = subprocess.Popen(command(database, tmp_path), env=environment(), stderr=subprocess.PIPE)
-    wait_until(lambda: bool(road.query("select from pg_replication_slots where active")))
+    wait_until(lambda: bool(road.query("select from pg_replication_slots where active and confirmed_flush_lsn is not null")))
     writer = Writer(database)
     writer.start()
     try:
