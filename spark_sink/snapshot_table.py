@@ -1,7 +1,7 @@
 """One table of a snapshot -> a changelog and a replica that appear whole.
 
 The files are written by executors (snapshot_reader.py) into a directory beside the tables; with Delta Lake it is a Delta table
-there already, made empty by Delta itself, to which the files are then added. Renamed, it is the table: replica first, so
+there already, made empty by Delta itself; a commit then adds the files. Renamed, it is the table: replica first, so
 that a changelog is only ever there with all that belongs to it.
 
 A replica whose rows have values that their columns can't hold is made from the changelog instead, like any replica
@@ -164,7 +164,7 @@ class _New:
             else:
                 (self.path / file.name).unlink()
         if self._is_delta:
-            delta.add_files(self._spark, self.path, ((f.name, f.size, _statistics(f)) for f in full), position)
+            delta.add_files(self.path, ((f.name, f.size, _statistics(f)) for f in full), position)
         elif not full:
             write_empty(str(self.path), layout)  # without a file there are no columns
 
