@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdcpipe.pgoutput.columnar import convert_text
@@ -33,6 +34,7 @@ __all__ = ["ChunkTask", "Layout", "Select", "Written", "WrittenFile", "select_co
 
 _ORDINALS: Final = 1 << 32
 _BATCH_HINT_BYTES: Final = 16 << 20
+_SAMPLE_ROWS: Final = 1000
 
 # Types that arrive exactly in binary form, and in the Arrow type that is wanted: bool, bytea, int8, int2, int4, text, float4,
 # float8, bpchar, varchar.
@@ -247,9 +249,7 @@ class _FileWriter:
         self._layout = layout
         self._rows = 0
         self._collected: list[Any] = []
-        self._writer = pq.ParquetWriter(
-            self._path, layout.schema, compression="snappy", store_schema=False, metadata_collector=self._collected
-        )
+        self._writer: Any = None
 
     def write(self, arrays: dict[str, pa.Array], count: int) -> None:
         """Write the layout's columns; what there is nothing for is null."""
@@ -257,15 +257,40 @@ class _FileWriter:
             arrays[name].cast(field.type) if name in arrays else pa.nulls(count, field.type)
             for name, field in zip(self._layout.names, self._layout.schema, strict=True)
         ]
+        if self._writer is None:
+            self._writer = self._open(columns)
         self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._layout.schema))
         self._rows += count
 
+    def _open(self, columns: list[pa.Array]) -> Any:
+        """Begin the file. Dictionaries, half of the cost of writing, are for columns whose first values repeat."""
+        repeated = [field.name for field, array in zip(self._layout.schema, columns, strict=True) if _repeats(array)]
+        return pq.ParquetWriter(
+            self._path,
+            self._layout.schema,
+            compression="snappy",
+            use_dictionary=repeated,
+            store_schema=False,
+            metadata_collector=self._collected,
+        )
+
     def close(self) -> WrittenFile:
         """End the file and say what is in it."""
+        if self._writer is None:
+            self._writer = self._open([pa.nulls(0, field.type) for field in self._layout.schema])
         self._writer.add_key_value_metadata(_FILE_METADATA)
         self._writer.close()
         minimum, maximum, nulls = _statistics(self._collected[0]) if self._rows else ({}, {}, {})
         return WrittenFile(self._path.name, self._path.stat().st_size, self._rows, minimum, maximum, nulls)
+
+
+def _repeats(array: pa.Array) -> bool:
+    """Tell from the first values whether a column has each value twice or more."""
+    kind = array.type
+    if not (pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind)):
+        return False
+    sample = array[:_SAMPLE_ROWS]
+    return bool(2 * pc.count_distinct(sample).as_py() <= len(sample))
 
 
 def _statistics(metadata: Any) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
