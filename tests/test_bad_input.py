@@ -39,7 +39,7 @@ class Source(Fixture):
         self.sql("insert into t values (1, 'first')")
         self.sql(f"insert into t values (2, '{VALUE}'), (3, '{VALUE}')")
         self.sql("insert into t values (4)", "create table flush (); drop table flush")
-        self.end = LSN.parse(str(self.value("select pg_current_wal_insert_lsn()")))
+        self.end = LSN.parse(str(self.value("select pg_current_wal_flush_lsn()")))
         self.original = self.slot
 
     @contextlib.contextmanager
@@ -192,7 +192,7 @@ def test_what_a_server_should_not_send(source: Source, fault: tuple[Any, ...], r
         assert "CANARY" not in f"{run.error} {run.error.hint}"
         (at,) = re.findall(r"record at ([0-9A-F]+/[0-9A-F]+)\)", run.error.message)
         (damaged,) = run.proxy.damaged
-        # What came before it was written, and so was confirmed.
+        # What came before it was written. (Whether that counted as confirmed, depends on the chunks in which it was received.)
         is_in_the_first = fault[2:] == (1,)
         assert is_in_the_first or b"first" in run.out
         if damaged and fault[1] is not leave_out:
@@ -202,7 +202,7 @@ def test_what_a_server_should_not_send(source: Source, fault: tuple[Any, ...], r
         again = stream(source, untouched, RAW)
         assert again.error is None
         assert VALUE.encode() in again.out
-        assert (b"first" in again.out) == is_in_the_first
+        assert b"first" in again.out or not is_in_the_first
 
 
 def test_untouched(source: Source) -> None:

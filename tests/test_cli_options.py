@@ -37,7 +37,8 @@ class On(Fixture):
 
     def to_the_end(self, *args: str) -> list[tuple[LSN, bytes]]:
         self.sql("create table flush (); drop table flush")
-        end = str(self.value("select pg_current_wal_insert_lsn()"))
+        # What has been flushed is all that was committed here; what has been inserted may wait for its flush.
+        end = str(self.value("select pg_current_wal_flush_lsn()"))
         self.released()
         with self.cli("--endpos", end, *args) as cli:
             records = list(cli.records())
@@ -187,7 +188,7 @@ def test_prepared_transactions_as_they_come(on: On) -> None:
             "Insert",
             "Prepare",
         ]
-        assert "for good" in cli.stderr
+        until(lambda: "for good" in cli.stderr)
         assert on.two_phase()
         prepared = [(lsn, m) for lsn, m in records if isinstance(m, Prepare)]
         assert [m.gid for _, m in prepared] == ["one", "two"]
@@ -253,6 +254,6 @@ def test_put_together_from_a_position_after_the_prepare(on: On) -> None:
     whole = on.messages("--two-phase", "--whole-transactions")
     assert [m.new[0] for m in whole if isinstance(m, Insert)] == [b"2", b"1", b"3"]
     on.released()
-    code, _, err = on.run("--two-phase", "--whole-transactions", "--startpos", str(middle))
-    assert code == 5
-    assert "'one' is committed, but its changes came in an earlier stream" in err
+    with on.cli("--two-phase", "--whole-transactions", "--startpos", str(middle)) as cli:
+        assert cli.wait() == 5
+        assert "'one' is committed, but its changes came in an earlier stream" in cli.stderr
