@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING
 
 import postgres
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# Machines are noisy: how long an example takes says nothing.
+settings.register_profile("cdcpipe", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("cdcpipe")
 
 
 def missing(reason: str) -> None:

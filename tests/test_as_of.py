@@ -23,7 +23,7 @@ from spark_sink.as_of import parse_at
 from spark_sink.staging import Epoch, Position
 from spark_sink.warehouse import Table, Version, Warehouse, WarehouseError
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 SEED = random.randrange(10**6)
 

@@ -379,7 +379,7 @@ def array_of(values: Sequence[str]) -> bytes:
 
 
 def many(examples: int) -> Any:
-    return settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    return settings(max_examples=examples, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @pytest.fixture(scope="module")
@@ -512,7 +512,7 @@ def test_any_inet(pg18_server, addresses, data):
 KNOWN = sorted(type_id for type_id in {*binary._SCALARS, *binary._SHAPES} if binary.is_built_in(type_id))
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=3000)
 @given(
     st.sampled_from(KNOWN),
     st.binary(max_size=80) | st.lists(st.sampled_from(b"\0\0\0\0\1\2\3\4\x17\x19\xff"), max_size=60).map(bytes),
@@ -544,7 +544,7 @@ def sent(pg18):
         return found
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=3000)
 @given(st.data())
 def test_damaged_values_give_text_or_an_error(sent, data):
     type_id, value = data.draw(st.sampled_from(sent))

@@ -589,7 +589,7 @@ def test_any_binary_date(days: list[int | None]) -> None:
     compare_forms(1082, [pa.date32()], forms(1082, [None if day is None else struct.pack(">i", day) for day in days]))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.none() | st.integers(-70_000_000_000_000_000, 300_000_000_000_000_000) | st.sampled_from([2**63 - 1, -(2**63)])))
 @example([-211813488000000000, 9223371331199999999, -63082281600000000, -63082281600000001, 252455615999999999, 252455616000000000])
 def test_any_binary_timestamp(times: list[int | None]) -> None:
@@ -598,7 +598,7 @@ def test_any_binary_timestamp(times: list[int | None]) -> None:
     compare_forms(1184, [TZ, pa.timestamp("us", "Europe/Berlin")], forms(1184, values))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.none() | st.binary(min_size=8, max_size=8)))
 @example(
     [struct.pack(">d", n) for n in (0.0, -0.0, float("inf"), 1e23)] + [b"\xff\xf8" + b"\0" * 6, b"\x7f\xf0" + b"\0" * 5 + b"\1"]
@@ -634,7 +634,6 @@ def numeric(number: Decimal) -> bytes:
     return struct.pack(f">HhHH{len(digits)}H", len(digits), weight if digits else 0, sign, scale, *digits)
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 38).flatmap(lambda p: st.tuples(st.just(p), st.integers(0, p))),
     st.lists(st.none() | st.decimals(-(10**40), 10**40, places=3) | st.decimals(allow_nan=True) | st.decimals(-1000, 1000)),
@@ -673,7 +672,7 @@ def test_common_types_are_read_without_python_per_value(monkeypatch: pytest.Monk
         assert found[2] is not None
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.sampled_from(sorted({*NATURAL, 25, 2950, 3802, 1007, 3614})), st.lists(st.binary(max_size=24), max_size=4))
 def test_any_bytes_give_values_or_an_error(type_id: int, values: list[bytes]) -> None:
     columns = decode_changes(*lay_out([build(insert(b"id", Binary(value))) for value in values]), relation(2, type_id)).columns

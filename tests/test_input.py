@@ -19,7 +19,7 @@ class _Ready:
         return [(self._fd, select.POLLIN)]
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(60)
 def test_a_terminal_may_take_back_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     master_fd, terminal_fd = os.openpty()
     reader = Input(terminal_fd)

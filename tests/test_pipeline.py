@@ -25,7 +25,7 @@ from spark_sink.pipeline import Pipeline
 from spark_sink.staging import Position, list_segments, log_end, read_readers, register_reader
 from spark_sink.warehouse import MESSAGES, Table, Warehouse, WarehouseError
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.spark
 
 BIG = 5000
 """Bytes of a value that is stored outside of its row."""

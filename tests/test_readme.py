@@ -151,6 +151,5 @@ def test_the_output_plugin(tmp_path: Path, shell: dict[str, str], database: post
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_examples_of_cdcpipe_spark(tmp_path: Path, shell: dict[str, str]) -> None:
     run_blocks("spark", tmp_path, shell)

@@ -25,7 +25,7 @@ from spark_sink.snapshot_plan import SnapshotError
 from spark_sink.staging import list_epochs
 from spark_sink.warehouse import Table, Warehouse
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.spark
 
 SEED = random.randrange(10**6)
 HOSTILE = "../{a,b}=1\n\"`'"

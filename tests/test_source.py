@@ -644,7 +644,7 @@ def logs(draw: st.DrawFn) -> list[list[list[Any]]]:
     return segments
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(logs(), st.data())
 def test_typed_rows_say_what_the_envelope_says(segments: list[list[list[Any]]], data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as directory:

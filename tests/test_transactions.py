@@ -326,7 +326,7 @@ def read(server: Server, records: list[tuple[int, bytes]]) -> list[tuple[int, in
     st.booleans(),
     st.booleans(),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_any_interleaving_gives_committed_transactions_in_commit_order(
     rng: random.Random, spill_threshold: int, max_bytes: int, parallel: bool, at_once: bool
 ) -> None:

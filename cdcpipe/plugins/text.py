@@ -37,7 +37,7 @@ def format_timestamp(time_us: int) -> bytes:
     except OverflowError:
         msg = f"a commit time is out of range: {time_us} microseconds since 2000"
         raise ProtocolError(msg) from None
-    text = f"{time:%Y-%m-%d %H:%M:%S}"
+    text = f"{time.year:04}-{time:%m-%d %H:%M:%S}"  # %Y has three digits before the year 1000
     if time.microsecond:
         text += f".{time.microsecond:06}".rstrip("0")
     return f"{text}+00".encode()
