@@ -8,14 +8,14 @@ import os
 import select
 import subprocess
 import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
+from spark_sink.command import environment, failure_of
 from spark_sink.launcher import LauncherConfig, Prepared
-from spark_sink.restart import Failure, error_of
+from spark_sink.restart import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,6 @@ __all__ = ["ExportedSnapshot", "slot_exists"]
 _POLL_MS = 200
 _READ_BYTES = 1 << 16
 _END_TIMEOUT_S = 10.0
-_ERROR_PREFIX, _HINT_PREFIX = "cdcpipe: error: ", "cdcpipe: hint: "
 
 
 class ExportedSnapshot:
@@ -50,7 +49,7 @@ class ExportedSnapshot:
             stderr=self._stderr,
             bufsize=0,
             start_new_session=True,
-            env=_environment(),
+            env=environment(),
         )
         try:
             text = self._read(is_stopping)
@@ -82,7 +81,7 @@ class ExportedSnapshot:
                 continue
             data = os.read(fd, _READ_BYTES)
             if not data:
-                raise error_of(_failure(self._process.wait(), self._said()))
+                raise error_of(failure_of(self._process.wait(), self._said()))
             text += data
         return text
 
@@ -90,11 +89,11 @@ class ExportedSnapshot:
         """Raise the error with which it has ended, if it has."""
         code = self._process.poll()
         if code is not None:
-            raise error_of(_failure(code, self._said()))
+            raise error_of(failure_of(code, self._said()))
 
-    def _said(self) -> bytes:
+    def _said(self) -> list[str]:
         self._stderr.seek(0)
-        return self._stderr.read()
+        return _lines(self._stderr.read())
 
     def close(self) -> None:
         """Let the snapshot go."""
@@ -119,12 +118,12 @@ class ExportedSnapshot:
 
 def slot_exists(config: LauncherConfig) -> bool:
     """Ask whether the slot is there; raise what prevents the answer."""
-    done = subprocess.run(_arguments(config), stdin=subprocess.DEVNULL, capture_output=True, env=_environment(), check=False)
+    done = subprocess.run(_arguments(config), stdin=subprocess.DEVNULL, capture_output=True, env=environment(), check=False)
     if done.returncode == ExitCode.SLOT_NOT_EXIST:
         return False
     if done.returncode in (ExitCode.SUCCESS, ExitCode.SLOT_IN_USE):
         return True
-    raise error_of(_failure(done.returncode, done.stderr))
+    raise error_of(failure_of(done.returncode, _lines(done.stderr)))
 
 
 def _arguments(config: LauncherConfig) -> list[str]:
@@ -134,15 +133,5 @@ def _arguments(config: LauncherConfig) -> list[str]:
     return arguments
 
 
-def _failure(code: int, said: bytes) -> Failure:
-    lines = said.decode("utf-8", "backslashreplace").strip().splitlines()
-    errors = [line.removeprefix(_ERROR_PREFIX) for line in lines if line.startswith(_ERROR_PREFIX)]
-    hints = [line.removeprefix(_HINT_PREFIX) for line in lines if line.startswith(_HINT_PREFIX)]
-    message = errors[-1] if errors else lines[-1] if lines else ""
-    return Failure(code, 0, message, hints[-1] if hints else None)
-
-
-def _environment() -> dict[str, str]:
-    """Return our environment, with this package's directory where modules are looked for last."""
-    root = str(Path(__file__).resolve().parent.parent)
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))}
+def _lines(said: bytes) -> list[str]:
+    return said.decode("utf-8", "backslashreplace").strip().splitlines()

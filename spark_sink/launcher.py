@@ -25,7 +25,6 @@ import os
 import random
 import select
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -37,6 +36,7 @@ from cdcpipe.errors import CdcpipeError, ProtocolError
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.pipe.commands import QUIT, encode_feedback
 from cdcpipe.pipe.exitcode import ExitCode
+from spark_sink.command import COMMAND, environment, failure_of, is_report
 from spark_sink.restart import Failure, RestartPolicy, error_of
 from spark_sink.segment_filler import SealPolicy, SegmentFiller
 from spark_sink.staging import Position, StagingError, remove_consumed
@@ -69,8 +69,6 @@ _EXIT_GRACE_S = 0.05
 
 _REMOVE_INTERVAL_S = 10.0
 
-_ERROR_PREFIX, _HINT_PREFIX = "cdcpipe: error: ", "cdcpipe: hint: "
-
 
 @dataclass(frozen=True, slots=True)
 class LauncherConfig:
@@ -89,7 +87,7 @@ class LauncherConfig:
     spill: Path | None = None
     """Where large transactions in progress are held, the staging directory if None."""
     verbose: bool = False
-    command: tuple[str, ...] = (sys.executable, "-P", "-m", "cli")
+    command: tuple[str, ...] = COMMAND
     hook: Callable[[Failpoint], None] | None = None
     """Called at each failpoint; for tests."""
 
@@ -527,7 +525,7 @@ class _Child:
             stderr=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
-            env=_environment(temporary),
+            env=environment(temporary),
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -556,11 +554,7 @@ class _Child:
 
     def failure(self, end_lsn: int) -> Failure:
         """Return how it ended, with what it said last on stderr: ``cdcpipe: error: ...``, ``cdcpipe: hint: ...``."""
-        lines = list(self._lines)
-        errors = [line for line in lines if line.startswith(_ERROR_PREFIX)]
-        hints = [line for line in lines if line.startswith(_HINT_PREFIX)]
-        message = errors[-1].removeprefix(_ERROR_PREFIX) if errors else lines[-1] if lines else ""
-        return Failure(self.code, end_lsn, message, hints[-1].removeprefix(_HINT_PREFIX) if errors and hints else None)
+        return failure_of(self.code, list(self._lines), end_lsn)
 
     def _read_stderr(self) -> None:
         assert self._process.stderr is not None
@@ -569,7 +563,7 @@ class _Child:
                 text = line.decode("utf-8", "backslashreplace").rstrip()
                 if text:
                     self._lines.append(text)
-                    is_reported = self._is_verbose or text.startswith((_ERROR_PREFIX, _HINT_PREFIX))
+                    is_reported = self._is_verbose or is_report(text)
                     _streamer_logger.log(logging.INFO if is_reported else logging.WARNING, "%s", text)
 
     def write(self, command: bytes, timeout_s: float) -> bool:
@@ -624,13 +618,3 @@ class _Child:
 
 
 _streamer_logger = logging.getLogger("cdcpipe.streamer")
-
-
-def _environment(temporary: Path | None) -> dict[str, str]:
-    """Return the environment of the streamer: ours, and this package's directory where modules are looked for last."""
-    environment = dict(os.environ)
-    if temporary is not None:
-        environment["TMPDIR"] = str(temporary.absolute())
-    root = str(Path(__file__).resolve().parent.parent)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), root]))
-    return environment

@@ -100,9 +100,9 @@ _ERRORS: dict[int, type[CdcpipeError]] = {
 
 
 def error_of(failure: Failure) -> CdcpipeError:
-    """Return the error with which a launcher stops after ``failure``; its exit code is the streamer's, or 7."""
+    """Return the error that ``failure`` is to whoever ran the command; its exit code is the command's, or 7."""
     said = failure.message or "it said nothing"
-    if failure.code == ExitCode.PG_ERROR:
+    if failure.code == ExitCode.PG_ERROR and failure.end_lsn:
         return ServerError(f"again and again, after {format_lsn(failure.end_lsn)}: {said}", hint=_POISON_HINT)
     error = _ERRORS.get(failure.code)
     if error is not None:
@@ -112,6 +112,6 @@ def error_of(failure: Failure) -> CdcpipeError:
     except ValueError:
         name = "no exit code of its own"
     return CdcpipeError(
-        f"the streamer ended with {failure.code} ({name}), which is unexpected: {said}",
-        hint="start again; nothing is lost. If it happens again, please report it",
+        f"cdcpipe ended with {failure.code} ({name}), which is unexpected: {said}",
+        hint=failure.hint or "start again; nothing is lost. If it happens again, please report it",
     )

@@ -32,19 +32,13 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 import click
 
-from cdcpipe.errors import (
-    CdcpipeError,
-    ConnectionClosedError,
-    InitError,
-    InvalidArgumentsError,
-    ServerError,
-    SlotDoesNotExistError,
-    SlotInUseError,
-)
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink import changelog, delta, replica
 from spark_sink.canonical import Canonical, exact_session
+from spark_sink.command import COMMAND, environment, failure_of
 from spark_sink.options import CONTEXT_SETTINGS, connection_arguments, connection_options, log_to_stderr
+from spark_sink.restart import error_of
 from spark_sink.spark_options import spark_options, warehouse_option, warehouse_session
 from spark_sink.staging import log_end
 from spark_sink.types import original_name
@@ -65,7 +59,6 @@ _logger = logging.getLogger(__name__)
 DIFFERENT = 10
 """The command's exit code when a table differs; the codes below are the pipe's."""
 
-_COMMAND = (sys.executable, "-P", "-m", "cli")
 
 _POLL_S = 0.2
 _ABSENCE_S = 10.0
@@ -362,7 +355,11 @@ class _Server:
     def __enter__(self) -> Self:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # closed in __exit__
         self._process = subprocess.Popen(
-            [*_COMMAND, "checksum", *self._connection], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
+            [*COMMAND, "checksum", *self._connection],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment(),
         )
         return self
 
@@ -398,21 +395,7 @@ class _Server:
         """Raise what the command ended with."""
         code = self._process.wait()
         self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").splitlines()
-        errors = [line.removeprefix("cdcpipe: error: ") for line in said if line.startswith("cdcpipe: error: ")]
-        hints = [line.removeprefix("cdcpipe: hint: ") for line in said if line.startswith("cdcpipe: hint: ")]
-        kind = next((kind for kind in _ERRORS if kind.exit_code == code), VerifyError)
-        raise kind(errors[-1] if errors else f"cdcpipe checksum ended with {code}", hint=hints[-1] if hints else None)
-
-
-_ERRORS: tuple[type[CdcpipeError], ...] = (
-    InvalidArgumentsError,
-    InitError,
-    ConnectionClosedError,
-    ServerError,
-    SlotDoesNotExistError,
-    SlotInUseError,
-)
+        raise error_of(failure_of(code, self._errors.read().decode("utf-8", "backslashreplace").strip().splitlines()))
 
 
 _EXAMPLE = """\b
