@@ -146,7 +146,7 @@ def test_bad_commands_exit_6_and_keep_earlier_feedback(on18: Fixture, command: s
         cli.say(f"F {end}\n{command}")
         assert cli.wait() == 6
         assert "not a command" in cli.stderr or "4096" in cli.stderr
-    assert on18.confirmed() == end
+    assert on18.confirmed() >= end  # an idle server's keepalive may have moved it on
 
 
 def test_feedback_in_the_middle_of_a_transaction_is_cut_down(on18: Fixture) -> None:
@@ -169,7 +169,7 @@ def test_feedback_interval_delays_and_quit_does_not_lose_it(on18: Fixture) -> No
         cli.say("#\n")
         assert on18.confirmed() == before
         assert cli.quit() == 0
-    assert on18.confirmed() == end
+    assert on18.confirmed() >= end
 
 
 def test_auto_feedback_confirms_what_was_written(on: Fixture) -> None:
@@ -291,7 +291,7 @@ def test_stdin_closed_is_4_and_keeps_feedback(on: Fixture) -> None:
         cli.say(f"F {end}\n")
         cli.close_stdin()
         assert cli.wait() == 4
-    assert on.confirmed() == end
+    assert on.confirmed() >= end
 
 
 @pytest.mark.parametrize("busy", [True, False])
@@ -588,4 +588,4 @@ def test_two_writers_while_streaming(on18: Fixture) -> None:
             thread.join()
         assert sorted(int(row) for row in rows if row) == [*range(300), *range(1000, 1300)]
         assert cli.quit() == 0
-    assert on18.confirmed() == end
+    assert on18.confirmed() >= end
