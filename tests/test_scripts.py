@@ -11,7 +11,7 @@ from pathlib import Path
 import postgres
 import psycopg
 import pytest
-from workload import KEYS, Workload, make_tables
+from workload import KEYS, MESSAGES, Workload, make_tables
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = [
@@ -90,14 +90,15 @@ def test_the_workload_counts_what_it_commits(database: postgres.Database) -> Non
         workload.truncate()
         messages = connection.execute(
             "select get_byte(data, 0) from pg_logical_slot_get_binary_changes("
-            "'workload', null, null, 'proto_version', '1', 'publication_names', 'everything')"
+            "'workload', null, null, 'proto_version', '1', 'publication_names', 'everything', 'messages', 'true')"
         )
         kinds = Counter(chr(kind) for (kind,) in messages)
-    assert kinds["I"] + kinds["U"] + kinds["D"] + kinds["T"] == workload.done
+    assert kinds["I"] + kinds["U"] + kinds["D"] + kinds["T"] + kinds["M"] == workload.done
+    assert kinds["M"]
     assert kinds["T"] == 1
     assert kinds["B"] <= workload.transactions  # one that changed no row has no Begin
     assert workload.rollbacks
-    assert set(workload.committed) == set(KEYS)
+    assert set(workload.committed) == {*KEYS, MESSAGES}
 
 
 def test_the_benchmark_runs_and_reports(pg15: postgres.Cluster, tmp_path: Path) -> None:
