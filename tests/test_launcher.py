@@ -931,6 +931,8 @@ def test_postgres_streamed_transactions_are_landed_as_version_1_sends_them(any_d
         with Interleaved(any_database, seed) as work:
             for _ in range(80):
                 work.step()
+        with any_database.connect() as connection:  # large whatever the seed
+            connection.execute("insert into t select g, repeat('v', 200) from generate_series(-1000, -1) g")
         expected = version_1(any_database, slot)
         assert len(expected) > 1000
         wait_for(lambda: launcher.progress.position is not None and launcher.progress.position.lsn >= expected[-1][0])
