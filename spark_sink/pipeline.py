@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, Self
 from cdcpipe.errors import CdcpipeError
 from spark_sink import changelog, delta, reduction, replica, session, source
 from spark_sink.contents import Contents, read_contents
-from spark_sink.keys import identifying_columns, version_of
 from spark_sink.staging import (
     Position,
     Segment,
@@ -40,6 +39,7 @@ from spark_sink.staging import (
     register_reader,
     removed_position,
 )
+from spark_sink.table_versions import TableVersions
 from spark_sink.types import MESSAGE_SCHEMA, merge_columns, split_schema, typed_schema
 from spark_sink.warehouse import MESSAGES, Table, Warehouse, WarehouseError
 
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
     from pyspark.sql.types import StructType
 
-    from cdcpipe.pgoutput.messages import Relation
     from spark_sink.delta import State
     from spark_sink.warehouse import Version
 
@@ -104,9 +103,7 @@ class Pipeline:
         self.staging = Path(staging).absolute()
         self.warehouse = Warehouse(warehouse, format)
         self.checkpoint = self.warehouse.checkpoint if checkpoint is None else Path(checkpoint).absolute()
-        self._keys = {name: tuple(columns) for name, columns in (keys or {}).items()}
-        self._describe = describe
-        self._catalog: dict[Table, tuple[str, ...]] = {}
+        self._versions = TableVersions(self.warehouse, keys, describe)
         self._max_bytes_per_trigger = max_bytes_per_trigger
         self._trigger_interval_s = trigger_interval_s
         self._tables: dict[Table, _TableState] = {}
@@ -300,7 +297,9 @@ class Pipeline:
                 None if state.changelog is None else split_schema(state.changelog.schema)[0],
                 (relation for _, relation in contents.relations),
             )
-            self._note_versions(table, state, contents, done_lsn, columns)
+            state.versions = self._versions.note(table, state.versions, contents.relations, done_lsn, columns)
+            if not state.versions[-1].key:
+                self._tell(table, "", "table %s has no key: it has a changelog and no replica", table)
             reader = self._reader(typed_schema(columns), segments, done_lsn)
             rows = reader.option("table", source.quote_table(table.schema, table.name)).load(str(self.staging))
             is_small = contents.count <= _KEPT_CHANGES
@@ -323,42 +322,6 @@ class Pipeline:
         if self.warehouse.format == "delta" and state.has_key:
             self._tell_exact(table, replica.apply(self.spark, self.warehouse, table, end, recent))
             state.replica_lsn = end.lsn
-
-    # --- keys ---
-
-    def _note_versions(self, table: Table, state: _TableState, contents: Contents, done_lsn: int, columns: StructType) -> None:
-        """Write down, before the first change under it is, what identifies a row from some transaction on."""
-        versions = list(state.versions)
-        for end_lsn, relation in contents.relations:
-            if end_lsn <= done_lsn:
-                continue
-            version = version_of(end_lsn, relation, columns, self._key(table, relation))
-            if versions and replace(versions[-1], end_lsn=end_lsn) == version:
-                continue
-            if versions and versions[-1].end_lsn == end_lsn:
-                versions.pop()
-            versions.append(version)
-        if versions != state.versions:
-            self.warehouse.write_versions(table, versions)
-            state.versions = versions
-        if not versions[-1].key:
-            self._tell(table, "", "table %s has no key: it has a changelog and no replica", table)
-
-    def _key(self, table: Table, relation: Relation) -> tuple[str, ...]:
-        """Return the names of the columns that identify a row, in PostgreSQL's spelling; none if nothing does."""
-        key = self._keys.get(str(table))
-        if key is None:
-            return identifying_columns(relation, lambda: self._primary_key(table))
-        return key if set(key) <= {column.name for column in relation.columns} else ()
-
-    def _primary_key(self, table: Table) -> tuple[str, ...]:
-        """Look a table's primary key up in the catalog, once."""
-        if table not in self._catalog:
-            if self._describe is not None:
-                for found in self._describe():
-                    self._catalog[Table(found["schema"], found["name"])] = tuple(found["primary_key"])
-            self._catalog.setdefault(table, ())
-        return self._catalog[table]
 
     # --- what to tell ---
 
