@@ -213,7 +213,7 @@ def stream(config: StreamConfig) -> ExitCode:
             publications = _publications(config)
             slot = find_or_create_slot(catalog.connection, config.slot, publications)
             server_options, make_feeder = _plugin(config, catalog, slot, publications)
-            if slot.plugin == "pgoutput" and pgoutput_options.is_on(server_options, "binary"):
+            if slot.plugin == "pgoutput" and pgoutput_options.setting(server_options, "binary") == "on":
                 preflight.check_binary_forms(catalog.connection, publications)
             transactions = _transactions(config, slot, server_options)
             if slot.plugin == "pgoutput":
@@ -295,10 +295,12 @@ def _plugin(
     plugin_options = {name: value for name, value in options.items() if name not in pgoutput_options.NAMES}
     plugin = load(config.output, {**config.output_options, **plugin_options}, catalog.query)
     asked = defaults | dict(plugin.pgoutput_options) | given
-    is_parallel = asked.get("streaming") == "parallel"
+    is_parallel = pgoutput_options.setting(asked, "streaming") == "parallel"
     completed = pgoutput_options.complete(asked, version)
     if not config.whole_transactions:
-        plugin.check_callbacks(option for option in ("two_phase", "streaming") if not pgoutput_options.is_off(completed, option))
+        plugin.check_callbacks(
+            option for option in ("two_phase", "streaming") if pgoutput_options.setting(completed, option) != "off"
+        )
     return completed, lambda write: Renderer(plugin, write, streaming_parallel=is_parallel)
 
 
@@ -310,14 +312,14 @@ def _transactions(config: StreamConfig, slot: Slot, options: Mapping[str, str | 
         msg = f"replication slot {slot.name!r} has the plugin {slot.plugin}: only pgoutput's transactions can be put together"
         raise InitError(msg, hint="leave --whole-transactions out, or name a slot with pgoutput")
     return Transactions(
-        streaming_parallel=(options.get("streaming") or "").lower() == "parallel",
+        streaming_parallel=pgoutput_options.setting(options, "streaming") == "parallel",
         spill_threshold=config.spill_threshold,
     )
 
 
 def _check_two_phase(config: StreamConfig, slot: Slot, options: Mapping[str, str | None]) -> None:
     """Refuse a slot that sends what was not asked for; say so where one is changed for good."""
-    is_asked = pgoutput_options.is_on(options, "two_phase")
+    is_asked = pgoutput_options.setting(options, "two_phase") == "on"
     if slot.two_phase and not is_asked and not config.whole_transactions:
         msg = f"replication slot {slot.name!r} sends prepared transactions when they are prepared, which was not asked for"
         raise InitError(

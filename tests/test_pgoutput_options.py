@@ -3,7 +3,7 @@
 import pytest
 
 from cdcpipe.errors import InitError
-from cdcpipe.pgoutput.options import complete, is_off, is_on
+from cdcpipe.pgoutput.options import complete, setting
 
 PROTOCOL = [
     ({}, 140000, "1"),
@@ -47,9 +47,8 @@ def test_what_is_too_new_is_named(options: dict[str, str | None], server: int, n
 
 
 @pytest.mark.parametrize(
-    ("value", "on", "off"),
-    [("on", True, False), (None, True, False), ("FALSE", False, True), ("parallel", False, False), ("0", False, True)],
+    ("given", "read"), [("on", "on"), (None, "on"), ("FALSE", "off"), ("Parallel", "parallel"), ("0", "off"), ("yes", "on")]
 )
-def test_on_and_off(value: str | None, on: bool, off: bool) -> None:
-    assert (is_on({"streaming": value}, "streaming"), is_off({"streaming": value}, "streaming")) == (on, off)
-    assert (is_on({}, "streaming"), is_off({}, "streaming")) == (False, True)
+def test_a_setting_is_read_as_by_the_server(given: str | None, read: str) -> None:
+    assert setting({"streaming": given}, "streaming") == read
+    assert setting({}, "streaming") == "off"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cdcpipe.errors import InitError
 
-__all__ = ["NAMES", "complete", "is_off", "is_on"]
+__all__ = ["NAMES", "complete", "setting"]
 
 _TRUE = frozenset({"true", "on", "yes", "1", "t", "y"})
 _FALSE = frozenset({"false", "off", "no", "0", "f", "n"})
@@ -49,7 +49,7 @@ def complete(options: Mapping[str, str | None], server_version: int) -> dict[str
     for name, option in _OPTIONS.items():
         if name not in options:
             continue
-        value = _normalise(options[name])
+        value = setting(options, name)
         if value not in option.values:
             msg = f"pgoutput's option {name} takes {', '.join(option.values)}, not {options[name]!r}"
             raise InitError(msg)
@@ -71,14 +71,9 @@ def complete(options: Mapping[str, str | None], server_version: int) -> dict[str
     return dict(options)
 
 
-def is_on(options: Mapping[str, str | None], name: str) -> bool:
-    """Return whether an option that is a boolean is there and on."""
-    return name in options and _normalise(options[name]) == "on"
-
-
-def is_off(options: Mapping[str, str | None], name: str) -> bool:
-    """Return whether an option is not there, or off."""
-    return name not in options or _normalise(options[name]) == "off"
+def setting(options: Mapping[str, str | None], name: str) -> str:
+    """Return what an option is set to, as the server reads it, booleans as ``on`` and ``off``; ``off`` if it is not there."""
+    return _normalise(options[name]) if name in options else "off"
 
 
 def _normalise(value: str | None) -> str:

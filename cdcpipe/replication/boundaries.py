@@ -26,11 +26,10 @@ ROW_KINDS = frozenset(b"IUDTROY")
 
 _FINAL_LSN = struct.Struct(">xQ")  # Begin: Byte1('B') Int64 final_lsn …
 _COMMIT = struct.Struct(">xBQQq")  # Commit: Byte1('C') Int8 flags Int64 commit_lsn Int64 end_lsn Int64 time
-_PREPARED = struct.Struct(">xBQQqI")  # Prepare: Byte1('P') Int8 flags Int64 Int64 Int64 Int32 xid …; 'K' alike, 'r' is longer
+_PREPARED = struct.Struct(">xBQQqI")  # Prepare: Byte1('P') Int8 flags Int64 Int64 Int64 Int32 xid …; 'p', 'K' alike, 'r' is longer
 _XID = struct.Struct(">xI")  # Stream Start: Byte1('S') Int32 xid …
 _STREAM_COMMIT = struct.Struct(">xIBQ")  # Stream Commit: Byte1('c') Int32 xid Int8 flags Int64 commit_lsn …
 _XID_SUBXID = struct.Struct(">xII")  # Stream Abort: Byte1('A') Int32 xid Int32 subxid …
-_PREPARE_XID = struct.Struct(">xBQQqI")  # Stream Prepare: Byte1('p') Int8 flags Int64 Int64 Int64 Int32 xid …
 
 
 class BoundaryTracker:
@@ -118,7 +117,7 @@ class PgoutputTracker(BoundaryTracker):
                         return True
                     self._end_streamed(wal_start, xid)
                 case "p":
-                    self._end(wal_start, _PREPARE_XID.unpack_from(data)[-1])
+                    self._end(wal_start, _PREPARED.unpack_from(data)[-1])
                 case "A":
                     xid, subxid = _XID_SUBXID.unpack_from(data)
                     if xid == subxid:
