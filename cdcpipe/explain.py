@@ -129,7 +129,7 @@ def _value(value: Value) -> str:
     if value is None:
         return "NULL"
     if isinstance(value, UnchangedToast):
-        return f"{UNCHANGED_TOAST.name}"
+        return UNCHANGED_TOAST.name
     if isinstance(value, Binary):
         return f"x'{value.hex()}'"
     return f"'{_escape(value.decode('utf-8', 'surrogateescape'))}'"

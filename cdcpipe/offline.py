@@ -15,7 +15,6 @@ import logging
 import os
 import re
 import select
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -26,13 +25,23 @@ from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, OutputError, Pro
 from cdcpipe.explain import Explainer
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pgoutput.decode import NAMES, decode
-from cdcpipe.pgoutput.messages import Begin, BeginPrepare, CommitPrepared, Prepare, RollbackPrepared, StreamPrepare
+from cdcpipe.pgoutput.messages import (
+    Begin,
+    BeginPrepare,
+    Commit,
+    CommitPrepared,
+    Prepare,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+)
 from cdcpipe.pgoutput.transactions import SPILL_THRESHOLD, Transactions
 from cdcpipe.plugins import load
 from cdcpipe.plugins.base import Query, Renderer
 from cdcpipe.plugins.catalog import NoCatalogError
-from cdcpipe.prepare import initialising
-from cdcpipe.replication.connection import SESSION_SETTINGS, Connection
+from cdcpipe.prepare import connected
 
 __all__ = ["Captures", "RenderConfig", "explain", "render"]
 
@@ -44,9 +53,6 @@ MAX_RECORD_BYTES: Final = 1 << 30
 
 _HEADER = re.compile(rb"w ([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8}) ([0-9]{1,10})\n")
 _HEADER_BEGINNING = re.compile(rb"(?:w(?: (?:[0-9A-Fa-f]{1,8}(?:/(?:[0-9A-Fa-f]{1,8}(?: [0-9]{0,10})?)?)?)?)?)?")
-
-_XID = struct.Struct(">xI")  # Stream Start, Stream Commit: Byte1 kind, Int32 xid …
-_XID_SUBXID = struct.Struct(">xII")  # Stream Abort: Byte1('A') Int32 xid Int32 subxid …
 
 _CHANGES = frozenset(b"IUDTM")
 _NO_BOUNDARIES = frozenset(b"IUDTMRYO")
@@ -209,8 +215,7 @@ def _read_some(stream: FileIO, size: int) -> bytes:
 
 
 def _kind(record: bytes) -> str:
-    kind = chr(record[0])
-    return f"{NAMES[kind]}" if kind in NAMES else f"kind 0x{record[0]:02x}"
+    return NAMES.get(chr(record[0]), f"kind 0x{record[0]:02x}")
 
 
 def _split(buffer: bytes) -> Iterator[tuple[int, int, bytes]]:
@@ -273,13 +278,8 @@ def _catalog(parameters: Mapping[str, str] | None) -> Iterator[Query]:
     if parameters is None:
         yield _no_catalog
         return
-    with initialising():
-        connection = Connection(parameters, replication=False)
-        connection.pin_session(SESSION_SETTINGS)
-    try:
+    with connected(parameters, replication=False) as connection:
         yield connection.execute
-    finally:
-        connection.close()
 
 
 def _no_catalog(sql: str) -> Sequence[tuple[str | None, ...]]:
@@ -315,31 +315,24 @@ class _Unfinished:
     """What has begun and not ended; it looks at well-formed messages that may begin or end something."""
 
     def __init__(self) -> None:
-        self._begin = b""
+        self._open_xid: int | None = None
         self._streamed: dict[int, None] = {}
         self._prepared: dict[str, None] = {}
 
     def observe(self, data: bytes) -> None:
-        match chr(data[0]):
-            case "B" | "b":
-                self._begin = data
-            case "C":
-                self._begin = b""
-            case "S":
-                self._streamed[_XID.unpack_from(data)[0]] = None
-            case "c":
-                self._streamed.pop(_XID.unpack_from(data)[0], None)
-            case "A":
-                xid, subxid = _XID_SUBXID.unpack_from(data)
-                if xid == subxid:
-                    self._streamed.pop(xid, None)
-            case "P" | "p" | "K" | "r":
-                self._observe_prepared(data)
-
-    def _observe_prepared(self, data: bytes) -> None:
-        match message := decode(data):
+        match message := decode(data, streaming_parallel=None):
+            case Begin() | BeginPrepare():
+                self._open_xid = message.xid
+            case Commit():
+                self._open_xid = None
+            case StreamStart():
+                self._streamed[message.xid] = None
+            case StreamCommit():
+                self._streamed.pop(message.xid, None)
+            case StreamAbort() if message.xid == message.subxid:
+                self._streamed.pop(message.xid, None)
             case Prepare():
-                self._begin = b""
+                self._open_xid = None
                 self._prepared[message.gid] = None
             case StreamPrepare():
                 self._streamed.pop(message.xid, None)
@@ -349,10 +342,8 @@ class _Unfinished:
 
     def describe(self, *, whole: bool) -> Iterator[str]:
         """Yield, for each kind of transaction that has no end, where the stream ends."""
-        if self._begin:
-            begin = decode(self._begin)
-            assert isinstance(begin, Begin | BeginPrepare)
-            yield f"inside transaction {begin.xid}: its records are not complete"
+        if self._open_xid is not None:
+            yield f"inside transaction {self._open_xid}: its records are not complete"
         result = "none of their records are written" if whole else "their records are not complete"
         if self._streamed:
             yield f"while transactions are in progress ({_list(self._streamed)}): {result}"
