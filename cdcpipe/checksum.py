@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from cdcpipe.errors import InitError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from cdcpipe.replication import preflight
-from cdcpipe.replication.commands import publication_names, quote_identifier, quote_literal
-from cdcpipe.replication.connection import SESSION_SETTINGS, Connection
+from cdcpipe.replication.commands import publication_names
+from cdcpipe.replication.connection import Connection
+from cdcpipe.sql import quote_identifier, quote_literal, reading_rows
 
 __all__ = ["Checksums", "ServerTable", "SlotState", "Snapshot"]
 
@@ -34,17 +35,8 @@ _SUM_DIGITS = 15  # 60 bits: positive as a bigint, and PostgreSQL adds bigints u
 _FLOATS = {700: ("float4send", "7fc00000"), 701: ("float8send", "7ff8000000000000")}
 """OID → the function that gives the bits, and the bits of NaN, of which PostgreSQL may have others."""
 
-_SETTINGS = {
-    **SESSION_SETTINGS,
-    # As in the walsender: names in values (regclass, ...) are always qualified.
-    "search_path": "",
-    # An error is better than rows that a policy hides.
-    "row_security": "off",
-    "statement_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
-    # While we wait for a lock, everybody who comes later waits for us.
-    "lock_timeout": "10s",
-}
+_LOCK_TIMEOUT = {"lock_timeout": "10s"}
+"""While we wait for a lock, everybody who comes later waits for us."""
 
 _BEGINNING_AND_END = (ord("B"), ord("C"))
 
@@ -89,9 +81,7 @@ class Checksums:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        connection.pin_session(_SETTINGS)
-        if connection.server_version >= 170000:
-            connection.pin_session({"transaction_timeout": "0"})
+        connection.pin_session(reading_rows(connection.server_version) | _LOCK_TIMEOUT)
         if connection.execute("SELECT pg_is_in_recovery()") == [("t",)]:
             raise InitError(
                 "the server is a standby: its snapshots do not say which transactions they see", hint="connect to the primary"

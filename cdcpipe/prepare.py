@@ -26,12 +26,13 @@ from cdcpipe.poll import wait_until_free
 from cdcpipe.replication import preflight
 from cdcpipe.replication.boundaries import tracker_for
 from cdcpipe.replication.commands import publication_names
-from cdcpipe.replication.connection import SESSION_SETTINGS, Connection, Rows
+from cdcpipe.replication.connection import Connection, Rows
 from cdcpipe.replication.preflight import ExportedSnapshot, PublishedTable, Slot, System
 from cdcpipe.replication.progress import Progress
+from cdcpipe.sql import SESSION_SETTINGS
 from cdcpipe.stream import Feeder, Streamer
 
-__all__ = ["Export", "Preparation", "exporting", "poll_until_free", "prepare", "stream"]
+__all__ = ["Export", "Preparation", "connected", "exporting", "poll_until_free", "prepare", "stream"]
 
 log = logging.getLogger(__name__)
 
@@ -88,18 +89,18 @@ def initialising() -> Iterator[None]:
         raise InitError(ex.message, hint=ex.hint) from ex
 
 
-def connect(config: SlotConfig, *, replication: bool) -> Connection:
-    """Open a connection and pin the settings on which the text of values depends."""
+def connect(parameters: Mapping[str, str], *, replication: bool) -> Connection:
+    """Open a connection, ``parameters`` are libpq's, and pin the settings on which the text of values depends."""
     with initialising():
-        connection = Connection(config.parameters, replication=replication)
+        connection = Connection(parameters, replication=replication)
         connection.pin_session(SESSION_SETTINGS)
     return connection
 
 
 @contextmanager
-def connected(config: SlotConfig, *, replication: bool) -> Iterator[Connection]:
+def connected(parameters: Mapping[str, str], *, replication: bool) -> Iterator[Connection]:
     """Open a connection as ``connect`` does, and close it at the end."""
-    connection = connect(config, replication=replication)
+    connection = connect(parameters, replication=replication)
     try:
         yield connection
     finally:
@@ -152,9 +153,9 @@ def check_published(connection: Connection, publications: list[str]) -> list[Pub
 
 def prepare(config: SlotConfig) -> Preparation:
     """Do all that precedes streaming on a pgoutput slot, and say what was found."""
-    with connected(config, replication=False) as connection, initialising():
+    with connected(config.parameters, replication=False) as connection, initialising():
         slot = find_or_create_slot(connection, config, list(config.publications))
-        with connected(config, replication=True) as walsender:
+        with connected(config.parameters, replication=True) as walsender:
             system = preflight.identify_system(walsender)
         return _preparation(connection, config, slot, system)
 
@@ -184,7 +185,7 @@ def exporting(config: SlotConfig) -> Iterator[tuple[Preparation, Export]]:
     A slot that is made now is made so that the snapshot is that of its beginning; for one that exists, a temporary slot beside
     it tells where in the WAL the snapshot is.
     """
-    with connected(config, replication=False) as connection, connected(config, replication=True) as walsender:
+    with connected(config.parameters, replication=False) as connection, connected(config.parameters, replication=True) as walsender:
         made: list[ExportedSnapshot] = []
 
         def export(name: str, *, is_temporary: bool) -> None:
@@ -218,7 +219,7 @@ def stream(config: StreamConfig) -> ExitCode:
             transactions = _transactions(config, slot, server_options)
             if slot.plugin == "pgoutput":
                 _check_two_phase(config, slot, server_options)
-        with connected(config.slot, replication=True) as walsender:
+        with connected(config.slot.parameters, replication=True) as walsender:
             with initialising():
                 system = preflight.identify_system(walsender)
                 log.info("server %s, system %s, timeline %d", walsender.server_version, system.system_id, system.timeline)
@@ -340,7 +341,7 @@ class _Catalog:
     def connection(self) -> Connection:
         """The connection, opened if it is not."""
         if self._connection is None:
-            self._connection = connect(self._config, replication=False)
+            self._connection = connect(self._config.parameters, replication=False)
         return self._connection
 
     def close(self) -> None:
@@ -368,7 +369,7 @@ def poll_until_free(config: SlotConfig, poll: PollConfig) -> ExitCode:
 
     The duration bounds the wait for running transactions as well, when a slot is made.
     """
-    with connected(config, replication=False) as connection, initialising():
+    with connected(config.parameters, replication=False) as connection, initialising():
         if config.create:
             if poll.duration_s is not None:
                 config = replace(config, create_timeout_s=max(poll.duration_s, 0.1))

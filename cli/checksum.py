@@ -29,7 +29,8 @@ import click
 from cdcpipe.checksum import Checksums, ServerTable, find_slot_state
 from cdcpipe.errors import CommandError
 from cdcpipe.lsn import LSN
-from cdcpipe.replication.connection import SESSION_SETTINGS, Connection
+from cdcpipe.replication.connection import Connection
+from cdcpipe.sql import SESSION_SETTINGS
 from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of
 
 __all__ = ["command"]

@@ -20,28 +20,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pgoutput.messages import Column, Relation
+from cdcpipe.sql import quote_identifier, quote_literal, reading_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = ["Chunk", "LockedError", "Plan", "RewrittenError", "SnapshotError", "TablePlan", "conninfo", "make_plan", "open_snapshot"]
-
-SESSION_SETTINGS: Final = {
-    # As the streamer sets them: they decide how values look as text.
-    "DateStyle": "ISO",
-    "IntervalStyle": "postgres",
-    "TimeZone": "UTC",
-    "extra_float_digits": "3",
-    "bytea_output": "hex",
-    "standard_conforming_strings": "on",
-    "search_path": "",
-    # Rows that a policy hides would be missing silently; so it is an error.
-    "row_security": "off",
-    # A large chunk may take its time, and so may whoever waits for the rows.
-    "statement_timeout": "0",
-    "lock_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
-}
 
 _KEY_FLAG: Final = 1
 _LOCK_TIMEOUT_MS: Final = 2000
@@ -155,18 +139,10 @@ class Plan:
     is_utf8: bool
 
 
-def quote(name: str) -> str:
-    """Quote an identifier for PostgreSQL."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
 def conninfo(parameters: Mapping[str, str], server_version: int) -> str:
     """Return libpq's conninfo string for sessions that read a snapshot: the settings of the session are ours, whatever is given."""
-    settings = SESSION_SETTINGS | ({"transaction_timeout": "0"} if server_version >= 170000 else {})
+    # A large chunk may take its time, and so may whoever waits for a table that is locked.
+    settings = reading_rows(server_version) | {"lock_timeout": "0"}
     options = [
         parameters.get("options", os.environ.get("PGOPTIONS", "")),
         *(f"-c {name}={value}" for name, value in settings.items()),
@@ -190,7 +166,7 @@ def open_snapshot(connection: str, snapshot: str) -> Any:
     try:
         with opened.cursor() as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            cursor.execute(f"SET TRANSACTION SNAPSHOT {_literal(snapshot)}")
+            cursor.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot)}")
     except adbc.Error as ex:
         opened.close()
         raise SnapshotError(
@@ -219,7 +195,7 @@ def make_plan(connection: str, snapshot: str, publications: Sequence[str], chunk
             cursor.execute(f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT_MS}")
             cursor.execute(_FACTS)
             page_bytes, time_us, encoding = cursor.fetchone()
-            cursor.execute(_TABLES.format(publications=", ".join(map(_literal, publications))))
+            cursor.execute(_TABLES.format(publications=", ".join(map(quote_literal, publications))))
             found = [json.loads(row[0]) for row in cursor.fetchall()]
     except opened.Error as ex:
         if ex.sqlstate == _LOCK_NOT_AVAILABLE:
@@ -250,7 +226,7 @@ def _table(value: dict[str, Any], chunk_pages: int) -> TablePlan:
 
 def _chunks(part: dict[str, Any], chunk_pages: int) -> list[Chunk]:
     """Cut a table of pages into even chunks; one that is stored in another way is one chunk."""
-    table = f"{quote(part['schema'])}.{quote(part['name'])}"
+    table = f"{quote_identifier(part['schema'])}.{quote_identifier(part['name'])}"
     count = max(1, -(-part["pages"] // chunk_pages)) if part["is_heap"] else 1
     borders = [part["pages"] * number // count for number in range(count)]
     return [

@@ -22,8 +22,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdcpipe.pgoutput.columnar import convert_text
+from cdcpipe.sql import quote_identifier
 from spark_sink.segment_reader import ExactTexts
-from spark_sink.snapshot_plan import Chunk, RewrittenError, SnapshotError, open_snapshot, quote
+from spark_sink.snapshot_plan import Chunk, RewrittenError, SnapshotError, open_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,7 +67,7 @@ def select_columns(relation: Relation) -> list[Select]:
 
 
 def _select(column: Column) -> Select:
-    name = quote(column.name)
+    name = quote_identifier(column.name)
     if column.type_id in _BINARY_IDS:
         return Select(name)
     if column.type_id == _OID:

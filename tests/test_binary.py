@@ -21,7 +21,7 @@ from cdcpipe.pgoutput.binary import Kind, Shape, Types, UnknownTypeError, to_tex
 from cdcpipe.pgoutput.messages import Begin, Binary, Column, Insert, Relation, Type, Update
 from cdcpipe.plugins.base import OutputPlugin, Renderer
 from cdcpipe.plugins.catalog import Catalog, NoCatalogError
-from cdcpipe.replication.connection import SESSION_SETTINGS
+from cdcpipe.sql import SESSION_SETTINGS
 
 FLOATS = ["0", "-0", "1", "-1.5", "0.1", "1e-10", "1e-4", "1e-5", "123456", "1234567", "NaN", "Infinity", "-Infinity"]
 DATES = ["2000-01-01", "1999-12-31", "2024-02-29", "infinity", "-infinity", "0001-01-01", "0001-12-31 BC", "0044-03-15 BC",

@@ -17,6 +17,7 @@ LAYERS = {
     "cdcpipe.lsn": 0,
     "cdcpipe.pipe.exitcode": 0,
     "cdcpipe.errors": 1,
+    "cdcpipe.sql": 2,
     "cdcpipe.pipe": 2,
     "cdcpipe.pgoutput": 3,
     "cdcpipe.plugins": 4,

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from cdcpipe.errors import InvalidArgumentsError, ProtocolError
 from cdcpipe.replication.boundaries import BoundaryTracker, PgoutputTracker, RecordTracker, TextTracker, tracker_for
-from cdcpipe.replication.commands import publication_names, quote_identifier, quote_literal, start_replication
+from cdcpipe.replication.commands import publication_names, start_replication
 from cdcpipe.replication.connection import connection_parameters
 from cdcpipe.replication.copydata import PrimaryKeepalive, WALData, build_status_update, parse
 from cdcpipe.replication.preflight import parse_publication_names
 from cdcpipe.replication.progress import Progress
+from cdcpipe.sql import quote_identifier, quote_literal
 
 # CopyData
 

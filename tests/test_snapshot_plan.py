@@ -15,13 +15,11 @@ from segments import encode
 from test_types import INFINITE_NUMERICS, NEWER_TYPES, TYPES, peek
 
 from cdcpipe.errors import SlotDoesNotExistError
-from cdcpipe.replication import connection as streamer
 from spark_sink import snapshot_reader
 from spark_sink.exported import ExportedSnapshot, slot_exists
 from spark_sink.launcher import LauncherConfig
 from spark_sink.segment_reader import Slice, TypedReader, read_relations
 from spark_sink.snapshot_plan import (
-    SESSION_SETTINGS,
     Chunk,
     Plan,
     RewrittenError,
@@ -132,11 +130,6 @@ def source(pg: postgres.Cluster, tmp_path: Path) -> Iterator[Source]:
         finally:
             made.close()
             made.connection.close()
-
-
-def test_the_settings_are_the_streamers() -> None:
-    assert SESSION_SETTINGS.items() >= streamer.SESSION_SETTINGS.items()
-    assert SESSION_SETTINGS["search_path"] == ""
 
 
 def test_a_value_of_any_type_is_the_same_in_snapshot_and_stream(source: Source) -> None:

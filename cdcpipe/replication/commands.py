@@ -1,44 +1,20 @@
-"""The replication commands as text, every name quoted by our own hand.
-
-The walsender's grammar has no ``E'…'`` strings, so libpq's quoting, which writes them for backslashes, does not serve here:
-a quote character is doubled and nothing else is special. Source: the manual, "Streaming Replication Protocol".
-"""
+"""The replication commands as text. Source: the manual, "Streaming Replication Protocol"."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
+from cdcpipe.sql import quote_identifier, quote_literal
 
 __all__ = [
     "IDENTIFY_SYSTEM",
     "create_replication_slot",
     "publication_names",
-    "quote_identifier",
-    "quote_literal",
     "start_replication",
 ]
 
 IDENTIFY_SYSTEM = "IDENTIFY_SYSTEM"
-
-
-def _refuse_nul(text: str) -> None:
-    if "\0" in text:
-        msg = f"a name or a value can't hold a NUL character: {text!r}"
-        raise InvalidArgumentsError(msg)
-
-
-def quote_identifier(name: str) -> str:
-    """Return ``name`` as a quoted identifier."""
-    _refuse_nul(name)
-    return '"' + name.replace('"', '""') + '"'
-
-
-def quote_literal(value: str) -> str:
-    """Return ``value`` as a string literal (``standard_conforming_strings`` is on: backslashes are plain)."""
-    _refuse_nul(value)
-    return "'" + value.replace("'", "''") + "'"
 
 
 def publication_names(names: Iterable[str]) -> str:

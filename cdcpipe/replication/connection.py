@@ -19,21 +19,11 @@ from psycopg import conninfo as psycopg_conninfo
 from psycopg import pq
 
 from cdcpipe.errors import ConnectionClosedError, InitError, InvalidArgumentsError, ServerError
-from cdcpipe.replication.commands import quote_identifier, quote_literal
+from cdcpipe.sql import quote_identifier, quote_literal
 
-__all__ = ["SESSION_SETTINGS", "Connection", "Notice", "Rows", "connection_parameters"]
+__all__ = ["Connection", "Notice", "Rows", "connection_parameters"]
 
 Rows = list[tuple[str | None, ...]]
-
-SESSION_SETTINGS: Mapping[str, str] = {
-    "DateStyle": "ISO",
-    "IntervalStyle": "postgres",
-    "TimeZone": "UTC",
-    "extra_float_digits": "3",
-    "bytea_output": "hex",
-    "standard_conforming_strings": "on",
-}
-"""What decides how values look as text; set on every connection, so that no role's or environment's setting can change it."""
 
 _SECRETS = ("password", "sslpassword")
 

@@ -18,11 +18,10 @@ from cdcpipe.lsn import LSN
 from cdcpipe.replication.commands import (
     IDENTIFY_SYSTEM,
     create_replication_slot,
-    quote_identifier,
-    quote_literal,
     start_replication,
 )
 from cdcpipe.replication.connection import Connection
+from cdcpipe.sql import patient, quote_identifier, quote_literal
 
 __all__ = [
     "ExportedSnapshot",
@@ -55,7 +54,6 @@ _QUERY_CANCELED = "57014"
 _INSUFFICIENT_PRIVILEGE = "42501"
 _UNDEFINED_FILE = "58P01"
 
-_TRANSACTION_TIMEOUT_SINCE = 170000
 
 _PAGE_BYTES = 8192
 _LONG_PAGE_HEADER_BYTES = 40
@@ -217,10 +215,7 @@ def export_snapshot(connection: Connection, slot: str, *, is_temporary: bool, ti
     A temporary slot is gone with the connection: it serves to get a snapshot whose place in the WAL is known.
     """
     # While it waits it looks like a session that forgot its transaction, and servers are told to end those.
-    settings = {"idle_in_transaction_session_timeout": "0"}
-    if connection.server_version >= _TRANSACTION_TIMEOUT_SINCE:
-        settings["transaction_timeout"] = "0"
-    connection.pin_session(settings)
+    connection.pin_session(patient(connection.server_version))
     command = create_replication_slot(slot, "pgoutput", is_temporary=is_temporary)
     try:
         _, consistent_point, name, *_ = connection.execute(command, timeout_s=timeout_s)[0]
