@@ -37,6 +37,7 @@ from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.pipe.commands import QUIT, encode_feedback
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.command import COMMAND, environment, failure_of, is_report
+from spark_sink.directories import local_directory
 from spark_sink.restart import Failure, RestartPolicy, error_of
 from spark_sink.segment_filler import SealPolicy, SegmentFiller
 from spark_sink.staging import Position, StagingError, remove_consumed
@@ -90,6 +91,10 @@ class LauncherConfig:
     command: tuple[str, ...] = COMMAND
     hook: Callable[[Failpoint], None] | None = None
     """Called at each failpoint; for tests."""
+
+    def __post_init__(self) -> None:
+        """Refuse what would only fail once there is a slot."""
+        local_directory(self.staging, "the staging directory")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from spark_sink.directories import local_directory
 from spark_sink.launcher import LauncherConfig
 from spark_sink.segment_filler import SealPolicy
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONTEXT_SETTINGS",
+    "DIRECTORY",
     "SIZE",
     "ProgressLine",
     "SnapshotLine",
@@ -79,7 +81,19 @@ class _Seconds(click.ParamType[float]):
         return seconds
 
 
+class _Directory(click.Path):
+    """A directory of a local or mounted file system."""
+
+    def __init__(self, *, exists: bool = False) -> None:
+        super().__init__(exists=exists, file_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        local_directory(value, "this" if param is None else param.opts[-1])
+        return super().convert(value, param, ctx)
+
+
 SIZE = _Size()
+DIRECTORY = _Directory()
 _SECONDS = _Seconds()
 
 
@@ -98,7 +112,7 @@ def staging_option(command: Command) -> Command:
     return click.option(
         "--staging",
         required=True,
-        type=click.Path(file_okay=False, path_type=Path),
+        type=DIRECTORY,
         metavar="DIR",
         help="The staging directory: the log of this slot.",
     )(command)
@@ -176,7 +190,7 @@ def launcher_options(command: Command) -> Command:
         ),
         click.option(
             "--spill",
-            type=click.Path(file_okay=False, exists=True, path_type=Path),
+            type=_Directory(exists=True),
             metavar="DIR",
             help="Where transactions in progress that are too large for memory are held, in files without names. "
             "Left out: the staging directory.",

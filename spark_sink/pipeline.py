@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Self
 from cdcpipe.errors import CdcpipeError
 from spark_sink import changelog, delta, reduction, replica, session, source
 from spark_sink.contents import Contents, read_contents
+from spark_sink.directories import local_directory
 from spark_sink.staging import (
     Position,
     Segment,
@@ -100,9 +101,9 @@ class Pipeline:
         session.check(spark, format)
         source.register(spark)
         self.spark = spark
-        self.staging = Path(staging).absolute()
+        self.staging = local_directory(staging, "the staging directory")
         self.warehouse = Warehouse(warehouse, format)
-        self.checkpoint = self.warehouse.checkpoint if checkpoint is None else Path(checkpoint).absolute()
+        self.checkpoint = self.warehouse.checkpoint if checkpoint is None else local_directory(checkpoint, "the checkpoint")
         self._versions = TableVersions(self.warehouse, keys, describe)
         self._max_bytes_per_trigger = max_bytes_per_trigger
         self._trigger_interval_s = trigger_interval_s

@@ -15,6 +15,7 @@ from cdcpipe.errors import CdcpipeError
 from spark_sink.launcher import Launcher, LauncherConfig, Prepared
 from spark_sink.options import (
     CONTEXT_SETTINGS,
+    DIRECTORY,
     SIZE,
     ProgressLine,
     SnapshotLine,
@@ -47,7 +48,7 @@ Example:
 @click.option(
     "--warehouse",
     required=True,
-    type=click.Path(file_okay=False, path_type=Path),
+    type=DIRECTORY,
     metavar="DIR",
     help="Where the tables are: changelog/SCHEMA.TABLE and replica/SCHEMA.TABLE.",
 )
@@ -63,7 +64,7 @@ Example:
 @click.option("--ui", is_flag=True, help="Let Spark serve its user interface.")
 @click.option(
     "--checkpoint",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=DIRECTORY,
     metavar="DIR",
     help="Spark's checkpoint. Left out: _cdcpipe/checkpoint in the warehouse.",
 )

@@ -67,6 +67,7 @@ from pyspark.sql.types import (
 import cdcpipe
 import spark_sink
 from cdcpipe.errors import InvalidArgumentsError
+from spark_sink.directories import local_directory
 from spark_sink.segment_reader import EnvelopeReader, MessageReader, Slice, TypedReader, read_relations
 from spark_sink.staging import Position, Segment, StagingError, list_segments, log_end
 from spark_sink.types import CHANGE_FIELDS, MESSAGE_SCHEMA, merge_columns, typed_schema
@@ -198,6 +199,8 @@ class _Options:
         table, view = left.pop("table", None), left.pop("view", None)
         if not root:
             _invalid("path", "is missing: the staging directory")
+        # Executors have another working directory.
+        root = str(local_directory(root, "the staging directory"))
         if view is not None and view not in _VIEWS:
             _invalid("view", f"can only be {' or '.join(map(repr, _VIEWS))}")
         if view is not None and table is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cdcpipe.errors import InvalidArgumentsError
+from spark_sink.options import DIRECTORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ def warehouse_option(command: Command) -> Command:
     return click.option(
         "--warehouse",
         required=True,
-        type=click.Path(file_okay=False, path_type=Path),
+        type=DIRECTORY,
         metavar="DIR",
         help="The warehouse directory: where the tables are.",
     )(command)

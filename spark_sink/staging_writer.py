@@ -149,6 +149,7 @@ class StagingWriter:
         _make_root(self.root)
         self._lock_fd = _lock(self.root)
         try:
+            _try_file_system(self.root)
             self._check_slot(slot)
             self._check_log()
         except BaseException:
@@ -381,6 +382,11 @@ class StagingWriter:
 _OTHER_HINT = "give each slot a --staging directory (and a warehouse) of its own, or connect to where this one comes from"
 _DISK_HINT = "make room or repair the disk, then start again; nothing was confirmed that is not sealed, so nothing is lost"
 
+_POSIX_HINT = (
+    "staging has to be on a POSIX file system, which locks, renames and syncs files and directories (a local disk, NFS), and be "
+    "writable; a mounted object store is none"
+)
+
 
 def _make_root(root: Path) -> None:
     """Make the staging directory unless it is there; refuse somebody else's."""
@@ -429,8 +435,19 @@ def _lock(root: Path) -> int:
     except OSError as ex:
         os.close(fd)
         msg = f"cannot lock {path}: {ex.strerror or ex}"
-        raise StagingError(msg) from ex
+        raise StagingError(msg, hint=_POSIX_HINT) from ex
     return fd
+
+
+def _try_file_system(root: Path) -> None:
+    """Do once what sealing depends on: a file system that can't had better say so now than at the first segment."""
+    path = root / f"{TEMPORARY_PREFIX}trial"
+    try:
+        write_json(path, {})
+        path.unlink()
+    except OSError as ex:
+        msg = f"the file system of {root} can't hold a staging log: {ex.strerror or ex}"
+        raise StagingError(msg, hint=_POSIX_HINT) from ex
 
 
 def _read_owner(path: Path) -> dict[str, Any]:

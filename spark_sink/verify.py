@@ -37,7 +37,7 @@ from cdcpipe.lsn import LSN, format_lsn
 from spark_sink import changelog, delta, replica
 from spark_sink.canonical import Canonical, exact_session
 from spark_sink.command import COMMAND, environment, failure_of
-from spark_sink.options import CONTEXT_SETTINGS, connection_arguments, connection_options, log_to_stderr
+from spark_sink.options import CONTEXT_SETTINGS, DIRECTORY, connection_arguments, connection_options, log_to_stderr
 from spark_sink.restart import error_of
 from spark_sink.spark_options import spark_options, warehouse_option, warehouse_session
 from spark_sink.staging import log_end
@@ -409,7 +409,7 @@ Example:
 @click.option("--table", "tables", multiple=True, metavar="SCHEMA.NAME", help="Only this table. Repeatable.")
 @click.option(
     "--staging",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=DIRECTORY,
     metavar="DIR",
     help="The staging directory, where it is not where the warehouse says.",
 )

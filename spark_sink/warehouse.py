@@ -15,7 +15,6 @@ a slash; and some file systems don't tell ``T`` from ``t``, or one form of ``é`
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +22,7 @@ from urllib.parse import unquote
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
+from spark_sink.directories import local_directory
 from spark_sink.staging import Epoch, Position, read_json, write_json
 
 __all__ = ["MESSAGES", "Source", "Table", "Version", "Warehouse", "WarehouseError", "decode_name", "encode_name"]
@@ -132,15 +132,13 @@ class Warehouse:
     """A warehouse directory on a local or mounted file system."""
 
     def __init__(self, root: Path | str, format: str) -> None:  # noqa: A002 - Spark's own word for it
-        if re.match(r"[a-z][a-z0-9+.-]+:/", str(root)):
-            raise InvalidArgumentsError(f"{root}: the warehouse is a directory of a local or mounted file system, not a URI")
-        self.root = Path(root).absolute()
+        self.root = local_directory(root, "the warehouse")
         self.format = format
 
     @classmethod
     def existing(cls, root: Path | str) -> Warehouse:
         """Return the warehouse at ``root`` in the format that it has."""
-        found = read_json(Path(root) / "_cdcpipe/warehouse.json")
+        found = read_json(local_directory(root, "the warehouse") / "_cdcpipe/warehouse.json")
         if found is None:
             raise WarehouseError(f"{root} is not a warehouse of cdcpipe: it has no _cdcpipe/warehouse.json")
         return cls(root, str(found.get("format")))

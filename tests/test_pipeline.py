@@ -638,7 +638,9 @@ def test_killed_at_any_moment(database: postgres.Database, spark: Any, tmp_path:
     ("options", "code", "message"),
     [
         (("--conf", "novalue"), 1, "--conf takes KEY=VALUE"),
-        (("--warehouse", "s3://bucket/lake", "--available-now"), 1, "not a URI"),
+        (("--warehouse", "s3://bucket/lake", "--available-now"), 1, "--warehouse is a directory"),
+        (("--staging", "s3a://bucket/staging"), 1, "--staging is a directory"),
+        (("--checkpoint", "abfss://lake@account/checkpoint"), 1, "--checkpoint is a directory"),
         (("--format", "iceberg"), 1, "iceberg"),
     ],
 )

@@ -4,11 +4,13 @@ import errno
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given, settings
@@ -922,6 +924,23 @@ def test_a_planted_link_is_not_followed(tmp_path: Path):
     assert not target.exists()
 
 
+@pytest.mark.parametrize(
+    ("function", "code"),
+    [("fcntl.flock", errno.ENOLCK), ("os.fsync", errno.EINVAL), ("pathlib.Path.rename", errno.ENOTSUP)],
+)
+def test_a_file_system_without_what_sealing_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, code: int):
+    def refuse(*arguments: Any, **options: Any) -> NoReturn:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(function, refuse)
+    with pytest.raises(StagingError, match=re.escape(os.strerror(code))) as caught:
+        StagingWriter(tmp_path, slot="s")
+    assert "POSIX" in (caught.value.hint or "")
+    monkeypatch.undo()
+    StagingWriter(tmp_path, slot="s").close()
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
 # --- what is found at the start ---
 
 
@@ -1015,7 +1034,9 @@ def test_the_order_of_durability(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Path, "rename", note_rename)
     root = tmp_path / "staging"
     with StagingWriter(root, slot="s") as writer:
-        assert done == ["fsync ."]
+        assert done[0] == "fsync ."
+        assert done[1:4] == [done[1], "rename staging/.tmp-trial", "fsync staging"]  # what the file system can do
+        assert len(done) == 4
         done.clear()
         writer.begin_epoch(**SOURCE, first_lsn=0x100)
         assert done[0] == "fsync staging"

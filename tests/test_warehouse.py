@@ -108,9 +108,15 @@ def test_a_damaged_identity_is_refused(tmp_path: Path, text: str) -> None:
         warehouse.open(EPOCH)
 
 
-def test_a_uri_is_refused() -> None:
-    with pytest.raises(InvalidArgumentsError, match="not a URI"):
-        Warehouse("s3a://bucket/lake", "delta")
+@pytest.mark.parametrize(
+    "url", ["s3a://bucket/lake", "abfss://lake@account.dfs.core.windows.net/x", "gs://b", "file:/srv", "HDFS://n/x"]
+)
+def test_a_url_is_refused(url: str) -> None:
+    for path in (url, Path(url)):
+        with pytest.raises(InvalidArgumentsError, match="not a URL"):
+            Warehouse(path, "delta")
+        with pytest.raises(InvalidArgumentsError, match="not a URL"):
+            Warehouse.existing(path)
 
 
 def test_a_directory_without_delta(tmp_path: Path) -> None:

@@ -1,0 +1,26 @@
+"""Directories on a local or mounted file system: the staging log, the warehouse and the checkpoint are such. No pyspark."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from cdcpipe.errors import InvalidArgumentsError
+
+__all__ = ["local_directory"]
+
+# Two letters at least. One slash: a Path keeps no more of them.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+def local_directory(path: Path | str, what: str) -> Path:
+    """Return the absolute path of ``what``, a directory; raise InvalidArgumentsError if ``path`` is a URL.
+
+    As a path ``s3a://bucket/lake`` would be a directory ``s3a:`` of this machine.
+    """
+    if _URL.match(str(path)):
+        raise InvalidArgumentsError(
+            f"{path}: {what} is a directory of a local or mounted file system, not a URL",
+            hint="give a path; a store that has to be reached by a URL can be a place to copy finished tables to",
+        )
+    return Path(path).absolute()
