@@ -118,6 +118,8 @@ class OutputPlugin:
         """
         self.options = options
         self.query = query
+        self.catalog = Catalog(query)
+        """What the stream does not say; it has been told of a type before ``type`` is called."""
 
     def startup(self, output: OutputWriter) -> None:
         """Start: called once, before anything else. Gets where the records go, which is kept as ``self.output``."""
@@ -276,8 +278,7 @@ class Renderer:
         self._plugin = plugin
         self._streaming_parallel = streaming_parallel
         self._relations = RelationCache()
-        self._catalog = Catalog(plugin.query)
-        self._types = Types(self._catalog.binary_form)
+        self._types = Types(plugin.catalog.binary_form)
         self._txn: Transaction | None = None
         self._has_begun = False
         """False between Begin and what follows it: the transaction's origin comes in a message of its own."""
@@ -469,7 +470,7 @@ class Renderer:
     def _describe(self, message: Relation | Type) -> None:
         self._relations.add(message)
         if isinstance(message, Type):
-            self._catalog.describe(message)
+            self._plugin.catalog.describe(message)
             self._types.forget()
             self._plugin.type(message)
             return

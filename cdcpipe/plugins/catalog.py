@@ -41,11 +41,16 @@ class NoCatalogError(InvalidArgumentsError):
 
 
 class TypeFacts(NamedTuple):
-    """``base_type`` and ``base_typmod`` are a domain's, and 0 and -1 for other types."""
+    """From pg_type; ``kind`` is typtype, empty for a type that is not there any more.
+
+    ``element`` is an array's, ``base_type`` and ``base_typmod`` are a domain's, and 0, 0 and -1 for other types.
+    """
 
     name: str
-    base_type: int
-    base_typmod: int
+    kind: str
+    element: int = 0
+    base_type: int = 0
+    base_typmod: int = -1
 
 
 class ColumnFacts(NamedTuple):
@@ -80,6 +85,13 @@ from pg_type t
 where t.oid = {type_id}
 """
 
+# An array has typlen -1 and an element type, and so do some that are none (box, point): those have no array_out.
+_TYPE: Final = """
+select typname, typtype, case when typoutput = 'array_out'::regproc then typelem else 0 end, typbasetype, typtypmod
+from pg_type
+where oid = {type_id}
+"""
+
 _DEFAULT_SEARCH_PATH: Final = frozenset({"public", "pg_catalog"})
 
 
@@ -100,6 +112,10 @@ class Catalog:
         self._described[type_.type_id] = type_
         self._facts.pop(type_.type_id, None)
         self._formatted = {key: text for key, text in self._formatted.items() if key[0] != type_.type_id}
+
+    def described(self, type_id: int) -> Type | None:
+        """Return what the stream said about a type."""
+        return self._described.get(type_id)
 
     def format_type(self, type_id: int, typmod: int | None) -> str:
         """Return the type's name with its modifier, ``character varying(10)``, as the SQL function of this name does.
@@ -132,16 +148,16 @@ class Catalog:
         """Return a type's facts."""
         built_in = built_in_type(type_id)
         if built_in is not None:
-            return TypeFacts(built_in.name, 0, -1)
+            return TypeFacts(built_in.name, "b", built_in.element if built_in.name.startswith("_") else 0)
         facts = self._facts.get(type_id)
         if facts is None:
             what = f"whether type {type_id} is a domain, and its bare name (include-domain-data-type, include-typmod)"
-            rows = self._ask(what, f"select typname, typbasetype, typtypmod from pg_type where oid = {type_id}")
+            rows = self._ask(what, _TYPE.format(type_id=type_id))
             if rows:
-                name, base_type, base_typmod = rows[0]
-                facts = TypeFacts(name or "", int(base_type or 0), int(base_typmod or -1))
+                name, kind, element, base_type, base_typmod = rows[0]
+                facts = TypeFacts(name or "", kind or "", int(element or 0), int(base_type or 0), int(base_typmod or -1))
             else:
-                facts = TypeFacts(self._described[type_id].name if type_id in self._described else "???", 0, -1)
+                facts = TypeFacts(self._described[type_id].name if type_id in self._described else "???", "")
             self._facts[type_id] = facts
         return facts
 

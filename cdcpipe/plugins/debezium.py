@@ -28,15 +28,15 @@ from typing import TYPE_CHECKING, Final
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Delete, Insert, Update
 from cdcpipe.plugins.catalog import NoCatalogError
-from cdcpipe.plugins.debezium_values import ValueOptions, Values, quoted
-from cdcpipe.plugins.row_compiler import Expression, Field, Same, fill
+from cdcpipe.plugins.debezium_values import ValueOptions, Values
+from cdcpipe.plugins.row_compiler import Expression, Field, Same, fill, json_string
 from cdcpipe.plugins.template_plugin import TemplatePlugin
 from cdcpipe.plugins.text import invalid_value, parse_bool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from cdcpipe.pgoutput.messages import LogicalMessage, Relation, Truncate, Type
+    from cdcpipe.pgoutput.messages import LogicalMessage, Relation, Truncate
     from cdcpipe.plugins.base import Change, Options, OutputWriter, Query, Transaction
     from cdcpipe.plugins.debezium_values import Form
     from cdcpipe.plugins.row_compiler import Part, Template
@@ -126,7 +126,7 @@ class Debezium(TemplatePlugin[_Table]):
             settings["money_fraction_digits"] = _parse_digits(given["money.fraction.digits"])
         value_options = dataclasses.replace(ValueOptions(), **settings)  # type: ignore[arg-type]  # by name, from a dict of all kinds
         _check_placeholder(value_options)
-        self._values = Values(value_options, query)
+        self._values = Values(value_options, self.catalog)
         self._last_commit: int | None = None
         self._last_time_us: int | None = None
         self._txn: list[bytes] = [b""] * 5
@@ -145,15 +145,12 @@ class Debezium(TemplatePlugin[_Table]):
     def add(self, lsn: int, record: bytes) -> None:
         self._put(lsn, record)
 
-    def type(self, type_: Type) -> None:
-        self._values.describe(type_)
-
     def describe(self, relation: Relation) -> _Table:
         columns = []
         for number, column in enumerate(relation.columns):
             form = self._values.form(column.type_id, column.type_modifier)
             if form is not None:
-                columns.append((number, quoted(column.name), form))
+                columns.append((number, json_string(column.name), form))
         name = _name(relation.namespace, relation.name)
         identity = [number for number, column in enumerate(relation.columns) if column.is_key]
         key = self._key(relation) if relation.replica_identity == "f" else tuple(identity)
@@ -241,7 +238,7 @@ class Debezium(TemplatePlugin[_Table]):
             self._set_transaction(now_ns // 1000 if self._last_time_us is None else self._last_time_us, None)
         content = self._values.binary(message.content)
         head = b'{"op":"m","ts_ms":%d,' % (now_ns // 1_000_000)
-        tail = b',"message":{"prefix":%b,"content":%b}}' % (quoted(message.prefix), content)
+        tail = b',"message":{"prefix":%b,"content":%b}}' % (json_string(message.prefix), content)
         template = [head, *_source_parts(_name("", "")), b',"transaction":null', tail]
         record = fill(template, [], self._names, lsn)
         if txn is None:
@@ -251,7 +248,7 @@ class Debezium(TemplatePlugin[_Table]):
 
     def _set_transaction(self, time_us: int, txn: Transaction | None) -> None:
         if not self._source:
-            names = (_VERSION, quoted(self._prefix), quoted(self._database or self._current_database()))
+            names = (_VERSION, json_string(self._prefix), json_string(self._database or self._current_database()))
             self._source = (
                 b'"source":{"version":%b,"connector":"postgresql","name":%b,"ts_ms":%%d,"snapshot":"false","db":%b,'
                 % tuple(name.replace(b"%", b"%%") for name in names)
@@ -259,7 +256,7 @@ class Debezium(TemplatePlugin[_Table]):
         last = b"null" if self._last_commit is None else b'\\"%d\\"' % self._last_commit
         origin = b'null,"origin_lsn":null'
         if txn is not None and txn.origin is not None:
-            origin = b'%b,"origin_lsn":%d' % (quoted(txn.origin.name), txn.origin.lsn)
+            origin = b'%b,"origin_lsn":%d' % (json_string(txn.origin.name), txn.origin.lsn)
         now_ns = time.time_ns()
         self._txn[:] = [
             self._source % (time_us // 1000) + b'"sequence":"[%b,\\"' % last,
@@ -300,7 +297,7 @@ def _one_behind(
 
 
 def _name(schema: str, table: str) -> bytes:
-    return b'"schema":%b,"table":%b' % (quoted(schema), quoted(table))
+    return b'"schema":%b,"table":%b' % (json_string(schema), json_string(table))
 
 
 def _row(table: _Table, row: int, absent: Absent, sent: frozenset[int] | None = None) -> list[Part]:

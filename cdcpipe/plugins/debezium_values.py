@@ -18,15 +18,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from cdcpipe.plugins import row_compiler
-from cdcpipe.plugins.catalog import NoCatalogError
-from cdcpipe.plugins.row_compiler import Style, escape
-from cdcpipe.plugins.type_names import built_in_type, built_in_type_id
+from cdcpipe.plugins.catalog import NoCatalogError, TypeFacts
+from cdcpipe.plugins.row_compiler import Style, escape, json_string
+from cdcpipe.plugins.type_names import built_in_type_id
 
 if TYPE_CHECKING:
-    from cdcpipe.pgoutput.messages import Type
-    from cdcpipe.plugins.catalog import Query
+    from cdcpipe.plugins.catalog import Catalog
 
-__all__ = ["Form", "ValueOptions", "Values", "quoted"]
+__all__ = ["Form", "ValueOptions", "Values"]
 
 ToJson: TypeAlias = Callable[[bytes], bytes]
 
@@ -62,16 +61,6 @@ class Form:
     is_integer: bool = False
 
 
-class _TypeFacts(NamedTuple):
-    """From pg_type; ``element`` is 0 for what is not an array, ``base`` for what is not a domain."""
-
-    name: str
-    kind: str
-    element: int = 0
-    base: int = 0
-    base_typmod: int = -1
-
-
 # Types of the connector's whose text is written as a string, by pg_type.typname.
 _QUOTED: Final = frozenset(["uuid", "inet", "cidr", "macaddr", "macaddr8"])
 _STRINGS: Final = _QUOTED | {
@@ -84,23 +73,16 @@ _UNKNOWN_ARRAYS: Final = frozenset(["_money", "_name", "_interval", "_varbit", "
 
 
 class Values:
-    """Finds the form of a type. ``query`` is asked for types that are not built in."""
+    """Finds the form of a type."""
 
-    def __init__(self, options: ValueOptions, query: Query) -> None:
+    def __init__(self, options: ValueOptions, catalog: Catalog) -> None:
         self._options = options
-        self._query = query
-        self._facts: dict[int, _TypeFacts] = {}
-        self._described: dict[int, Type] = {}
+        self._catalog = catalog
         placeholder = options.placeholder
-        self._text_unavailable = quoted(placeholder.decode(errors="replace"))
+        self._text_unavailable = json_string(placeholder.decode(errors="replace"))
         self._binary = _BINARY[options.binary_handling_mode]
         is_text = options.binary_handling_mode == "hex"
         self._binary_unavailable = self._text_unavailable if is_text else b'"%b"' % self._binary(placeholder)
-
-    def describe(self, type_: Type) -> None:
-        """Take what the stream says about a type; what was known about it is to be asked again."""
-        self._described[type_.type_id] = type_
-        self._facts.clear()
 
     def binary(self, data: bytes) -> bytes:
         """Return the string for bytes."""
@@ -109,8 +91,8 @@ class Values:
     def form(self, type_id: int, typmod: int) -> Form | None:
         """Return how values of the type are written; None if they are left out."""
         facts = self._type(type_id)
-        if facts.base:
-            return self.form(facts.base, facts.base_typmod)
+        if facts.base_type:
+            return self.form(facts.base_type, facts.base_typmod)
         if facts.kind == "e":
             return self._form(row_compiler.STRING)
         if facts.element:
@@ -171,7 +153,7 @@ class Values:
             return Form(Style.call(lambda value: _object(_hstore_pairs(value))), _object(pair))
         return Form(Style.call(lambda value: escape(_object(_hstore_pairs(value))), b'"'), b'"%b"' % escape(_object(pair)))
 
-    def _array(self, facts: _TypeFacts, typmod: int) -> Form | None:
+    def _array(self, facts: TypeFacts, typmod: int) -> Form | None:
         element_facts = self._type(facts.element)
         element = self.form(facts.element, typmod)
         if facts.name in _UNKNOWN_ARRAYS or element_facts.kind == "d":
@@ -201,41 +183,24 @@ class Values:
                 return NANOS
         return MICROS
 
-    def _type(self, type_id: int) -> _TypeFacts:
-        built_in = built_in_type(type_id)
-        if built_in is not None:
-            return _TypeFacts(built_in.name, "b", built_in.element if built_in.name.startswith("_") else 0)
-        if type_id not in self._facts:
-            self._facts[type_id] = self._ask(type_id)
-        return self._facts[type_id]
-
-    def _ask(self, type_id: int) -> _TypeFacts:
-        described = self._described.get(type_id)
-        # An array has typlen -1 and an element type, and so do some that are none (box, point): those have no array_out.
-        sql = f"""
-            select typname, typtype, case when typoutput = 'array_out'::regproc then typelem else 0 end, typbasetype, typtypmod
-            from pg_type where oid = {type_id}
-        """
+    def _type(self, type_id: int) -> TypeFacts:
         try:
-            rows = self._query(sql)
+            facts = self._catalog.type(type_id)
         except NoCatalogError:
-            # The stream has a domain under the name of its base type.
-            if described is not None and described.namespace == "pg_catalog":
-                return _TypeFacts(described.name, "d", base=built_in_type_id(described.name) or 0)
-            if described is not None and described.name in {*_STRINGS, "hstore"}:
-                return _TypeFacts(described.name, "b")
-            known = f"{described.namespace}.{described.name}" if described else str(type_id)
-            raise NoCatalogError(f"what kind of type {known} is") from None
-        if not rows:
-            # Dropped since. Its text is all that can be known of a value.
-            return _TypeFacts("text", "b")
-        name, kind, element, base, base_typmod = rows[0]
-        return _TypeFacts(name or "", kind or "", int(element or 0), int(base or 0), int(base_typmod or -1))
+            return self._type_as_described(type_id)
+        # One that has been dropped since: its text is all that can be known of a value.
+        return facts if facts.kind else TypeFacts("text", "b")
 
-
-def quoted(text: str) -> bytes:
-    """Return the JSON string."""
-    return b'"%b"' % escape(text.encode())
+    def _type_as_described(self, type_id: int) -> TypeFacts:
+        """Return what the stream says, if that is enough."""
+        described = self._catalog.described(type_id)
+        # The stream has a domain under the name of its base type.
+        if described is not None and described.namespace == "pg_catalog":
+            return TypeFacts(described.name, "d", base_type=built_in_type_id(described.name) or 0)
+        if described is not None and described.name in {*_STRINGS, "hstore"}:
+            return TypeFacts(described.name, "b")
+        known = f"{described.namespace}.{described.name}" if described else str(type_id)
+        raise NoCatalogError(f"what kind of type {known} is")
 
 
 # Numbers

@@ -24,7 +24,7 @@ from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.plugins import row_compiler
 from cdcpipe.plugins.held import Held
-from cdcpipe.plugins.row_compiler import Field, escape
+from cdcpipe.plugins.row_compiler import Field, json_string
 from cdcpipe.plugins.template_plugin import TemplatePlugin
 from cdcpipe.plugins.text import format_timestamp
 
@@ -78,7 +78,7 @@ class JsonLines(TemplatePlugin[_Table]):
         self._held.clear()
 
     def describe(self, relation: Relation) -> _Table:
-        columns = [(_json(column.name), _STYLES.get(column.type_id, row_compiler.STRING)) for column in relation.columns]
+        columns = [(json_string(column.name), _STYLES.get(column.type_id, row_compiler.STRING)) for column in relation.columns]
         keys = frozenset(number for number, column in enumerate(relation.columns) if column.is_key)
         return _Table(_table(relation), columns, keys)
 
@@ -108,10 +108,14 @@ class JsonLines(TemplatePlugin[_Table]):
 
     def message(self, txn: Transaction | None, message: LogicalMessage, lsn: int) -> None:
         try:
-            content = b'"content":' + _json(message.content.decode())
+            content = b'"content":' + json_string(message.content.decode())
         except UnicodeDecodeError:
             content = b'"content_base64":"%b"' % base64.b64encode(message.content)
-        record = b'"op":"message","transactional":%b,"prefix":%b,%b' % (_bool(txn is not None), _json(message.prefix), content)
+        record = b'"op":"message","transactional":%b,"prefix":%b,%b' % (
+            _bool(txn is not None),
+            json_string(message.prefix),
+            content,
+        )
         if txn is None:
             self.output.write(lsn, b'{"lsn":"%b",%b}' % (format_lsn(message.lsn).encode(), record))
         else:
@@ -120,7 +124,7 @@ class JsonLines(TemplatePlugin[_Table]):
     def commit(self, txn: Transaction, commit_lsn: int, lsn: int) -> None:
         write = self.output.write
         time = format_timestamp(txn.commit_time_us).replace(b" ", b"T").replace(b"+00", b"Z")
-        origin = b',"origin":%b' % _json(txn.origin.name) if txn.origin else b""
+        origin = b',"origin":%b' % json_string(txn.origin.name) if txn.origin else b""
         end_lsn = format_lsn(txn.end_lsn).encode()
         head = b'{"end_lsn":"%b","xid":%d,"commit_time":"%b"%b,"ordinal":' % (end_lsn, txn.xid, time, origin)
         ordinal = 0
@@ -131,16 +135,12 @@ class JsonLines(TemplatePlugin[_Table]):
         write(lsn, b'%b%d,"op":"commit"}' % (head, ordinal))
 
 
-def _json(text: str) -> bytes:
-    return b'"' + escape(text.encode()) + b'"'
-
-
 def _bool(value: bool) -> bytes:
     return b"true" if value else b"false"
 
 
 def _table(relation: Relation) -> bytes:
-    return b'"schema":%b,"table":%b' % (_json(relation.namespace), _json(relation.name))
+    return b'"schema":%b,"table":%b' % (json_string(relation.namespace), json_string(relation.name))
 
 
 def _object(table: _Table, row: int, numbers: Iterable[int]) -> Template:

@@ -51,6 +51,7 @@ __all__ = [
     "compile_row",
     "escape",
     "fill",
+    "json_string",
 ]
 
 
@@ -58,6 +59,11 @@ def escape(text: bytes) -> bytes:
     """Return the inside of the JSON string for ``text`` as PostgreSQL's escape_json() writes it."""
     # Latin-1 carries any bytes through unchanged; only ASCII is ever escaped.
     return encode_basestring(text.decode("latin-1"))[1:-1].encode("latin-1")
+
+
+def json_string(text: str) -> bytes:
+    """Return the JSON string for ``text``."""
+    return b'"%b"' % escape(text.encode())
 
 
 _SAFE: Final = bytes(ord("x") if c < 0x20 or c in b'"\\' else c for c in range(256))

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.plugins import row_compiler
-from cdcpipe.plugins.catalog import Catalog
 from cdcpipe.plugins.row_compiler import Expression, Field
 from cdcpipe.plugins.template_plugin import TemplatePlugin
 from cdcpipe.plugins.text import format_timestamp, parse_bool, quote_identifier, quote_literal
@@ -21,7 +20,7 @@ from cdcpipe.plugins.text import format_timestamp, parse_bool, quote_identifier,
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cdcpipe.pgoutput.messages import LogicalMessage, Origin, Relation, Truncate, Type
+    from cdcpipe.pgoutput.messages import LogicalMessage, Origin, Relation, Truncate
     from cdcpipe.plugins.base import Change, Options, Query, Transaction
     from cdcpipe.plugins.row_compiler import Style, Template
     from cdcpipe.plugins.template_plugin import Absent
@@ -78,7 +77,6 @@ class TestDecoding(TemplatePlugin[_Table]):
         self._has_timestamp = asked["include-timestamp"]
         self._only_local = asked["only-local"]
         self._skips_empty = asked["skip-empty-xacts"]
-        self._catalog = Catalog(query)
         self._pending: Transaction | None = None
         """With skip-empty-xacts: a transaction or block whose BEGIN waits for its first change."""
         self._wrote: dict[int, bool] = {}
@@ -88,16 +86,13 @@ class TestDecoding(TemplatePlugin[_Table]):
         if asked["stream-changes"]:
             self.pgoutput_options |= {"streaming": "on", "proto_version": "2"}
 
-    def type(self, type_: Type) -> None:
-        self._catalog.describe(type_)
-
     def filter_by_origin(self, origin: Origin) -> bool:
         return self._only_local
 
     def describe(self, relation: Relation) -> _Table:
         columns = []
         for column in relation.columns:
-            type_name = self._catalog.format_type(column.type_id, None)
+            type_name = self.catalog.format_type(column.type_id, None)
             head = f" {self._quote(column.name)}[{type_name}]:".encode()
             columns.append((head, _STYLES.get(column.type_id, row_compiler.LITERAL)))
         keys = frozenset(number for number, column in enumerate(relation.columns) if column.is_key)
@@ -245,4 +240,4 @@ class TestDecoding(TemplatePlugin[_Table]):
         return f"{self._quote(relation.namespace)}.{self._quote(relation.name)}".encode()
 
     def _quote(self, name: str) -> str:
-        return quote_identifier(name, self._catalog.keywords)
+        return quote_identifier(name, self.catalog.keywords)

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Final
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.plugins import row_compiler
-from cdcpipe.plugins.catalog import Catalog, ColumnFacts
+from cdcpipe.plugins.catalog import ColumnFacts
 from cdcpipe.plugins.held import Held
-from cdcpipe.plugins.row_compiler import Expression, Field, escape, fill
+from cdcpipe.plugins.row_compiler import Expression, Field, escape, fill, json_string
 from cdcpipe.plugins.template_plugin import TemplatePlugin
 from cdcpipe.plugins.text import format_timestamp, invalid_value, parse_bool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cdcpipe.pgoutput.messages import Column, LogicalMessage, Origin, Relation, Truncate, Type
+    from cdcpipe.pgoutput.messages import Column, LogicalMessage, Origin, Relation, Truncate
     from cdcpipe.plugins.base import Options, OutputPlugin, OutputWriter, Query, Transaction
     from cdcpipe.plugins.row_compiler import Part, Style, Template
     from cdcpipe.plugins.template_plugin import Absent
@@ -227,10 +227,6 @@ _STYLES: Final[Mapping[int, Style]] = {
 _NUMBERS: Final = frozenset({20, 21, 23, 26, 700, 701, 1700})
 
 
-def _json(text: str) -> bytes:
-    return b'"' + escape(text.encode()) + b'"'
-
-
 def _json_type(text: str) -> bytes:
     """Return the JSON for a type's name.
 
@@ -239,7 +235,7 @@ def _json_type(text: str) -> bytes:
     """
     if re.fullmatch(r'"[^"\\\x00-\x1f]*"', text):
         return text.encode()
-    return _json(text)
+    return json_string(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +253,7 @@ class _Column:
 
     @property
     def default(self) -> bytes:
-        return b"null" if self.facts.default is None else _json(self.facts.default)
+        return b"null" if self.facts.default is None else json_string(self.facts.default)
 
     @property
     def optional(self) -> bytes:
@@ -296,17 +292,13 @@ class _Wal2Json(TemplatePlugin[_Table]):
     def __init__(self, options: Options, query: Query) -> None:
         super().__init__(options, query)
         self._settings = _settings(options)
-        self._catalog = Catalog(query)
         self._txn_part = [b""]
         """What version 2 says about the transaction in each record; a list, because compiled rows look into it."""
         self._names["txn_part"] = self._txn_part
 
-    def type(self, type_: Type) -> None:
-        self._catalog.describe(type_)
-
     def filter_by_origin(self, origin: Origin) -> bool:
         filtered = self._settings.filter_origins
-        return bool(filtered) and self._catalog.origin_id(origin.name) in filtered
+        return bool(filtered) and self.catalog.origin_id(origin.name) in filtered
 
     def _type_of(self, column: Column) -> tuple[int, str]:
         """Return the type that decides how values look, and the name that is printed."""
@@ -319,7 +311,7 @@ class _Wal2Json(TemplatePlugin[_Table]):
         is_selected = self._settings.selects(relation)
         facts: Mapping[str, ColumnFacts] = {}
         if is_selected and self._settings.needs_column_facts(relation):
-            facts = self._catalog.columns(relation.relation_id)
+            facts = self.catalog.columns(relation.relation_id)
         columns = []
         for number, column in enumerate(relation.columns if is_selected else ()):
             type_id, type_name = self._type_of(column) if self._settings.include_types else (column.type_id, "")
@@ -335,7 +327,7 @@ class _Wal2Json(TemplatePlugin[_Table]):
             columns.append(
                 _Column(
                     number,
-                    _json(column.name),
+                    json_string(column.name),
                     _json_type(type_name),
                     type_id,
                     style,
@@ -343,7 +335,7 @@ class _Wal2Json(TemplatePlugin[_Table]):
                     fact,
                 )
             )
-        table = _Table(_json(relation.namespace), _json(relation.name), columns, is_selected)
+        table = _Table(json_string(relation.namespace), json_string(relation.name), columns, is_selected)
         if is_selected and not table.identity:
             log.info("%s.%s: no replica identity, updates and deletes are left out", relation.namespace, relation.name)
         return table
@@ -361,14 +353,14 @@ class _Wal2Json(TemplatePlugin[_Table]):
         if settings.include_timestamp:
             facts.append((b"timestamp", b'"%b"' % format_timestamp(txn.commit_time_us)))
         if settings.include_origin:
-            facts.append((b"origin", b"%d" % (self._catalog.origin_id(txn.origin.name) if txn.origin else 0)))
+            facts.append((b"origin", b"%d" % (self.catalog.origin_id(txn.origin.name) if txn.origin else 0)))
         return facts
 
 
 def _message_parts(message: LogicalMessage) -> tuple[bytes, bytes, bytes]:
     """Return, as JSON, whether it is transactional, the prefix, and the content up to the first NUL."""
     content = b'"' + escape(message.content.partition(b"\0")[0]) + b'"'
-    return b"true" if message.is_transactional else b"false", _json(message.prefix), content
+    return b"true" if message.is_transactional else b"false", json_string(message.prefix), content
 
 
 # Version 2
@@ -440,10 +432,10 @@ class Wal2Json2(_Wal2Json):
             self._held.add(lsn, record)
 
     def _type_of(self, column: Column) -> tuple[int, str]:
-        facts = self._catalog.type(column.type_id) if self._settings.include_domain_data_type else None
+        facts = self.catalog.type(column.type_id) if self._settings.include_domain_data_type else None
         if facts and facts.base_type:
-            return column.type_id, self._catalog.format_type(facts.base_type, facts.base_typmod)
-        return column.type_id, self._catalog.format_type(column.type_id, column.type_modifier)
+            return column.type_id, self.catalog.format_type(facts.base_type, facts.base_typmod)
+        return column.type_id, self.catalog.format_type(column.type_id, column.type_modifier)
 
     def _head(self, action: str) -> list[Part]:
         parts: list[Part] = [b'{"action":"%b"' % action.encode()]
@@ -568,12 +560,12 @@ class Wal2Json1(_Wal2Json):
     def _type_of(self, column: Column) -> tuple[int, str]:
         type_id, typmod = column.type_id, column.type_modifier
         if self._settings.include_domain_data_type:
-            facts = self._catalog.type(type_id)
+            facts = self.catalog.type(type_id)
             if facts.base_type:
                 type_id, typmod = facts.base_type, facts.base_typmod
         if self._settings.include_typmod:
-            return type_id, self._catalog.format_type(type_id, typmod)
-        return type_id, self._catalog.type(type_id).name
+            return type_id, self.catalog.format_type(type_id, typmod)
+        return type_id, self.catalog.type(type_id).name
 
     def template(self, table: _Table, kind: str, first: str, absent: Absent) -> Template:
         tab, newline = self._tab, self._newline
