@@ -37,6 +37,7 @@ from cli.options import (
     slot_options,
 )
 from cli.prepare import command as prepare_command
+from cli.slot import command as slot_command
 
 __all__ = ["main", "run"]
 
@@ -169,6 +170,7 @@ def cdcpipe(ctx: click.Context, /, **options: Any) -> ExitCode | None:
 cdcpipe.add_command(prepare_command)
 cdcpipe.add_command(checksum_command)
 cdcpipe.add_command(decode_command)
+cdcpipe.add_command(slot_command)
 
 
 def run(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from spark_sink.staging import Position
     from spark_sink.warehouse import Table, Warehouse
 
-__all__ = ["append", "batch_name", "exists", "properties", "read", "state"]
+__all__ = ["append", "batch_name", "exists", "parquet_lsn", "properties", "read", "state"]
 
 _INDEXED_COLUMNS = 32
 """Of so many columns, the first ones, Delta Lake keeps the least and the greatest value per file."""
@@ -60,6 +60,12 @@ def state(spark: SparkSession, warehouse: Warehouse, table: Table) -> State | No
     end_lsn, newest = batches[-1]
     # Each append has all columns of the ones before it: the newest one's are the table's.
     return State(spark.read.parquet(str(newest)).schema, end_lsn)
+
+
+def parquet_lsn(warehouse: Warehouse, table: Table) -> int | None:
+    """Return the LSN that a Parquet changelog has reached, None if there is none; without Spark."""
+    batches = _batches(warehouse.changelog(table))
+    return batches[-1][0] if batches else None
 
 
 def read(spark: SparkSession, warehouse: Warehouse, table: Table) -> DataFrame:

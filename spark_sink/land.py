@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from spark_sink import last_error
 from spark_sink.launcher import Launcher
 from spark_sink.options import (
     CONTEXT_SETTINGS,
@@ -41,6 +42,9 @@ def command(**options: Any) -> None:
             launcher.start()
             while not launcher.wait(line.interval_s):
                 line.update(launcher.progress, time.monotonic())
+        except Exception as ex:
+            last_error.note(config.staging, "land", ex)
+            raise
         finally:
             line.clear()
             launcher.stop()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdcpipe.errors import CdcpipeError
+from spark_sink import last_error
 from spark_sink.launcher import Launcher, LauncherConfig, Prepared
 from spark_sink.options import (
     CONTEXT_SETTINGS,
@@ -174,6 +175,9 @@ def command(
                     launcher.wait()  # raises why
                     break
                 line.update(launcher.progress, time.monotonic(), note=_note(pipeline))
+    except Exception as ex:
+        last_error.note(config.staging, "run", ex)
+        raise
     finally:
         line.clear()
         snapshot.stop()

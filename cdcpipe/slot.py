@@ -1,0 +1,62 @@
+"""Where a slot and its server are at one moment: `find_position`. It takes neither REPLICATION nor any other attribute.
+
+What the server shows only to some (pg_stat_replication, without pg_read_all_stats, of other users) is None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cdcpipe.lsn import LSN
+from cdcpipe.replication import preflight
+from cdcpipe.replication.connection import Connection
+from cdcpipe.sql import quote_literal
+
+__all__ = ["SlotPosition", "find_position"]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPosition:
+    """A slot's place in the server's WAL; None for what is not known, or not there."""
+
+    wal_lsn: LSN
+    """The WAL's end: on a standby, what it has replayed."""
+    sent_lsn: LSN | None
+    """How far the walsender is that streams from the slot now."""
+    confirmed_flush_lsn: LSN | None
+    restart_lsn: LSN | None
+    """The WAL from here on is kept for the slot."""
+    active: bool
+    active_pid: int | None
+    wal_status: str | None
+    safe_wal_bytes: int | None
+    """So much more WAL may be written before the slot is in danger of being lost; None without max_slot_wal_keep_size."""
+    plugin: str | None
+    database: str | None
+
+
+def find_position(connection: Connection, name: str) -> SlotPosition:
+    """Look at a slot; raise SlotDoesNotExistError if it is not there."""
+    rows = connection.execute(
+        "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()"
+        " ELSE pg_catalog.pg_current_wal_lsn() END,"
+        " r.sent_lsn, s.confirmed_flush_lsn, s.restart_lsn, s.active, s.active_pid, s.wal_status, s.safe_wal_size, s.plugin,"
+        " s.database FROM pg_catalog.pg_replication_slots s"
+        " LEFT JOIN pg_catalog.pg_stat_replication r ON r.pid = s.active_pid"
+        f" WHERE s.slot_name = {quote_literal(name)}"
+    )
+    if not rows:
+        raise preflight.missing_slot_error(name)
+    wal_lsn, sent_lsn, confirmed_flush_lsn, restart_lsn, active, active_pid, wal_status, safe_wal_bytes, plugin, database = rows[0]
+    return SlotPosition(
+        wal_lsn=LSN.parse(wal_lsn or "0/0"),
+        sent_lsn=LSN.parse(sent_lsn) if sent_lsn else None,
+        confirmed_flush_lsn=LSN.parse(confirmed_flush_lsn) if confirmed_flush_lsn else None,
+        restart_lsn=LSN.parse(restart_lsn) if restart_lsn else None,
+        active=active == "t",
+        active_pid=int(active_pid) if active_pid else None,
+        wal_status=wal_status,
+        safe_wal_bytes=int(safe_wal_bytes) if safe_wal_bytes else None,
+        plugin=plugin,
+        database=database,
+    )

@@ -1,0 +1,57 @@
+"""``cdcpipe slot``: where a slot and its server are, as JSON lines, once or again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from typing import Any
+
+import click
+
+from cdcpipe.lsn import LSN
+from cdcpipe.replication.connection import Connection
+from cdcpipe.slot import SlotPosition, find_position
+from cdcpipe.sql import SESSION_SETTINGS
+from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of
+
+__all__ = ["command"]
+
+
+@click.command("slot", context_settings=CONTEXT_SETTINGS, epilog="Example: cdcpipe slot -d shop -S shop_cdc")
+@click.option("-S", "--slot", required=True, metavar="NAME", help="Name of the replication slot.")
+@connection_options
+@click.option(
+    "--watch", type=click.FloatRange(min=0.1), metavar="SECS", help="Print a line again and again, this long after the one before."
+)
+def command(*, slot: str, watch: float | None, **options: Any) -> None:
+    """Print where a slot and its server are, as one JSON object in one line. Takes no REPLICATION attribute."""
+    with contextlib.closing(Connection(connection_parameters_of(**options), replication=False)) as connection:
+        connection.pin_session(SESSION_SETTINGS)
+        while True:
+            sys.stdout.write(json.dumps(_report(slot, find_position(connection, slot))) + "\n")
+            sys.stdout.flush()
+            if watch is None:
+                return
+            time.sleep(watch)
+
+
+def _report(name: str, found: SlotPosition) -> dict[str, Any]:
+    return {
+        "slot": name,
+        "plugin": found.plugin,
+        "database": found.database,
+        "active": found.active,
+        "active_pid": found.active_pid,
+        "wal_lsn": str(found.wal_lsn),
+        "sent_lsn": _text(found.sent_lsn),
+        "confirmed_flush_lsn": _text(found.confirmed_flush_lsn),
+        "restart_lsn": _text(found.restart_lsn),
+        "wal_status": found.wal_status,
+        "safe_wal_bytes": found.safe_wal_bytes,
+    }
+
+
+def _text(lsn: LSN | None) -> str | None:
+    return None if lsn is None else str(lsn)

@@ -1,0 +1,203 @@
+"""Where the server and the slot are, again and again: the command ``cdcpipe slot --watch``, read by a thread. No pyspark.
+
+    with SlotMonitor(("-d", "shop"), "shop_cdc") as monitor:
+        report = monitor.wait_for_report(10)   # the first one; raises what the command ended with
+        report.wal_lsn, monitor.lag(report.wal_lsn)
+
+A command that ends is started again after a pause: a server that restarts costs nothing but a gap. What it ended with is in
+``error`` until there is a report again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import tempfile
+import threading
+import time
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from cdcpipe.errors import CdcpipeError
+from cdcpipe.lsn import LSN
+from spark_sink.command import COMMAND, environment, failure_of
+from spark_sink.restart import error_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
+__all__ = ["Lag", "SlotMonitor", "SlotReport", "WALHistory"]
+
+_logger = logging.getLogger(__name__)
+
+_RESTART_PAUSE_S = 5.0
+_HISTORY_SIZE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReport:
+    """A line of ``cdcpipe slot``: ``found`` as it is, and the positions in it (None for what is not known)."""
+
+    found: Mapping[str, Any]
+    wal_lsn: int
+    sent_lsn: int | None
+    confirmed_flush_lsn: int | None
+
+    @classmethod
+    def parse(cls, line: bytes) -> SlotReport:
+        """Read a line; raise CdcpipeError for one that is none."""
+        try:
+            found = json.loads(line)
+            sent, confirmed = found["sent_lsn"], found["confirmed_flush_lsn"]
+            return cls(
+                found,
+                LSN.parse(found["wal_lsn"]),
+                None if sent is None else LSN.parse(sent),
+                None if confirmed is None else LSN.parse(confirmed),
+            )
+        except (ValueError, KeyError, TypeError) as ex:
+            msg = f"cannot read what 'cdcpipe slot' printed: {ex!r}"
+            raise CdcpipeError(msg, hint="are cdcpipe and cdcpipe-spark of the same version?") from ex
+
+
+class Lag(NamedTuple):
+    """How far a position is behind the server: bytes of WAL, and seconds since the server had no more than that."""
+
+    bytes: int
+    seconds: float
+    at_least: bool = False
+    """Whether it was behind before anybody looked."""
+
+
+class WALHistory:
+    """When the server's WAL had grown beyond which position. Thinned out when it is long: older moments become coarser."""
+
+    def __init__(self) -> None:
+        self._lsns: list[int] = []
+        self._times: list[float] = []
+
+    def add(self, lsn: int, now: float) -> None:
+        """Note the WAL's end at a moment; later ones have to come later. One that has not grown is not noted."""
+        if self._lsns and lsn <= self._lsns[-1]:
+            return
+        self._lsns.append(lsn)
+        self._times.append(now)
+        if len(self._lsns) > _HISTORY_SIZE:
+            # Of two moments, the earlier time and the greater position: a lag is never shown smaller than it is.
+            half = _HISTORY_SIZE // 2
+            self._lsns[1 : half + 1], self._times[1 : half + 1] = self._lsns[2 : half + 1 : 2], self._times[1:half:2]
+
+    def lag(self, lsn: int, now: float) -> Lag:
+        """Return how far ``lsn`` is behind."""
+        if not self._lsns or lsn >= self._lsns[-1]:
+            return Lag(0, 0.0)
+        beyond = bisect_right(self._lsns, lsn)
+        return Lag(self._lsns[-1] - lsn, now - self._times[beyond], at_least=beyond == 0)
+
+
+class SlotMonitor:
+    """Knows the newest report on a slot. Safe to ask from any thread."""
+
+    def __init__(self, connection: Sequence[str], slot: str, interval_s: float = 1.0, *, command: Sequence[str] = COMMAND) -> None:
+        self._arguments = [*command, "slot", *connection, "-S", slot, "--watch", str(interval_s)]
+        self._report: SlotReport | None = None
+        self._error: CdcpipeError | None = None
+        self._history = WALHistory()
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._run, name="cdcpipe-slot-monitor", daemon=True)
+
+    def start(self) -> Self:
+        """Begin, and return at once."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """End; the command is ended, too."""
+        with self._changed:
+            self._stopping.set()
+            if self._process is not None:
+                self._process.terminate()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, _kind: type[BaseException] | None, _value: BaseException | None, _tb: TracebackType | None) -> None:
+        self.stop()
+
+    def wait_for_report(self, timeout_s: float | None = None) -> SlotReport:
+        """Return the newest report once there is one; raise what prevents it, or CdcpipeError when it takes too long."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._report is not None or self._error is not None, timeout_s)
+            if self._error is not None:
+                raise self._error
+            if self._report is None:
+                msg = f"the server has not said within {timeout_s:g} s where its slot is"
+                raise CdcpipeError(msg, hint="is it reachable?")
+            return self._report
+
+    @property
+    def report(self) -> SlotReport | None:
+        """The newest report; None as long as there is none, and while the server can't be asked."""
+        return self._report if self._error is None else None
+
+    @property
+    def error(self) -> CdcpipeError | None:
+        """Why the server can't be asked at present."""
+        return self._error
+
+    def lag(self, lsn: int) -> Lag | None:
+        """Return how far a position is behind the server, None where that is not known."""
+        with self._changed:
+            return self._history.lag(lsn, time.monotonic()) if self.report is not None else None
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._watch()
+            except CdcpipeError as ex:
+                if self._stopping.is_set():
+                    return
+                _logger.info("the server can't be asked where its slot is: %s", ex.message)
+                with self._changed:
+                    self._error = ex
+                    self._changed.notify_all()
+            self._stopping.wait(_RESTART_PAUSE_S)
+
+    def _watch(self) -> None:
+        """Run the command to its end, which is an error."""
+        with tempfile.TemporaryFile() as errors:
+            with self._changed:
+                if self._stopping.is_set():
+                    return
+                # A session of its own, so that ^C reaches this process alone, which then ends it.
+                self._process = subprocess.Popen(
+                    self._arguments,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    start_new_session=True,
+                    env=environment(),
+                )
+            assert self._process.stdout is not None
+            with self._process as process, self._process.stdout as lines:
+                try:
+                    for line in lines:
+                        self._take(SlotReport.parse(line))
+                finally:
+                    process.terminate()
+            errors.seek(0)
+            said = errors.read().decode("utf-8", "backslashreplace").strip().splitlines()
+            raise error_of(failure_of(process.returncode, said))
+
+    def _take(self, report: SlotReport) -> None:
+        with self._changed:
+            self._report, self._error = report, None
+            self._history.add(report.wal_lsn, time.monotonic())
+            self._changed.notify_all()
