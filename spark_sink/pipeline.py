@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from spark_sink.delta import State
+    from spark_sink.segment_server import SegmentServer
     from spark_sink.warehouse import Version
 
 __all__ = ["Pipeline", "PipelineProgress"]
@@ -83,6 +84,9 @@ class Pipeline:
     ``keys`` names the columns that identify a table's rows, ``{"public.orders": ["id"]}``. It is needed only for a table
     with REPLICA IDENTITY FULL or NOTHING, whose changes do not say; ``describe`` is the same, asked when such a table turns
     up: it returns what ``cdcpipe prepare`` prints as ``tables``. A table without a key has a changelog and no replica.
+
+    Executors read the staging directory at the path that it has here; without ``staging_shared`` they get its segments from
+    this process.
     """
 
     def __init__(
@@ -97,6 +101,7 @@ class Pipeline:
         checkpoint: Path | str | None = None,
         max_bytes_per_trigger: int | None = None,
         trigger_interval_s: float = 1.0,
+        staging_shared: bool = True,
     ) -> None:
         session.check(spark, format)
         source.register(spark)
@@ -107,6 +112,8 @@ class Pipeline:
         self._versions = TableVersions(self.warehouse, keys, describe)
         self._max_bytes_per_trigger = max_bytes_per_trigger
         self._trigger_interval_s = trigger_interval_s
+        self._staging_shared = staging_shared
+        self._server: SegmentServer | None = None
         self._tables: dict[Table, _TableState] = {}
         self._progress = PipelineProgress()
         self._seen: set[Table] = set()
@@ -144,7 +151,9 @@ class Pipeline:
             elif not query.awaitTermination(timeout_s):
                 return False
         except Exception as ex:
+            self._stop_serving()
             raise self._error_of(ex) from ex
+        self._stop_serving()
         if self._error is not None:
             raise self._error
         return True
@@ -153,10 +162,15 @@ class Pipeline:
         """End once the micro-batch that runs is in the tables."""
         self._stopping = True
         query = self._query
-        if query is None or not query.isActive:
-            return
-        with self._running:
-            query.stop()
+        if query is not None and query.isActive:
+            with self._running:
+                query.stop()
+        self._stop_serving()
+
+    def _stop_serving(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
 
     def __enter__(self) -> Self:
         return self.start()
@@ -176,6 +190,8 @@ class Pipeline:
     def _stream(self) -> DataStreamWriter:
         self._error, self._stopping = None, False
         start = self._open()
+        if not self._staging_shared:
+            self._server = session.serve_segments(self.spark, self.staging)
         reader = self.spark.readStream.format("cdcpipe").option("view", "segments").option("start", str(start))
         if self._max_bytes_per_trigger is not None:
             reader = reader.option("max_bytes_per_trigger", str(self._max_bytes_per_trigger))
@@ -278,6 +294,8 @@ class Pipeline:
     def _reader(self, schema: StructType, segments: Sequence[Segment], done_lsn: int) -> DataFrameReader:
         """Return a reader of what the segments have beyond ``done_lsn``."""
         reader = self.spark.read.format("cdcpipe").schema(schema)
+        if self._server is not None:
+            reader = reader.option("server", str(self._server.path))
         return reader.option("start", str(_start(segments, done_lsn))).option("end", str(segments[-1].end))
 
     def _append(self, table: Table, rows: DataFrame, contents: Contents, segments: Sequence[Segment]) -> None:

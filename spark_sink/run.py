@@ -62,6 +62,13 @@ Example:
     help="The tables' format. Parquet needs no jar; the replica is a view then.",
 )
 @spark_options
+@click.option(
+    "--staging-shared",
+    type=click.Choice(["yes", "no"]),
+    default="yes",
+    show_default=True,
+    help="Whether executors see the staging directory, at the same path; no: they get its segments from the driver.",
+)
 @click.option("--ui", is_flag=True, help="Let Spark serve its user interface.")
 @click.option(
     "--checkpoint",
@@ -104,6 +111,7 @@ def command(
     jars: Path | None,
     master: str,
     confs: tuple[str, ...],
+    staging_shared: str,
     ui: bool,
     checkpoint: Path | None,
     max_bytes_per_trigger: int,
@@ -165,6 +173,7 @@ def command(
                 checkpoint=checkpoint,
                 max_bytes_per_trigger=max_bytes_per_trigger,
                 trigger_interval_s=trigger_interval,
+                staging_shared=staging_shared == "yes",
             )
             if not stopping.is_set():
                 pipeline.start(available_now=config.available_now)

@@ -26,6 +26,7 @@ from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Delete, Insert, Message, Relation, Truncate, Update
 from spark_sink import segment_index
 from spark_sink.segment_index import NO_TRANSACTION, RELATION, SegmentIndex, map_segment
+from spark_sink.segment_server import Origin, fetch
 from spark_sink.staging import StagingError
 from spark_sink.types import MESSAGE_SCHEMA, OPS, assign_columns, split_schema
 
@@ -68,11 +69,13 @@ class Slice:
     """
 
     path: str
+    """The segment's file; with an ``origin`` what it is called there."""
     epoch: int
     after_lsn: int
     until_lsn: int
     part: int = 0
     part_count: int = 1
+    origin: Origin | None = None
 
 
 class _OpenSlice:
@@ -80,7 +83,7 @@ class _OpenSlice:
 
     def __init__(self, piece: Slice) -> None:
         self._piece = piece
-        self.path = Path(piece.path)
+        self.path = Path(piece.path) if piece.origin is None else fetch(piece.origin, piece.path)
         self.epoch = piece.epoch
         self.index: SegmentIndex = segment_index.load(self.path)
         self.segment = map_segment(self.path)

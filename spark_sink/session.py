@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdcpipe.errors import InitError, InvalidArgumentsError
+from spark_sink.segment_server import SegmentServer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyspark.sql import SparkSession
 
-__all__ = ["FORMATS", "build", "check", "find_java"]
+__all__ = ["FORMATS", "build", "check", "find_java", "serve_segments"]
 
 FORMATS = ("delta", "parquet")
 
@@ -44,6 +45,8 @@ _NO_DELTA_HINT = (
     "(repo1.maven.org), or use --format parquet, which needs no jar"
 )
 _JAVA_MINIMUM = 17
+SEGMENTS_PORT = "spark.cdcpipe.segments.port"
+"""A setting of our own: the port on which the driver serves segments to executors that don't see staging; any if unset."""
 
 
 def build(
@@ -113,6 +116,20 @@ def check(spark: SparkSession, format: str) -> None:  # noqa: A002
             f"spark.sql.catalog.spark_catalog={DELTA_CATALOG} "
             f"and the packages {DELTA_PACKAGES}, let spark_sink.session.build() make it, or use the format parquet",
         )
+
+
+def serve_segments(spark: SparkSession, staging: Path) -> SegmentServer:
+    """Start to serve a staging directory to the session's executors, which know this machine as Spark's driver."""
+    conf = spark.sparkContext.getConf()
+    for setting in ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled", "spark.authenticate.enableSaslEncryption"):
+        if conf.get(setting, "false") == "true":
+            raise InvalidArgumentsError(
+                f"{setting} is set, and segments that the driver sends to executors are not encrypted",
+                hint="let executors see the staging directory instead (--staging-shared yes)",
+            )
+    host = conf.get("spark.driver.host", "localhost")
+    port = int(conf.get(SEGMENTS_PORT, "0"))
+    return SegmentServer(staging, host, bind=conf.get("spark.driver.bindAddress", host), port=port)
 
 
 def find_java() -> Path:

@@ -5,7 +5,8 @@
 
 | option | meaning |
 |---|---|
-| `path` | the staging directory; executors read it too, so it must be at the same place for all |
+| `path` | the staging directory; executors read it too, so it must be at the same place for all, unless there is a |
+| `server` | the `path` of a segment_server.SegmentServer in the driver, from which executors get what they read |
 | `table` | `schema.name`, each part quoted as in SQL where it has a dot or a quote: typed rows of this table |
 | `view` | `messages`: a row per logical message. `segments`: a row per segment |
 | | neither `table` nor `view`: the envelope, the same columns for every table |
@@ -69,6 +70,7 @@ import spark_sink
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.directories import local_directory
 from spark_sink.segment_reader import EnvelopeReader, MessageReader, Slice, TypedReader, read_relations
+from spark_sink.segment_server import Origin, name_of
 from spark_sink.staging import Position, Segment, StagingError, list_segments, log_end
 from spark_sink.types import CHANGE_FIELDS, MESSAGE_SCHEMA, merge_columns, typed_schema
 
@@ -190,6 +192,7 @@ class _Options:
     end: Position | None = None
     max_bytes_per_trigger: int | None = None
     max_partition_bytes: int = _DEFAULT_PARTITION_BYTES
+    server: str | None = None
 
     @classmethod
     def parse(cls, options: dict[str, str]) -> _Options:
@@ -212,6 +215,7 @@ class _Options:
             start=_parse_option(left, "start", Position.parse),
             end=_parse_option(left, "end", Position.parse),
             max_bytes_per_trigger=_parse_option(left, "max_bytes_per_trigger", _parse_size),
+            server=left.pop("server", None),
             max_partition_bytes=_parse_option(left, "max_partition_bytes", _parse_size) or _DEFAULT_PARTITION_BYTES,
         )
         for key in left:
@@ -232,7 +236,7 @@ class _Options:
 
     def partitions(self, start: Position | None, end: Position | None) -> list[InputPartition]:
         """Plan a batch of (start, end]."""
-        planned = _plan(Path(self.root), start, end)
+        planned = _plan(Path(self.root), start, end, None if self.server is None else Origin.read(self.server))
         if self.view == "segments":
             rows = [(s.epoch, s.start_lsn, s.end_lsn, str(s.path), _size(s)) for s, _ in planned]
             return [_SegmentRows(rows)] if rows else []
@@ -329,7 +333,7 @@ class _SegmentRows(InputPartition):  # type: ignore[misc]  # pyspark is not anal
         return pa.record_batch([pa.array(columns[f.name], f.type) for f in arrow_schema], schema=arrow_schema)
 
 
-def _plan(root: Path, start: Position | None, end: Position | None) -> list[tuple[Segment, Slice]]:
+def _plan(root: Path, start: Position | None, end: Position | None, origin: Origin | None = None) -> list[tuple[Segment, Slice]]:
     """Return the segments that have transactions of (start, end], and what of each is wanted; StagingError if one is missing."""
     if end is not None:
         if start is not None and start.lsn >= end.lsn:
@@ -342,10 +346,11 @@ def _plan(root: Path, start: Position | None, end: Position | None) -> list[tupl
         (
             segment,
             Slice(
-                str(segment.path),
+                str(segment.path) if origin is None else name_of(segment.path),
                 segment.epoch,
                 segment.start_lsn if start is None else max(segment.start_lsn, start.lsn),
                 segment.end_lsn if end is None else min(segment.end_lsn, end.lsn),
+                origin=origin,
             ),
         )
         for segment in segments
