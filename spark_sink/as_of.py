@@ -170,7 +170,7 @@ def command(
     limit: int,
     output: Path | None,
     jars: Path | None,
-    master: str,
+    master: str | None,
     confs: tuple[str, ...],
 ) -> None:
     """Show a table as it was at a time or an LSN, from its changelog: a JSON object a row on stdout."""

@@ -109,7 +109,7 @@ def command(
     warehouse: Path,
     table_format: str,
     jars: Path | None,
-    master: str,
+    master: str | None,
     confs: tuple[str, ...],
     staging_shared: str,
     ui: bool,

@@ -48,10 +48,22 @@ _JAVA_MINIMUM = 17
 SEGMENTS_PORT = "spark.cdcpipe.segments.port"
 """A setting of our own: the port on which the driver serves segments to executors that don't see staging; any if unset."""
 
+_JAVA_OPTIONS = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
+_DEFAULT_MASTER = "local[2]"
+_GATEWAY = "PYSPARK_GATEWAY_PORT"
+"""What spark-submit puts into the environment of the program that it runs: how to reach the JVM that is there already."""
+
+_DELTA_SETTINGS = {
+    "spark.sql.extensions": DELTA_EXTENSION,
+    "spark.sql.catalog.spark_catalog": DELTA_CATALOG,
+    # The default of 50 tasks to read a table's log dwarfs the log.
+    "spark.databricks.delta.snapshotPartitions": "1",
+}
+
 
 def build(
     app_name: str = "cdcpipe",
-    master: str = "local[2]",
+    master: str | None = None,
     format: str = "delta",  # noqa: A002 - Spark's own word for it
     conf: Mapping[str, str] | None = None,
     jars_dir: str | os.PathLike[str] | None = None,
@@ -60,8 +72,9 @@ def build(
 ) -> SparkSession:
     """Start a session; ``conf`` overrides every setting made here, but for Java options, which it adds to.
 
-    A session that runs already in this process is returned as it is, once ``check`` has passed it. Raises InitError
-    when there is no Java, no pyspark or no Delta Lake to be had.
+    ``master`` is ``local[2]`` if left out; under spark-submit it is the one given there, whose settings go before those made
+    here, and whose jars have to hold Delta Lake. A session that runs already in this process is returned as it is, once
+    ``check`` has passed it. Raises InitError when there is no Java, no pyspark or no Delta Lake to be had.
     """
     try:
         from pyspark.sql import SparkSession
@@ -74,15 +87,19 @@ def build(
 
     settings = _settings(ui=ui)
     if format == "delta":
-        settings |= _delta_settings(jars_dir)
-    elif jars_dir is not None:
-        settings["spark.jars"] = ",".join(_jars(Path(jars_dir)))
-    options = settings["spark.driver.extraJavaOptions"]
-    settings |= dict(conf or {})
-    if settings["spark.driver.extraJavaOptions"] != options:
-        settings["spark.driver.extraJavaOptions"] = f"{options} {settings['spark.driver.extraJavaOptions']}"
-    _prepare_environment(find_java())
-    builder = SparkSession.builder.appName(app_name).master(master)
+        settings |= _DELTA_SETTINGS
+    conf = dict(conf or {})
+    if _GATEWAY in os.environ:
+        settings |= _submitted()
+        master = master or settings.get("spark.master")
+    else:
+        settings |= _jar_settings(format, jars_dir)
+        if "spark.driver.extraJavaOptions" in conf:
+            conf["spark.driver.extraJavaOptions"] = f"{_JAVA_OPTIONS} {conf['spark.driver.extraJavaOptions']}"
+        os.environ["JAVA_HOME"] = str(find_java())
+    settings |= conf
+    _prepare_workers(settings)
+    builder = SparkSession.builder.appName(app_name).master(master or _DEFAULT_MASTER)
     for key, value in settings.items():
         builder = builder.config(key, value)
     try:
@@ -109,12 +126,13 @@ def check(spark: SparkSession, format: str) -> None:  # noqa: A002
         return
     extensions = str(spark.conf.get("spark.sql.extensions", "") or "")
     catalog = spark.conf.get("spark.sql.catalog.spark_catalog", "")
-    if DELTA_EXTENSION not in extensions or catalog != DELTA_CATALOG:
+    has_classes = spark._jvm.org.apache.spark.util.Utils.classIsLoadable(DELTA_CATALOG)  # noqa: SLF001 - Spark only warns
+    if DELTA_EXTENSION not in extensions or catalog != DELTA_CATALOG or not has_classes:
         raise InitError(
             "this Spark session has no Delta Lake",
             hint=f"start it with spark.sql.extensions={DELTA_EXTENSION} and "
-            f"spark.sql.catalog.spark_catalog={DELTA_CATALOG} "
-            f"and the packages {DELTA_PACKAGES}, let spark_sink.session.build() make it, or use the format parquet",
+            f"spark.sql.catalog.spark_catalog={DELTA_CATALOG} and the packages {DELTA_PACKAGES} (spark-submit --packages), "
+            "let spark_sink.session.build() make it, or use the format parquet",
         )
 
 
@@ -177,10 +195,9 @@ def _java_version(home: Path) -> int | None:
 
 def _settings(*, ui: bool) -> dict[str, str]:
     """Return what suits change data on one machine, whatever the table format."""
-    log4j = Path(__file__).with_name("log4j2.properties")
     return {
         "spark.driver.memory": "2g",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j.as_uri()}",
+        "spark.driver.extraJavaOptions": _JAVA_OPTIONS,
         "spark.log.level": "WARN",
         "spark.ui.enabled": str(ui).lower(),
         "spark.ui.showConsoleProgress": "false",
@@ -200,25 +217,30 @@ def _settings(*, ui: bool) -> dict[str, str]:
     }
 
 
-def _delta_settings(jars_dir: str | os.PathLike[str] | None) -> dict[str, str]:
-    """Return Delta's settings, with its jars from ``jars_dir``, from Ivy's own folder, or by coordinate."""
-    settings = {
-        "spark.sql.extensions": DELTA_EXTENSION,
-        "spark.sql.catalog.spark_catalog": DELTA_CATALOG,
-        # The default of 50 tasks to read a table's log dwarfs the log.
-        "spark.databricks.delta.snapshotPartitions": "1",
-    }
+def _submitted() -> dict[str, str]:
+    """Return the settings of the spark-submit that runs this program: of its command line and its spark-defaults.conf."""
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()  # noqa: SLF001 - spark-submit's JVM is there, and knows them
+    return dict(SparkConf().getAll())
+
+
+def _jar_settings(format: str, jars_dir: str | os.PathLike[str] | None) -> dict[str, str]:  # noqa: A002
+    """Return where jars come from: ``jars_dir``, and for Delta Lake without it Ivy's own folder or Maven Central."""
     if jars_dir is not None:
         jars = _jars(Path(jars_dir))
-        missing = [name for name in ("delta-spark_4.2_2.13-", "delta-storage-") if not any(name in jar for jar in jars)]
+        wanted = ("delta-spark_4.2_2.13-", "delta-storage-") if format == "delta" else ()
+        missing = [name for name in wanted if not any(name in jar for jar in jars)]
         if missing:
             raise InitError(f"no {' and no '.join(name + '*.jar' for name in missing)} in {jars_dir}", hint=_NO_DELTA_HINT)
-        return settings | {"spark.jars": ",".join(jars)}
+        return {"spark.jars": ",".join(jars)}
+    if format != "delta":
+        return {}
     # Ivy would find them here too, but prints two dozen lines and takes a second over it.
     cached = [Path.home() / ".ivy2.5.2/jars" / f"io.delta_{name}" for name in DELTA_JARS]
     if all(zipfile.is_zipfile(jar) for jar in cached):
-        return settings | {"spark.jars": ",".join(map(str, cached))}
-    return settings | {"spark.jars.packages": DELTA_PACKAGES, "spark.jars.excludes": DELTA_EXCLUDES}
+        return {"spark.jars": ",".join(map(str, cached))}
+    return {"spark.jars.packages": DELTA_PACKAGES, "spark.jars.excludes": DELTA_EXCLUDES}
 
 
 def _jars(directory: Path) -> list[str]:
@@ -228,13 +250,16 @@ def _jars(directory: Path) -> list[str]:
     return sorted(str(path) for path in directory.resolve().glob("*.jar"))
 
 
-def _prepare_environment(java_home: Path) -> None:
-    """Give the JVM and the Python workers that it starts this interpreter and these packages.
+def _prepare_workers(settings: Mapping[str, str]) -> None:
+    """Give the Python workers, here and in executors, an interpreter and these packages.
 
-    Unset, PYSPARK_PYTHON is whatever ``python3`` comes first on the PATH: another interpreter, without pyarrow.
+    It is this one unless somebody says where it is on the executors' machines. With nothing said Spark would take whatever
+    ``python3`` comes first on the PATH: another interpreter, without pyarrow.
     """
-    os.environ["JAVA_HOME"] = str(java_home)
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if "spark.pyspark.python" in settings:
+        os.environ["PYSPARK_PYTHON"] = settings["spark.pyspark.python"]
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if path := _python_path():
         os.environ["PYTHONPATH"] = path
 

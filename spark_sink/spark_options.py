@@ -43,7 +43,9 @@ def spark_options(command: Command) -> Command:
             metavar="DIR",
             help="Jars to give to Spark, Delta Lake's two among them, where Maven Central can't be reached.",
         ),
-        click.option("--master", default="local[2]", show_default=True, metavar="URL", help="Spark's master."),
+        click.option(
+            "--master", metavar="URL", help="Spark's master.  [default: local[2]; under spark-submit the one given there]"
+        ),
         click.option("--conf", "confs", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. Repeatable."),
     ]
     for option in reversed(options):
@@ -64,7 +66,7 @@ def parse_settings(confs: tuple[str, ...]) -> dict[str, str]:
 
 @contextmanager
 def warehouse_session(
-    warehouse: Warehouse, app_name: str, *, jars: Path | None, master: str, confs: tuple[str, ...]
+    warehouse: Warehouse, app_name: str, *, jars: Path | None, master: str | None, confs: tuple[str, ...]
 ) -> Iterator[SparkSession]:
     """Start a Spark session that reads the warehouse's format, and stop it at the end."""
     from spark_sink import session

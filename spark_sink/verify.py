@@ -443,7 +443,7 @@ def command(
     timeout: float,
     as_json: bool,
     jars: Path | None,
-    master: str,
+    master: str | None,
     confs: tuple[str, ...],
     verbose: bool,
     **connection: Any,

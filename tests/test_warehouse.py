@@ -122,7 +122,7 @@ def test_a_url_is_refused(url: str) -> None:
 def test_a_directory_without_delta(tmp_path: Path) -> None:
     (tmp_path / "delta-storage-4.4.0.jar").touch()
     with pytest.raises(InitError, match=r"no delta-spark_4\.2_2\.13-\*\.jar in") as caught:
-        session._delta_settings(tmp_path)
+        session._jar_settings("delta", tmp_path)
     assert caught.value.hint is not None
     assert all(word in caught.value.hint for word in ("--jars DIR", "Maven Central", "--format parquet"))
 

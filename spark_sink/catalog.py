@@ -1,0 +1,113 @@
+"""The tables of a warehouse under names in a database of the session's catalog, whichever catalog that is.
+
+| in the warehouse | in the database |
+|---|---|
+| the replica of shop.orders | shop__orders |
+| its changelog | shop__orders__changelog |
+| the logical messages | _cdc_message |
+
+Catalogs know letters, digits and underscores, and not all tell upper case from lower: names are in lower case, with an underscore for
+any other character. Two that become one are an error, and so is a name that something else has.
+
+With Delta Lake each is an external table: the catalog holds its location, and all else is in the table. A Parquet changelog is a view
+that reads its directory; a Parquet replica is not to be had here, because no SQL makes it (replica.register_views).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING
+
+from cdcpipe.errors import InvalidArgumentsError
+from spark_sink import changelog, delta
+from spark_sink.warehouse import MESSAGES, Table, Warehouse, WarehouseError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+__all__ = ["CatalogDatabase", "parse_database"]
+
+_logger = logging.getLogger(__name__)
+
+_OTHER = re.compile("[^a-z0-9_]")
+
+
+def parse_database(text: str) -> tuple[str, ...]:
+    """Read ``database`` or ``catalog.database``; raise InvalidArgumentsError for anything else."""
+    parts = tuple(text.split("."))
+    if not all(parts) or len(parts) > 2:
+        raise InvalidArgumentsError(f"--catalog-database takes DATABASE or CATALOG.DATABASE, not {text!r}")
+    return parts
+
+
+class CatalogDatabase:
+    """Gives the tables of a warehouse names in a database, and remembers which have one."""
+
+    def __init__(self, spark: SparkSession, database: str, warehouse: Warehouse) -> None:
+        """Make the database if it is not there."""
+        self._spark = spark
+        self._parts = parse_database(database)
+        self._warehouse = warehouse
+        self._owners: dict[str, str] = {}
+        self._registered: set[str] = set()
+        name = self._quoted()
+        if not spark.catalog.databaseExists(name):
+            spark.sql(f"CREATE DATABASE IF NOT EXISTS {name}")
+        if len(self._parts) == 1 and spark.conf.get("spark.sql.catalogImplementation", "") == "in-memory":
+            _logger.warning("this session's catalog is in memory: names in %s are gone with the session", database)
+
+    def register(self, tables: Iterable[Table]) -> None:
+        """Name what these tables have by now and what has no name yet; WarehouseError if a name is another's."""
+        for table in tables:
+            for owner, name, path in self._entries(table):
+                other = self._owners.setdefault(name, owner)
+                if other != owner:
+                    raise WarehouseError(
+                        f"{other} and {owner} would both be {self._text(name)} in the catalog",
+                        hint="leave one of the tables out of the publication or rename it, or run without --catalog-database",
+                    )
+                if name not in self._registered and self._exists(table, path):
+                    self._name(owner, name, path)
+                    self._registered.add(name)
+
+    def _entries(self, table: Table) -> Iterator[tuple[str, str, Path]]:
+        """Yield what a table may have: what it is, its name in the database, where it is."""
+        if table == MESSAGES:
+            yield "the changelog of logical messages", table.name, self._warehouse.changelog(table)
+            return
+        name = _OTHER.sub("_", f"{table.schema}__{table.name}".lower())
+        yield f"the changelog of {table}", f"{name}__changelog", self._warehouse.changelog(table)
+        if self._warehouse.format == "delta":
+            yield f"the replica of {table}", name, self._warehouse.replica(table)
+
+    def _exists(self, table: Table, path: Path) -> bool:
+        return delta.exists(path) if self._warehouse.format == "delta" else changelog.exists(self._warehouse, table)
+
+    def _name(self, owner: str, name: str, path: Path) -> None:
+        quoted = self._quoted(name)
+        if self._warehouse.format == "delta":
+            self._spark.sql(f"CREATE TABLE IF NOT EXISTS {quoted} USING delta LOCATION {delta.literal(str(path))}")
+        else:
+            # Each append has all columns of those before it, and the view those of all.
+            self._spark.sql(
+                f"CREATE VIEW IF NOT EXISTS {quoted} WITH SCHEMA EVOLUTION AS SELECT * EXCEPT ({changelog.BATCH_COLUMN}) "
+                f"FROM parquet.{delta.quote(str(path))} WITH (mergeSchema = 'true')"
+            )
+        # What has the name already is left alone by IF NOT EXISTS.
+        found = {row["col_name"]: row["data_type"] for row in self._spark.sql(f"DESCRIBE TABLE EXTENDED {quoted}").collect()}
+        location = str(found.get("Location", "")).removeprefix("file:")
+        if location != str(path) and delta.quote(str(path)) not in str(found.get("View Text", "")):
+            raise WarehouseError(
+                f"{self._text(name)} in the catalog is not {owner}, but something else{location and f', at {location}'}",
+                hint="drop it, or give another --catalog-database",
+            )
+
+    def _quoted(self, *name: str) -> str:
+        return ".".join(map(delta.quote, (*self._parts, *name)))
+
+    def _text(self, name: str) -> str:
+        return ".".join((*self._parts, name))

@@ -1,0 +1,164 @@
+"""The whole of `cdcpipe-spark run` on clusters, whose executors are processes of their own: snapshot, stream, tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyspark
+import pytest
+
+from spark_sink import changelog, replica, session
+from spark_sink.warehouse import Table, Warehouse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import postgres
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+ROOT = Path(__file__).parent.parent
+SPARK_HOME = Path(pyspark.__file__).parent
+TIMEOUT_S = 600
+
+# One small executor on a small machine: what is started for one test should not take long to start.
+SETTINGS = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.executor.memory": "1g",
+    # No package of ours is to be found there.
+    "spark.executorEnv.PYTHONPATH": "/nowhere",
+}
+CONF = [argument for key, value in SETTINGS.items() for argument in ("--conf", f"{key}={value}")]
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[Any], log: Path) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert process.poll() is None, f"ended with {process.returncode}:\n{log.read_text()}"
+        assert time.monotonic() < deadline, f"too late:\n{log.read_text()}"
+        time.sleep(0.1)
+
+
+@contextmanager
+def started(command: list[str], log: Path, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command with its output in a file; it is gone when the block is left."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, **options
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def plain_environment(**more: str) -> dict[str, str]:
+    """What a daemon on another machine has: nothing of ours."""
+    inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    return inherited | {"JAVA_HOME": str(session.find_java()), "SPARK_LOCAL_IP": "127.0.0.1"} | more
+
+
+@contextmanager
+def standalone(directory: Path) -> Iterator[str]:
+    """Start a master and a worker, each a process in a directory of its own; yield the master's URL."""
+    environment = plain_environment()
+    daemon = [str(SPARK_HOME / "bin/spark-class")]
+    for name in ("master", "worker"):
+        (directory / name).mkdir()
+    log = directory / "master/log"
+    master = [*daemon, "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+    with started(master, log, env=environment, cwd=log.parent) as process:
+        wait_until(lambda: "New state: ALIVE" in log.read_text(), process, log)
+        found = re.search(r"Starting Spark master at (spark://\S+)", log.read_text())
+        assert found
+        worker = [*daemon, "org.apache.spark.deploy.worker.Worker", found[1], "--host", "127.0.0.1", "--webui-port", "0"]
+        worker += ["--cores", "2", "--memory", "1g", "--work-dir", str(directory / "worker/work")]
+        log = directory / "worker/log"
+        with started(worker, log, env=environment, cwd=log.parent) as process:
+            wait_until(lambda: "Successfully registered with master" in log.read_text(), process, log)
+            yield found[1]
+
+
+def follow(
+    command: list[str], database: postgres.Database, spark: Any, root: Path, *more: str, staging: str = "staging", **options: Any
+) -> str:
+    """Let a pipeline take a snapshot and then changes, end it in order, compare; return what it said."""
+    log, warehouse = root / "log", root / "warehouse"
+    with database.connect() as connection:
+        connection.execute("create table fruit (id int primary key, name text, price numeric(8,2))")
+        connection.execute("insert into fruit select i, 'fruit ' || i, i / 100.0 from generate_series(1, 1000) i")
+        command = [*command, "run", "-d", database.dsn, "-S", "cluster", "--publication", "cluster", "-c", "--seal-interval", "0.2"]
+        command += ["--staging", staging, "--warehouse", str(warehouse), "--snapshot-chunk-size", "32KiB", *more]
+        with started(command, log, cwd=root, **options) as process:
+            snapshot = warehouse / "_cdcpipe/snapshot.json"
+            wait_until(lambda: snapshot.exists() and json.loads(snapshot.read_text())["is_complete"], process, log)
+            connection.execute("update fruit set price = 0 where id <= 10")
+            connection.execute("delete from fruit where id > 990")
+            connection.execute("insert into fruit values (2000, 'last', null)")
+            row = connection.execute("select pg_current_wal_insert_lsn() - '0/0'").fetchone()
+            assert row
+            connection.execute("select pg_logical_emit_message(false, 'end', '')")
+            connection.execute("insert into fruit values (2001, 'flushes the WAL', null); delete from fruit where id = 2001")
+            identity = warehouse / "_cdcpipe/warehouse.json"
+
+            def is_there() -> bool:
+                position = Warehouse.existing(warehouse).source().position if identity.exists() else None
+                return position is not None and position.lsn > row[0]
+
+            wait_until(is_there, process, log)
+            process.send_signal(signal.SIGTERM)
+            process.wait(TIMEOUT_S)
+            # Whatever it is that gets the signal, nobody goes on holding the slot.
+            deadline = time.monotonic() + TIMEOUT_S
+            while connection.execute("select from pg_replication_slots where active").fetchone():
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.1)
+        expected = connection.execute("select id, name, price from fruit order by id").fetchall()
+    found = [tuple(found) for found in replica.view(spark, warehouse, "public.fruit").orderBy("id").collect()]
+    assert found == expected
+    changes = changelog.read(spark, Warehouse.existing(warehouse), Table("public", "fruit"))
+    counts = {row["_cdc_op"]: row["count"] for row in changes.groupBy("_cdc_op").count().collect()}
+    assert counts["snapshot"] == 1000
+    assert (counts["update"], counts["delete"] in (10, 11), counts["insert"] in (1, 2)) == (10, True, True)
+    return log.read_text()
+
+
+def test_spark_submit_to_a_standalone_cluster(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
+    """The example, submitted to a master and a worker that know nothing of us; the driver is where the staging directory is."""
+    with standalone(tmp_path) as master:
+        jars = session._jar_settings("delta", None)["spark.jars"]
+        command = [str(SPARK_HOME / "bin/spark-submit"), "--master", master, "--jars", jars, *CONF]
+        environment = plain_environment(PYTHONPATH=str(ROOT), PYSPARK_PYTHON=sys.executable)
+        said = follow([*command, str(ROOT / "examples/spark_submit.py")], database, spark, tmp_path, env=environment)
+        assert "Traceback" not in said
+
+
+def test_a_local_cluster_that_does_not_see_the_staging_directory(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
+    """Executors in processes and directories of their own, and what they need of the log comes from the driver."""
+    # Executors work below SPARK_HOME, whatever they are told: not in the installed package.
+    home = tmp_path / "spark"
+    home.mkdir()
+    for path in SPARK_HOME.iterdir():
+        if path.name != "work":
+            (home / path.name).symlink_to(path)
+    command = [sys.executable, "-P", "-m", "spark_sink"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "SPARK_HOME": str(home)}
+    options = ["--master", "local-cluster[2,1,1024]", "--staging-shared", "no", *CONF]
+    # This path leads to the staging directory only from where the driver was started.
+    said = follow(command, database, spark, tmp_path, *options, staging="/proc/self/cwd/staging", env=environment)
+    assert "Traceback" not in said
+    assert list(home.glob("work/*/*/stderr"))
