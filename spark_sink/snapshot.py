@@ -258,7 +258,9 @@ class InitialSnapshot:
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 # One that is just about to start a job is caught the next time.
-                while wait(futures, _CANCEL_INTERVAL_S).not_done:
+                # (What was cancelled before it began never counts as done.)
+                begun = [future for future in futures if not future.cancelled()]
+                while wait(begun, _CANCEL_INTERVAL_S).not_done:
                     copying.spark.sparkContext.cancelJobsWithTag(_JOB_TAG)
                 raise
         if self._stopping:

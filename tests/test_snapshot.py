@@ -433,6 +433,35 @@ def test_a_table_that_is_written_anew_is_begun_again(
     copied.connection.close()
 
 
+def test_one_table_that_fails_ends_it(
+    database: postgres.Database, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While others are copied, and others again wait for their turn."""
+    copied = Copied(database, spark, tmp_path, f"s_{database.name}"[:63])
+    copied.execute(*(f"create table t{number} (id int primary key)" for number in range(10)), "create publication p for all tables")
+    config = copied.config(publications=("p",), create_slot=True)
+    failed = threading.Event()
+
+    def copy_table(_copying: Any, _table: Any) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise SnapshotError("as it happens")
+        threading.Event().wait(0.5)
+
+    monkeypatch.setattr("spark_sink.snapshot.copy_table", copy_table)
+    snapshot = InitialSnapshot(config, Warehouse(tmp_path / "delta", "delta"))
+    snapshot.prepare(lambda: False)
+    with Launcher(config) as launcher:
+        launcher.wait()
+    snapshot.start(spark, config.staging)
+    try:
+        with pytest.raises(SnapshotError, match="as it happens"):
+            snapshot.wait(120)
+    finally:
+        snapshot.stop()
+    copied.connection.close()
+
+
 def test_a_slot_that_exists_gets_no_snapshot_unasked(database: postgres.Database, tmp_path: Path) -> None:
     copied = Copied(database, None, tmp_path, f"s_{database.name}"[:63])
     copied.execute("create table t (id int primary key)", "create publication p for table t")
