@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import re
 import signal
 import sys
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from spark_sink.launcher import Progress
+    from spark_sink.pipeline import PipelineProgress
+    from spark_sink.slot_monitor import Lag
     from spark_sink.snapshot import SnapshotProgress
 
 __all__ = [
@@ -49,6 +52,8 @@ _SIZE_TEXT = re.compile(r"([0-9]{1,15}) ?([A-Za-z]*)", re.ASCII)
 
 _LOG_INTERVAL_S = 10.0
 _TERMINAL_INTERVAL_S = 0.2
+_LOOK_INTERVAL_S = 1.0
+"""Where a line is due more seldom: somebody who waits between two looks still has to notice a signal."""
 
 Command = TypeVar("Command", bound="Callable[..., Any]")
 
@@ -256,52 +261,30 @@ def on_signals(request_stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class ProgressLine:
-    """Shows how far a launcher is on stderr: on a terminal in one line that changes, elsewhere in a line now and then."""
+class _LiveLine:
+    """A line on stderr that says how far something is: on a terminal in place, elsewhere a new one now and then if it differs."""
 
     def __init__(self, now: float) -> None:
         self._is_terminal = sys.stderr.isatty()
-        self._shown_at = self._began_at = now
+        self._began_at = self._shown_at = now
         self._shown = ""
-        self._records = 0
-        self._rate = 0.0
 
     @property
     def interval_s(self) -> float:
-        """How often `update` has something to do."""
-        return _TERMINAL_INTERVAL_S if self._is_terminal else _LOG_INTERVAL_S
+        """How often to call ``update``; it shows something when that is due."""
+        return _TERMINAL_INTERVAL_S if self._is_terminal else _LOOK_INTERVAL_S
 
-    def update(self, progress: Progress, now: float, *, note: str = "", is_last: bool = False) -> None:
-        """Show the progress if that is due."""
-        elapsed_s = now - self._shown_at
-        if elapsed_s < self.interval_s and not is_last:
-            return
-        if elapsed_s > 0:
-            self._rate = (progress.records - self._records) / elapsed_s
-        if is_last:
-            self._rate = progress.records / max(now - self._began_at, 1e-3)
-        self._shown_at, self._records = now, progress.records
-        text = self._text(progress) + note
+    def _is_due(self, now: float) -> bool:
+        return now - self._shown_at >= (_TERMINAL_INTERVAL_S if self._is_terminal else _LOG_INTERVAL_S)
+
+    def _show(self, text: str, now: float, *, is_last: bool) -> None:
+        self._shown_at = now
         if self._is_terminal:
             self.clear()
-            click.echo(text, err=True, nl=is_last)
+            click.echo(text if is_last else text[: os.get_terminal_size(2).columns - 1], err=True, nl=is_last)
         elif is_last or text != self._shown:
             click.echo(text, err=True)
         self._shown = text
-
-    def _text(self, progress: Progress) -> str:
-        parts = [
-            f"position {progress.position or '-'}",
-            f"{progress.transactions:,} transactions",
-            f"{progress.records:,} records",
-            format_size(progress.size),
-            f"{self._rate:,.0f} records/s",
-        ]
-        if progress.open_size:
-            parts.append(f"open {format_size(progress.open_size)}")
-        if progress.restarts:
-            parts.append(f"{progress.restarts} restarts")
-        return ", ".join(parts)
 
     def clear(self) -> None:
         """Make room on a terminal for something else."""
@@ -309,25 +292,79 @@ class ProgressLine:
             click.echo("\r\x1b[K", err=True, nl=False)
 
 
-class SnapshotLine:
-    """Shows how far a snapshot is on stderr, in the same way."""
+class _Rate:
+    """How fast a count grows: since the last time that it was asked for, or since the beginning."""
 
     def __init__(self, now: float) -> None:
-        self._is_terminal = sys.stderr.isatty()
-        self._began_at = self._shown_at = now
+        self._began_at = self._at = now
+        self._count = 0
+        self._rate = 0.0
 
-    @property
-    def interval_s(self) -> float:
-        """How often `update` is to be called."""
-        return _TERMINAL_INTERVAL_S
+    def update(self, count: int, now: float, *, is_last: bool) -> float:
+        """Return what it is per second; ``is_last``: over all."""
+        if is_last:
+            return count / max(now - self._began_at, 1e-3)
+        if now > self._at:
+            self._rate = (count - self._count) / (now - self._at)
+            self._at, self._count = now, count
+        return self._rate
+
+
+class ProgressLine(_LiveLine):
+    """Shows how far a launcher is, and if there are tables, how far they are."""
+
+    def __init__(self, now: float) -> None:
+        super().__init__(now)
+        self._records, self._rows = _Rate(now), _Rate(now)
+
+    def update(
+        self,
+        progress: Progress,
+        now: float,
+        *,
+        tables: PipelineProgress | None = None,
+        lag: Lag | None = None,
+        is_last: bool = False,
+    ) -> None:
+        """Show the progress if that is due. ``lag``: of the tables, or of the log where there are none."""
+        if not is_last and not self._is_due(now):
+            return
+        parts = []
+        if tables is not None:
+            rows = tables.changes + tables.messages
+            parts += [
+                f"tables {tables.position or '-'}",
+                f"{self._rows.update(rows, now, is_last=is_last):,.0f} rows/s",
+                *([] if lag is None else [_lag_text(lag)]),
+                f"{tables.changes:,} changes in {tables.tables} tables",
+                *([f"{tables.messages:,} messages"] if tables.messages else []),
+            ]
+        parts += [
+            f"{'position' if tables is None else 'log'} {progress.position or '-'}",
+            *([] if lag is None or tables is not None else [_lag_text(lag)]),
+            f"{progress.transactions:,} transactions",
+            f"{progress.records:,} records",
+            format_size(progress.size),
+            f"{self._records.update(progress.records, now, is_last=is_last):,.0f} records/s",
+        ]
+        if progress.open_size:
+            parts.append(f"open {format_size(progress.open_size)}")
+        if progress.restarts:
+            parts.append(f"{progress.restarts} restarts")
+        self._show(", ".join(parts), now, is_last=is_last)
+
+
+def _lag_text(lag: Lag) -> str:
+    return f"lag {format_size(lag.bytes)} {'≥ ' if lag.at_least else ''}{lag.seconds:.1f} s"
+
+
+class SnapshotLine(_LiveLine):
+    """Shows how far a snapshot is."""
 
     def update(self, progress: SnapshotProgress, now: float, *, is_last: bool = False) -> None:
         """Show the progress if that is due."""
-        if not is_last and not self._is_terminal and now - self._shown_at < _LOG_INTERVAL_S:
-            return
-        self._shown_at = now
-        self.clear()
-        click.echo(self._text(progress, max(now - self._began_at, 1e-3)), err=True, nl=is_last or not self._is_terminal)
+        if is_last or self._is_due(now):
+            self._show(self._text(progress, max(now - self._began_at, 1e-3)), now, is_last=is_last)
 
     def _text(self, progress: SnapshotProgress, elapsed_s: float) -> str:
         parts = [f"snapshot: {progress.tables_done} of {progress.tables} tables", f"{progress.rows:,} rows"]
@@ -339,11 +376,6 @@ class SnapshotLine:
             left_s = elapsed_s * left / progress.chunks_done
             parts.append(f"{left_s / 60:.0f} min left" if left_s >= 120 else f"{left_s:.0f} s left")
         return ", ".join(parts)
-
-    def clear(self) -> None:
-        """Make room on a terminal for something else."""
-        if self._is_terminal:
-            click.echo("\r\x1b[K", err=True, nl=False)
 
 
 class _Handler(logging.Handler):
@@ -358,3 +390,5 @@ def log_to_stderr(*, verbose: bool) -> None:
     handler.setFormatter(logging.Formatter("cdcpipe-spark: %(message)s" if not verbose else "cdcpipe-spark: %(name)s: %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO if verbose else logging.WARNING, force=True)
     logging.Formatter.converter = time.gmtime
+    if not verbose:  # what py4j logs, with a traceback, it raises as well
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)

@@ -25,6 +25,7 @@ from spark_sink.options import (
     log_to_stderr,
     on_signals,
 )
+from spark_sink.slot_monitor import SlotMonitor
 from spark_sink.spark_options import parse_settings, spark_options
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from spark_sink.pipeline import Pipeline
+    from spark_sink.launcher import Progress
+    from spark_sink.pipeline import Pipeline, PipelineProgress
+    from spark_sink.slot_monitor import Lag
     from spark_sink.snapshot import InitialSnapshot
 
 __all__ = ["command"]
@@ -146,6 +149,12 @@ def command(
     spark = None
     pipeline = None
     line = ProgressLine(time.monotonic())
+    monitor = SlotMonitor(config.connection, config.slot, command=config.command)
+
+    def show(pipeline: Pipeline, *, is_last: bool = False) -> None:
+        progress, tables = launcher.progress, pipeline.progress
+        line.update(progress, time.monotonic(), tables=tables, lag=_lag(monitor, progress, tables), is_last=is_last)
+
     try:
         with on_signals(stopping.set):
             snapshot.prepare(stopping.is_set)
@@ -154,6 +163,7 @@ def command(
             launcher.start()
             assert launcher.prepared is not None
             _name_keyless(launcher.prepared)
+            monitor.start()
             # While it starts, the launcher is at work.
             spark = session.build(
                 app_name=f"cdcpipe {config.slot}", master=master, format=table_format, conf=settings, jars_dir=jars, ui=ui
@@ -183,19 +193,35 @@ def command(
                 if launcher.has_ended and not config.available_now:
                     launcher.wait()  # raises why
                     break
-                line.update(launcher.progress, time.monotonic(), note=_note(pipeline))
+                show(pipeline)
+            launcher.stop()
+            pipeline.stop()
     except Exception as ex:
-        last_error.note(config.staging, "run", ex)
-        raise
+        if stopping.is_set() and spark is not None and _jvm_ends(spark):
+            _logger.info("Spark was ended by the signal, too; what the tables lack comes with the next start")
+        else:
+            last_error.note(config.staging, "run", ex)
+            raise
     finally:
         line.clear()
         snapshot.stop()
         launcher.stop()
+        monitor.stop()
         if pipeline is not None:
-            pipeline.stop()
-            line.update(launcher.progress, time.monotonic(), note=_note(pipeline), is_last=True)
-        if spark is not None:
+            show(pipeline, is_last=True)
+        if spark is not None and not (stopping.is_set() and _jvm_ends(spark, 0)):
+            if pipeline is not None:
+                pipeline.stop()
             spark.stop()
+
+
+def _jvm_ends(spark: SparkSession, timeout_s: float = 10.0) -> bool:
+    """Tell whether Spark's JVM ends in this time: what stops us (systemd, timeout) often sends its signal to all our processes."""
+    process = spark.sparkContext._gateway.proc  # noqa: SLF001 - there is no other way to know it
+    try:
+        return process is not None and process.wait(timeout_s) is not None
+    except subprocess.TimeoutExpired:
+        return False
 
 
 def _copy(snapshot: InitialSnapshot, spark: SparkSession, launcher: Launcher, stopping: threading.Event) -> None:
@@ -214,10 +240,14 @@ def _copy(snapshot: InitialSnapshot, spark: SparkSession, launcher: Launcher, st
         line.clear()
 
 
-def _note(pipeline: Pipeline) -> str:
-    progress = pipeline.progress
-    messages = f" and {progress.messages:,} messages" if progress.messages else ""
-    return f"; {progress.changes:,} changes in {progress.tables} tables{messages} up to {progress.position or '-'}"
+def _lag(monitor: SlotMonitor, launcher: Progress, tables: PipelineProgress) -> Lag | None:
+    """Return how far the tables are behind the server, None where that is not known."""
+    report, sealed, position = monitor.report, launcher.position, tables.position
+    if report is None or sealed is None or position is None:
+        return None
+    # With all that is sealed the tables have all that there was for them up to what is confirmed.
+    lsn = position.lsn if position.lsn < sealed.lsn else max(position.lsn, report.confirmed_flush_lsn or 0)
+    return monitor.lag(lsn)
 
 
 def _name_keyless(prepared: Prepared) -> None:

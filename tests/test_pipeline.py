@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pexpect
 import postgres
 import psutil
 import pytest
 
 from cdcpipe.errors import InitError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
-from spark_sink import changelog, replica, session, types
+from spark_sink import changelog, last_error, replica, session, types
 from spark_sink.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline import Pipeline
 from spark_sink.staging import Position, list_segments, log_end, read_readers, register_reader
@@ -605,7 +606,8 @@ def test_killed_at_any_moment(database: postgres.Database, spark: Any, tmp_path:
 
         process = subprocess.Popen(command(database, tmp_path), env=environment(), stderr=subprocess.PIPE)
         wait_until(moves_on(process))
-        streamers = [c for c in psutil.Process(process.pid).children() if "cli" in c.cmdline() and c.is_running()]
+        children = psutil.Process(process.pid).children()
+        streamers = [c for c in children if "--whole-transactions" in c.cmdline() and c.is_running()]
         assert len(streamers) == 1
         streamers[0].kill()
         wait_until(moves_on(process))
@@ -632,6 +634,24 @@ def test_killed_at_any_moment(database: postgres.Database, spark: Any, tmp_path:
     inside = [lsn for (lsn,) in road.query("select lsn::text from said")]
     assert found == sorted([(True, LSN.parse(lsn)) for lsn in inside] + [(False, LSN.parse(lsn)) for lsn in writer.asides])
     road.connection.close()
+
+
+def test_progress_on_a_terminal_and_a_signal_to_all_processes(database: postgres.Database, tmp_path: Path) -> None:
+    """As systemd stops a service: Spark's JVM gets the signal, too. That is no error, and what is not in the tables comes later."""
+    argv = command(database, tmp_path, "--snapshot", "never")
+    with database.connect() as connection:
+        connection.execute("create table t (id int primary key)")
+        dimensions = (24, 400)
+        terminal = pexpect.spawn(argv[0], argv[1:], env=environment(), timeout=240, dimensions=dimensions, encoding="utf-8")
+        terminal.expect(r"\r\x1b\[Ktables 1:0/[0-9A-F]+, 0 rows/s, lag [0-9.]+ [KMGi]*B (≥ )?[0-9.]+ s, 0 changes in 0 tables")
+        connection.execute("insert into t select generate_series(1, 7)")
+        terminal.expect(r"\r\x1b\[Ktables 1:0/[0-9A-F]+, [0-9,]+ rows/s, lag 0 B 0.0 s, 7 changes in 1 tables, log 1:0/")
+        os.killpg(terminal.pid, signal.SIGTERM)
+        terminal.expect(pexpect.EOF)
+        terminal.close()
+    assert terminal.exitstatus == 0, terminal.before
+    assert "cdcpipe-spark: error" not in terminal.before
+    assert last_error.read(tmp_path / "staging") is None
 
 
 @pytest.mark.parametrize(

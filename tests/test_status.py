@@ -164,6 +164,7 @@ def test_a_log_is_replayed(tmp_path: Path) -> None:
         read_table(tmp_path)
 
 
+@pytest.mark.spark
 def test_what_spark_writes_is_counted(spark: "SparkSession", tmp_path: Path) -> None:
     path = tmp_path / "t"
     name = f"delta.`{path}`"
