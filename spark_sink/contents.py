@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from spark_sink.segment_index import SegmentIndex
     from spark_sink.staging import Segment
 
-__all__ = ["Contents", "read_contents"]
+__all__ = ["Contents", "count_rows", "read_contents"]
 
 
 @dataclass(slots=True)
@@ -64,6 +64,16 @@ def read_contents(segments: Iterable[Segment], after_lsn: int = 0) -> dict[Table
             use for index, use in enumerate(contents.relations) if not index or use[1] != contents.relations[index - 1][1]
         ]
     return found
+
+
+def count_rows(segments: Iterable[Segment], after_lsn: int = 0) -> int:
+    """Return how many changes and logical messages there are in transactions that end beyond ``after_lsn``."""
+    count = 0
+    for segment in segments:
+        index = segment_index.load(segment.path)
+        count += len(_changes(segment, index, segment_index.map_segment(segment.path), after_lsn)[0])
+        count += int((index.messages()[1] > after_lsn).sum())
+    return count
 
 
 def _uses(segment: Segment, index: SegmentIndex, after_lsn: int) -> Iterator[tuple[int, int, int, Relation]]:

@@ -185,6 +185,11 @@ class Pipeline:
         """How far it is, at this moment."""
         return self._progress
 
+    @property
+    def query(self) -> StreamingQuery | None:
+        """Spark's query, for its progress; None before ``start``. To end it, ``stop`` the pipeline."""
+        return self._query
+
     # --- the stream ---
 
     def _stream(self) -> DataStreamWriter:

@@ -31,6 +31,10 @@ transactional is there whatever becomes of the transaction that wrote it, at a p
 A schema given by the user is kept to: each relation's columns go where `types.assign_columns` says, and what finds no place
 is an error. A stream has one schema for its life; to follow a table that changes, stream the segments and read each batch.
 
+Spark has no metrics for a source in Python. So a stream's progress has them in the JSON text of ``sources[0].latestOffset``, beside
+the log's end: ``batchRows`` and ``batchBytes`` of the micro-batch (changes and logical messages of all tables; the size of its
+segments), ``lagBytes``, WAL from its end to the log's, and ``lagSeconds``, the age of the oldest transaction there.
+
 The rows come in no particular order: (epoch, end LSN, ordinal) is the order.
 
 Spark makes a reader in a process of its own, calls ``initialOffset`` more than once, ``commit`` late or never and ``stop`` not
@@ -46,6 +50,7 @@ import hashlib
 import re
 import shutil
 import tempfile
+import time
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,7 +73,9 @@ from pyspark.sql.types import (
 import cdcpipe
 import spark_sink
 from cdcpipe.errors import InvalidArgumentsError
+from spark_sink.contents import count_rows
 from spark_sink.directories import local_directory
+from spark_sink.ladder import CommitTimes
 from spark_sink.segment_reader import EnvelopeReader, MessageReader, Slice, TypedReader, read_relations
 from spark_sink.segment_server import Origin, name_of
 from spark_sink.staging import Position, Segment, StagingError, list_segments, log_end
@@ -389,6 +396,8 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         self._schema = schema
         self._root = Path(options.root)
         self._target: Position | None = None
+        self._batch = (Position(0, 0), Position(0, 0))
+        """The newest batch that was planned: its start and its end."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         if self._options.start is not None:
@@ -401,7 +410,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         return ReadAllAvailable() if limit is None else ReadMaxBytes(limit)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        position = _position(start)
+        begin = position = _position(start)
         segments = list_segments(self._root, position)
         if self._target is not None:
             segments = [segment for segment in segments if segment.end_lsn <= self._target.lsn]
@@ -412,14 +421,27 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
                 if left < 0 and number > 0:
                     break
             position = segment.end
+        self._batch = begin, position
         return _offset(position)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         self._target = log_end(self._root) or Position(0, 0)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        """Return the log's end with the metrics of the batch just planned: Spark has no place of its own for a Python source's."""
         end = log_end(self._root)
-        return None if end is None else _offset(end)
+        if end is None:
+            return None
+        start, until = self._batch
+        segments = list_segments(self._root, start) if end.lsn > start.lsn else []
+        batch = [segment for segment in segments if segment.start_lsn < until.lsn]
+        left = CommitTimes(segments).oldest_after(until.lsn)
+        return _offset(end) | {
+            "batchRows": count_rows(batch, start.lsn),
+            "batchBytes": sum(map(_size, batch)),
+            "lagBytes": max(0, end.lsn - until.lsn),
+            "lagSeconds": 0.0 if left is None else round(max(0.0, time.time() - left), 3),
+        }
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return self._options.partitions(_position(start), _position(end))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import shutil
@@ -209,8 +210,8 @@ def test_messages_in_spark(session: SparkSession, log: Log) -> None:
     ]  # fmt: skip
 
 
-def drain(frame: DataFrame, checkpoint: Path) -> list[list[Any]]:
-    """Run a stream with availableNow; give the rows of each micro-batch."""
+def drain(frame: DataFrame, checkpoint: Path, metrics: list[dict[str, Any]] | None = None) -> list[list[Any]]:
+    """Run a stream with availableNow; give the rows of each micro-batch, and what its progress says of the source."""
     batches: list[list[Any]] = []
     query = (
         frame.writeStream.foreachBatch(lambda batch, _: batches.append(batch.collect()))
@@ -219,6 +220,8 @@ def drain(frame: DataFrame, checkpoint: Path) -> list[list[Any]]:
         .start()
     )
     query.awaitTermination()
+    if metrics is not None:
+        metrics += [json.loads(progress.sources[0].latestOffset) for progress in query.recentProgress]
     return batches
 
 
@@ -228,10 +231,20 @@ def test_a_stream_goes_on_where_it_was(session: SparkSession, log: Log, tmp_path
     size = sum(path.stat().st_size for path in (log.root / "000002").glob("*.cdc"))
     stream = session.readStream.format("cdcpipe").option("view", "segments").option("max_bytes_per_trigger", str(size))
 
+    metrics: list[dict[str, Any]] = []
+
     def ends(checkpoint: str = "checkpoint") -> list[list[int]]:
-        return [[row.end_lsn for row in rows] for rows in drain(stream.load(str(log.root)), tmp_path / checkpoint)]
+        return [[row.end_lsn for row in rows] for rows in drain(stream.load(str(log.root)), tmp_path / checkpoint, metrics)]
 
     assert sorted(ends()) == [[0x1200], [0x1400, 0x1500]]
+    # What listeners and lastProgress see of each micro-batch: changes and logical messages.
+    sizes = [path.stat().st_size for path in sorted(log.root.rglob("*.cdc"))]
+    assert [(found["batchRows"], found["batchBytes"], found["lagBytes"]) for found in metrics[:2]] == [
+        (8, sizes[0], 0x300),
+        (4, sum(sizes[1:]), 0),
+    ]
+    assert metrics[0]["lagSeconds"] > 0 == metrics[1]["lagSeconds"]
+    assert {found["position"] for found in metrics} == {"2:0/1500"}
     assert ends() == []
     log.segment([A, into(A, b"5", b"five")])
     assert ends() == [[0x1600]]
