@@ -40,7 +40,7 @@ from spark_sink.command import COMMAND, environment, failure_of, is_report
 from spark_sink.directories import local_directory
 from spark_sink.restart import Failure, RestartPolicy, error_of
 from spark_sink.segment_filler import SealPolicy, SegmentFiller
-from spark_sink.staging import Position, StagingError, remove_consumed
+from spark_sink.staging import Position, Retention, StagingError, remove_consumed
 from spark_sink.staging_writer import Failpoint, StagingWriter
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ class LauncherConfig:
     seal: SealPolicy = field(default_factory=SealPolicy)
     spill: Path | None = None
     """Where large transactions in progress are held, the staging directory if None."""
+    retention: Retention = field(default_factory=Retention)
+    """How much of the log is kept that all readers are past."""
     verbose: bool = False
     command: tuple[str, ...] = COMMAND
     hook: Callable[[Failpoint], None] | None = None
@@ -248,7 +250,7 @@ class Launcher:
             self._note(position=epoch.start)
             self.prepared = prepared
             self._ready.set()
-            sealer = _Sealer(writer, self._sealed, self._wakeup.set)
+            sealer = _Sealer(writer, self._sealed, self._wakeup.set, config.retention)
             try:
                 while not self._stopping.is_set():
                     failure = self._stream(writer, sealer, prepared)
@@ -424,8 +426,15 @@ class _Feedback:
 class _Sealer:
     """A thread that seals segments in the order of their cuts, and stops at the first that fails."""
 
-    def __init__(self, writer: StagingWriter, sealed: Callable[[Segment, Sealing], None], wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        writer: StagingWriter,
+        sealed: Callable[[Segment, Sealing], None],
+        wake: Callable[[], None],
+        retention: Retention,
+    ) -> None:
         self._writer = writer
+        self._retention = retention
         self._sealed = sealed
         self._wake = wake
         self._changed = threading.Condition()
@@ -499,7 +508,7 @@ class _Sealer:
         if now - self._removed_at >= _REMOVE_INTERVAL_S:
             self._removed_at = now
             try:
-                remove_consumed(self._writer.root)
+                remove_consumed(self._writer.root, self._retention)
             except OSError as ex:
                 msg = f"cannot remove segments that all readers are past: {ex}"
                 raise StagingError(msg) from ex

@@ -18,6 +18,7 @@ import click
 from spark_sink.directories import local_directory
 from spark_sink.launcher import LauncherConfig
 from spark_sink.segment_filler import SealPolicy
+from spark_sink.staging import Retention
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CONTEXT_SETTINGS",
     "DIRECTORY",
+    "DURATION",
     "SIZE",
     "ProgressLine",
     "SnapshotLine",
@@ -48,6 +50,7 @@ CONTEXT_SETTINGS = {"help_option_names": ["-?", "--help"], "max_content_width": 
 """``-h`` is the host, as in all of PostgreSQL's programs."""
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_DURATIONS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_TEXT = re.compile(r"([0-9]{1,15}) ?([A-Za-z]*)", re.ASCII)
 
 _LOG_INTERVAL_S = 10.0
@@ -97,7 +100,39 @@ class _Directory(click.Path):
         return super().convert(value, param, ctx)
 
 
+class _Duration(click.ParamType[float]):
+    """So many seconds, minutes, hours or days, with the unit: 90s, 30min, 12h, 7d."""
+
+    name = "DURATION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        match = _SIZE_TEXT.fullmatch(value.strip())
+        unit = _DURATIONS.get(match[2].lower()) if match is not None else None
+        if match is None or unit is None:
+            self.fail(f"{value!r} is not a duration (like 90s, 30min, 12h, 7d)", param, ctx)
+        return int(match[1]) * unit
+
+
+class _Retention(click.ParamType[Retention]):
+    """A duration or a size."""
+
+    name = "DURATION|SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Retention:
+        if isinstance(value, Retention):
+            return value
+        match = _SIZE_TEXT.fullmatch(value.strip())
+        if match is not None and match[2].lower() in _DURATIONS:
+            return Retention(seconds=DURATION.convert(value, param, ctx))
+        if match is not None and match[2].upper() in _UNITS and match[2]:
+            return Retention(size=SIZE.convert(value, param, ctx))
+        return self.fail(f"{value!r} is neither a duration nor a size (like 12h, 7d, 10GiB)", param, ctx)
+
+
 SIZE = _Size()
+DURATION = _Duration()
 DIRECTORY = _Directory()
 _SECONDS = _Seconds()
 
@@ -201,6 +236,13 @@ def launcher_options(command: Command) -> Command:
             "Left out: the staging directory.",
         ),
         click.option(
+            "--keep-segments",
+            type=_Retention(),
+            metavar="DURATION|SIZE",
+            help="Keep segments that all readers are past for so long (12h, 7d), or so much of them (10GiB). "
+            "Left out: they are removed.",
+        ),
+        click.option(
             "--available-now",
             is_flag=True,
             help="Take all that is committed on the server now, then end.",
@@ -227,6 +269,7 @@ def launcher_config(
     segment_size: int,
     seal_interval: float,
     spill: Path | None,
+    keep_segments: Retention | None,
     available_now: bool,
     verbose: bool,
 ) -> LauncherConfig:
@@ -241,6 +284,7 @@ def launcher_config(
         available_now=available_now,
         seal=SealPolicy(segment_bytes=segment_size, seal_interval_s=seal_interval),
         spill=spill,
+        retention=keep_segments or Retention(),
         verbose=verbose,
     )
 

@@ -22,17 +22,22 @@ import json
 import os
 import re
 import secrets
+import time
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN, format_lsn
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 __all__ = [
     "Epoch",
     "Position",
+    "Retention",
     "Segment",
     "StagingError",
     "list_epochs",
@@ -418,11 +423,29 @@ def read_readers(root: Path | str) -> dict[str, Position]:
     return readers
 
 
-def remove_consumed(root: Path | str) -> list[Segment]:
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How much of what all readers are past is kept all the same: what was sealed in the last so many seconds, so many bytes."""
+
+    seconds: float = 0.0
+    size: int = 0
+
+    def first_to_keep(self, consumed: Sequence[Segment]) -> int:
+        """Return which of some segments, the oldest first, is the first to stay."""
+        since, size = time.time() - self.seconds, 0
+        for number in range(len(consumed) - 1, -1, -1):
+            stat = consumed[number].path.stat()
+            size += stat.st_size
+            if size > self.size and (not self.seconds or stat.st_mtime < since):
+                return number + 1
+        return 0
+
+
+def remove_consumed(root: Path | str, retention: Retention | None = None) -> list[Segment]:
     """Delete the segments that every registered reader is past, and return them; nothing where no reader is registered.
 
-    The last segment stays, so that the log's end stays known, and a segment of which a reader is in the middle does.
-    An older epoch goes with its last segment. A crash in between is made good by the next call.
+    Those that ``retention`` wants stay. So does the last one, for the log's end to stay known, and one of which a reader is in
+    the middle. An older epoch goes with its last segment. A crash in between is made good by the next call.
     """
     root = Path(root)
     readers = read_readers(root)
@@ -431,6 +454,8 @@ def remove_consumed(root: Path | str) -> list[Segment]:
     epochs, segments, _ = _read_chain(root)
     reached_lsn = min(position.lsn for position in readers.values())
     consumed = [segment for segment in segments[:-1] if segment.end_lsn <= reached_lsn]
+    if retention is not None:
+        consumed = consumed[: retention.first_to_keep(consumed)]
     if consumed:
         write_json(root / "removed.json", {"position": str(consumed[-1].end)})
     removed = removed_position(root)

@@ -474,6 +474,8 @@ def cdcpipe_spark(*arguments: str, **options: Any) -> subprocess.CompletedProces
         ["land", "-S", "s", "--publication", "p", "--staging", "/nowhere/x", "--segment-size", "64 potatoes"],
         ["land", "-S", "s", "--publication", "p", "--staging", "/nowhere/x", "--seal-interval", "-1"],
         ["land", "-S", "s", "--publication", "p", "--staging", "/nowhere/x", "--seal-interval", "nan"],
+        ["land", "-S", "s", "--publication", "p", "--staging", "/nowhere/x", "--keep-segments", "100"],
+        ["land", "-S", "s", "--publication", "p", "--staging", "/nowhere/x", "--keep-segments", "3 weeks"],
         ["status"],
         ["status", "--staging", "pyproject.toml"],
     ],

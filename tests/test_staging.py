@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,6 +38,7 @@ from spark_sink import staging_writer
 from spark_sink.segment_filler import Cut, Discard, Operation, SealPolicy, SegmentFiller, Write
 from spark_sink.staging import (
     Position,
+    Retention,
     StagingError,
     list_epochs,
     list_segments,
@@ -270,6 +272,26 @@ def test_segments_go_once_all_readers_are_past_them(tmp_path: Path):
     assert not (tmp_path / "000001").exists()
     assert log_end(tmp_path) == (2, 0x500)
     assert remove_consumed(tmp_path) == []
+
+
+def test_segments_are_kept_for_a_time_or_up_to_a_size(tmp_path: Path):
+    make_epoch(tmp_path, 1, 0x100, *((start, start + 0x100) for start in range(0x100, 0x700, 0x100)))
+    segments = list_segments(tmp_path)
+    register_reader(tmp_path, "r", segments[-1].end)
+    now = time.time()
+    for hours, segment in zip((9, 7, 5, 3, 1, 0), segments, strict=True):
+        segment.path.write_bytes(b"x" * 10)
+        os.utime(segment.path, (now - 3600 * hours, now - 3600 * hours))
+
+    def removed(retention: Retention) -> list[int]:
+        return [segment.end_lsn for segment in remove_consumed(tmp_path, retention)]
+
+    assert removed(Retention(seconds=10 * 3600)) == []
+    assert removed(Retention(seconds=6 * 3600)) == [0x200, 0x300]
+    assert removed(Retention(size=30)) == []
+    assert removed(Retention(size=29)) == [0x400]
+    assert removed(Retention(seconds=4 * 3600, size=10)) == []
+    assert removed(Retention()) == [0x500, 0x600]
 
 
 def test_a_removal_that_was_cut_short_is_no_gap(tmp_path: Path):
