@@ -16,6 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,11 +24,11 @@ from cdcpipe.errors import InitError, InvalidArgumentsError
 from spark_sink.segment_server import SegmentServer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
-__all__ = ["FORMATS", "build", "check", "find_java", "serve_segments"]
+__all__ = ["FORMATS", "active", "build", "check", "find_java", "serve_segments"]
 
 FORMATS = ("delta", "parquet")
 
@@ -134,6 +135,21 @@ def check(spark: SparkSession, format: str) -> None:  # noqa: A002
             f"spark.sql.catalog.spark_catalog={DELTA_CATALOG} and the packages {DELTA_PACKAGES} (spark-submit --packages), "
             "let spark_sink.session.build() make it, or use the format parquet",
         )
+
+
+@contextmanager
+def active(spark: SparkSession) -> Iterator[None]:
+    """Make ``spark`` the session that Spark, in this thread, takes for the active one."""
+    sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession  # noqa: SLF001
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)  # noqa: SLF001
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
 
 
 def serve_segments(spark: SparkSession, staging: Path) -> SegmentServer:

@@ -73,6 +73,7 @@ from pyspark.sql.types import (
 import cdcpipe
 import spark_sink
 from cdcpipe.errors import InvalidArgumentsError
+from spark_sink import session
 from spark_sink.contents import count_rows
 from spark_sink.directories import local_directory
 from spark_sink.ladder import CommitTimes
@@ -138,7 +139,9 @@ def register(spark: SparkSession) -> None:
     if application not in _supplied:
         spark.sparkContext.addPyFile(str(_source_archive()))
         _supplied.add(application)
-    spark.dataSource.register(CdcpipeDataSource)
+    # Spark looks the name up in the active session: another one's would be taken for somebody else's data source.
+    with session.active(spark):
+        spark.dataSource.register(CdcpipeDataSource)
 
 
 def quote_table(namespace: str, name: str) -> str:
