@@ -6,17 +6,18 @@
 | its changelog | shop__orders__changelog |
 | the logical messages | _cdc_message |
 
-Catalogs know letters, digits and underscores, and not all tell upper case from lower: names are in lower case, with an underscore for
-any other character. Two that become one are an error, and so is a name that something else has.
+Catalogs know letters, digits and underscores, and not all tell upper case from lower: names are in lower case, with an
+underscore for any other character. Two that become one are an error, and so is a name that something else has.
 
-With Delta Lake each is an external table: the catalog holds its location, and all else is in the table. A Parquet changelog is a view
-that reads its directory; a Parquet replica is not to be had here, because no SQL makes it (replica.register_views).
+With Delta Lake each is an external table: the catalog holds its location, and all else is in the table. A Parquet changelog is a
+view that reads its directory; a Parquet replica is not to be had here, because no SQL makes it (replica.register_views).
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import threading
 from typing import TYPE_CHECKING
 
 from cdcpipe.errors import InvalidArgumentsError
@@ -45,34 +46,39 @@ def parse_database(text: str) -> tuple[str, ...]:
 
 
 class CatalogDatabase:
-    """Gives the tables of a warehouse names in a database, and remembers which have one."""
+    """Gives the tables of a warehouse names in a database, and remembers which have one. For any thread."""
 
     def __init__(self, spark: SparkSession, database: str, warehouse: Warehouse) -> None:
         """Make the database if it is not there."""
         self._spark = spark
         self._parts = parse_database(database)
         self._warehouse = warehouse
+        self._lock = threading.Lock()
         self._owners: dict[str, str] = {}
         self._registered: set[str] = set()
         name = self._quoted()
         if not spark.catalog.databaseExists(name):
             spark.sql(f"CREATE DATABASE IF NOT EXISTS {name}")
-        if len(self._parts) == 1 and spark.conf.get("spark.sql.catalogImplementation", "") == "in-memory":
+        if len(self._parts) == 1 and spark.conf.get("spark.sql.catalogImplementation", "in-memory") == "in-memory":
             _logger.warning("this session's catalog is in memory: names in %s are gone with the session", database)
 
     def register(self, tables: Iterable[Table]) -> None:
         """Name what these tables have by now and what has no name yet; WarehouseError if a name is another's."""
-        for table in tables:
-            for owner, name, path in self._entries(table):
-                other = self._owners.setdefault(name, owner)
-                if other != owner:
-                    raise WarehouseError(
-                        f"{other} and {owner} would both be {self._text(name)} in the catalog",
-                        hint="leave one of the tables out of the publication or rename it, or run without --catalog-database",
-                    )
-                if name not in self._registered and self._exists(table, path):
-                    self._name(owner, name, path)
-                    self._registered.add(name)
+        with self._lock:
+            for table in tables:
+                for owner, name, path in self._entries(table):
+                    self._claim(name, owner)
+                    if name not in self._registered and self._exists(table, path):
+                        self._name(owner, name, path)
+                        self._registered.add(name)
+
+    def _claim(self, name: str, owner: str) -> None:
+        other = self._owners.setdefault(name, owner)
+        if other != owner:
+            raise WarehouseError(
+                f"{other} and {owner} would both be {self._text(name)} in the catalog",
+                hint="leave one of the tables out of the publication or rename it, or run without --catalog-database",
+            )
 
     def _entries(self, table: Table) -> Iterator[tuple[str, str, Path]]:
         """Yield what a table may have: what it is, its name in the database, where it is."""

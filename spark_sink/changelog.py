@@ -39,8 +39,8 @@ __all__ = ["append", "batch_name", "exists", "parquet_lsn", "properties", "read"
 _INDEXED_COLUMNS = 32
 """Of so many columns, the first ones, Delta Lake keeps the least and the greatest value per file."""
 
-_BATCH = "_cdc_batch"
-_BATCH_NAME = re.compile(rf"{_BATCH}=([0-9]{{6,9}})-([0-9A-F]{{16}})-([0-9A-F]{{16}})", re.ASCII)
+BATCH_COLUMN = "_cdc_batch"
+_BATCH_NAME = re.compile(rf"{BATCH_COLUMN}=([0-9]{{6,9}})-([0-9A-F]{{16}})-([0-9A-F]{{16}})", re.ASCII)
 
 
 def exists(warehouse: Warehouse, table: Table) -> bool:
@@ -77,7 +77,7 @@ def read(spark: SparkSession, warehouse: Warehouse, table: Table) -> DataFrame:
     if not batches:
         raise WarehouseError(f"there is no changelog of {table} in {warehouse.root}")
     newest = spark.read.parquet(str(batches[-1][1])).schema
-    return spark.read.schema(newest).parquet(str(path)).drop(_BATCH)
+    return spark.read.schema(newest).parquet(str(path)).drop(BATCH_COLUMN)
 
 
 def append(
@@ -121,7 +121,7 @@ def properties(table: Table, columns: Sequence[str]) -> dict[str, str]:
 
 def batch_name(start: Position, end: Position) -> str:
     """Return the name of the directory of an append to a Parquet changelog."""
-    return f"{_BATCH}={end.epoch:06d}-{start.lsn:016X}-{end.lsn:016X}"
+    return f"{BATCH_COLUMN}={end.epoch:06d}-{start.lsn:016X}-{end.lsn:016X}"
 
 
 def _wrong_count(table: Table, written: int, count: int, end: Position) -> str:

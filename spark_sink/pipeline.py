@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from cdcpipe.errors import CdcpipeError
 from spark_sink import changelog, delta, reduction, replica, session, source
+from spark_sink.catalog import CatalogDatabase
 from spark_sink.contents import Contents, read_contents
 from spark_sink.directories import local_directory
 from spark_sink.staging import (
@@ -86,7 +87,7 @@ class Pipeline:
     up: it returns what ``cdcpipe prepare`` prints as ``tables``. A table without a key has a changelog and no replica.
 
     Executors read the staging directory at the path that it has here; without ``staging_shared`` they get its segments from
-    this process.
+    this process. With ``catalog_database`` the tables are named in that database of the session's catalog (catalog.py).
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Pipeline:
         max_bytes_per_trigger: int | None = None,
         trigger_interval_s: float = 1.0,
         staging_shared: bool = True,
+        catalog_database: str | None = None,
     ) -> None:
         session.check(spark, format)
         source.register(spark)
@@ -113,6 +115,7 @@ class Pipeline:
         self._max_bytes_per_trigger = max_bytes_per_trigger
         self._trigger_interval_s = trigger_interval_s
         self._staging_shared = staging_shared
+        self._names = None if catalog_database is None else CatalogDatabase(spark, catalog_database, self.warehouse)
         self._server: SegmentServer | None = None
         self._tables: dict[Table, _TableState] = {}
         self._progress = PipelineProgress()
@@ -224,6 +227,8 @@ class Pipeline:
         self._progress = replace(self._progress, position=position)
         for table in self.warehouse.tables():
             self._restore_replica(table)
+        if self._names is not None:
+            self._names.register([*self.warehouse.tables(), MESSAGES])
         return position
 
     def _restore_replica(self, table: Table) -> None:
@@ -269,6 +274,8 @@ class Pipeline:
                 self._process_table(table, contents[table], after)
                 count += contents[table].count
                 self._seen.add(table)
+            if self._names is not None:
+                self._names.register(sorted(contents) if messages is None else [*sorted(contents), MESSAGES])
             self.warehouse.record(end)
             position = end
         self._progress = replace(

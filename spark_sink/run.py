@@ -72,6 +72,11 @@ Example:
     show_default=True,
     help="Whether executors see the staging directory, at the same path; no: they get its segments from the driver.",
 )
+@click.option(
+    "--catalog-database",
+    metavar="NAME",
+    help="Name the tables in this database, or CATALOG.DATABASE, of Spark's catalog: SCHEMA__TABLE, SCHEMA__TABLE__changelog.",
+)
 @click.option("--ui", is_flag=True, help="Let Spark serve its user interface.")
 @click.option(
     "--checkpoint",
@@ -115,6 +120,7 @@ def command(
     master: str | None,
     confs: tuple[str, ...],
     staging_shared: str,
+    catalog_database: str | None,
     ui: bool,
     checkpoint: Path | None,
     max_bytes_per_trigger: int,
@@ -133,12 +139,15 @@ def command(
     again, and nothing is missing and nothing is twice.
     """
     from spark_sink import session
+    from spark_sink.catalog import parse_database
     from spark_sink.pipeline import Pipeline
     from spark_sink.snapshot import InitialSnapshot
     from spark_sink.warehouse import Warehouse
 
     settings = parse_settings(confs)
     house = Warehouse(warehouse, table_format)
+    if catalog_database is not None:
+        parse_database(catalog_database)
     config = launcher_config(**options)
     log_to_stderr(verbose=config.verbose)
     # What is certain to fail had better do so before there is a slot.
@@ -184,6 +193,7 @@ def command(
                 max_bytes_per_trigger=max_bytes_per_trigger,
                 trigger_interval_s=trigger_interval,
                 staging_shared=staging_shared == "yes",
+                catalog_database=catalog_database,
             )
             if not stopping.is_set():
                 pipeline.start(available_now=config.available_now)
