@@ -61,6 +61,11 @@ __all__ = ["Pipeline", "PipelineProgress"]
 
 _logger = logging.getLogger(__name__)
 
+_LATE = "Python worker failed to connect back"
+"""What Spark says when the process that runs a stream's source has not started within ten seconds, which can't be changed."""
+
+_MAX_LATE_STARTS = 10
+
 READER = "tables"
 """The name under which the staging directory knows how far the tables are."""
 
@@ -124,6 +129,8 @@ class Pipeline:
         self._query: StreamingQuery | None = None
         self._error: BaseException | None = None
         self._stopping = False
+        self._available_now = False
+        self._late_starts = 0
         # Held while a micro-batch runs, so that stop() lets it come to its end.
         self._running = threading.Lock()
 
@@ -131,6 +138,7 @@ class Pipeline:
 
     def start(self, *, available_now: bool = False) -> Self:
         """Begin to follow the log, or with ``available_now`` to bring the tables to its present end; return at once."""
+        self._available_now = available_now
         stream = self._stream()
         if available_now:
             stream = stream.trigger(availableNow=True)
@@ -155,6 +163,10 @@ class Pipeline:
                 return False
         except Exception as ex:
             self._stop_serving()
+            if _LATE in str(ex) and self._error is None and self._late_starts < _MAX_LATE_STARTS:
+                self._late_starts += 1
+                _logger.warning("a Python process took Spark more than ten seconds to start; beginning again")
+                return self.start(available_now=self._available_now).wait(timeout_s)
             raise self._error_of(ex) from ex
         self._stop_serving()
         if self._error is not None:

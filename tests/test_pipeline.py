@@ -18,7 +18,7 @@ import postgres
 import psutil
 import pytest
 
-from cdcpipe.errors import InitError, InvalidArgumentsError
+from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from spark_sink import changelog, last_error, replica, session, types
 from spark_sink.launcher import Launcher, LauncherConfig
@@ -505,6 +505,32 @@ def test_a_warehouse_of_another_slot_is_refused(road: Road, tmp_path: Path) -> N
     (epoch / "epoch.json").write_text(text.replace('"tables"', '"other"'))
     with pytest.raises(WarehouseError, match="changes of slot 'tables'"):
         Pipeline(road.spark, staging, road.warehouse).process_available()
+
+
+def test_a_source_that_starts_late_is_started_again(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine Spark gives up after ten seconds, before anything was done."""
+    ends: list[Exception | None] = [Exception("… terminated with exception: Python worker failed to connect back. …"), None]
+
+    class Stream:
+        def trigger(self, availableNow: bool) -> Any:  # noqa: N803 - Spark's name
+            assert availableNow
+            return self
+
+        def start(self) -> Any:
+            return self
+
+        def awaitTermination(self) -> None:  # noqa: N802
+            end = ends.pop(0)
+            if end is not None:
+                raise end
+
+    pipeline = Pipeline(spark, tmp_path / "staging", tmp_path / "warehouse")
+    monkeypatch.setattr(pipeline, "_stream", Stream)
+    pipeline.process_available()
+    assert not ends
+    ends.append(Exception("… terminated with exception: anything else"))
+    with pytest.raises(CdcpipeError, match="anything else"):
+        pipeline.process_available()
 
 
 def test_a_session_without_delta_is_refused(spark: Any) -> None:
