@@ -9,8 +9,8 @@ A logical message outside of transactions counts as one by itself, which ends at
 A new segment begins without knowing any relation. The server describes one (Type records, then a Relation record) once
 per connection; what it sent last is kept, and put in right before the first record of a segment that needs it.
 
-Per record this does: find its boundaries (scan_records), look at its first byte, take its first five bytes into a set.
-Only what is new in that set is looked at singly.
+Nothing runs per record but numpy: boundaries (`record_scan`), kinds and relation ids are arrays over what one read brought.
+Looked at singly are descriptions, truncates, and where one relation's changes follow another's, unless all are settled.
 """
 
 from __future__ import annotations
@@ -18,14 +18,19 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from cdcpipe.errors import ProtocolError
 from cdcpipe.lsn import format_lsn
-from cdcpipe.pipe.framing import MAX_HEADER_BYTES, scan_records
+from cdcpipe.pipe.framing import MAX_HEADER_BYTES
+from spark_sink.record_scan import scan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
 
 __all__ = ["COMMIT", "MESSAGE_HEAD", "Cut", "Discard", "Operation", "SealPolicy", "SegmentFiller", "Write"]
 
@@ -42,14 +47,18 @@ _ORDINARY_KINDS = b"BCIUDRYTOM"
 _STREAM = re.compile(rb"(?:M|B[^BC]*+C)*+(B[^BC]*+)?+")
 """The kinds of its records from the beginning of a transaction on; the group is the transaction that has not ended."""
 
-_ROW_KINDS = b"IUD"
+_ROW, _DESCRIPTIVE = 1, 2
+_CLASS: Final = np.zeros(256, np.uint8)
+_CLASS[list(b"IUD")] = _ROW
+_CLASS[list(b"YRT")] = _DESCRIPTIVE
+"""What a record of each kind may need before it, or give to those after it."""
 
 _PASSED_ON_IN_PARTS = b"IUDM"
 """Kinds that may be large. All others are small and are looked at when they are whole."""
 
 _LARGE_RECORD_BYTES = 1 << 20
 
-_KEY_BYTES = 5
+_SHORTEST_ROW_BYTES = 5
 """Kind and relation id."""
 
 
@@ -57,12 +66,12 @@ _KEY_BYTES = 5
 class Write:
     """Append ``data`` to the open segment.
 
-    A record begins at each of ``starts`` and ends at each of ``ends``; ``data`` begins at ``base`` in their count.
+    A record begins at each of ``starts`` and ends at each of ``ends`` (int64); ``data`` begins at ``base`` in their count.
     """
 
     data: bytes
-    starts: Sequence[int]
-    ends: Sequence[int]
+    starts: Array
+    ends: Array
     base: int
 
 
@@ -105,13 +114,18 @@ class SealPolicy:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Consecutive bytes of one buffer, ``begin:end``, and the records that begin in them."""
+    """Consecutive bytes of one buffer, ``begin:end``, and the records that begin in them: boundaries and kinds."""
 
     buffer: bytes
     begin: int
     end: int
-    starts: list[int]
-    ends: list[int]
+    starts: Array
+    ends: Array
+    kinds: bytes
+
+    def part(self, begin: int, end: int, records: slice) -> _Piece:
+        """Return ``begin:end`` with the ``records`` in it."""
+        return _Piece(self.buffer, begin, end, self.starts[records], self.ends[records], self.kinds[records])
 
 
 class SegmentFiller:
@@ -131,12 +145,12 @@ class SegmentFiller:
         self._in_transaction = False
         self._tail: list[_Piece] = []  # of the transaction that has not ended
         self._tail_bytes = 0
-        self._described_by: dict[bytes, bytes] = {}  # relation id -> its Type and Relation records, with headers
+        self._described_by: dict[int, bytes] = {}  # relation id -> its Type and Relation records, with headers
         self._type_records = b""  # those that the next Relation record refers to
         # Of the open segment.
         self._size = self._records = self._transactions = 0
         self._since: float | None = None  # when its first whole transaction came
-        self._settled: set[bytes] = set()  # keys of records that need nothing more in this segment
+        self._settled: set[int] = set()  # relations that are described in this segment
 
     @property
     def end_lsn(self) -> int:
@@ -160,32 +174,32 @@ class SegmentFiller:
         if self._missing:
             pos = min(self._missing, len(data))
             self._missing -= pos
-            self._add_to_tail(_Piece(data, 0, pos, [], []))
+            self._add_to_tail(_Piece(data, 0, pos, _NONE, _NONE, b""))
             if not self._missing and not self._in_transaction:
                 self._end_lsn = self._message_lsn
                 self._append_tail(operations)
                 self._wait_from(now)
         buffer = self._held + data if self._held else data
-        starts, ends, next_pos = scan_records(buffer, pos)
-        try:
-            kinds = bytes(map(buffer.__getitem__, starts))
-        except IndexError:
-            raise _unexpected(b"", 0) from None
+        starts, ends, next_pos = scan(buffer, pos)
+        if (starts == ends).any():
+            raise _unexpected(b"", 0)
+        kinds = np.frombuffer(buffer, np.uint8)[starts].tobytes()
         if unknown := kinds.translate(None, _ORDINARY_KINDS):
             raise _unexpected(unknown[:1], kinds.count(unknown[:1]))
+        piece = _Piece(buffer, pos, next_pos, starts, ends, kinds)
         first_end = kinds.find(b"C") if self._in_transaction or not kinds.startswith(b"M") else 0
         if count := self._count_whole(kinds):
             for i in sorted({first_end, count - 1}):
                 self._end_lsn = self._end_of(buffer[starts[i] : ends[i]])
-            cut_pos = ends[count - 1]
+            pos = int(ends[count - 1])
             self._append_tail(operations)
-            self._append(_Piece(buffer, pos, cut_pos, starts[:count], ends[:count]), operations)
+            self._append(piece.part(piece.begin, pos, slice(count)), operations)
             self._transactions += kinds.count(b"C")
             self._wait_from(now)
-            pos, starts, ends = cut_pos, starts[count:], ends[count:]
+            piece = piece.part(pos, next_pos, slice(count, None))
         operations += self.tick(now)
         if next_pos > pos:
-            self._add_to_tail(_Piece(buffer, pos, next_pos, starts, ends))
+            self._add_to_tail(piece)
         self._held = buffer[next_pos:]
         self._pass_on_large_record()
         if self._tail_bytes > self._policy.held_bytes:
@@ -269,7 +283,8 @@ class SegmentFiller:
             self._message_lsn = self._end_of(self._held[start : start + MESSAGE_HEAD.size])
         end = start + int(self._held[:start].split(b" ")[2])
         self._missing = end - len(self._held)
-        self._add_to_tail(_Piece(self._held, 0, len(self._held), [start], [end]))
+        kind = self._held[start : start + 1]
+        self._add_to_tail(_Piece(self._held, 0, len(self._held), np.array([start]), np.array([end]), kind))
         self._held = b""
 
     def _begin_segment(self) -> None:
@@ -285,26 +300,36 @@ class SegmentFiller:
 
     def _append(self, piece: _Piece, operations: list[Operation]) -> None:
         """Add a piece to the open segment, with the descriptions that it lacks there."""
-        buffer = piece.buffer
         self._records += len(piece.starts)
-        if {buffer[start : start + _KEY_BYTES] for start in piece.starts} <= self._settled:
-            self._write(piece, operations)
-            return
         pos, first = piece.begin, 0
-        for i, start in enumerate(piece.starts):
-            key = buffer[start : start + _KEY_BYTES]
-            if key in self._settled:
-                continue
-            header_pos = piece.ends[i - 1] if i else piece.begin
-            description = self._describe(key, buffer, header_pos, start, piece.ends[i])
+        for i in self._unsettled(piece):
+            header_pos = int(piece.ends[i - 1]) if i else piece.begin
+            description = self._describe(piece, i, header_pos)
             if description:
-                before = _Piece(buffer, pos, header_pos, piece.starts[first:i], piece.ends[first:i])
-                self._write(before, operations)
-                starts, ends, _ = scan_records(description)
-                self._write(_Piece(description, 0, len(description), starts, ends), operations)
+                self._write(piece.part(pos, header_pos, slice(first, i)), operations)
+                starts, ends, _ = scan(description)
+                self._write(_Piece(description, 0, len(description), starts, ends, b""), operations)
                 self._records += len(starts)
                 pos, first = header_pos, i
-        self._write(_Piece(buffer, pos, piece.end, piece.starts[first:], piece.ends[first:]), operations)
+        self._write(piece.part(pos, piece.end, slice(first, None)), operations)
+
+    def _unsettled(self, piece: _Piece) -> list[int]:
+        """Return the numbers of the records to be looked at: descriptive ones, and those that may need a description."""
+        classes = _CLASS[np.frombuffer(piece.kinds, np.uint8)]
+        row = np.flatnonzero(classes == _ROW)
+        descriptive = np.flatnonzero(classes == _DESCRIPTIVE).tolist()
+        if not len(row):
+            return descriptive
+        if (piece.ends[row] - piece.starts[row]).min() < _SHORTEST_ROW_BYTES:
+            msg = "a change without a relation"
+            raise ProtocolError(msg)
+        view = np.ndarray(len(piece.buffer) - 3, ">u4", piece.buffer, strides=(1,))
+        relation_id = view[piece.starts[row] + 1]
+        is_other = np.ones(len(row), np.bool_)  # than that of the change before
+        np.not_equal(relation_id[1:], relation_id[:-1], out=is_other[1:])
+        if not descriptive and self._settled.issuperset(relation_id[is_other].tolist()):
+            return []
+        return sorted(descriptive + row[is_other].tolist())
 
     def _write(self, piece: _Piece, operations: list[Operation]) -> None:
         size = piece.end - piece.begin
@@ -313,34 +338,31 @@ class SegmentFiller:
             operations.append(Write(data, piece.starts, piece.ends, piece.begin))
             self._size += size
 
-    def _describe(self, key: bytes, buffer: bytes, header_pos: int, start: int, end: int) -> bytes:
+    def _describe(self, piece: _Piece, i: int, header_pos: int) -> bytes:
         """Look at one record: learn what it describes, return the descriptions that have to stand before it."""
-        kind = key[:1]
+        kind, start, end = piece.kinds[i : i + 1], int(piece.starts[i]), int(piece.ends[i])
+        relation_id = int.from_bytes(piece.buffer[start + 1 : start + 5])
         if kind == b"Y":
-            self._type_records += buffer[header_pos:end]
+            self._type_records += piece.buffer[header_pos:end]
             return b""
         if kind == b"R":
-            self._described_by[key[1:]] = self._type_records + buffer[header_pos:end]
+            self._described_by[relation_id] = self._type_records + piece.buffer[header_pos:end]
             self._type_records = b""
-            self._settle(key[1:])
+            self._settled.add(relation_id)
             return b""
-        if kind in _ROW_KINDS:
-            relation_ids = [key[1:]]
-        elif kind == b"T":
-            relation_ids = re.findall(rb"(?s)....", buffer[start + _TRUNCATE_HEAD.size : end])
-        else:
-            self._settled.add(key)
-            return b""
-        missing = [relation_id for relation_id in relation_ids if b"I" + relation_id not in self._settled]
+        relation_ids = [relation_id]
+        if kind == b"T":
+            relation_ids = list(map(int.from_bytes, re.findall(rb"(?s)....", piece.buffer[start + _TRUNCATE_HEAD.size : end])))
+        missing = [relation_id for relation_id in relation_ids if relation_id not in self._settled]
         for relation_id in missing:
             if relation_id not in self._described_by:
-                msg = f"a {kind.decode()} record of relation {int.from_bytes(relation_id)}, which was never described"
+                msg = f"a {kind.decode()} record of relation {relation_id}, which was never described"
                 raise ProtocolError(msg)
-            self._settle(relation_id)
+            self._settled.add(relation_id)
         return b"".join(self._described_by[relation_id] for relation_id in missing)
 
-    def _settle(self, relation_id: bytes) -> None:
-        self._settled.update((b"I" + relation_id, b"U" + relation_id, b"D" + relation_id))
+
+_NONE: Final = np.zeros(0, np.int64)
 
 
 def _unexpected(kind: bytes, count: int) -> ProtocolError:

@@ -23,11 +23,12 @@ import mmap
 import os
 import socket
 import time
-from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
 
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.pipe.framing import encode_header
@@ -55,7 +56,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
+    from numpy.typing import NDArray
+
     from spark_sink.segment_filler import Operation
+
+    Array = NDArray[Any]
 
 __all__ = ["Boundaries", "Failpoint", "Sealing", "StagingWriter", "lock_owner", "owner_text"]
 
@@ -91,7 +96,7 @@ class Boundaries:
     """Where the records of a segment begin and end; not ``is_complete`` if they are too many to be remembered."""
 
     is_complete: bool = True
-    parts: list[tuple[int, array[int], array[int]]] = field(default_factory=list)
+    parts: list[tuple[int, Array, Array]] = field(default_factory=list)
     """What to add to each, starts, ends."""
     count: int = 0
 
@@ -104,15 +109,13 @@ class Boundaries:
             self.is_complete = False
             self.parts.clear()
         else:
-            self.parts.append((pos - write.base, array("q", write.starts), array("q", write.ends)))
+            self.parts.append((pos - write.base, write.starts, write.ends))
 
-    def arrays(self) -> tuple[Any, Any]:
-        """Return two numpy arrays: where each record begins in the file, its header not counted, and where it ends."""
-        import numpy as np
-
+    def arrays(self) -> tuple[Array, Array]:
+        """Return where each record begins in the file, its header not counted, and where it ends; int64."""
         none = np.zeros(0, np.int64)
-        starts = [np.frombuffer(starts, np.int64) + offset for offset, starts, _ in self.parts]
-        ends = [np.frombuffer(ends, np.int64) + offset for offset, _, ends in self.parts]
+        starts = [starts + offset for offset, starts, _ in self.parts]
+        ends = [ends + offset for offset, _, ends in self.parts]
         return np.concatenate([none, *starts]), np.concatenate([none, *ends])
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -757,7 +758,7 @@ def test_the_system_call_itself_fails(tmp_path: Path, monkeypatch: pytest.Monkey
         with pytest.raises(StagingError, match="failed before"):
             writer.seal(Sealing(-1, tmp_path, Cut(0, 1, 1, 1, 1), Boundaries()))
         with pytest.raises(StagingError, match="failed before"):
-            writer.apply(Write(bytes(2 << 20), [], [], 0))
+            writer.apply(Write(bytes(2 << 20), np.array([]), np.array([]), 0))
     assert list_segments(tmp_path) == []
     server = Server(WORK)
     land(tmp_path, server)
@@ -1032,9 +1033,10 @@ def test_a_listing_that_a_writer_overtook_is_made_again(tmp_path: Path, monkeypa
 def test_boundaries_of_too_many_records_are_forgotten(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(staging_writer, "_MAX_KNOWN_BOUNDARIES", 3)
     boundaries = Boundaries()
-    boundaries.add(Write(b"x" * 30, [10, 20], [11, 21], 9), 100)
+    starts, ends = np.array([10, 20]), np.array([11, 21])
+    boundaries.add(Write(b"x" * 30, starts, ends, 9), 100)
     assert [list(array) for array in boundaries.arrays()] == [[101, 111], [102, 112]]
-    boundaries.add(Write(b"x" * 30, [10, 20], [11, 21], 0), 130)
+    boundaries.add(Write(b"x" * 30, starts, ends, 0), 130)
     assert not boundaries.is_complete
     assert boundaries.parts == []
 
