@@ -33,8 +33,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdcpipe.errors import ProtocolError
-from cdcpipe.pgoutput.columnar import gather
-from cdcpipe.pipe.framing import scan_records
+from spark_sink.record_scan import scan
 from spark_sink.staging import StagingError
 
 if TYPE_CHECKING:
@@ -53,9 +52,18 @@ NO_TRANSACTION: Final = -1
 """The transaction number of a record that stands between transactions (Relation, Type, a message outside transactions)."""
 
 BEGIN, COMMIT, ORIGIN, RELATION, TYPE, INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE = b"BCORYIUDTM"
-_KINDS: Final = np.frombuffer(b"BCORYIUDTM", np.uint8)
-_CHANGES: Final = np.frombuffer(b"IUDT", np.uint8)
-_WITH_RELATION: Final = np.frombuffer(b"RIUD", np.uint8)
+
+
+def _kinds(kinds: bytes) -> Array:
+    """Return for each byte whether it is one of these."""
+    found = np.zeros(256, np.bool_)
+    found[list(kinds)] = True
+    return found
+
+
+_IS_KIND: Final = _kinds(b"BCORYIUDTM")
+_IS_CHANGE: Final = _kinds(b"IUDT")
+_HAS_RELATION: Final = _kinds(b"RIUD")
 _SHORTEST: Final = {
     BEGIN: 21,
     COMMIT: 26,
@@ -69,8 +77,8 @@ _SHORTEST: Final = {
     MESSAGE: 15,
 }
 
-_SCAN_BYTES: Final = 64 << 20
-"""How much of a segment is scanned at a time: the scanner's lists of boundaries take as much memory again."""
+_SCAN_BYTES: Final = 1 << 20
+"""How much of a segment is scanned at a time: the scanner takes some times as much memory."""
 
 _MAX_LSN: Final = 0xFFFFFFFFFFFFFFFF
 _SEGMENT_NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})\.cdc", re.ASCII)
@@ -154,7 +162,7 @@ def map_segment(path: Path) -> memoryview:
         raise StagingError(msg, hint="a reader was behind the segments that were removed, or the disk is damaged") from ex
 
 
-def build(path: Path | str, starts: Sequence[int] | None = None, ends: Sequence[int] | None = None) -> SegmentIndex:
+def build(path: Path | str, starts: Array | Sequence[int] | None = None, ends: Array | Sequence[int] | None = None) -> SegmentIndex:
     """Make the index of a sealed segment and write it beside it; StagingError if the segment is corrupt.
 
     ``starts`` and ``ends`` are the record boundaries, if they are known, as `scan_records` gives them for the whole file.
@@ -189,16 +197,16 @@ def _scan(path: Path, segment: memoryview) -> tuple[Array, Array]:
     while pos < len(segment):
         piece = bytes(segment[pos : pos + step])
         try:
-            found_starts, found_ends, length = scan_records(piece)
+            found_starts, found_ends, length = scan(piece)
         except ProtocolError as ex:
             _fail(path, pos + _bad_header(piece), ex.message)
-        if not found_starts:
+        if not len(found_starts):
             if pos + step >= len(segment):
                 _fail(path, pos, "the last record is cut short")
             step *= 2  # one record larger than a piece
             continue
-        starts.append(np.array(found_starts, np.int64) + pos)
-        ends.append(np.array(found_ends, np.int64) + pos)
+        starts.append(found_starts + pos)
+        ends.append(found_ends + pos)
         pos += length
     return np.concatenate(starts), np.concatenate(ends)
 
@@ -245,7 +253,7 @@ class _Builder:
 
     def build(self) -> SegmentIndex:
         kind, everything = self._kind, np.arange(len(self._kind))
-        self._require(np.isin(kind, _KINDS), everything, "a record of a kind that no segment has")
+        self._require(_IS_KIND[kind], everything, "a record of a kind that no segment has")
         shortest = np.zeros(256, np.int64)
         shortest[list(_SHORTEST)] = list(_SHORTEST.values())
         self._require(self._length >= shortest[kind], everything, "a record is too short")
@@ -283,15 +291,15 @@ class _Builder:
         begun = np.cumsum(self._kind == BEGIN)
         ended = np.cumsum(self._kind == COMMIT) - (self._kind == COMMIT)  # a Commit belongs to its transaction
         transaction = np.where(begun > ended, begun - 1, NO_TRANSACTION).astype(np.int32)
-        inside = np.flatnonzero(np.isin(self._kind, _CHANGES) | (self._kind == ORIGIN))
+        inside = np.flatnonzero(_IS_CHANGE[self._kind] | (self._kind == ORIGIN))
         self._require(transaction[inside] != NO_TRANSACTION, inside, "a change outside of any transaction")
         return transaction
 
     def _relations(self) -> tuple[Array, Array]:
         """Return each record's relation and how many changes it is; check that relations are described before they are used."""
         kind = self._kind
-        relation_id, weight = np.zeros(len(kind), np.uint32), np.isin(kind, _CHANGES).astype(np.int64)
-        record = np.flatnonzero(np.isin(kind, _WITH_RELATION))
+        relation_id, weight = np.zeros(len(kind), np.uint32), _IS_CHANGE[kind].astype(np.int64)
+        record = np.flatnonzero(_HAS_RELATION[kind])
         relation_id[record] = self._integers(record, 1, ">u4")
 
         truncate = np.flatnonzero(kind == TRUNCATE)
@@ -306,6 +314,7 @@ class _Builder:
         place = np.repeat(self._offset[truncate], count) + 6 + 4 * number
         truncated = np.ndarray(max(len(self._segment) - 3, 0), ">u4", self._segment, strides=(1,))[place]
         use = np.flatnonzero(weight.astype(np.bool_) & (kind != TRUNCATE))
+        use = use[np.append(True, relation_id[use[1:]] != relation_id[use[:-1]])[: len(use)]]  # where one follows another's
         used_ids = np.concatenate([relation_id[use], truncated.astype(np.uint32)])
         used_at = np.concatenate([use, np.repeat(truncate, count)])
         order = np.argsort(used_at, kind="stable")
@@ -350,6 +359,10 @@ class _Builder:
     def _origins(self, transaction: Array, count: int) -> Array:
         record = np.flatnonzero(self._kind == ORIGIN)
         origins = np.full(count, None, object)
+        if not len(record):
+            return origins
+        from cdcpipe.pgoutput.columnar import gather  # takes pandas along, which a launcher has no other use for
+
         names = gather(self._segment, self._offset[record] + 9, self._length[record] - 10)  # without the closing NUL
         try:
             origins[transaction[record]] = names.cast(pa.string()).to_pylist()
@@ -370,9 +383,10 @@ def _write(segment: Path, index: SegmentIndex) -> None:
     """Write the index file: all of it or nothing is seen. It is not synced, because it can be made again."""
 
     def column(struct: pa.StructType) -> pa.ListArray:
-        arrays = [pa.array(getattr(index, field.name), field.type) for field in struct]
-        values = pa.StructArray.from_arrays(arrays, fields=list(struct))
-        return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+        values = pa.StructArray.from_arrays(
+            [_arrow(getattr(index, field.name), field.type) for field in struct], fields=list(struct)
+        )
+        return pa.ListArray.from_arrays(_arrow(np.array([0, len(values)], np.int32), pa.int32()), values)
 
     columns = {name: column(struct) for name, struct in _COLUMNS.items()}
     batch = pa.record_batch(columns).replace_schema_metadata(_metadata(segment, index.size))
@@ -386,6 +400,14 @@ def _write(segment: Path, index: SegmentIndex) -> None:
         # A reader may have no right to write here; the index is built again next time.
         with suppress(OSError):
             temporary.unlink()
+
+
+def _arrow(array: Array, arrow_type: pa.DataType) -> pa.Array:
+    """Return an Arrow array over numpy's memory (`pyarrow.array` imports pandas to see whether it got something of it)."""
+    if array.dtype != object:
+        return pa.Array.from_buffers(arrow_type, len(array), [None, pa.py_buffer(np.ascontiguousarray(array))])
+    is_empty = all(item is None for item in array)
+    return pa.nulls(len(array), arrow_type) if is_empty else pa.array(array, arrow_type)
 
 
 def _read(segment: Path, size: int) -> SegmentIndex | None:
@@ -415,5 +437,5 @@ def _is_sound(index: SegmentIndex) -> bool:
     numbers = index.transaction
     in_range = (numbers >= NO_TRANSACTION).all() and (numbers < len(index.end_lsn)).all()
     all_messages = len(index.message_lsn) == np.count_nonzero(index.kind == MESSAGE) and (index.message_lsn > 0).all()
-    known = np.isin(index.kind, _KINDS).all() and (index.end_lsn > 0).all()
+    known = _IS_KIND[index.kind].all() and (index.end_lsn > 0).all()
     return bool(fits and in_order and in_range and all_messages and known)
