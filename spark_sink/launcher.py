@@ -59,6 +59,9 @@ _PIPE_BYTES = 1 << 20
 _READ_BYTES, _LEAST_READ_BYTES = 1 << 20, 512
 _LONGEST_POLL_S = 3600.0
 
+_BULK_BYTES, _BULK_PAUSE_S = 32 << 10, 0.004
+"""After a read of so much more is coming, and is let come: fewer and larger reads. The pipe holds what comes in that time."""
+
 _STDERR_LINES = 20
 """How much of what a streamer says is kept for the message with which the launcher stops."""
 
@@ -356,10 +359,11 @@ class Launcher:
                 data = os.read(child.stdout_fd, read_bytes)
                 if not data:
                     return
-                operations = filler.feed(data, time.monotonic())
+                self._apply(filler.feed(data, time.monotonic()), writer, sealer)
+                if len(data) >= _BULK_BYTES:
+                    time.sleep(_BULK_PAUSE_S)
             else:
-                operations = filler.tick(time.monotonic())
-            self._apply(operations, writer, sealer)
+                self._apply(filler.tick(time.monotonic()), writer, sealer)
             if writer.open_size != self._progress.open_size:
                 self._note(open_size=writer.open_size)
 
@@ -518,7 +522,7 @@ def _build_index(segment: Segment, sealing: Sealing) -> None:
     """Write down where the records are, while that is known; readers make the index themselves where it is missing."""
     try:
         from spark_sink import segment_index
-    except ImportError:  # no numpy or pyarrow: landing needs neither
+    except ImportError:  # no pyarrow: landing does not need it
         return
     boundaries = sealing.boundaries
     if boundaries.is_complete:
