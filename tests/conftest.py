@@ -4,7 +4,9 @@ A server version that is missing skips the tests that need it, with the reason; 
 """
 
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import postgres
@@ -14,6 +16,8 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
+ROOT = Path(__file__).parent.parent
 
 # Machines are noisy: how long an example takes says nothing.
 settings.register_profile("cdcpipe", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -65,6 +69,26 @@ def database(pg18: postgres.Cluster) -> Iterator[postgres.Database]:
     """A new database on 18, dropped afterwards with its slots. `with pg15.database() as db:` is the same elsewhere."""
     with pg18.database() as made:
         yield made
+
+
+@pytest.fixture
+def shell(database: postgres.Database, tmp_path: Path) -> dict[str, str]:
+    """The environment that README and examples assume: the programs on the PATH, a server that libpq finds."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, module in {"cdcpipe": "cli", "cdcpipe-spark": "spark_sink"}.items():
+        program = programs / name
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n')
+        program.chmod(0o755)
+    cluster = database.cluster
+    return os.environ | {
+        "PATH": f"{programs}:{cluster.bin('psql').parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "PGHOST": str(cluster.directory),
+        "PGPORT": str(cluster.port),
+        "PGUSER": "postgres",
+        "PGDATABASE": database.name,
+    }
 
 
 @pytest.fixture(scope="session")

@@ -70,26 +70,6 @@ def test_every_link_leads_somewhere() -> None:
         assert (ROOT / path.partition("#")[0]).exists(), path
 
 
-@pytest.fixture
-def shell(database: postgres.Database, tmp_path: Path) -> dict[str, str]:
-    """The environment that the README assumes: the programs on the PATH, a server that libpq finds."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name, module in {"cdcpipe": "cli", "cdcpipe-spark": "spark_sink"}.items():
-        program = programs / name
-        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n')
-        program.chmod(0o755)
-    cluster = database.cluster
-    return os.environ | {
-        "PATH": f"{programs}:{cluster.bin('psql').parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "PGHOST": str(cluster.directory),
-        "PGPORT": str(cluster.port),
-        "PGUSER": "postgres",
-        "PGDATABASE": database.name,
-    }
-
-
 def matches(output: str, pattern: str) -> bool:
     return re.fullmatch(re.escape(pattern).replace("…", ".*?"), output, re.DOTALL) is not None
 
