@@ -49,7 +49,6 @@ _JAVA_MINIMUM = 17
 SEGMENTS_PORT = "spark.cdcpipe.segments.port"
 """A setting of our own: the port on which the driver serves segments to executors that don't see staging; any if unset."""
 
-_JAVA_OPTIONS = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 _DEFAULT_MASTER = "local[2]"
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
 """What spark-submit puts into the environment of the program that it runs: how to reach the JVM that is there already."""
@@ -96,7 +95,7 @@ def build(
     else:
         settings |= _jar_settings(format, jars_dir)
         if "spark.driver.extraJavaOptions" in conf:
-            conf["spark.driver.extraJavaOptions"] = f"{_JAVA_OPTIONS} {conf['spark.driver.extraJavaOptions']}"
+            conf["spark.driver.extraJavaOptions"] = f"{_java_options()} {conf['spark.driver.extraJavaOptions']}"
         os.environ["JAVA_HOME"] = str(find_java())
     settings |= conf
     _prepare_workers(settings)
@@ -213,7 +212,7 @@ def _settings(*, ui: bool) -> dict[str, str]:
     """Return what suits change data on one machine, whatever the table format."""
     return {
         "spark.driver.memory": "2g",
-        "spark.driver.extraJavaOptions": _JAVA_OPTIONS,
+        "spark.driver.extraJavaOptions": _java_options(),
         "spark.log.level": "WARN",
         "spark.ui.enabled": str(ui).lower(),
         "spark.ui.showConsoleProgress": "false",
@@ -231,6 +230,10 @@ def _settings(*, ui: bool) -> dict[str, str]:
         "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     }
+
+
+def _java_options() -> str:
+    return f"-Dlog4j2.configurationFile={Path(__file__).resolve().with_name('log4j2.properties').as_uri()}"
 
 
 def _submitted() -> dict[str, str]:

@@ -73,7 +73,6 @@ from pyspark.sql.types import (
 import cdcpipe
 import spark_sink
 from cdcpipe.errors import InvalidArgumentsError
-from spark_sink import session
 from spark_sink.contents import count_rows
 from spark_sink.directories import local_directory
 from spark_sink.ladder import CommitTimes
@@ -135,6 +134,8 @@ def register(spark: SparkSession) -> None:
     machine, run this code, whether it is installed there or not. They need pyspark, pyarrow and numpy; nothing has to be
     set up before the session starts but PYSPARK_PYTHON.
     """
+    from spark_sink import session  # not for executors, which import this module
+
     application = spark.sparkContext.applicationId
     if application not in _supplied:
         spark.sparkContext.addPyFile(str(_source_archive()))

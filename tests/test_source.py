@@ -313,6 +313,18 @@ def test_workers_need_no_path(log: Log, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "rows: 6\n"), done.stderr
 
 
+def test_the_sources_can_be_imported_as_executors_do(tmp_path: Path) -> None:
+    """From a zip file, by a relative path, with nothing else of ours there."""
+    archive = source._source_archive()
+    shutil.copy(archive, tmp_path)
+    modules = ["spark_sink.source", "spark_sink.segment_reader", "spark_sink.snapshot_table"]
+    code = f"import sys; sys.path.insert(0, './{archive.name}'); import {', '.join(modules)}; print(spark_sink.__file__)"
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert archive.name in done.stdout
+
+
 # Without a session: what is planned, and what the rows are
 
 
