@@ -238,10 +238,19 @@ class Pipeline:
             register_reader(self.staging, READER, Position(0, 0) if removed is None else removed)
         self._progress = replace(self._progress, position=position)
         for table in self.warehouse.tables():
+            self._check_changelog(table, position)
             self._restore_replica(table)
         if self._names is not None:
             self._names.register([*self.warehouse.tables(), MESSAGES])
         return position
+
+    def _check_changelog(self, table: Table, position: Position) -> None:
+        """Refuse to go on without a changelog that was there: nothing could bring back what was in it."""
+        if self.warehouse.versions(table)[0].end_lsn <= position.lsn and not changelog.exists(self.warehouse, table):
+            raise WarehouseError(
+                f"the changelog of {table}, {self.warehouse.changelog(table)}, has gone, and with it what was in it",
+                hint="restore it, or start anew: another warehouse, another staging directory, another slot",
+            )
 
     def _restore_replica(self, table: Table) -> None:
         """Make a replica that is not there, whoever deleted it, from its changelog."""

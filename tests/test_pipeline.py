@@ -17,9 +17,11 @@ import pexpect
 import postgres
 import psutil
 import pytest
+from segments import Log, relation
 
 from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
+from cdcpipe.pgoutput.messages import Insert
 from spark_sink import changelog, last_error, replica, session, types
 from spark_sink.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline import Pipeline
@@ -531,6 +533,20 @@ def test_a_source_that_starts_late_is_started_again(spark: Any, tmp_path: Path, 
     ends.append(Exception("… terminated with exception: anything else"))
     with pytest.raises(CdcpipeError, match="anything else"):
         pipeline.process_available()
+
+
+def test_a_changelog_that_has_gone_is_not_begun_anew(spark: Any, tmp_path: Path) -> None:
+    log, described = Log(tmp_path / "staging"), relation(10, "t", ("id", 23))
+    log.segment([described, Insert(None, 10, (b"1",))])
+    pipeline = Pipeline(spark, log.root, tmp_path / "warehouse")
+    pipeline.process_available()
+    path = pipeline.warehouse.changelog(Table("public", "t"))
+    shutil.rmtree(path)
+    log.segment([described, Insert(None, 10, (b"2",))])
+    for checkpoint in (pipeline.checkpoint, tmp_path / "another"):
+        with pytest.raises(WarehouseError, match=r"changelog of public\.t, .* has gone"):
+            Pipeline(spark, log.root, tmp_path / "warehouse", checkpoint=checkpoint).process_available()
+    assert not path.exists()
 
 
 def test_a_session_without_delta_is_refused(spark: Any) -> None:
