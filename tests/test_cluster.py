@@ -75,7 +75,7 @@ def plain_environment(**more: str) -> dict[str, str]:
 @contextmanager
 def standalone(directory: Path) -> Iterator[str]:
     """Start a master and a worker, each a process in a directory of its own; yield the master's URL."""
-    environment = plain_environment()
+    environment = plain_environment(SPARK_DAEMON_JAVA_OPTS="-XX:TieredStopAtLevel=1", SPARK_DAEMON_MEMORY="256m")
     daemon = [str(SPARK_HOME / "bin/spark-class")]
     for name in ("master", "worker"):
         (directory / name).mkdir()

@@ -1,6 +1,10 @@
 """The warehouse directory and the session's preconditions, without Spark."""
 
+import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -140,3 +144,31 @@ def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_java_is_found() -> None:
     assert (session.find_java() / "bin/java").exists()
+
+
+@pytest.mark.parametrize(
+    ("named", "settings", "taken"),
+    [
+        (None, {}, sys.executable),
+        ("/opt/python", {}, "/opt/python"),
+        ("/opt/python", {"spark.pyspark.python": "/usr/bin/python3"}, "/usr/bin/python3"),
+    ],
+)
+def test_the_interpreter_of_the_workers(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, settings: dict[str, str], taken: str
+) -> None:
+    for name in ("PYTHONPATH", "PYSPARK_DRIVER_PYTHON", "PYSPARK_PYTHON"):
+        monkeypatch.setenv(name, named or "")
+    if named is None:
+        monkeypatch.delenv("PYSPARK_PYTHON")
+    session._prepare_workers(settings)
+    assert os.environ["PYSPARK_PYTHON"] == taken
+
+
+def test_segments_are_not_served_where_traffic_is_to_be_encrypted(tmp_path: Path) -> None:
+    conf = {"spark.driver.host": "127.0.0.1"}
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: conf))
+    session.serve_segments(spark, tmp_path).stop()
+    conf["spark.network.crypto.enabled"] = "true"
+    with pytest.raises(InvalidArgumentsError, match=r"spark\.network\.crypto\.enabled is set"):
+        session.serve_segments(spark, tmp_path)
