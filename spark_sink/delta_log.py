@@ -34,10 +34,24 @@ class TableState:
     """Up to where it has its changes: what delta.recording noted; None for a table that is not ours."""
     written_ms: int | None
     """When it was last written to, in milliseconds since 1970."""
-    files: int
-    size: int
     rows: int | None
     """None if some file has no statistics."""
+    sizes: tuple[int, ...]
+    """Of each file, in bytes."""
+
+    @property
+    def files(self) -> int:
+        """How many files it has."""
+        return len(self.sizes)
+
+    @property
+    def size(self) -> int:
+        """How many bytes they have."""
+        return sum(self.sizes)
+
+    def small_files(self, size: int) -> int:
+        """Return how many files are smaller."""
+        return sum(each < size for each in self.sizes)
 
 
 def read_table(path: Path, known: TableState | None = None) -> TableState | None:
@@ -92,14 +106,14 @@ def _replay(log: Path, known: TableState | None) -> TableState | None:
         for line in (log / f"{commits[-1]:020d}.json").read_bytes().splitlines():
             if b'"commitInfo"' in line:
                 replay.apply(json.loads(line))
+    sizes = tuple(int(file["size"]) for file in replay.files.values())
     counts = [_rows(file) for file in replay.files.values()]
     return TableState(
         version=max(commits[-1], checkpoint),
         lsn=replay.lsn,
         written_ms=replay.written_ms,
-        files=len(replay.files),
-        size=sum(int(file["size"]) for file in replay.files.values()),
         rows=None if None in counts else sum(count for count in counts if count is not None),
+        sizes=sizes,
     )
 
 

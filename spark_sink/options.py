@@ -33,6 +33,8 @@ __all__ = [
     "CONTEXT_SETTINGS",
     "DIRECTORY",
     "DURATION",
+    "HOUR_OR_OFF",
+    "MINUTE_OR_OFF",
     "SIZE",
     "ProgressLine",
     "SnapshotLine",
@@ -115,6 +117,23 @@ class _Duration(click.ParamType[float]):
         return int(match[1]) * unit
 
 
+class _DurationOrOff(click.ParamType["float | None"]):
+    """A duration that is not below ``least_s``, or the word off: None."""
+
+    name = "DURATION"
+
+    def __init__(self, least_s: float) -> None:
+        self._least_s = least_s
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | None:
+        if value == "off":
+            return None
+        seconds = DURATION.convert(value, param, ctx)
+        if seconds < self._least_s:
+            self.fail(f"{value!r} is less than {self._least_s / 60:.0f}min; or it can be off", param, ctx)
+        return seconds
+
+
 class _Retention(click.ParamType[Retention]):
     """A duration or a size."""
 
@@ -133,6 +152,7 @@ class _Retention(click.ParamType[Retention]):
 
 SIZE = _Size()
 DURATION = _Duration()
+MINUTE_OR_OFF, HOUR_OR_OFF = _DurationOrOff(60.0), _DurationOrOff(3600.0)
 DIRECTORY = _Directory()
 _SECONDS = _Seconds()
 

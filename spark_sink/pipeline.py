@@ -47,6 +47,7 @@ from spark_sink.warehouse import MESSAGES, Table, Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -204,6 +205,11 @@ class Pipeline:
     def query(self) -> StreamingQuery | None:
         """Spark's query, for its progress; None before ``start``. To end it, ``stop`` the pipeline."""
         return self._query
+
+    @property
+    def merging(self) -> AbstractContextManager[Any]:
+        """Held while replicas are merged: whoever else writes to one has to hold it (upkeep.py)."""
+        return self._running
 
     # --- the stream ---
 

@@ -17,6 +17,8 @@ from spark_sink.launcher import Launcher, LauncherConfig, Prepared
 from spark_sink.options import (
     CONTEXT_SETTINGS,
     DIRECTORY,
+    HOUR_OR_OFF,
+    MINUTE_OR_OFF,
     SIZE,
     ProgressLine,
     SnapshotLine,
@@ -112,6 +114,20 @@ Example:
     show_default=True,
     help="A snapshot reads a table in pieces of about this size, several at a time.",
 )
+@click.option(
+    "--optimize-interval",
+    type=MINUTE_OR_OFF,
+    default="1h",
+    show_default=True,
+    help="Delta: look at each table this often, and put its small files together once there are more than 16. Or off.",
+)
+@click.option(
+    "--vacuum-retention",
+    type=HOUR_OR_OFF,
+    default="7d",
+    show_default=True,
+    help="Delta: once a day delete files that have not been part of the table for so long, an hour at least. Or off.",
+)
 def command(
     *,
     warehouse: Path,
@@ -127,6 +143,8 @@ def command(
     trigger_interval: float,
     snapshot_mode: str | None,
     snapshot_chunk_size: int,
+    optimize_interval: float | None,
+    vacuum_retention: float | None,
     **options: Any,
 ) -> None:
     """Keep Spark tables in step with a slot: every change once in a changelog, the current rows in a replica.
@@ -142,6 +160,7 @@ def command(
     from spark_sink.catalog import parse_database
     from spark_sink.pipeline import Pipeline
     from spark_sink.snapshot import InitialSnapshot
+    from spark_sink.upkeep import Upkeep
     from spark_sink.warehouse import Warehouse
 
     settings = parse_settings(confs)
@@ -155,8 +174,7 @@ def command(
     stopping = threading.Event()
     launcher = Launcher(config)
     snapshot = InitialSnapshot(config, house, snapshot_mode, snapshot_chunk_size)
-    spark = None
-    pipeline = None
+    spark = pipeline = upkeep = None
     line = ProgressLine(time.monotonic())
     monitor = SlotMonitor(config.connection, config.slot, command=config.command)
 
@@ -195,8 +213,17 @@ def command(
                 staging_shared=staging_shared == "yes",
                 catalog_database=catalog_database,
             )
+            upkeep = Upkeep(
+                spark,
+                house,
+                optimize_interval_s=optimize_interval,
+                vacuum_retention_s=vacuum_retention,
+                merging=pipeline.merging,
+            )
             if not stopping.is_set():
                 pipeline.start(available_now=config.available_now)
+                if not config.available_now:
+                    upkeep.start()
             while not stopping.is_set():
                 if pipeline.wait(line.interval_s):
                     break
@@ -205,6 +232,9 @@ def command(
                     break
                 show(pipeline)
             launcher.stop()
+            if config.available_now:
+                upkeep.run(stopping.is_set)
+            upkeep.stop()
             pipeline.stop()
     except Exception as ex:
         if stopping.is_set() and spark is not None and _jvm_ends(spark):
@@ -217,6 +247,8 @@ def command(
         snapshot.stop()
         launcher.stop()
         monitor.stop()
+        if upkeep is not None:
+            upkeep.stop()
         if pipeline is not None:
             show(pipeline, is_last=True)
         if spark is not None and not (stopping.is_set() and _jvm_ends(spark, 0)):

@@ -704,6 +704,8 @@ def test_progress_on_a_terminal_and_a_signal_to_all_processes(database: postgres
         (("--staging", "s3a://bucket/staging"), 1, "--staging is a directory"),
         (("--checkpoint", "abfss://lake@account/checkpoint"), 1, "--checkpoint is a directory"),
         (("--format", "iceberg"), 1, "iceberg"),
+        (("--optimize-interval", "30s"), 1, "less than 1min"),
+        (("--vacuum-retention", "7"), 1, "not a duration"),
     ],
 )
 def test_bad_options(database: postgres.Database, tmp_path: Path, options: tuple[str, ...], code: int, message: str) -> None:

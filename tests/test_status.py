@@ -142,7 +142,7 @@ def test_a_log_is_replayed(tmp_path: Path) -> None:
     assert read_table(tmp_path) is None
     commit(log, 0, {"commitInfo": {"timestamp": 1000}}, {"metaData": {}}, added("a", 10), added("b", 5))
     first = read_table(tmp_path)
-    assert first == delta_log.TableState(version=0, lsn=None, written_ms=1000, files=2, size=20, rows=15)
+    assert first == delta_log.TableState(version=0, lsn=None, written_ms=1000, rows=15, sizes=(10, 10))
     vector = {"storageType": "u", "pathOrInlineDv": "x", "offset": 1, "sizeInBytes": 34, "cardinality": 4}
     commit(
         log,
@@ -153,7 +153,7 @@ def test_a_log_is_replayed(tmp_path: Path) -> None:
         {"remove": {"path": "a"}},
         added("a", 10, vector=vector),
     )
-    assert read_table(tmp_path, first) == delta_log.TableState(1, 77, 2000, 2, 20, 11)
+    assert read_table(tmp_path, first) == delta_log.TableState(1, 77, 2000, 11, (10, 10))
     commit(log, 2, {"remove": {"path": "a", "deletionVector": vector}}, added("c", None))
     state = read_table(tmp_path)
     assert state is not None

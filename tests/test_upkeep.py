@@ -1,0 +1,159 @@
+"""Upkeep of the tables: what is compacted and deleted, and that nobody notices."""
+
+import json
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cli_process import until
+from pgoutput_build import build
+from segments import Log, relation
+
+from cdcpipe.pgoutput.messages import Insert
+from spark_sink import delta, replica, upkeep
+from spark_sink.delta_log import read_table
+from spark_sink.pipeline import Pipeline
+from spark_sink.staging import Position
+from spark_sink.upkeep import Upkeep
+from spark_sink.warehouse import MESSAGES, Table, Version, Warehouse
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+FRUIT = Table("public", "fruit")
+
+
+@pytest.fixture
+def house(spark: "SparkSession", tmp_path: Path) -> Warehouse:
+    """A changelog of three small files, and no replica."""
+    made = Warehouse(tmp_path, "delta")
+    (tmp_path / "_cdcpipe").mkdir()
+    made.write_versions(FRUIT, [Version(0, 1, ("id",), ("id",))])
+    for lsn in (1, 2, 3):
+        rows = spark.range(lsn, lsn + 1).coalesce(1)
+        with delta.recording(spark, Position(1, lsn)):
+            if lsn == 1:
+                delta.create(made.changelog(FRUIT), rows, {})
+            else:
+                delta.append(made.changelog(FRUIT), rows)
+    return made
+
+
+def state(path: Path) -> Any:
+    found = read_table(path)
+    assert found is not None
+    return found
+
+
+def test_small_files_become_one_and_old_ones_go(
+    spark: "SparkSession", house: Warehouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = house.changelog(FRUIT)
+    care = Upkeep(spark, house, optimize_interval_s=3600.0, vacuum_retention_s=3600.0)
+    care.run()
+    assert state(path).files == 3  # not so many that it would be worth it
+    monkeypatch.setattr(upkeep, "_MOST_SMALL_FILES", 2)
+    care.run()
+    assert state(path).files == 3  # it was looked at a moment ago
+    another = Upkeep(spark, house, optimize_interval_s=3600.0, vacuum_retention_s=3600.0)
+    another.run(lambda: True)
+    assert state(path).files == 3  # asked to stop
+    another.run()
+    assert (state(path).files, state(path).rows, state(path).lsn) == (1, 3, 3)
+    # The pipeline goes on, and a commit that was made before is still known to be.
+    found = delta.state(spark, path)
+    assert found is not None
+    assert found.lsn == 3
+    with delta.recording(spark, Position(1, 3)):
+        delta.append(path, spark.range(1))
+    assert state(path).rows == 3
+    with delta.recording(spark, Position(1, 4)):
+        delta.append(path, spark.range(1).coalesce(1))
+    assert delta.rows_written(path, Position(1, 4)) == 1
+    assert sorted(row.id for row in delta.read(spark, path).collect()) == [0, 1, 2, 3]
+
+    # VACUUM was here already: the three small files are younger than an hour.
+    files = sorted(path.rglob("*.parquet"))
+    assert len(files) == 5
+    noted = house.root / "_cdcpipe/vacuumed.json"
+    assert list(json.loads(noted.read_text())) == ["changelog/public.fruit"]
+    hours_ago = time.time() - 7200
+    for file in files:
+        os.utime(file, (hours_ago, hours_ago))
+    another.run()
+    assert len(list(path.rglob("*.parquet"))) == 5  # tomorrow
+    noted.write_text(json.dumps({"changelog/public.fruit": time.time() - 86_401}))
+    log = path / "_delta_log"
+    for commit in log.glob("*.json"):  # they say when files were removed
+        old = commit.read_text().splitlines()
+        changed = [_aged(json.loads(line)) for line in old]
+        commit.write_text("\n".join(map(json.dumps, changed)) + "\n")
+        (log / f".{commit.name}.crc").unlink(missing_ok=True)
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    another.run()
+    assert len(list(path.rglob("*.parquet"))) == 2
+    assert sorted(row.id for row in delta.read(spark, path).collect()) == [0, 1, 2, 3]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING and record.name == "spark_sink.upkeep"]
+
+
+def _aged(action: dict[str, Any]) -> dict[str, Any]:
+    if "remove" in action:
+        action["remove"]["deletionTimestamp"] -= 7_200_000
+    return action
+
+
+def test_upkeep_that_fails_is_a_warning(
+    spark: "SparkSession", house: Warehouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(upkeep, "_MOST_SMALL_FILES", 2)
+    broken = house.changelog(MESSAGES) / "_delta_log"
+    broken.mkdir(parents=True)
+    (broken / f"{0:020d}.json").write_text("{")
+    delta.create(house.replica(FRUIT), spark.range(3).repartition(3), {})
+    merging = threading.Lock()
+    care = Upkeep(spark, house, optimize_interval_s=0.0, vacuum_retention_s=None, merging=merging)
+    with caplog.at_level(logging.WARNING):
+        with merging:
+            care.start()
+            until(lambda: state(house.changelog(FRUIT)).files == 1)
+            assert state(house.replica(FRUIT)).files == 3  # a merge runs
+        until(lambda: state(house.replica(FRUIT)).files == 1)
+        until(lambda: "_cdc_message" in caplog.text)
+        care.stop()
+    care.run()  # stopped is stopped
+    assert "_cdc_message was not compacted this time" in caplog.text
+    assert not (house.root / "_cdcpipe/vacuumed.json").exists()
+
+
+def test_nothing_is_done_where_nothing_is_asked_for(
+    spark: "SparkSession", house: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "_MOST_SMALL_FILES", 0)
+    Upkeep(spark, house, optimize_interval_s=None, vacuum_retention_s=None).run()
+    Upkeep(spark, Warehouse(house.root, "parquet"), optimize_interval_s=0.0, vacuum_retention_s=0.0).run()
+    assert state(house.changelog(FRUIT)).files == 3
+
+
+def test_the_pipeline_merges_under_the_lock_that_upkeep_takes(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log(tmp_path / "staging")
+    log.segment([build(Insert(None, 1, (b"1",)))], before=[relation(1, "fruit", ("id", 23))])
+    pipeline: Any = Pipeline(spark, log.root, tmp_path / "warehouse")
+    held, apply = [], replica.apply
+
+    def observed(*arguments: Any, **options: Any) -> Any:
+        held.append(pipeline.merging.locked())
+        return apply(*arguments, **options)
+
+    monkeypatch.setattr(replica, "apply", observed)
+    pipeline.process_available()
+    assert held
+    assert all(held)
+    assert state(tmp_path / "warehouse/replica/public.fruit").rows == 1
