@@ -224,6 +224,8 @@ def _settings(*, ui: bool) -> dict[str, str]:
         # A task holds numpy and pyarrow: start the Python workers once, keep them.
         "spark.python.worker.reuse": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # How long driver, JVM and workers wait for one another when they connect: not only for Spark's 15 s, on a busy machine.
+        "spark.python.authenticate.socketTimeout": "120s",
         "spark.executorEnv.PYTHONPATH": _python_path(),
         # Timestamps of any year are written as they are: nothing here is from before Spark 3.
         "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
