@@ -7,6 +7,7 @@
     000002/...                                       the next launcher's epoch
     removed.json                                     up to which position segments were removed, all readers being past
     readers/NAME.json                                how far a reader is (register_reader)
+    last_error.json                                  with what somebody's work on it ended last (last_error.py)
     lock                                             held by the launcher (staging_writer.py)
 
 The log is one chain: each segment starts where the one before it ends, an epoch starts where the log ended when its

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from cdcpipe.errors import CdcpipeError
@@ -42,14 +42,14 @@ _LARGE_BYTES = 64 << 20
 _MOST_SMALL_FILES = 16
 """So many small files a table may have."""
 _VACUUM_INTERVAL_S = 86_400.0
-_PAUSE_S = 10.0
-"""Between two looks at what is due."""
+_LONGEST_PAUSE_S = 3600.0
+"""After so long at the latest it is looked whether the day has come for VACUUM."""
 
 
 class Upkeep:
     """Looks after the tables of one warehouse. None for an interval or a retention: not at all.
 
-    ``start`` does so in a thread, until ``stop``; ``run`` does once what is due now. ``merging`` is held around replicas.
+    ``start`` does so in a thread until ``stop``, ``run`` looks at each table once. ``merging`` is held around replicas.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Upkeep:
         self._merging: AbstractContextManager[Any] = nullcontext() if merging is None else merging
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
-        self._looked_at: dict[Path, float] = {}
         self._states: dict[Path, TableState | None] = {}
+        self._vacuumed: dict[str, Any] | None = None
         settings = {
             "spark.databricks.delta.optimize.minFileSize": _LARGE_BYTES,
             "spark.databricks.delta.optimize.maxFileSize": 2 * _LARGE_BYTES,
@@ -82,7 +82,7 @@ class Upkeep:
             self._spark.conf.set(key, value)
 
     def start(self) -> None:
-        """Do what is due from now on; return at once."""
+        """Look at the tables now, and then in the interval; return at once."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -94,22 +94,21 @@ class Upkeep:
     def _run(self) -> None:
         while not self._stopping.is_set():
             self.run()
-            self._stopping.wait(_PAUSE_S)
+            self._stopping.wait(min(self._optimize_interval_s or _LONGEST_PAUSE_S, _LONGEST_PAUSE_S))
 
     def run(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
-        """Do what is due, a table after the other, until that is done, ``is_stopping`` says so or ``stop`` is called."""
+        """Look after each table, one after the other, until ``is_stopping`` says so or ``stop`` is called."""
         if self._warehouse.format != "delta":
             return
-        for path, lock in self._paths():
-            if self._stopping.is_set() or is_stopping():
-                return
-            try:
-                with lock:
-                    self._optimize_if_due(path)
-                    self._vacuum_if_due(path)
-            except Exception as ex:  # noqa: BLE001 - whatever it is, the table is as good as before
-                said = ex.message if isinstance(ex, CdcpipeError) else str(ex).strip().partition("\n")[0]
-                _logger.warning("%s was not compacted this time: %s", path, said)
+        with _forgiving(self._warehouse.root):
+            for path, lock in self._paths():
+                if self._stopping.is_set() or is_stopping():
+                    return
+                with _forgiving(path), lock:
+                    if self._optimize_interval_s is not None:
+                        self._optimize(path)
+                    if self._vacuum_retention_s is not None:
+                        self._vacuum(path, self._vacuum_retention_s)
 
     def _paths(self) -> Iterator[tuple[Path, AbstractContextManager[Any]]]:
         """Yield the tables, each with what is to be held meanwhile."""
@@ -118,23 +117,31 @@ class Upkeep:
                 if delta.exists(path):
                     yield path, lock
 
-    def _optimize_if_due(self, path: Path) -> None:
-        now = time.monotonic()
-        if self._optimize_interval_s is None or now - self._looked_at.get(path, -float("inf")) < self._optimize_interval_s:
-            return
-        self._looked_at[path] = now
+    def _optimize(self, path: Path) -> None:
         state = self._states[path] = delta_log.read_table(path, self._states.get(path))
         if state is not None and state.small_files(_LARGE_BYTES) > _MOST_SMALL_FILES:
             started = time.monotonic()
             self._spark.sql(f"OPTIMIZE {delta.table_name(path)}")
             _logger.info("%s: %d files compacted in %.1f s", path, state.files, time.monotonic() - started)
 
-    def _vacuum_if_due(self, path: Path) -> None:
-        if self._vacuum_retention_s is None:
-            return
-        noted, now = self._warehouse.root / "_cdcpipe/vacuumed.json", time.time()
-        times = read_json(noted) or {}
+    def _vacuum(self, path: Path, retention_s: float) -> None:
+        noted, now = self._warehouse.root / "_cdcpipe/vacuumed.json", round(time.time())
+        if self._vacuumed is None:
+            self._vacuumed = read_json(noted) or {}
         name = f"{path.parent.name}/{path.name}"
-        if now - float(times.get(name, 0)) >= _VACUUM_INTERVAL_S:
-            self._spark.sql(f"VACUUM {delta.table_name(path)} RETAIN {self._vacuum_retention_s / 3600:.6f} HOURS")
-            write_json(noted, times | {name: round(now)})
+        before = self._vacuumed.get(name)
+        if before is None or now - before >= _VACUUM_INTERVAL_S:
+            if before is not None:  # a new table has nothing to delete
+                self._spark.sql(f"VACUUM {delta.table_name(path)} RETAIN {retention_s / 3600:.6f} HOURS")
+            self._vacuumed[name] = now
+            write_json(noted, self._vacuumed)
+
+
+@contextmanager
+def _forgiving(path: Path) -> Iterator[None]:
+    """Make a warning of an error: whatever it is, the tables are as good as before."""
+    try:
+        yield
+    except Exception as ex:  # noqa: BLE001
+        said = ex.message if isinstance(ex, CdcpipeError) else str(ex).strip().partition("\n")[0]
+        _logger.warning("%s was not compacted this time: %s", path, said)

@@ -2,6 +2,7 @@
 
     _cdcpipe/warehouse.json        whose changes these are: server, database, slot; the table format; the position reached
     _cdcpipe/tables/NAME.json      a table's versions: its key, and from which transaction on
+    _cdcpipe/vacuumed.json         when VACUUM last looked at each table (upkeep.py)
     _cdcpipe/checkpoint/           Spark's checkpoint of the stream of segments
     changelog/NAME/                every change once (changelog.py)
     changelog/_cdc_message/        every logical message once
