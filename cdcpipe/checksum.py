@@ -3,7 +3,8 @@
 A row is its columns' texts, as the types' output functions write them under the pinned settings, which are the texts that
 logical decoding sends. As bytes: each text in UTF-8, or for NULL the byte FF, and then the byte 00; neither byte is in any
 text. A ``real`` or a ``double precision`` is the hexadecimal digits of its IEEE 754 bits instead (7ff8… for every NaN), because
-the shortest decimal digits are spelled differently by everybody. A row's checksum is the number that the first 15
+the shortest decimal digits are spelled differently by everybody; so it is in an array of one dimension that begins at index
+1, which is else as array_out writes it. A row's checksum is the number that the first 15
 hexadecimal digits of the MD5 of these bytes make; a table's is the sum over its rows, whatever their order. A row is in the bucket
 that the first 3 digits of the MD5 of its key's bytes name, so that what differs can be found without sending the table.
 
@@ -34,6 +35,7 @@ _SUM_DIGITS = 15  # 60 bits: positive as a bigint, and PostgreSQL adds bigints u
 
 _FLOATS = {700: ("float4send", "7fc00000"), 701: ("float8send", "7ff8000000000000")}
 """OID → the function that gives the bits, and the bits of NaN, of which PostgreSQL may have others."""
+_FLOAT_ARRAYS = {1021: 700, 1022: 701}
 
 _LOCK_TIMEOUT = {"lock_timeout": "10s"}
 """While we wait for a lock, everybody who comes later waits for us."""
@@ -198,11 +200,21 @@ def _text(name: str, type_id: int) -> str:
     """Return the expression for a column's text, NULL where the value is."""
     column = quote_identifier(name)
     if type_id in _FLOATS:
-        send, nan = _FLOATS[type_id]
-        return f"CASE WHEN {column} = 'NaN' THEN '{nan}' ELSE encode({send}({column}), 'hex') END"
+        return _bits(column, type_id)
     # A cast to text is not the output function (boolean, character(n), inet); concat uses that, but has no NULL.
     # IS NULL would be true for a composite value all of whose fields are NULL.
-    return f"CASE WHEN {column} IS DISTINCT FROM NULL THEN concat({column}) END"
+    text = f"CASE WHEN {column} IS DISTINCT FROM NULL THEN concat({column}) END"
+    if type_id in _FLOAT_ARRAYS:
+        is_list = f"array_ndims({column}) = 1 AND array_lower({column}, 1) = 1"
+        bits = f"coalesce({_bits('u.e', _FLOAT_ARRAYS[type_id])}, 'NULL')"
+        elements = f"SELECT string_agg({bits}, ',' ORDER BY u.n) FROM unnest({column}) WITH ORDINALITY AS u(e, n)"
+        return f"CASE WHEN {is_list} THEN concat('{{', ({elements}), '}}') ELSE {text} END"
+    return text
+
+
+def _bits(number: str, type_id: int) -> str:
+    send, nan = _FLOATS[type_id]
+    return f"CASE WHEN {number} = 'NaN' THEN '{nan}' ELSE encode({send}({number}), 'hex') END"
 
 
 def _md5(columns: Sequence[tuple[str, int, int]]) -> str:

@@ -4,17 +4,21 @@ A column's text is the server's: what its type can't hold stands in ``_cdc_exact
 written as PostgreSQL writes it. The session must write it so: `exact_session`.
 
 A column whose type changed has its values in several columns of the replica, a row's in the one that had its name when the
-row last changed: the text is that of the first that has one, the newest type first, cast to that.
+row last changed: the text is that of the first that has one, the newest type first, cast to that; an array's is never cast to
+another type than an array's.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyspark.sql.types import ArrayType
+
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pgoutput.messages import Column, Relation
 from spark_sink.delta import quote
 from spark_sink.types import assign_columns, column_names, merge_columns, split_schema, versioned_name
+from spark_sink.value_text import value_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -27,9 +31,6 @@ __all__ = ["Canonical", "exact_session"]
 
 _BUCKET_DIGITS = 3
 _SUM_DIGITS = 15
-
-_PLAIN = {"byte", "short", "integer", "long", "decimal", "date", "timestamp_ntz"}
-"""Types of which a cast to a string gives PostgreSQL's text."""
 
 
 def exact_session(spark: SparkSession) -> SparkSession:
@@ -66,10 +67,7 @@ class Canonical:
         ]
         forms = []
         for candidate in [field, *older] if field in present.fields else older:
-            value = F.col(quote(candidate.name))
-            if candidate.dataType != field.dataType:
-                value = value.try_cast(field.dataType)
-            forms.append(_form(value, field.dataType, name))
+            forms.append(F.expr(_form(candidate, field.dataType)))
             if self._has_exact:
                 forms.append(F.col("_cdc_exact").getItem(candidate.name))
         return F.coalesce(*forms) if forms else F.lit(None).cast("string")
@@ -109,33 +107,13 @@ def _md5(texts: Sequence[SparkColumn]) -> SparkColumn:
     return F.md5(F.concat(*parts))
 
 
-def _form(value: SparkColumn, kind: DataType, name: str) -> SparkColumn:
-    """Return a value's text, null where the value is."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    match kind.typeName():
-        case "string":
-            return value
-        case "boolean":
-            return F.when(value, "t").when(~value, "f")
-        case "timestamp":
-            return F.concat(value.cast("string"), F.lit("+00"))
-        case "binary":
-            return F.concat(F.lit("\\x"), F.lower(F.hex(value)))
-        case "float":
-            return _bits(value, "Float", "floatToIntBits", 8)
-        case "double":
-            return _bits(value, "Double", "doubleToLongBits", 16)
-        case plain if plain in _PLAIN:
-            return value.cast("string")
-        case other:
-            msg = f"column {name!r} of type {other} can't be compared"
-            raise CdcpipeError(msg)
-
-
-def _bits(value: SparkColumn, kind: str, method: str, digits: int) -> SparkColumn:
-    """Return the hexadecimal digits of a number's IEEE 754 bits, of which Java has one NaN."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    bits = F.java_method(F.lit(f"java.lang.{kind}"), F.lit(method), F.coalesce(value, F.lit(0).cast(kind.lower()))).cast("bigint")
-    return F.when(value.isNotNull(), F.lower(F.right(F.lpad(F.hex(bits), 16, "0"), F.lit(digits))))
+def _form(field: StructField, kind: DataType) -> str:
+    """Return the text of a column's values, as they are where the column has another type now."""
+    value, own = quote(field.name), field.dataType
+    if own != kind and isinstance(own, ArrayType) == isinstance(kind, ArrayType):
+        value, own = f"try_cast({value} AS {kind.simpleString()})", kind
+    text = value_text(value, own)
+    if text is None:
+        msg = f"column {field.name!r} of type {own.simpleString()} can't be compared"
+        raise CdcpipeError(msg)
+    return text

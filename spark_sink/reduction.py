@@ -20,14 +20,17 @@ from dataclasses import dataclass
 from functools import reduce as fold
 from typing import TYPE_CHECKING
 
+from pyspark.sql.types import ArrayType
+
 from spark_sink.delta import literal, quote
 from spark_sink.types import split_schema
+from spark_sink.value_text import value_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 __all__ = ["Key", "Summary", "data_columns", "exact_names", "key_sql", "key_struct", "reduce", "summarize", "touched_keys"]
 
@@ -35,8 +38,8 @@ _POSITION = ("_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal")
 _OLD = "_cdc_old."
 """How the names of an old row's columns begin in ``_cdc_exact``."""
 
-INEXACT = ("date", "timestamp", "timestamp_ntz", "decimal")
-"""PostgreSQL knows values of these that Spark does not (infinity, BC, NaN): as part of a key they are matched as text."""
+INEXACT = ("date", "timestamp", "timestamp_ntz", "decimal", "array")
+"""PostgreSQL knows values of these that Spark does not (infinity, BC, NaN, a matrix): in a key they are matched as text."""
 
 Key = tuple[tuple[str, ...], ...]
 """For each column of the key the changelog's columns that hold it, one for each type that it has had."""
@@ -78,59 +81,46 @@ def _is_text(schema: StructType, names: tuple[str, ...]) -> bool:
     return len(names) > 1 or schema[names[0]].dataType.typeName() in INEXACT
 
 
-def _key(schema: StructType, key: Key, value: Callable[[str], Column], exact_prefix: str = "") -> Column:
-    """Return the key of a row, of which ``value`` gives the columns, as a struct that can be compared."""
+def key_sql(schema: StructType, key: Key, row: str = "", exact: str = "_cdc_exact", exact_prefix: str = "") -> list[str]:
+    """Return the columns of a row's key as SQL, comparable with the fields of ``_cdc_key``.
+
+    ``row`` is what its columns are qualified with, as ``t.``; ``exact`` the map of its exact texts.
+    """
+    found = []
+    for names in key:
+        columns = [row + quote(name) for name in names]
+        if _is_text(schema, names):
+            forms = [_text(column, schema[name].dataType) for column, name in zip(columns, names, strict=True)]
+            if "_cdc_exact" in schema.names:
+                forms += [f"{exact}[{literal(exact_prefix + name)}]" for name in names]
+            found.append(f"coalesce({', '.join(forms)})")
+        else:
+            found.append(columns[0])
+    return found
+
+
+def _text(value: str, kind: DataType) -> str:
+    text = value_text(value, kind) if isinstance(kind, ArrayType) else None
+    return f"CAST({value} AS STRING)" if text is None else text
+
+
+def _struct(fields: Sequence[str]) -> Column:
     from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-    fields = []
-    for index, names in enumerate(key):
-        if _is_text(schema, names):
-            forms = [value(name).cast("string") for name in names]
-            if "_cdc_exact" in schema.names:
-                forms += [F.col("_cdc_exact").getItem(exact_prefix + name) for name in names]
-            fields.append(F.coalesce(*forms).alias(f"k{index}"))
-        else:
-            fields.append(value(names[0]).alias(f"k{index}"))
-    return F.struct(*fields)
+    return F.struct(*(F.expr(sql).alias(f"k{index}") for index, sql in enumerate(fields)))
 
 
 def key_struct(rows: DataFrame, key: Key) -> Column:
     """Return the key of a replica's rows, comparable with ``_cdc_key``."""
-    return _key(rows.schema, key, _new)
-
-
-def key_sql(schema: StructType, key: Key, alias: str) -> list[str]:
-    """Return the columns of a replica's key as SQL, comparable with the fields of ``_cdc_key``."""
-    found = []
-    for names in key:
-        if _is_text(schema, names):
-            forms = [f"CAST({alias}.{quote(name)} AS STRING)" for name in names]
-            if "_cdc_exact" in schema.names:
-                forms += [f"{alias}._cdc_exact[{literal(name)}]" for name in names]
-            found.append(f"coalesce({', '.join(forms)})")
-        else:
-            found.append(f"{alias}.{quote(names[0])}")
-    return found
-
-
-def _new(name: str) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    return F.col(quote(name))
-
-
-def _old(name: str) -> Column:
-    """Return a column of the old key or row; of a delete, whose row is the old one, also where that is not sent apart."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    return F.col("_cdc_old").getField(name)
+    return _struct(key_sql(rows.schema, key))
 
 
 def _with_keys(changes: DataFrame, key: Key) -> DataFrame:
     """Add ``_cdc_new_key``, ``_cdc_old_key`` (structs) and ``_cdc_is_move``."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    new, old = _key(changes.schema, key, _new), _key(changes.schema, key, _old, _OLD)
+    # Of the old key or row; of a delete, whose row is the old one, also where that is not sent apart.
+    new, old = _struct(key_sql(changes.schema, key)), _struct(key_sql(changes.schema, key, "_cdc_old.", exact_prefix=_OLD))
     return changes.withColumns(
         {
             "_cdc_new_key": new,

@@ -314,7 +314,7 @@ def _merge(
     position: Position,
 ) -> None:
     """Merge reduced rows into the replica, recording ``position``."""
-    keys = reduction.key_sql(current.schema, piece.columns, "t")
+    keys = reduction.key_sql(current.schema, piece.columns, "t.", "t._cdc_exact")
     condition = " AND ".join(f"{key} = s._cdc_key.k{index}" for index, key in enumerate(keys))
     inserted = {name: f"s.{delta.quote(name)}" for name in columns}
     updated = dict(inserted)

@@ -1,7 +1,8 @@
 """PostgreSQL's types and names -> Spark's: which column holds what, and how it is called.
 
 **Types.** What Spark holds exactly is typed; the rest is the server's text, exact, as a string. A type that is not built in
-(an enum, a domain, an extension's) is text, because its OID means another type in another database.
+(an enum, a domain, an extension's) is text, because its OID means another type in another database. An array of a built-in
+type is an array of that one's, so that one of uuids, say, is an array of strings; but for box, which has a delimiter of its own.
 
 **Names.** A column keeps its name, unless Spark could not tell it from another: then `column_names` spells it
 ``_cdc_column_`` and the name with every byte but ``a-z 0-9 _`` as ``%XX`` (`original_name` reads that back). So is spelled
@@ -41,6 +42,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from cdcpipe.pgoutput.binary import ARRAYS
 from spark_sink.staging import StagingError
 
 if TYPE_CHECKING:
@@ -85,11 +87,19 @@ _SPARK_TYPES: Final[dict[int, DataType]] = {
 
 def spark_type(column: Column) -> DataType:
     """Return the type that holds the column's values exactly; StringType, for its text, where there is no better one."""
-    if column.type_id == _NUMERIC_ID and column.type_modifier >= 0:
-        precision, scale = _numeric_modifier(column.type_modifier)
+    element = ARRAYS.get(column.type_id)
+    if element is not None:
+        # An array's modifier is its elements'.
+        return ArrayType(_scalar_type(element, column.type_modifier))
+    return _scalar_type(column.type_id, column.type_modifier)
+
+
+def _scalar_type(type_id: int, type_modifier: int) -> DataType:
+    if type_id == _NUMERIC_ID and type_modifier >= 0:
+        precision, scale = _numeric_modifier(type_modifier)
         if 0 <= scale <= precision <= _MAX_PRECISION:
             return DecimalType(precision, scale)
-    return _SPARK_TYPES.get(column.type_id, StringType())
+    return _SPARK_TYPES.get(type_id, StringType())
 
 
 def _numeric_modifier(type_modifier: int) -> tuple[int, int]:
@@ -100,7 +110,7 @@ def _numeric_modifier(type_modifier: int) -> tuple[int, int]:
 
 _ESCAPED_PREFIX: Final = METADATA_PREFIX + "column_"
 _VERSIONED: Final = re.compile(
-    r".*__(boolean|smallint|int|bigint|float|double|decimal_\d+_\d+|string|binary|date|timestamp|timestamp_ntz)",
+    r".*__(array_)?(boolean|smallint|int|bigint|float|double|decimal_\d+_\d+|string|binary|date|timestamp|timestamp_ntz)",
     re.IGNORECASE | re.DOTALL,
 )
 
@@ -131,7 +141,7 @@ def column_names(relation: Relation) -> list[str]:
 
 def versioned_name(name: str, data_type: DataType) -> str:
     """Return what a column is called when ``name`` is already a column of another type."""
-    return f"{name}__{re.sub('[(,]', '_', data_type.simpleString()).rstrip(')')}"
+    return f"{name}__{re.sub('[(,<]', '_', data_type.simpleString()).rstrip(')>')}"
 
 
 def merge_columns(columns: StructType | None, relations: Iterable[Relation]) -> StructType:

@@ -49,25 +49,27 @@ def md5(*texts: str | None) -> str:
 def test_checksums_are_what_is_documented(pg: postgres.Cluster) -> None:
     """On every version; as the output functions write, not as casts do."""
     rows = {
-        "1": ("t", "ab   ", "192.168.0.1", "3fb999999999999a", "(,)", "", "\\x00ff"),
-        "2": (None, None, None, "7ff8000000000000", None, None, None),
-        "3": ("f", "é    ", "::1/64", "8000000000000000", '(1,"x y")', "NULL", "\\x"),
+        "1": ("t", "ab   ", "192.168.0.1", "3fb999999999999a", "(,)", "", "\\x00ff", "{bdcccccd,NULL,7fc00000}"),
+        "2": (None, None, None, "7ff8000000000000", None, None, None, None),
+        "3": ("f", "é    ", "::1/64", "8000000000000000", '(1,"x y")', "NULL", "\\x", "[0:0]={0.1}"),
+        "4": (None,) * 7 + ("{}",),
     }
     with pg.database() as database, database.connect() as connection:
         connection.execute("create type pair as (a int, b text)")
         connection.execute(
-            "create table t (id int primary key, b bool, c char(5), i inet, f float8, p pair, s text, d bytea,"
+            "create table t (id int primary key, b bool, c char(5), i inet, f float8, p pair, s text, d bytea, fs float4[],"
             " g int generated always as (id) stored)"
         )
-        connection.execute("insert into t values (1, true, 'ab', '192.168.0.1', 0.1, '(,)', '', '\\x00ff')")
-        connection.execute("insert into t values (2, null, null, null, 'NaN', null, null, null)")
-        connection.execute("insert into t values (3, false, 'é', '::1/64', '-0', '(1,x y)', 'NULL', '')")
+        connection.execute("insert into t values (1, true, 'ab', '192.168.0.1', 0.1, '(,)', '', '\\x00ff', '{-0.1,NULL,NaN}')")
+        connection.execute("insert into t values (2, null, null, null, 'NaN', null, null, null, null)")
+        connection.execute("insert into t values (3, false, 'é', '::1/64', '-0', '(1,x y)', 'NULL', '', '[0:0]={0.1}')")
+        connection.execute("insert into t (id, fs) values (4, '{}')")
         ask = Asked(database, "-m", "options=-c extra_float_digits=0 -c bytea_output=escape")
         begun = ask({"begin": [["public", "t"], ["public", "nowhere"]]})
         assert begun["database"] == database.name
         assert LSN.parse(begun["wal_lsn"]) > 0
         (table,) = begun["tables"]
-        assert [name for name, *_ in table["columns"]] == ["id", "b", "c", "i", "f", "p", "s", "d"]
+        assert [name for name, *_ in table["columns"]] == ["id", "b", "c", "i", "f", "p", "s", "d", "fs"]
         buckets = ask({"buckets": ["public", "t"], "key": ["id"]})
         expected = {md5(key)[:3]: [1, int(md5(key, *texts)[:15], 16)] for key, texts in rows.items()}
         assert buckets == expected

@@ -46,6 +46,7 @@ NATURAL = {
     1184: pa.timestamp("us", "UTC"),
     1700: pa.decimal128(20, 6),
 }
+NATURAL |= {type_id: pa.list_(pa.field("element", NATURAL.get(element, pa.string()))) for type_id, element in binary.ARRAYS.items()}
 """The Arrow types of PostgreSQL's, if it is not that of text."""
 
 
@@ -457,6 +458,71 @@ def test_any_bytes(values: list[bytes | None]) -> None:
     assert convert([None if v is None else "\\x" + v.hex() for v in values], pa.binary()) == (values, {})
 
 
+def list_of(element: pa.DataType) -> pa.ListType:
+    return pa.list_(pa.field("element", element))
+
+
+@pytest.mark.parametrize(
+    ("element", "text", "value"),
+    [
+        (pa.int32(), "{}", []),
+        (pa.int32(), "{1}", [1]),
+        (pa.int32(), "{1,NULL,-3}", [1, None, -3]),
+        (pa.string(), '{a,NULL,"NULL","","a b","{,}"}', ["a", None, "NULL", "", "a b", "{,}"]),
+        (pa.string(), r'{"q\"\\","\\","\\\"",é}', ['q"\\', "\\", '\\"', "é"]),
+        (pa.binary(), r'{"\\x00ff"}', [b"\0\xff"]),
+        (NTZ, '{"2024-02-29 00:00:00.5",NULL}', [datetime(2024, 2, 29, 0, 0, 0, 500000), None]),
+        (DECIMAL, "{1.5,-0.01}", [Decimal("1.50"), Decimal("-0.01")]),
+    ],
+)
+def test_lists(element: pa.DataType, text: str, value: list[object]) -> None:
+    assert convert([text], list_of(element)) == ([value], {})
+    assert convert([None, text, None, "{}", text], list_of(element)) == ([None, value, None, [], value], {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{{1,2},{3,4}}", "[0:1]={1,2}", "[2:2]={1}", "{1,2147483648}", "{infinity}", "", "{", "}", "{1", "{1,}", "{,1}", "{1,,2}",
+     '{"}', '{"1}', '{1"}', '{1"2"}', '{"1"2"3"}', r"{\1}", "{1}{2}", "{}}", "x{1}", "{1}x", r'{"1\"}', '"'],
+)  # fmt: skip
+def test_what_is_no_list_is_null_and_exact(text: str) -> None:
+    """And it does no harm to the rows beside it."""
+    for element, good, value in ((pa.int32(), "{7,NULL}", [7, None]), (pa.int16(), '{"7"}', [7])):
+        assert convert([text], list_of(element)) == ([None], {0: text})
+        assert convert([good, text, None, text, good], list_of(element)) == ([value, None, None, None, value], {1: text, 3: text})
+
+
+@given(st.lists(st.none() | st.lists(st.none() | st.text(st.sampled_from('a"\\{}, é\nNULL'), max_size=6), max_size=4)))
+def test_any_list_of_texts(rows: list[list[str | None] | None]) -> None:
+    """The text is that of binary.py, which is compared with the server's."""
+    values = [None if row is None else array_send(25, [None if text is None else text.encode() for text in row]) for row in rows]
+    assert convert([v and binary.to_text(1009, v).decode() for v in values], list_of(pa.string())) == (rows, {})
+    compare_forms(1009, [list_of(pa.string()), pa.string()], forms(1009, values))
+
+
+def array_send(element_id: int, elements: Sequence[bytes | None], *dimension: int) -> bytes:
+    """A list's binary form, or with another ``dimension``, length and lower bound, another array's."""
+    parts = [struct.pack(">i", -1) if element is None else struct.pack(">i", len(element)) + element for element in elements]
+    if not elements:
+        return struct.pack(">iiI", 0, 0, element_id)
+    return struct.pack(">iiIii", 1, int(None in elements), element_id, *(dimension or (len(elements), 1))) + b"".join(parts)
+
+
+def test_lists_in_binary_form() -> None:
+    one = struct.pack(">i", 1)
+    two_dimensions = struct.pack(">iiIiiii", 2, 0, 23, 1, 1, 2, 1) + 2 * (struct.pack(">i", 4) + one)
+    long = array_send(23, [one] * 3000)
+    values = [array_send(23, [one, None, one]), None, array_send(23, []), two_dimensions, array_send(23, [one], 1, 0), long,
+              array_send(23, [None])]  # fmt: skip
+    compare_forms(1007, [list_of(pa.int32()), pa.string()], forms(1007, values))
+    dates = [array_send(1082, [one, struct.pack(">i", 2**31 - 1)]), array_send(1082, [one])]
+    compare_forms(1182, [list_of(pa.date32())], forms(1182, dates))
+    for broken in (b"", values[0][:-1], values[0] + b"x", array_send(25, [one]), array_send(23, [one], 2, 1), one * 3, one * 5):
+        columns = decode_changes(*lay_out([build(insert(b"id", Binary(broken or b"")))]), relation(2, 1007)).columns
+        with pytest.raises(ProtocolError, match=r"column 'c1' of table 'public\.t' came in binary form"):
+            columns[1].to_arrow(list_of(pa.int32()))
+
+
 def test_many_values_that_do_not_fit_cost_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A column full of infinity is sorted out by its looks, not value by value."""
     from cdcpipe.pgoutput import columnar
@@ -482,7 +548,7 @@ def assert_same(mine: Values, theirs: Values, arrow_type: pa.DataType) -> None:
     ours, expected = mine.to_arrow(arrow_type), theirs.to_arrow(arrow_type)
     ours.array.validate(full=True)
     assert ours.array.type == expected.array.type == arrow_type
-    if pa.types.is_floating(arrow_type):
+    if pa.types.is_floating(arrow_type.value_type if pa.types.is_list(arrow_type) else arrow_type):
         # Not equals(): NaN is not equal to itself, and -0.0 is equal to 0.0.
         assert repr(ours.array.to_pylist()) == repr(expected.array.to_pylist())
     else:
@@ -526,15 +592,20 @@ def test_every_type_as_columns(pg: postgres.Cluster) -> None:
         }
         tables |= {"text[]": ['{"a b",NULL}'], "int4[]": ["{{1,2},{3,4}}"], "varchar(3)": ["abc"], "char(5)": ["c"]}
         for number, sql_name in enumerate(tables):
-            server.connection.execute(f"create table t{number} (id int, c {sql_name}, plain text)")
+            columns = f"id int, c {sql_name}, plain text, many {sql_name.removesuffix('[]')}[]"
+            server.connection.execute(f"create table t{number} ({columns})")
         server.connection.execute('create table "Odd table" (); create publication p for all tables')
         slot = f"columns_{pg.version_num}"
         server.connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
         for number, (sql_name, values) in enumerate(tables.items()):
-            rows = (
-                f"select n, t::{sql_name}, t from unnest({texts(values)}) with ordinality u(t, n) union all select 99, null, null"
+            rows = f"unnest({texts(values)}) with ordinality u(t, n)"
+            many, all_of_them = (f"null::{sql_name}",) * 2
+            if not sql_name.endswith("[]"):
+                many, all_of_them = f"array[t, null]::{sql_name}[]", f"array_agg(t)::{sql_name}[]"
+            server.connection.execute(
+                f"insert into t{number} select n, t::{sql_name}, t, {many} from {rows}"
+                f" union all select 99, null, null, {all_of_them} from {rows}"
             )
-            server.connection.execute(f"insert into t{number} {rows}")
         server.connection.execute("create temp table flush ()")
         (until,) = server.query("select pg_current_wal_flush_lsn() - '0/0'")[0]
         options: dict[str, str | None] = {"proto_version": "1", "publication_names": "p"}
@@ -558,9 +629,10 @@ def test_every_type_as_columns(pg: postgres.Cluster) -> None:
             some_binary += ord("b") in mine.kind
             assert ord("b") not in theirs.kind
             arrow_types = {pa.string(), NATURAL.get(column.type_id, pa.string())}
-            if column.type_id == 1700 and column.type_modifier >= 4:
+            if column.type_id in (1700, 1231) and column.type_modifier >= 4:
                 modifier = column.type_modifier - 4
-                arrow_types.add(pa.decimal128(modifier >> 16, modifier & 0x7FF))
+                exact = pa.decimal128(modifier >> 16, modifier & 0x7FF)
+                arrow_types.add(exact if column.type_id == 1700 else pa.list_(exact))
             for arrow_type in arrow_types:
                 assert_same(mine, theirs, arrow_type)
     assert some_binary > 2 * len(tables)
@@ -673,7 +745,10 @@ def test_common_types_are_read_without_python_per_value(monkeypatch: pytest.Monk
 
 
 @settings(max_examples=500)
-@given(st.sampled_from(sorted({*NATURAL, 25, 2950, 3802, 1007, 3614})), st.lists(st.binary(max_size=24), max_size=4))
+@given(
+    st.sampled_from(sorted(filter(binary.is_built_in, {*NATURAL, 25, 2950, 3802, 3614}))),
+    st.lists(st.binary(max_size=24), max_size=4),
+)
 def test_any_bytes_give_values_or_an_error(type_id: int, values: list[bytes]) -> None:
     columns = decode_changes(*lay_out([build(insert(b"id", Binary(value))) for value in values]), relation(2, type_id)).columns
     fine = True

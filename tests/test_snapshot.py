@@ -262,7 +262,7 @@ def test_a_value_is_the_same_from_the_snapshot_and_from_the_stream(copied: Copie
     # As text where there is one: Python's own times end where its local year does.
     changes = copied.changes(delta_warehouse(copied), "kinds")
     rows = changes.withColumns(
-        {name: changes[name].cast("string") for name in names if "time" in changes.schema[name].dataType.typeName()}
+        {name: changes[name].cast("string") for name in names if "time" in changes.schema[name].dataType.simpleString()}
     ).collect()
     values = {
         row["id"]: (row["_cdc_op"], repr([row[name] for name in names]), row["_cdc_exact"], row["_cdc_unchanged"]) for row in rows

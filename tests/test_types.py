@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg import sql
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     BooleanType,
     DataType,
@@ -83,17 +84,60 @@ TYPES: list[tuple[str, DataType, list[str], list[str]]] = [
      ["0044-03-15 01:02:03+00 BC", "0001-01-01 00:00:00+14", "9999-12-31 23:59:59.999999-12", "infinity", "-infinity"]),
     ("time", STRING, ["24:00:00", "00:00:00.000001"], []),
     ("timetz", STRING, ["24:00:00-15:59"], []),
-    ("interval", STRING, ["1 year -2 days 03:04:05.678"], []),
+    ("interval", STRING, ["1 year -2 days 03:04:05.678", "-1 mons", "1 day -00:00:00.000001"], []),
     ("uuid", STRING, ["00000000-0000-0000-0000-00000000000a"], []),
-    ("json", STRING, ['{"a":  1.10, "a": 2}'], []),
-    ("jsonb", STRING, ['{"a": 1.10}', "12345678901234567890.123456789"], []),
-    ("money", STRING, ["1.50"], []),
-    ("inet", STRING, ["::1/64"], []),
-    ("int4[]", STRING, ["{1,NULL,3}", "[0:1]={1,2}"], []),
-    ("int4range", STRING, ["empty", "[1,5)"], []),
-    ("point", STRING, ["(1,2)"], []),
+    ("json", STRING, ['{"a":  1.10, "a": 2}', "null"], []),
+    ("jsonb", STRING, ['{"a": 1.10}', "12345678901234567890.123456789", "null"], []),
+    ("jsonpath", STRING, ["$.a[*] ? (@ > 1)"], []),
+    ("money", STRING, ["1.50", "-92233720368547758.08"], []),
+    ("inet", STRING, ["::1/64", "192.168.0.1"], []),
+    ("cidr", STRING, ["10.0.0.0/8"], []),
+    ("macaddr", STRING, ["08:00:2b:01:02:0f"], []),
+    ("macaddr8", STRING, ["08:00:2b:01:02:03:04:05"], []),
+    ("int4range", STRING, ["empty", "[1,5)", "(,)"], []),
+    ("numrange", STRING, ["(1.50,)"], []),
+    ("tstzrange", STRING, ["[2024-01-01 00:00:00+00,infinity)"], []),
+    ("point", STRING, ["(1,-0)", "(1e-07,1e+300)"], []),
+    ("line", STRING, ["{1,2,3}"], []),
+    ("lseg", STRING, ["[(1,2),(3,4.5)]"], []),
+    ("box", STRING, ["(3,4),(1,2)"], []),
+    ("path", STRING, ["[(1,2),(3,4)]"], []),
+    ("polygon", STRING, ["((1,2),(3,4),(5,6))"], []),
+    ("circle", STRING, ["<(1,2),3>"], []),
     ("bit(5)", STRING, ["10101"], []),
+    ("varbit", STRING, ["", "101010101"], []),
     ("tsvector", STRING, ["'a':1 'b':2"], []),
+    ("tsquery", STRING, ["'a' & !'b'"], []),
+    ("pg_lsn", STRING, ["16/B374D848"], []),
+    ("xid", STRING, ["4294967295"], []),
+    ("tid", STRING, ["(0,1)"], []),
+    ("regclass", STRING, ["pg_class"], []),
+    ("int2vector", STRING, ["1 -2 3"], []),
+    ("bool[]", ArrayType(BooleanType()), ["{t,NULL,f}", "{}"], ["{{t},{f}}", "[0:1]={t,f}"]),
+    ("int2[]", ArrayType(ShortType()), ["{-32768,32767}"], ["[2:2]={1}"]),
+    ("int4[]", ArrayType(IntegerType()), ["{1,NULL,3}", "{}", "{NULL}"], ["[0:1]={1,2}", "{{1,2},{3,NULL}}"]),
+    ("int8[]", ArrayType(LongType()), ["{9223372036854775807}"], []),
+    ("oid[]", ArrayType(LongType()), ["{4294967295}"], []),
+    ("float4[]", ArrayType(FloatType()), ["{0.1,-0,NaN,Infinity,1e-45,NULL}", "{}"], ["{{0.1},{16777217}}"]),
+    ("float8[]", ArrayType(DoubleType()), ["{0.30000000000000004,-0,5e-324,NaN,-Infinity,NULL}"], ["[0:0]={0.1}"]),
+    ("numeric(12,2)[]", ArrayType(DecimalType(12, 2)), ["{-1.5,NULL,9999999999.99}"], ["{1,NaN}"]),
+    ("numeric[]", ArrayType(STRING), ["{1e40,1.10,NaN,NULL}"], []),
+    ("text[]", ArrayType(STRING), ['{NULL,"NULL",null,"","a b",é,"q\\"\\\\","{,}"," ","\n\v"}'], ["{{a},{b}}"]),
+    ("varchar(3)[]", ArrayType(STRING), ["{abc}"], []),
+    ("char(3)[]", ArrayType(STRING), ["{ab}"], []),
+    ('"char"[]', ArrayType(STRING), ["{x}"], []),
+    ("name[]", ArrayType(STRING), ['{"a name"}'], []),
+    ("bytea[]", ArrayType(BinaryType()), ['{"\\\\x","\\\\x00ff",NULL}'], []),
+    ("date[]", ArrayType(DateType()), ["{0001-01-01,9999-12-31,NULL}"], ["{2024-02-29,infinity}", '{"0044-03-15 BC"}']),
+    ("timestamp[]", ArrayType(TimestampNTZType()), ['{"0001-01-01 00:00:00","2024-03-10 02:30:00.1",NULL}'], ["{-infinity}"]),
+    ("timestamptz[]", ArrayType(TimestampType()), ['{"2024-03-10 02:30:00-05","9999-12-31 23:59:59.999999+00"}'], ["{infinity}"]),
+    ("time[]", ArrayType(STRING), ["{24:00:00}"], []),
+    ("interval[]", ArrayType(STRING), ['{"1 year -2 days",NULL}'], []),
+    ("uuid[]", ArrayType(STRING), ["{00000000-0000-0000-0000-00000000000a}"], []),
+    ("jsonb[]", ArrayType(STRING), ['{"{\\"a\\": [1, \\"b\\"]}"}'], []),
+    ("int4range[]", ArrayType(STRING), ['{"[1,5)"}'], []),
+    ("point[]", ArrayType(STRING), ['{"(1,2)","(3,4)"}'], []),
+    ("box[]", STRING, ["{(3,4),(1,2);(7,8),(5,6)}"], []),
 ]  # fmt: skip
 NEWER_TYPES = [("numeric(5,-2)", STRING, ["12300"], []), ("numeric(3,5)", STRING, ["0.00123"], [])]  # from PostgreSQL 15 on
 INFINITE_NUMERICS = ["Infinity", "-Infinity"]  # from 14 on; only without a precision
@@ -127,8 +171,14 @@ def literal(value: object) -> str:
             return f"{value:f}"
         case float():
             return repr(value)
+        case list():
+            return "{" + ",".join("NULL" if each is None else quoted(literal(each)) for each in value) + "}"
         case _:
             return str(value)
+
+
+def quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 @pytest.fixture
@@ -178,6 +228,7 @@ def test_values_of_every_type_round_trip(typed: Any, pg: postgres.Cluster) -> No
         if not fits:
             assert (row[name], row["_cdc_exact"]) == (None, {name: text}), type_name
         elif schema[name].dataType == STRING:
+            assert type(row[name]) is str
             assert (row[name], row["_cdc_exact"]) == (text, {}), type_name
         else:
             assert row["_cdc_exact"] == {}, (type_name, text)
@@ -294,8 +345,8 @@ def test_numeric_modifiers(type_modifier: int, data_type: DataType) -> None:
         (["id", "ID", "Id"], ["id", "_cdc_column_%49%44", "_cdc_column_%49d"]),
         (["ID", "id"], ["ID", "_cdc_column_id"]),
         (["", "_cdc_op", "_CDC_x"], ["_cdc_column_", "_cdc_column__cdc_op", "_cdc_column__%43%44%43_x"]),
-        (["a__int", "a__decimal_1_0", "a__Timestamp", "a__b"],
-         ["_cdc_column_a_%5Fint", "_cdc_column_a_%5Fdecimal_1_0", "_cdc_column_a_%5F%54imestamp", "a__b"]),
+        (["a__int", "a__decimal_1_0", "a__Timestamp", "a__b", "a__array"],
+         ["_cdc_column_a_%5Fint", "_cdc_column_a_%5Fdecimal_1_0", "_cdc_column_a_%5F%54imestamp", "a__b", "a__array"]),
         (["é", "É", "%C3"], ["é", "_cdc_column_%C3%89", "%C3"]),
     ],
 )  # fmt: skip
@@ -325,6 +376,8 @@ def test_names_are_distinct_and_can_be_read_back(names: list[str]) -> None:
         (DecimalType(12, 2), "c__decimal_12_2"),
         (TimestampNTZType(), "c__timestamp_ntz"),
         (TimestampType(), "c__timestamp"),
+        (ArrayType(IntegerType()), "c__array_int"),
+        (ArrayType(DecimalType(12, 2)), "c__array_decimal_12_2"),
     ],
 )
 def test_versioned_names(data_type: DataType, name: str) -> None:

@@ -40,7 +40,8 @@ SETUP = [
     "alter table big alter b set storage external",
     "create table tampered (id int primary key, name text, day date)",
     "create table doubled (id text primary key)",
-    "create table widened (id int primary key, total int, gone text)",
+    "create table widened (id int primary key, total int, gone text, list int[], tags text)",
+    "create table listed (tags text[], days date[], n int, primary key (tags, days))",
     "create table keyless (x int)",
     f"create table {quoted(HOSTILE[-1])} (id int primary key, {quoted('ID')} int, {quoted('a.b')} text, _cdc_op int)",
 ]
@@ -51,7 +52,9 @@ FIRST = [
     "insert into big select i, 'p' || i % 3, i, repeat(md5(i::text), 200) from generate_series(1, 60) i",
     "insert into tampered select i, 'name ' || i, case when i % 10 = 0 then 'infinity' end::date from generate_series(1, 100) i",
     "insert into doubled values ('a'), ('b'), ('ü')",
-    "insert into widened select i, i, 'x' from generate_series(1, 5) i",
+    "insert into widened select i, i, 'x', array[i, null], '{a,\"b c\"}' from generate_series(1, 5) i",
+    """insert into listed values ('{a,"b, c"}', '{}', 1), ('{"a,b",c}', '{}', 2), ('{{a},{b}}', '{2024-02-29}', 3),
+       ('{a,b}', '{infinity}', 4), ('{a,b}', '{2024-02-29}', 5), ('{"\\\\"}', '{NULL}', 6), ('[0:0]={a}', '{}', 7)""",
     "insert into keyless values (1)",
     f"insert into {quoted(HOSTILE[-1])} values (1, 2, 'x', 5)",
 ]
@@ -60,8 +63,13 @@ SECOND = [
     "update big set a = a + 1 where id < 10",
     "update big set id = id + 1000, a = 0 where id between 20 and 30",
     "delete from big where id between 40 and 45",
-    "alter table widened alter total type bigint, drop gone, add later int",
-    "insert into widened values (6, 6000000000, 1)",
+    "alter table widened alter total type bigint, alter list type bigint[], alter tags type text[] using tags::text[]",
+    "alter table widened drop gone, add later int",
+    "insert into widened values (6, 6000000000, '{6000000000}', '{x}', 1)",
+    "update listed set n = n + 10 where n % 2 = 0",
+    "update listed set tags = tags || '{z}' where n in (1, 14)",
+    "update listed set days = '{-infinity}' where n in (5, 12)",
+    "delete from listed where n in (3, 16)",
     "update widened set total = 7000000000 where id = 1",
     "alter table widened add last text",
 ]
@@ -116,7 +124,7 @@ def test_values_of_every_type_are_equal(road: Verified) -> None:
 def test_all_tables(road: Verified) -> None:
     """Unsent TOAST values, changed keys, hostile names, changed columns; a table without key is left out."""
     assert {str(result.table) for result in road.verified.values() if not result.is_equal} == set()
-    assert {"public.big", "public.widened", f"public.{HOSTILE[-1]}"} < set(road.verified)
+    assert {"public.big", "public.widened", "public.listed", f"public.{HOSTILE[-1]}"} < set(road.verified)
     assert "public.keyless" not in road.verified
     assert road.verified["public.big"].server_rows == 54
     with pytest.raises(VerifyError, match=r"public\.keyless has no key"):

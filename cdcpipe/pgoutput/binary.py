@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cdcpipe.pgoutput.messages import Relation, Row, Value
 
 __all__ = [
+    "ARRAYS",
     "REG_TYPES",
     "Find",
     "Kind",
@@ -914,10 +915,10 @@ _SCALARS: Final[Mapping[int, ToText]] = {
 _RANGES: Final = {3904: 23, 3906: 1700, 3908: 1114, 3910: 1184, 3912: 1082, 3926: 20}
 _MULTIRANGES: Final = {4451: 3904, 4532: 3906, 4533: 3908, 4534: 3910, 4535: 3912, 4536: 3926}
 # fmt: off
-_ARRAYS: Final = {
+ARRAYS: Final[Mapping[int, int]] = {
     143: 142, 199: 114, 271: 5069, 629: 628, 651: 650, 719: 718, 775: 774, 791: 790, 1000: 16, 1001: 17, 1002: 18, 1003: 19,
     1005: 21, 1006: 22, 1007: 23, 1008: 24, 1009: 25, 1010: 27, 1011: 28, 1012: 29, 1013: 30, 1014: 1042, 1015: 1043, 1016: 20,
-    1017: 600, 1018: 601, 1019: 602, 1020: 603, 1021: 700, 1022: 701, 1027: 604, 1028: 26, 1034: 1033, 1040: 829, 1041: 869,
+    1017: 600, 1018: 601, 1019: 602, 1021: 700, 1022: 701, 1027: 604, 1028: 26, 1034: 1033, 1040: 829, 1041: 869,
     1115: 1114, 1182: 1082, 1183: 1083, 1185: 1184, 1187: 1186, 1231: 1700, 1263: 2275, 1270: 1266, 1561: 1560, 1563: 1562,
     2201: 1790, 2207: 2202, 2208: 2203, 2209: 2204, 2210: 2205, 2211: 2206, 2287: 2249, 2949: 2970, 2951: 2950, 3221: 3220,
     3643: 3614, 3644: 3642, 3645: 3615, 3735: 3734, 3770: 3769, 3807: 3802, 3905: 3904, 3907: 3906, 3909: 3908, 3911: 3910,
@@ -925,6 +926,7 @@ _ARRAYS: Final = {
     6153: 4534, 6155: 4535, 6157: 4536,
 }
 # fmt: on
+"""The elements' type of each built-in array type but box[], whose delimiter is not a comma."""
 
 _SHAPES: Final[Mapping[int, Shape]] = {
     22: Shape(Kind.VECTOR, 21),  # int2vector
@@ -932,8 +934,8 @@ _SHAPES: Final[Mapping[int, Shape]] = {
     2249: Shape(Kind.COMPOSITE),  # record
     **{type_id: Shape(Kind.RANGE, subtype) for type_id, subtype in _RANGES.items()},
     **{type_id: Shape(Kind.MULTIRANGE, range_id) for type_id, range_id in _MULTIRANGES.items()},
-    # A box has commas of its own.
-    **{type_id: Shape(Kind.ARRAY, element, b";" if element == 603 else b",") for type_id, element in _ARRAYS.items()},
+    **{type_id: Shape(Kind.ARRAY, element) for type_id, element in ARRAYS.items()},
+    1020: Shape(Kind.ARRAY, 603, b";"),  # a box has commas of its own
 }
 
 REG_TYPES: Final[Mapping[int, str]] = {
