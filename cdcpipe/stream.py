@@ -275,17 +275,19 @@ class Streamer:
             if not body or body[0] not in row_kinds:
                 if observe(high << 32 | low, body):
                     break
-                if transactions is not None:
+                if transactions is not None and not transactions.lets_by(body):
                     self._keep(block)
                     transactions.feed(high << 32 | low, body)
                     size += self._take()
-                    is_direct, block_xid = transactions.is_direct, transactions.block_xid
+                    block_xid = transactions.block_xid
                     if transactions.has_pending:
                         break
                 elif feed is not None:
                     feed(high << 32 | low, bytes(body))
                 else:
                     add(high << 32 | low, body)
+                if transactions is not None:
+                    is_direct = transactions.is_direct
                 if tracker.is_finished:
                     break
             elif not is_direct:

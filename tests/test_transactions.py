@@ -344,6 +344,9 @@ def test_any_interleaving_gives_committed_transactions_in_commit_order(
         if at_once and data[:1] == b"I" and data[1:5] == transactions.block_xid:
             record = data[:1] + data[5:]
             transactions.keep(encode_header(lsn, len(record)) + record)
+        elif at_once and transactions.lets_by(data):
+            assert not transactions.has_pending
+            records.append((lsn, data))
         elif transactions.is_direct and data[:1] in (b"I", b"U", b"D", b"T", b"M"):
             assert not transactions.has_pending or not at_once
             transactions.feed(lsn, memoryview(data))

@@ -64,6 +64,7 @@ _RELATION_ID = struct.Struct(">xI")  # Insert, Update, Delete, Relation: Byte1 k
 _BEGIN = struct.Struct(">cQqI")  # Byte1('B') Int64 final LSN, Int64 commit time, Int32 xid
 _COMMIT = struct.Struct(">cBQQq")  # Byte1('C') Int8 flags, Int64 commit LSN, Int64 end LSN, Int64 commit time
 
+_B, _C = b"BC"
 _CHANGES = frozenset(b"IUDTM")
 _IDLE, _PLAIN, _PREPARING, _BLOCK = range(4)
 _KINDS: Final = {
@@ -362,6 +363,18 @@ class Transactions:
         except ProtocolError as ex:
             ex.locate(wal_start)
             raise
+
+    def lets_by(self, data: Data) -> bool:
+        """Take a Begin or a Commit that would come out as it is, and at once: it may be written then, and is not to be fed."""
+        if self._output:
+            return False
+        if self._state == _IDLE and len(data) == _BEGIN.size and data[0] == _B:
+            self._state = _PLAIN
+            return True
+        if self._state == _PLAIN and len(data) == _COMMIT.size and data[0] == _C and data[1] == 0:  # no flags
+            self._state = _IDLE
+            return True
+        return False
 
     def _feed_idle(self, wal_start: int, data: bytes) -> None:
         match message := decode(data, streaming_parallel=self._streaming_parallel):
