@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,15 +22,26 @@ create table bench_row (
     id bigint primary key, number integer, label text, amount numeric(12,2), changed timestamptz, flag boolean)
 """
 
-# A DO block commits as it goes, so that the server makes the rows without a client in between.
-_LOAD = """
-do $$
-begin
-  for batch in 0 .. {rows} / {per_transaction} - 1 loop
-    insert into bench_row
+_INSERT = """
+      insert into bench_row
       select 10000000 + i, 100000 + i % 900000, 'row ' || left(md5(i::text), 16), (i % 1000000) / 100.0 + 1000000,
              timestamptz '2026-01-01 00:00:00.123456+00' + i * interval '1 second', i % 2 = 0
-      from generate_series(batch * {per_transaction} + 1, (batch + 1) * {per_transaction}) i;
+      from generate_series({first}, {last}) i"""
+
+# Of ten changes six insert, three update rows of the transaction before, one deletes another of those.
+_MIXED = f"""
+      {_INSERT.format(first="batch * size + 1", last="(batch + 1) * size")};
+      update bench_row set number = number + 1, label = label || '+'
+        where id > 10000000 + (batch - 1) * size and id <= 10000000 + (batch - 1) * size + size / 2;
+      delete from bench_row where id > 10000000 + batch * size - size / 6 and id <= 10000000 + batch * size"""
+
+# A DO block commits as it goes, so that the server makes the changes without a client in between.
+_LOAD = """
+do $$
+declare size bigint := {inserts};
+begin
+  for batch in 0 .. {transactions} - 1 loop
+    {statements};
     commit;
   end loop;
 end $$
@@ -37,12 +50,20 @@ end $$
 
 @dataclass(frozen=True)
 class Backlog:
-    """`rows` inserts, committed before `endpos`; `slots` has the slot of each plugin that stands before the first."""
+    """`rows` changes, committed before `endpos`; `slots` has the slot of each plugin that stands before the first."""
 
     cluster: postgres.Cluster
     rows: int
     endpos: str
     slots: dict[str, str]
+    replica_rows: int
+    """How many rows a replica made of the changes alone has."""
+
+    def server_cpu_s(self) -> float:
+        """Return the CPU time of the server's processes that have ended, such as walsenders (Linux)."""
+        pid = int((self.cluster.directory / "data" / "postmaster.pid").read_text().split()[0])
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
 
     @contextmanager
     def slot(self, plugin: str) -> Iterator[str]:
@@ -57,15 +78,22 @@ class Backlog:
 
 
 @contextmanager
-def backlog(cluster: postgres.Cluster, rows: int, plugins: list[str], per_transaction: int = 1000) -> Iterator[Backlog]:
-    """Write the rows, with a slot per plugin from before them."""
+def backlog(
+    cluster: postgres.Cluster, rows: int, plugins: list[str], per_transaction: int = 1000, *, mixed: bool = False
+) -> Iterator[Backlog]:
+    """Write the changes, with a slot per plugin from before them: inserts, or mixed with updates and deletes, 60:30:10."""
+    inserts = per_transaction * 6 // 10 if mixed else per_transaction
+    statements = _MIXED if mixed else _INSERT.format(first="batch * size + 1", last="(batch + 1) * size")
     with cluster.connect() as connection:
         connection.execute(_TABLE)
         connection.execute(f"create publication {PUBLICATION} for table bench_row")
+        if mixed:  # what the first transaction updates and deletes
+            connection.execute(_INSERT.format(first=1 - inserts, last=0).encode())
         slots = {plugin: f"bench_{plugin}" for plugin in plugins}
         for plugin, slot in slots.items():
             connection.execute("select pg_create_logical_replication_slot(%s, %s)", [slot, plugin])
-        connection.execute(_LOAD.format(rows=rows, per_transaction=per_transaction).encode())
+        load = _LOAD.format(inserts=inserts, transactions=rows // per_transaction, statements=statements)
+        connection.execute(load.encode())
         row = connection.execute("select pg_current_wal_lsn()::text").fetchone()
         assert row is not None
         # Something beyond the end, so that a reader learns at once that it is there; and a gap before it, because
@@ -73,4 +101,6 @@ def backlog(cluster: postgres.Cluster, rows: int, plugins: list[str], per_transa
         connection.execute("select pg_logical_emit_message(false, 'bench', 'gap')")
         connection.execute("insert into bench_row values (-1)")
         connection.execute("checkpoint")
-    yield Backlog(cluster, rows, row[0], slots)
+    # Of the rows from before the slots half were updated, and so sent; what the first transaction deleted was one of them.
+    replica_rows = rows * 5 // 10 + per_transaction * 4 // 10 if mixed else rows
+    yield Backlog(cluster, rows, row[0], slots, replica_rows)

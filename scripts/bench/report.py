@@ -54,7 +54,9 @@ def main() -> int:
         reference = next((lines for lines in variants.values() if lines[0]["reference"]), None)
         first = next(iter(variants.values()))[0]
         print(f"\n{benchmark}, {transport}, {first['rows_wanted']:,} rows, {len(next(iter(variants.values())))} runs")
-        columns = [name for name in ("wall_s", "cpu_s", "peak_rss_kib", "p50_ms", "p99_ms") if name in first]
+        columns = [
+            name for name in ("wall_s", "changelog_s", "cpu_s", "server_cpu_s", "peak_rss_kib", "p50_ms", "p99_ms") if name in first
+        ]
         for name, lines in variants.items():
             cells = []
             for column in columns:

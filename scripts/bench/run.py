@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import chart
+import end_to_end
+import freshness
 import large
 import latency
 import postgres
@@ -101,17 +104,18 @@ def count_staged(scratch: Path) -> Counts:
     segments = list_segments(scratch / "staging")
     kinds = [segment_index.load(segment.path).kind for segment in segments]
     # The launcher has no end position: it lands the row beyond the backlog's as well.
-    return {"rows": sum(int((kind == ord("I")).sum()) for kind in kinds) - 1}
+    return {"rows": sum(kind.tobytes().count(letter) for kind in kinds for letter in b"IUD") - 1}
 
 
-# How an insert looks in the records of pgoutput, wal2json 1 and 2, test_decoding, json and debezium; wal2json 1 has many in one.
-_INSERT = re.compile(
-    rb'\AI|\A\{"action":"I"|"kind":"insert"|\Atable [^:]*: INSERT:|\A\{"end_lsn":[^{]*"op":"insert"|"transaction":null,"op":"c"'
+# How a change (where it is text: an insert) looks in the records of pgoutput,
+# wal2json 1 and 2, test_decoding, json and debezium; wal2json 1 has many in one.
+_CHANGE = re.compile(
+    rb'\A[IUD]|\A\{"action":"I"|"kind":"insert"|\Atable [^:]*: INSERT:|\A\{"end_lsn":[^{]*"op":"insert"|"transaction":null,"op":"c"'
 )
 
 
 def _counts(records: list[bytes]) -> Counts:
-    rows = sum(len(_INSERT.findall(record)) for record in records)
+    rows = sum(len(_CHANGE.findall(record)) for record in records)
     size = sum(map(len, records))
     return {"rows": rows, "records": len(records), "bytes": size, "bytes_with_newlines": size + len(records)}
 
@@ -143,6 +147,19 @@ BENCHMARKS = {
         client_side("test_decoding", "--output", "test_decoding"),
         client_side("json", "--output", "json"),
         client_side("debezium", "--output", "debezium", "-o", "topic.prefix=bench"),
+    ],
+    # On mixed changes, with the stages in Spark behind them.
+    "stages": [
+        Variant("pg_recvlogical", "pgoutput", pg_recvlogical(*PGOUTPUT), count_bytes, reference=True),
+        Variant("streamer", "pgoutput", cdcpipe("-H"), count_framed),
+        Variant(
+            "streamer, whole transactions",
+            "pgoutput",
+            cdcpipe("-H", "--whole-transactions", "--streaming", "on", "--messages"),
+            count_framed,
+            format="with the logical message before the end",
+        ),
+        Variant("launcher: server to segments", "pgoutput", land, count_staged),
     ],
     "land": [
         Variant(
@@ -193,6 +210,7 @@ def compare(name: str, made: Backlog, transport: str, runs: int, sink: str, emit
     counts = {}
     for run in range(runs + 1):
         for variant in variants:
+            server_before_s = made.server_cpu_s()
             with made.slot(variant.plugin) as slot, tempfile.TemporaryDirectory() as directory:
                 scratch = Path(directory)
                 command = variant.command(made, slot, dsn, scratch)
@@ -200,6 +218,8 @@ def compare(name: str, made: Backlog, transport: str, runs: int, sink: str, emit
                 if run == 0:
                     counts[variant.name] = variant.count(scratch)
                     continue
+            # Its walsender has ended: the slot could be dropped.
+            result["server_cpu_s"] = round(made.server_cpu_s() - server_before_s, 2)
             emit(
                 {
                     "benchmark": name,
@@ -219,7 +239,7 @@ def compare(name: str, made: Backlog, transport: str, runs: int, sink: str, emit
             )
 
 
-def measure_spark(made: Backlog, runs: int) -> Iterator[dict[str, Any]]:
+def measure_spark(name: str, made: Backlog, runs: int) -> Iterator[dict[str, Any]]:
     """Land the backlog, and yield a line per run and stage from there to the tables."""
     with made.slot("pgoutput") as slot, tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
@@ -230,13 +250,15 @@ def measure_spark(made: Backlog, runs: int) -> Iterator[dict[str, Any]]:
             for stage, result in json.loads(done.stdout.splitlines()[-1]).items():
                 # The launcher has no end position: it lands the row beyond the backlog's as well.
                 rows = result["rows"] - 1
-                line = {"benchmark": "spark", "transport": "local[2]", "variant": stage, "reference": False, "run": run}
-                yield line | {"rows_wanted": made.rows, "rows": rows, "wall_s": result["wall_s"]}
+                line = {"benchmark": name, "transport": "local[2]", "variant": stage, "reference": False, "run": run}
+                # A replica's rows are counted, not its changes.
+                fits = rows in (made.rows, made.replica_rows)
+                yield line | {"rows_wanted": made.rows, "rows": made.rows if fits else rows, "wall_s": result["wall_s"]}
 
 
 def main() -> int:
     """Run the benchmarks."""
-    names = [*BENCHMARKS, "large", "latency", "spark"]
+    names = [*BENCHMARKS, "backlog", "freshness", "large", "latency", "spark"]
     parser = argparse.ArgumentParser(prog="scripts/bench/run", description=__doc__)
     parser.add_argument("benchmarks", nargs="*", metavar="BENCHMARK", help=f"{', '.join(names)} (default: all)")
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the backlog (default: 1000000)")
@@ -264,7 +286,7 @@ def main() -> int:
             )
 
         transports = args.transport or ["unix", "tcp"]
-        compared = [name for name in BENCHMARKS if name in wanted]
+        compared = [name for name in BENCHMARKS if name in wanted and name != "stages"]
         surroundings = {"machine": machine(), "load_1m": round(os.getloadavg()[0], 2)}
         if compared or "spark" in wanted:
             with (
@@ -275,14 +297,32 @@ def main() -> int:
                     for transport in transports:
                         compare(name, made, transport, args.runs, args.sink, emit)
                 if "spark" in wanted:
-                    for line in measure_spark(made, args.runs):
+                    for line in measure_spark("spark", made, args.runs):
                         emit(line | surroundings)
+        if "stages" in wanted or "backlog" in wanted:
+            with (
+                postgres.Cluster("15", settings={"shared_buffers": "512MB"}) as cluster,
+                backlog(cluster, args.rows, ["pgoutput"], mixed=True) as made,
+            ):
+                if "stages" in wanted:
+                    for transport in transports:
+                        compare("stages", made, transport, args.runs, args.sink, emit)
+                    for line in measure_spark("stages", made, args.runs):
+                        emit(line | surroundings)
+                if "backlog" in wanted:
+                    for line in end_to_end.measure(made, args.runs):
+                        emit(line | surroundings)
+        if "freshness" in wanted:
+            for line in freshness.measure(args.runs):
+                emit(line | surroundings)
         if "large" in wanted:
             for line in large.measure(args.rows, args.runs, run_once):
                 emit(surroundings | line)
         if "latency" in wanted:
             for line in latency.measure(args.runs, CDCPIPE):
                 emit(line | surroundings)
+    if "stages" in wanted:
+        chart.write(args.output, args.output.with_name("stages.svg"))
     return subprocess.run([sys.executable, HERE / "report.py", args.output], check=False).returncode
 
 

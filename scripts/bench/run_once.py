@@ -1,6 +1,7 @@
 """Run one command and print what it took, as one JSON object.
 
 A small process of its own, because a child's peak memory on Linux includes what its parent had when it was started.
+Peak memory is summed up over the command and its children, each at its own peak (looked at ten times a second).
 The command's stdout goes to /dev/null ("null"), through a pipe that is drained and counted here ("pipe"), or into the
 file of that path.
 """
@@ -9,7 +10,36 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
+
+LOOK_S = 0.1
+
+
+class Memory(threading.Thread):
+    """Looks at the peak memory of a process and its descendants, in KiB, until it is stopped (Linux)."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self.pid = pid
+        self.peaks: dict[int, int] = {}
+        self.stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self.stopped.wait(LOOK_S):
+            self.look(self.pid)
+
+    def look(self, pid: int) -> None:
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+            children = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+        except OSError:  # it has ended
+            return
+        peak = next((line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")), "0")
+        self.peaks[pid] = int(peak)
+        for child in children.split():
+            self.look(int(child))
 
 
 def drain(fd: int) -> int:
@@ -32,15 +62,19 @@ def main() -> int:
             stdout=subprocess.PIPE if sink == "pipe" else file,
             stderr=stderr,
         )
+        memory = Memory(child.pid)
+        memory.start()
         drained = drain(child.stdout.fileno()) if child.stdout else None
         _, status, usage = os.wait4(child.pid, 0)
         wall_s = time.perf_counter() - started
+        memory.stopped.set()
+        memory.join()
     result = {
         "exit_code": os.waitstatus_to_exitcode(status),
         "wall_s": round(wall_s, 4),
         "cpu_s": round(usage.ru_utime + usage.ru_stime, 4),
         "cpu_user_s": round(usage.ru_utime, 4),
-        "peak_rss_kib": usage.ru_maxrss,
+        "peak_rss_kib": max(usage.ru_maxrss, sum(memory.peaks.values())),
         "drained_bytes": drained,
     }
     print(json.dumps(result))
