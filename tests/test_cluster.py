@@ -108,11 +108,12 @@ def follow(
             wait_until(lambda: snapshot.exists() and json.loads(snapshot.read_text())["is_complete"], process, log)
             connection.execute("update fruit set price = 0 where id <= 10")
             connection.execute("delete from fruit where id > 990")
-            connection.execute("insert into fruit values (2000, 'last', null)")
+            # As much as no driver does itself.
+            connection.execute("insert into fruit select i, repeat(md5(i::text), 100), null from generate_series(2001, 3000) i")
             row = connection.execute("select pg_current_wal_insert_lsn() - '0/0'").fetchone()
             assert row
-            connection.execute("select pg_logical_emit_message(false, 'end', '')")
-            connection.execute("insert into fruit values (2001, 'flushes the WAL', null); delete from fruit where id = 2001")
+            # Something that comes after it, and changes nothing.
+            connection.execute("insert into fruit values (0, 'in between', null); delete from fruit where id = 0")
             identity = warehouse / "_cdcpipe/warehouse.json"
 
             def is_there() -> bool:
@@ -132,8 +133,9 @@ def follow(
     assert found == expected
     changes = changelog.read(spark, Warehouse.existing(warehouse), Table("public", "fruit"))
     counts = {row["_cdc_op"]: row["count"] for row in changes.groupBy("_cdc_op").count().collect()}
-    assert counts["snapshot"] == 1000
-    assert (counts["update"], counts["delete"] in (10, 11), counts["insert"] in (1, 2)) == (10, True, True)
+    after = counts["delete"] - 10  # what comes after it may be there
+    assert after in (0, 1)
+    assert counts == {"snapshot": 1000, "update": 10, "delete": 10 + after, "insert": 1000 + after}
     return log.read_text()
 
 
@@ -144,7 +146,7 @@ def test_spark_submit_to_a_standalone_cluster(database: postgres.Database, spark
         command = [str(SPARK_HOME / "bin/spark-submit"), "--master", master, "--jars", jars, *CONF]
         environment = plain_environment(PYTHONPATH=str(ROOT), PYSPARK_PYTHON=sys.executable)
         said = follow([*command, str(ROOT / "examples/spark_submit.py")], database, spark, tmp_path, env=environment)
-        assert "Traceback" not in said
+        assert "cdcpipe-spark: error" not in said
 
 
 def test_a_local_cluster_that_does_not_see_the_staging_directory(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
@@ -160,5 +162,5 @@ def test_a_local_cluster_that_does_not_see_the_staging_directory(database: postg
     options = ["--master", "local-cluster[2,1,1024]", "--staging-shared", "no", *CONF]
     # This path leads to the staging directory only from where the driver was started.
     said = follow(command, database, spark, tmp_path, *options, staging="/proc/self/cwd/staging", env=environment)
-    assert "Traceback" not in said
+    assert "cdcpipe-spark: error" not in said
     assert list(home.glob("work/*/*/stderr"))
