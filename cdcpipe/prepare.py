@@ -160,12 +160,13 @@ def prepare(config: SlotConfig) -> Preparation:
         return _preparation(connection, config, slot, system)
 
 
-def _preparation(connection: Connection, config: SlotConfig, slot: Slot, system: System) -> Preparation:
-    """Check what a stream from the slot needs, and say what was found."""
+def _preparation(connection: Connection, config: SlotConfig, slot: Slot, system: System, *, is_shared: bool = False) -> Preparation:
+    """Check what a stream from the slot needs, and say what was found; ``is_shared``: somebody may be using it."""
     if slot.plugin != "pgoutput":
         msg = f"replication slot {slot.name!r} has the plugin {slot.plugin}; this needs one with pgoutput"
         raise InitError(msg, hint="name another slot, or create one with -c")
-    preflight.check_free(slot)
+    if not is_shared:
+        preflight.check_free(slot)
     tables = check_published(connection, list(config.publications))
     return Preparation(
         server_version=connection.server_version,
@@ -202,7 +203,8 @@ def exporting(config: SlotConfig) -> Iterator[tuple[Preparation, Export]]:
             if not is_slot_new:
                 export(f"cdcpipe_snapshot_{secrets.token_hex(6)}", is_temporary=True)
             parameters = {name: value for name, value in config.parameters.items() if name != "hostaddr"}
-            preparation = _preparation(connection, config, slot, system)
+            # Beside a slot that somebody uses there is room for another.
+            preparation = _preparation(connection, config, slot, system, is_shared=True)
         yield preparation, Export(made[0], is_slot_new, parameters | connection.address, walsender)
 
 
