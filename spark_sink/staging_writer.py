@@ -72,8 +72,9 @@ _WRITE_BYTES = 1 << 20
 _LOCK_ATTEMPTS, _LOCK_PAUSE_S = 3, 0.03
 """`status` holds the lock for a moment to see whether anybody else does."""
 
-_MAX_KNOWN_BOUNDARIES = 1 << 20
-"""A segment of more records than this, one very large transaction, is left to its readers to index: that takes memory."""
+_MAX_KNOWN_BOUNDARIES = 3 << 18
+"""A segment of more records than this, one very large transaction, is left to its readers to index: that takes memory,
+and the segment, which is mapped, counts as well."""
 
 
 class Failpoint(StrEnum):

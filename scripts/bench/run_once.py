@@ -1,7 +1,7 @@
 """Run one command and print what it took, as one JSON object.
 
 A small process of its own, because a child's peak memory on Linux includes what its parent had when it was started.
-Peak memory is summed up over the command and its children, each at its own peak (looked at ten times a second).
+Peak memory is summed up over the command and the children that it has at a time, each at its own peak so far.
 The command's stdout goes to /dev/null ("null"), through a pipe that is drained and counted here ("pipe"), or into the
 file of that path.
 """
@@ -23,23 +23,21 @@ class Memory(threading.Thread):
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
         self.pid = pid
-        self.peaks: dict[int, int] = {}
+        self.peak = 0
         self.stopped = threading.Event()
 
     def run(self) -> None:
         while not self.stopped.wait(LOOK_S):
-            self.look(self.pid)
+            self.peak = max(self.peak, self.look(self.pid))
 
-    def look(self, pid: int) -> None:
+    def look(self, pid: int) -> int:
         try:
             status = Path(f"/proc/{pid}/status").read_text()
             children = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
         except OSError:  # it has ended
-            return
+            return 0
         peak = next((line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")), "0")
-        self.peaks[pid] = int(peak)
-        for child in children.split():
-            self.look(int(child))
+        return int(peak) + sum(self.look(int(child)) for child in children.split())
 
 
 def drain(fd: int) -> int:
@@ -74,7 +72,7 @@ def main() -> int:
         "wall_s": round(wall_s, 4),
         "cpu_s": round(usage.ru_utime + usage.ru_stime, 4),
         "cpu_user_s": round(usage.ru_utime, 4),
-        "peak_rss_kib": max(usage.ru_maxrss, sum(memory.peaks.values())),
+        "peak_rss_kib": max(usage.ru_maxrss, memory.peak),
         "drained_bytes": drained,
     }
     print(json.dumps(result))
