@@ -8,6 +8,9 @@ the shortest decimal digits are spelled differently by everybody; so it is in an
 hexadecimal digits of the MD5 of these bytes make; a table's is the sum over its rows, whatever their order. A row is in the bucket
 that the first 3 digits of the MD5 of its key's bytes name, so that what differs can be found without sending the table.
 
+Whoever has numbers without their scale asks for ``trim_numbers``: the texts of numeric and numeric[] end with no zero behind
+the point then.
+
 What a publication does not send is not counted: rows beyond its row filter, columns beyond its column list, generated columns.
 
 The snapshot is a REPEATABLE READ transaction's, taken when the tables are locked against ALTER and TRUNCATE (ACCESS SHARE):
@@ -19,14 +22,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cdcpipe.errors import InitError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from cdcpipe.replication import preflight
 from cdcpipe.replication.commands import publication_names
 from cdcpipe.replication.connection import Connection
-from cdcpipe.sql import quote_identifier, quote_literal, reading_rows
+from cdcpipe.sql import NUMERIC_IDS, TRIM_NUMBERS, quote_identifier, quote_literal, reading_rows
 
 __all__ = ["Checksums", "ServerTable", "SlotState", "Snapshot"]
 
@@ -67,6 +70,8 @@ class ServerTable:
     row_estimate: int
     source: str
     """The FROM clause, with a WHERE if there is a row filter."""
+    trim_numbers: bool = False
+    """Whether 1.50 is to be taken for 1.5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,9 @@ class Checksums:
         """Return the system identifier and the database's name."""
         return self._connection.execute("SELECT system_identifier FROM pg_control_system()")[0][0] or "", self._connection.database
 
-    def begin(self, tables: Collection[tuple[str, str]], publications: Sequence[str]) -> tuple[Snapshot, list[ServerTable]]:
+    def begin(
+        self, tables: Collection[tuple[str, str]], publications: Sequence[str], *, trim_numbers: bool = False
+    ) -> tuple[Snapshot, list[ServerTable]]:
         """Lock those of the tables that there are, take a snapshot, and return it and them."""
         execute = self._connection.execute
         execute("ROLLBACK")
@@ -117,7 +124,8 @@ class Checksums:
             f" WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) {source} ORDER BY 1, 2"
         )
         published = self._published(publications)
-        return snapshot, [_server_table(row, published.get((row[0] or "", row[1] or ""))) for row in rows]
+        found = [_server_table(row, published.get((row[0] or "", row[1] or ""))) for row in rows]
+        return snapshot, [replace(table, trim_numbers=trim_numbers) for table in found]
 
     def _published(self, publications: Sequence[str]) -> dict[tuple[str, str], tuple[set[str], list[str] | None]]:
         """Return the columns of each table that are published, and its row filters, None if there is one without."""
@@ -145,7 +153,7 @@ class Checksums:
 
     def rows(self, table: ServerTable, key: Sequence[str], buckets: Collection[str]) -> list[tuple[str | None, ...]]:
         """Return the key, as texts, and the MD5 of each row in the buckets."""
-        keys = ", ".join(_text(name, type_id) for name, type_id, _ in _key_columns(table, key))
+        keys = ", ".join(_text(table, name, type_id) for name, type_id, _ in _key_columns(table, key))
         return self._connection.execute(
             f"SELECT {keys}, {_row_md5(table)} FROM (SELECT * FROM {table.source}) AS t"
             f" WHERE {_bucket(table, key)} IN ({', '.join(map(quote_literal, buckets))})"
@@ -196,7 +204,7 @@ def _qualified(schema: str | None, name: str | None) -> str:
     return f"{quote_identifier(schema or '')}.{quote_identifier(name or '')}"
 
 
-def _text(name: str, type_id: int) -> str:
+def _text(table: ServerTable, name: str, type_id: int) -> str:
     """Return the expression for a column's text, NULL where the value is."""
     column = quote_identifier(name)
     if type_id in _FLOATS:
@@ -209,6 +217,9 @@ def _text(name: str, type_id: int) -> str:
         bits = f"coalesce({_bits('u.e', _FLOAT_ARRAYS[type_id])}, 'NULL')"
         elements = f"SELECT string_agg({bits}, ',' ORDER BY u.n) FROM unnest({column}) WITH ORDINALITY AS u(e, n)"
         return f"CASE WHEN {is_list} THEN concat('{{', ({elements}), '}}') ELSE {text} END"
+    if table.trim_numbers and type_id in NUMERIC_IDS:
+        for pattern, replacement in TRIM_NUMBERS:
+            text = f"regexp_replace({text}, {quote_literal(pattern)}, {quote_literal(replacement)}, 'g')"
     return text
 
 
@@ -217,19 +228,18 @@ def _bits(number: str, type_id: int) -> str:
     return f"CASE WHEN {number} = 'NaN' THEN '{nan}' ELSE encode({send}({number}), 'hex') END"
 
 
-def _md5(columns: Sequence[tuple[str, int, int]]) -> str:
-    parts = [
-        f"coalesce(convert_to({_text(name, type_id)}, 'UTF8'), '\\xff'::bytea) || '\\x00'::bytea" for name, type_id, _ in columns
-    ]
+def _md5(table: ServerTable, columns: Sequence[tuple[str, int, int]]) -> str:
+    texts = [_text(table, name, type_id) for name, type_id, _ in columns]
+    parts = [f"coalesce(convert_to({text}, 'UTF8'), '\\xff'::bytea) || '\\x00'::bytea" for text in texts]
     return f"md5({' || '.join(parts)})"
 
 
 def _row_md5(table: ServerTable) -> str:
-    return _md5(table.columns)
+    return _md5(table, table.columns)
 
 
 def _bucket(table: ServerTable, key: Sequence[str]) -> str:
-    return f"substr({_md5(_key_columns(table, key))}, 1, {_BUCKET_DIGITS})"
+    return f"substr({_md5(table, _key_columns(table, key))}, 1, {_BUCKET_DIGITS})"
 
 
 def _key_columns(table: ServerTable, key: Sequence[str]) -> list[tuple[str, int, int]]:

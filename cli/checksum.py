@@ -3,7 +3,7 @@
 A request is a line of JSON on stdin, its answer a line of JSON on stdout, until the end of stdin. All tables are in one
 snapshot, which lasts until the next ``begin``. What a checksum is: cdcpipe/checksum.py.
 
-    {"begin": [[SCHEMA, NAME], ...], "publications": [NAME, ...]}
+    {"begin": [[SCHEMA, NAME], ...], "publications": [NAME, ...], "trim_numbers": false}
     {"system_id", "database", "xmax", "running", "wal_lsn", "tables": [
         {"schema", "name", "relation_id", "columns": [[NAME, TYPE_ID, TYPE_MODIFIER], ...], "row_estimate"}, ...]}
 
@@ -74,7 +74,9 @@ class _Server:
             request = json.loads(line)
             if "begin" in request:
                 return self._begin(
-                    [(str(schema), str(name)) for schema, name in request["begin"]], request.get("publications") or []
+                    [(str(schema), str(name)) for schema, name in request["begin"]],
+                    request.get("publications") or [],
+                    trim_numbers=bool(request.get("trim_numbers")),
                 )
             if "slot" in request:
                 return self._slot(str(request["slot"]), request["publications"], LSN.parse(request["upto"]))
@@ -88,9 +90,9 @@ class _Server:
             return self._checksums.rows(table, key, [str(bucket) for bucket in request["buckets"]])
         return self._checksums.buckets(table, key)
 
-    def _begin(self, tables: list[tuple[str, str]], publications: list[str]) -> dict[str, Any]:
+    def _begin(self, tables: list[tuple[str, str]], publications: list[str], *, trim_numbers: bool) -> dict[str, Any]:
         system_id, database = self._checksums.system()
-        snapshot, found = self._checksums.begin(tables, publications)
+        snapshot, found = self._checksums.begin(tables, publications, trim_numbers=trim_numbers)
         self._tables = {(table.schema, table.name): table for table in found}
         return {
             "system_id": system_id,

@@ -16,9 +16,11 @@ from pyspark.sql.types import ArrayType
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pgoutput.messages import Column, Relation
+from cdcpipe.sql import NUMERIC_IDS, TRIM_NUMBERS
 from spark_sink.delta import quote
-from spark_sink.types import assign_columns, column_names, merge_columns, split_schema, versioned_name
+from spark_sink.types import as_typed, assign_columns, column_names, merge_columns, split_schema, versioned_name
 from spark_sink.value_text import value_text
+from spark_sink.warehouse import EXACT, NATIVE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -45,8 +47,9 @@ def exact_session(spark: SparkSession) -> SparkSession:
 class Canonical:
     """The columns of a table of the server's, ``(name, type's OID, type modifier)``, as the rows of its replica have them."""
 
-    def __init__(self, schema: StructType, columns: Sequence[tuple[str, int, int]]) -> None:
-        relation = Relation(None, 0, "", "", "d", tuple(Column(0, name, type_id, modifier) for name, type_id, modifier in columns))
+    def __init__(self, schema: StructType, columns: Sequence[tuple[str, int, int]], types: str = EXACT) -> None:
+        described = tuple(Column(0, name, type_id, modifier) for name, type_id, modifier in columns)
+        relation = as_typed(Relation(None, 0, "", "", "d", described), types)
         present, _ = split_schema(schema)
         fields = assign_columns(merge_columns(present, [relation]), relation)
         self._has_exact = "_cdc_exact" in schema.names
@@ -55,6 +58,8 @@ class Canonical:
             name: self._text(spark_name, field, present)
             for name, spark_name, field in zip(self.names, column_names(relation), fields, strict=True)
         }
+        if types == NATIVE:
+            self._texts |= {name: _trimmed(self._texts[name]) for name, type_id, _ in columns if type_id in NUMERIC_IDS}
 
     def _text(self, name: str, field: StructField, present: StructType) -> SparkColumn:
         """Return the text of a column of the server's that is called ``name`` here, and now has its values in ``field``."""
@@ -97,6 +102,14 @@ class Canonical:
         keys = [column[name].alias(f"k{index}") for index, name in enumerate(key)]
         md5, key_md5 = _md5(list(column.values())), _md5([column[name] for name in key])
         return texts.select(*keys, md5.alias("md5"), F.substring(key_md5, 1, _BUCKET_DIGITS).alias("bucket"))
+
+
+def _trimmed(text: SparkColumn) -> SparkColumn:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    for pattern, replacement in TRIM_NUMBERS:
+        text = F.regexp_replace(text, pattern, replacement.replace("\\", "$"))  # as Java has it
+    return text
 
 
 def _md5(texts: Sequence[SparkColumn]) -> SparkColumn:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -42,8 +43,8 @@ from spark_sink.staging import (
     removed_position,
 )
 from spark_sink.table_versions import TableVersions
-from spark_sink.types import MESSAGE_SCHEMA, merge_columns, split_schema, typed_schema
-from spark_sink.warehouse import MESSAGES, Table, Warehouse, WarehouseError
+from spark_sink.types import INEXACT_MESSAGE, MESSAGE_SCHEMA, as_typed, merge_columns, split_schema, typed_schema
+from spark_sink.warehouse import EXACT, MESSAGES, Table, Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -103,6 +104,7 @@ class Pipeline:
         warehouse: Path | str,
         *,
         format: str = "delta",  # noqa: A002 - Spark's own word for it
+        types: str = EXACT,
         keys: Mapping[str, Sequence[str]] | None = None,
         describe: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
         checkpoint: Path | str | None = None,
@@ -115,7 +117,7 @@ class Pipeline:
         source.register(spark)
         self.spark = spark
         self.staging = local_directory(staging, "the staging directory")
-        self.warehouse = Warehouse(warehouse, format)
+        self.warehouse = Warehouse(warehouse, format, types)
         self.checkpoint = self.warehouse.checkpoint if checkpoint is None else local_directory(checkpoint, "the checkpoint")
         self._versions = TableVersions(self.warehouse, keys, describe)
         self._max_bytes_per_trigger = max_bytes_per_trigger
@@ -127,6 +129,8 @@ class Pipeline:
         self._progress = PipelineProgress()
         self._seen: set[Table] = set()
         self._told: set[tuple[Table, str]] = set()
+        self.exact_counts: Counter[tuple[Table, str]] = Counter()
+        """How many values of which column stand, since the start, as text in ``_cdc_exact``, because its type can't hold them."""
         self._query: StreamingQuery | None = None
         self._error: BaseException | None = None
         self._stopping = False
@@ -335,7 +339,11 @@ class Pipeline:
         reader = self.spark.read.format("cdcpipe").schema(schema)
         if self._server is not None:
             reader = reader.option("server", str(self._server.path))
-        return reader.option("start", str(_start(segments, done_lsn))).option("end", str(segments[-1].end))
+        return (
+            reader.option("start", str(_start(segments, done_lsn)))
+            .option("end", str(segments[-1].end))
+            .option("types", self.warehouse.types)
+        )
 
     def _append(self, table: Table, rows: DataFrame, contents: Contents, segments: Sequence[Segment]) -> None:
         """Append to a changelog what the segments have for it beyond where it is."""
@@ -351,11 +359,12 @@ class Pipeline:
         end = segments[-1].end
         done_lsn = state.done_lsn
         if done_lsn < contents.last_lsn:
+            relations = [(end_lsn, as_typed(relation, self.warehouse.types)) for end_lsn, relation in contents.relations]
             columns = merge_columns(
                 None if state.changelog is None else split_schema(state.changelog.schema)[0],
-                (relation for _, relation in contents.relations),
+                (relation for _, relation in relations),
             )
-            state.versions = self._versions.note(table, state.versions, contents.relations, done_lsn, columns)
+            state.versions = self._versions.note(table, state.versions, relations, done_lsn, columns)
             if not state.versions[-1].key:
                 self._tell(table, "", "table %s has no key: it has a changelog and no replica", table)
             reader = self._reader(typed_schema(columns), segments, done_lsn)
@@ -371,7 +380,7 @@ class Pipeline:
                 if is_small:
                     rows.unpersist()
             if self.warehouse.format != "delta" or not state.has_key:
-                self._tell_exact(table, self._exact_names(table, _start(segments, done_lsn), columns))
+                self._tell_exact(table, self._count_exact(table, _start(segments, done_lsn), columns))
         elif state.replica_lsn < contents.last_lsn:
             self._follow(table, state, end, None)
 
@@ -389,22 +398,21 @@ class Pipeline:
             self._told.add((table, subject))
             _logger.warning(message, *arguments)
 
-    def _tell_exact(self, table: Table, names: Iterable[str]) -> None:
-        """Name the columns that had a value that their type can't hold, each once."""
-        for name in sorted(names):
-            message = "table %s, column %s: a value that its type can't hold is NULL, and stands as text in _cdc_exact"
-            self._tell(table, name, message, table, name)
+    def _tell_exact(self, table: Table, counts: Mapping[str, int]) -> None:
+        """Name the columns that had values that their type can't hold, each once, and count these."""
+        for name, count in sorted(counts.items()):
+            self._tell(table, name, INEXACT_MESSAGE, table, name, count)
+            self.exact_counts[table, name] += count
 
-    def _exact_names(self, table: Table, start: Position, columns: StructType) -> list[str]:
-        """Look for such columns in what the changelog has beyond ``start``, unless all that can be are known."""
+    def _count_exact(self, table: Table, start: Position, columns: StructType) -> dict[str, int]:
+        """Count such values in what the changelog has beyond ``start``."""
         from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
         inexact = [field.name for field in columns if field.dataType.typeName() in reduction.INEXACT]
-        if all((table, name) in self._told for name in inexact):
-            return []
+        if not inexact:
+            return {}
         changes = changelog.read(self.spark, self.warehouse, table).where(F.col("_cdc_end_lsn") > start.lsn)
-        found = changes.agg(reduction.exact_names()).collect()[0][0]
-        return [name for name in found or () if name in inexact]
+        return reduction.count_exact(changes)
 
     def _error_of(self, ex: BaseException) -> BaseException:
         """Return an error of ours for one that Spark wrapped, in one line."""

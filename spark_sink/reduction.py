@@ -32,7 +32,18 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructType
 
-__all__ = ["Key", "Summary", "data_columns", "exact_names", "key_sql", "key_struct", "reduce", "summarize", "touched_keys"]
+__all__ = [
+    "Key",
+    "Summary",
+    "count_exact",
+    "data_columns",
+    "exact_names",
+    "key_sql",
+    "key_struct",
+    "reduce",
+    "summarize",
+    "touched_keys",
+]
 
 _POSITION = ("_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal")
 _OLD = "_cdc_old."
@@ -74,6 +85,14 @@ def exact_names() -> Column:
     from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
     return F.array_sort(F.array_distinct(F.flatten(F.collect_set(F.map_keys("_cdc_exact")))))
+
+
+def count_exact(changes: DataFrame) -> dict[str, int]:
+    """Return how many values of each column stand in ``_cdc_exact``, those of old rows aside."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    names = changes.select(F.explode(F.map_keys("_cdc_exact")).alias("name")).where(~F.startswith("name", F.lit(_OLD)))
+    return {row["name"]: row["count"] for row in names.groupBy("name").count().collect()}
 
 
 def _is_text(schema: StructType, names: tuple[str, ...]) -> bool:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,17 +64,17 @@ def apply(
     table: Table,
     until: Position,
     recent: tuple[int, DataFrame] | None = None,
-) -> set[str]:
+) -> Counter[str]:
     """Bring a Delta replica from where it stands to ``until``; a table without a key gets none.
 
-    ``recent`` are the changelog's changes beyond an LSN, at hand: they serve if the replica is as far as that. Return the
-    columns in which there were values that they can't hold.
+    ``recent`` are the changelog's changes beyond an LSN, at hand: they serve if the replica is as far as that. Return how
+    many values there were that their column can't hold, by column.
     """
     path = warehouse.replica(table)
     state = delta.state(spark, path)
     lsn = 0 if state is None else state.lsn
     pieces = list(_pieces(warehouse.versions(table), lsn, until.lsn))
-    exact: set[str] = set()
+    exact: Counter[str] = Counter()
     if not pieces:
         return exact
     if recent is not None and recent[0] <= lsn:
@@ -203,9 +204,10 @@ def _summarize(changes: DataFrame, piece: _Piece, table: Table) -> Summary:
 
 def _apply_piece(
     spark: SparkSession, path: Path, table: Table, changes: DataFrame, piece: _Piece, position: Position
-) -> tuple[str, ...]:
-    """Merge the changes of one piece into the replica, recording ``position``; return the columns with exact texts."""
+) -> dict[str, int]:
+    """Merge the changes of one piece into the replica, recording ``position``; return how many exact texts columns had."""
     summary = _summarize(changes, piece, table)
+    exact = reduction.count_exact(changes) if summary.exact else {}
     columns = reduction.data_columns(changes.schema)
     rows = reduction.reduce(changes, piece.columns, columns, summary)
     state = delta.state(spark, path)
@@ -217,7 +219,7 @@ def _apply_piece(
                 delta.overwrite(path, rows)
             else:
                 delta.create(path, rows, properties(piece.key, columns))
-        return summary.exact
+        return exact
     for name in columns:
         if name not in state.schema.names:
             delta.add_column(spark, path, name, changes.schema[name].dataType.simpleString())
@@ -233,7 +235,7 @@ def _apply_piece(
             delta.add_column(spark, path, "_cdc_unchanged", _OPTIONAL["_cdc_unchanged"])
             current = delta.read(spark, path)
     _merge(spark, path, rows, current, piece, columns, summary, position)
-    return summary.exact
+    return exact
 
 
 _FIRST_COLUMNS = "cdcpipe.first_columns"

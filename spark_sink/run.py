@@ -29,6 +29,7 @@ from spark_sink.options import (
 )
 from spark_sink.slot_monitor import SlotMonitor
 from spark_sink.spark_options import parse_settings, spark_options
+from spark_sink.warehouse import EXACT, TYPES, Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -65,6 +66,13 @@ Example:
     default="delta",
     show_default=True,
     help="The tables' format. Parquet needs no jar; the replica is a view then.",
+)
+@click.option(
+    "--types",
+    type=click.Choice(TYPES),
+    default=EXACT,
+    show_default=True,
+    help="With native every numeric is a decimal, one without precision decimal(38,18). A warehouse keeps what it began with.",
 )
 @spark_options
 @click.option(
@@ -132,6 +140,7 @@ def command(
     *,
     warehouse: Path,
     table_format: str,
+    types: str,
     jars: Path | None,
     master: str | None,
     confs: tuple[str, ...],
@@ -160,11 +169,11 @@ def command(
     from spark_sink.catalog import parse_database
     from spark_sink.pipeline import Pipeline
     from spark_sink.snapshot import InitialSnapshot
+    from spark_sink.types import INEXACT_MESSAGE
     from spark_sink.upkeep import Upkeep
-    from spark_sink.warehouse import Warehouse
 
     settings = parse_settings(confs)
-    house = Warehouse(warehouse, table_format)
+    house = Warehouse(warehouse, table_format, types)
     if catalog_database is not None:
         parse_database(catalog_database)
     config = launcher_config(**options)
@@ -206,6 +215,7 @@ def command(
                 config.staging,
                 warehouse,
                 format=table_format,
+                types=types,
                 describe=_Catalog(config, launcher.prepared).describe,
                 checkpoint=checkpoint,
                 max_bytes_per_trigger=max_bytes_per_trigger,
@@ -236,6 +246,8 @@ def command(
                 upkeep.run(stopping.is_set)
             upkeep.stop()
             pipeline.stop()
+            for (table, name), count in sorted(pipeline.exact_counts.items()):
+                _logger.warning(INEXACT_MESSAGE, table, name, count)
     except Exception as ex:
         if stopping.is_set() and spark is not None and _jvm_ends(spark):
             _logger.info("Spark was ended by the signal, too; what the tables lack comes with the next start")

@@ -28,7 +28,8 @@ from spark_sink import segment_index
 from spark_sink.segment_index import NO_TRANSACTION, RELATION, SegmentIndex, map_segment
 from spark_sink.segment_server import Origin, fetch
 from spark_sink.staging import StagingError
-from spark_sink.types import MESSAGE_SCHEMA, OPS, assign_columns, split_schema
+from spark_sink.types import MESSAGE_SCHEMA, OPS, as_typed, assign_columns, split_schema
+from spark_sink.warehouse import EXACT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -176,9 +177,10 @@ class _Version:
 class TypedReader:
     """Reads one table's changes from a slice."""
 
-    def __init__(self, piece: Slice, table: tuple[str, str], schema: StructType) -> None:
+    def __init__(self, piece: Slice, table: tuple[str, str], schema: StructType, types: str = EXACT) -> None:
         self._slice = _OpenSlice(piece)
         self._table = table
+        self._types = types
         self._arrow_schema = to_arrow_schema(schema, timezone="UTC")
         self._columns, self._old_columns = split_schema(schema)
 
@@ -192,7 +194,7 @@ class TypedReader:
             mine = records[low:high]
             mine = mine[index.relation_id[mine] == version.relation.relation_id]
             for chunk in self._slice.chunks(mine):
-                yield self._batch(mine[chunk], version.relation)
+                yield self._batch(mine[chunk], as_typed(version.relation, self._types))
         truncates = self._truncates(versions)
         if truncates is not None:
             yield truncates

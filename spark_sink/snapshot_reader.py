@@ -12,6 +12,7 @@ table and needs no chunk to know of another; beyond 31 bits it goes on from the 
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -129,12 +130,12 @@ class WrittenFile:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of a chunk; ``exact`` are the columns with values that their type cannot hold."""
+    """What became of a chunk; ``exact``: how many values their type cannot hold, by column."""
 
     rows: int
     changelog: WrittenFile
     replica: WrittenFile | None
-    exact: tuple[str, ...]
+    exact: dict[str, int]
 
 
 def write_chunk(task: ChunkTask, count_rows: Callable[[int], object]) -> Written:
@@ -145,7 +146,7 @@ def write_chunk(task: ChunkTask, count_rows: Callable[[int], object]) -> Written
     if task.replica_directory is not None and task.replica_layout is not None:
         replica = _FileWriter(task.replica_directory, name, task.replica_layout)
     rows = 0
-    exact: dict[str, None] = {}
+    exact: Counter[str] = Counter()
     for batch in _read(task):
         count = len(batch)
         arrays = _columns(task, batch, exact)
@@ -154,7 +155,7 @@ def write_chunk(task: ChunkTask, count_rows: Callable[[int], object]) -> Written
             replica.write(arrays, count)
         rows += count
         count_rows(count)
-    return Written(rows, changelog.close(), None if replica is None else replica.close(), tuple(exact))
+    return Written(rows, changelog.close(), None if replica is None else replica.close(), dict(exact))
 
 
 def write_empty(directory: str, layout: Layout) -> None:
@@ -188,8 +189,8 @@ def _read(task: ChunkTask) -> Iterator[pa.RecordBatch]:
         connection.close()
 
 
-def _columns(task: ChunkTask, batch: pa.RecordBatch, exact_names: dict[str, None]) -> dict[str, pa.Array]:
-    """Return the table's columns and ``_cdc_exact``; note which columns have values that their type cannot hold."""
+def _columns(task: ChunkTask, batch: pa.RecordBatch, counts: Counter[str]) -> dict[str, pa.Array]:
+    """Return the table's columns and ``_cdc_exact``; count the values that their type cannot hold."""
     arrays: dict[str, pa.Array] = {}
     exact = ExactTexts(len(batch))
     rests = iter(range(len(task.selects), batch.num_columns))
@@ -208,7 +209,7 @@ def _columns(task: ChunkTask, batch: pa.RecordBatch, exact_names: dict[str, None
             rows, texts = _NO_ROWS, _NO_TEXTS
         if len(rows):
             exact.add(name, rows, texts)
-            exact_names[name] = None
+            counts[name] += len(rows)
         arrays[name] = array
     arrays["_cdc_exact"] = exact.to_arrow(_EXACT_TYPE)
     return arrays

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import shutil
 import uuid
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from spark_sink import changelog, delta, replica
 from spark_sink.keys import identifying_columns, version_of
 from spark_sink.snapshot_plan import SnapshotError
 from spark_sink.snapshot_reader import ChunkTask, Layout, select_columns, write_chunk, write_empty
-from spark_sink.types import assign_columns, merge_columns, typed_schema
+from spark_sink.types import INEXACT_MESSAGE, as_typed, assign_columns, merge_columns, typed_schema
 from spark_sink.warehouse import Table
 
 if TYPE_CHECKING:
@@ -69,9 +70,10 @@ def table_of(plan: TablePlan) -> Table:
 def copy_table(copying: Copying, plan: TablePlan) -> None:
     """Copy a table that has no changelog."""
     table, warehouse = table_of(plan), copying.warehouse
-    columns = merge_columns(None, [plan.relation])
-    names = tuple(field.name for field in assign_columns(columns, plan.relation))
-    version = version_of(copying.position.lsn, plan.relation, columns, identifying_columns(plan.relation, lambda: plan.primary_key))
+    relation = as_typed(plan.relation, warehouse.types)
+    columns = merge_columns(None, [relation])
+    names = tuple(field.name for field in assign_columns(columns, relation))
+    version = version_of(copying.position.lsn, relation, columns, identifying_columns(relation, lambda: plan.primary_key))
     scratch = copying.scratch / uuid.uuid4().hex
     made = _New(copying.spark, scratch / "changelog", warehouse.format)
     layout = made.create(typed_schema(columns), changelog.properties(table, typed_schema(columns).names))
@@ -102,10 +104,9 @@ def copy_table(copying: Copying, plan: TablePlan) -> None:
         for number, chunk in enumerate(plan.chunks)
     ]
     written = _run(copying, tasks)
-    exact = sorted({name for each in written for name in each.exact})
-    for name in exact:
-        message = "table %s, column %s: a value that its type can't hold is NULL, and stands as text in _cdc_exact"
-        _logger.warning(message, table, name)
+    exact: Counter[str] = sum((Counter(each.exact) for each in written), Counter())
+    for name, count in sorted(exact.items()):
+        _logger.warning(INEXACT_MESSAGE, table, name, count)
     made.add((each.changelog for each in written), copying.position, layout)
     warehouse.write_versions(table, [version])
     # A replica without a changelog is what is left of an attempt that ended between the two.

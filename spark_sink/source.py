@@ -12,6 +12,7 @@
 | | neither `table` nor `view`: the envelope, the same columns for every table |
 | `start`, `end` | positions, `EPOCH:LSN`: a batch reads (start, end], a stream begins at start |
 | `max_bytes_per_trigger` | a stream's micro-batch takes no more segments than have this many bytes, but at least one |
+| `types` | `exact` (default) or `native`: see types.py |
 | `max_partition_bytes` | a larger segment is read in several tasks; default 128 MiB. Small ones are read together in one |
 
 A typed row has the table's columns (types.py; the new row, for a delete what was sent of the old one, for a truncate
@@ -79,7 +80,8 @@ from spark_sink.ladder import CommitTimes
 from spark_sink.segment_reader import EnvelopeReader, MessageReader, Slice, TypedReader, read_relations
 from spark_sink.segment_server import Origin, name_of
 from spark_sink.staging import Position, Segment, StagingError, list_segments, log_end
-from spark_sink.types import CHANGE_FIELDS, MESSAGE_SCHEMA, merge_columns, typed_schema
+from spark_sink.types import CHANGE_FIELDS, MESSAGE_SCHEMA, as_typed, merge_columns, typed_schema
+from spark_sink.warehouse import EXACT, TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -204,6 +206,7 @@ class _Options:
     max_bytes_per_trigger: int | None = None
     max_partition_bytes: int = _DEFAULT_PARTITION_BYTES
     server: str | None = None
+    types: str = EXACT
 
     @classmethod
     def parse(cls, options: dict[str, str]) -> _Options:
@@ -227,8 +230,11 @@ class _Options:
             end=_parse_option(left, "end", Position.parse),
             max_bytes_per_trigger=_parse_option(left, "max_bytes_per_trigger", _parse_size),
             server=left.pop("server", None),
+            types=left.pop("types", EXACT),
             max_partition_bytes=_parse_option(left, "max_partition_bytes", _parse_size) or _DEFAULT_PARTITION_BYTES,
         )
+        if parsed.types not in TYPES:
+            _invalid("types", f"can only be {' or '.join(map(repr, TYPES))}")
         for key in left:
             _invalid(key, "is not known")
         return parsed
@@ -243,7 +249,7 @@ class _Options:
         if not versions:
             msg = f"{self.root} has no change of table {quote_table(*self.table)} in the range asked for"
             raise StagingError(msg, hint="is the table in the publication, and was it changed since? else give a schema")
-        return typed_schema(merge_columns(None, versions))
+        return typed_schema(merge_columns(None, (as_typed(version, self.types) for version in versions)))
 
     def partitions(self, start: Position | None, end: Position | None) -> list[InputPartition]:
         """Plan a batch of (start, end]."""
@@ -277,7 +283,7 @@ class _Options:
                     yield from MessageReader(piece, schema).read()
             case _Part(pieces) if self.table is not None:
                 for piece in pieces:
-                    yield from TypedReader(piece, self.table, schema).read()
+                    yield from TypedReader(piece, self.table, schema, self.types).read()
             case _Part(pieces):
                 for piece in pieces:
                     yield from EnvelopeReader(piece, schema).read()

@@ -4,6 +4,9 @@
 (an enum, a domain, an extension's) is text, because its OID means another type in another database. An array of a built-in
 type is an array of that one's, so that one of uuids, say, is an array of strings; but for box, which has a delimiter of its own.
 
+With ``native`` in place of ``exact`` (`as_typed`) every numeric is a decimal, if need be decimal(38,18). A number that it can't
+hold stands in ``_cdc_exact`` like any such value; what is lost are the zeros at the end of 1.50.
+
 **Names.** A column keeps its name, unless Spark could not tell it from another: then `column_names` spells it
 ``_cdc_column_`` and the name with every byte but ``a-z 0-9 _`` as ``%XX`` (`original_name` reads that back). So is spelled
 - an empty name, and one that begins with ``_cdc_``, which is the prefix of the metadata;
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
@@ -44,15 +48,18 @@ from pyspark.sql.types import (
 
 from cdcpipe.pgoutput.binary import ARRAYS
 from spark_sink.staging import StagingError
+from spark_sink.warehouse import NATIVE
 
 if TYPE_CHECKING:
     from cdcpipe.pgoutput.messages import Column, Relation
 
 __all__ = [
+    "INEXACT_MESSAGE",
     "MESSAGE_SCHEMA",
     "METADATA_FIELDS",
     "METADATA_PREFIX",
     "OPS",
+    "as_typed",
     "assign_columns",
     "column_names",
     "merge_columns",
@@ -64,10 +71,16 @@ __all__ = [
 ]
 
 METADATA_PREFIX: Final = "_cdc_"
+INEXACT_MESSAGE: Final = (
+    "table %s, column %s: values that its type can't hold, %d so far, are NULL, and stand as text in _cdc_exact"
+)
+"""What is said of such a column."""
+
 OPS: Final = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}
 
 _NUMERIC_ID: Final = 1700
 _MAX_PRECISION: Final = 38
+_NATIVE_SCALE: Final = 18
 
 # pg_type.dat, by OID.
 _SPARK_TYPES: Final[dict[int, DataType]] = {
@@ -100,6 +113,26 @@ def _scalar_type(type_id: int, type_modifier: int) -> DataType:
         if 0 <= scale <= precision <= _MAX_PRECISION:
             return DecimalType(precision, scale)
     return _SPARK_TYPES.get(type_id, StringType())
+
+
+def as_typed(relation: Relation, types: str) -> Relation:
+    """Return the relation as its columns are typed (`warehouse.TYPES`): with ``native`` as if every numeric were a decimal."""
+    if types != NATIVE:
+        return relation
+    return replace(relation, columns=tuple(map(_native, relation.columns)))
+
+
+def _native(column: Column) -> Column:
+    if ARRAYS.get(column.type_id, column.type_id) != _NUMERIC_ID:
+        return column
+    precision, scale = _MAX_PRECISION, _NATIVE_SCALE
+    if column.type_modifier >= 0:
+        precision, scale = _numeric_modifier(column.type_modifier)
+        # numeric(5,-2) is hundreds, numeric(3,5) has two zeros behind its point.
+        precision, scale = max(precision - min(scale, 0), scale), max(scale, 0)
+        if precision > _MAX_PRECISION:
+            precision, scale = _MAX_PRECISION, min(scale, _NATIVE_SCALE)
+    return replace(column, type_modifier=(precision << 16 | scale) + 4)
 
 
 def _numeric_modifier(type_modifier: int) -> tuple[int, int]:

@@ -42,7 +42,7 @@ from spark_sink.restart import error_of
 from spark_sink.spark_options import spark_options, warehouse_option, warehouse_session
 from spark_sink.staging import log_end
 from spark_sink.types import original_name
-from spark_sink.warehouse import Table, Warehouse
+from spark_sink.warehouse import NATIVE, Table, Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -189,7 +189,11 @@ class _Comparison:
         source = self._house.source()
         tell("taking a snapshot on the server", 0)
         begun = self._server.ask(
-            {"begin": [[table.schema, table.name] for table in self._tables], "publications": source.publications}
+            {
+                "begin": [[table.schema, table.name] for table in self._tables],
+                "publications": source.publications,
+                "trim_numbers": self._house.types == NATIVE,
+            }
         )
         for name, ours in (("system_id", source.system_id), ("database", source.database)):
             if begun[name] != ours:
@@ -292,7 +296,9 @@ class _Comparison:
         request = {"key": key}
         self._server.send({"buckets": [table.schema, table.name], **request})
         rows = self._rows(table)
-        canonical = Canonical(rows.schema, [(name, type_id, modifier) for name, type_id, modifier in there["columns"]])
+        canonical = Canonical(
+            rows.schema, [(name, type_id, modifier) for name, type_id, modifier in there["columns"]], self._house.types
+        )
         ours = canonical.checksums(rows, key)
         theirs = {bucket: (count, total) for bucket, (count, total) in self._server.receive().items()}
         different = sorted(bucket for bucket in ours.keys() | theirs.keys() if ours.get(bucket) != theirs.get(bucket))

@@ -1,6 +1,6 @@
 """The warehouse directory: where each table is, whose changes it holds, how far they go. No pyspark.
 
-    _cdcpipe/warehouse.json        whose changes these are: server, database, slot; the table format; the position reached
+    _cdcpipe/warehouse.json        whose changes these are: server, database, slot; the table format; --types; the position reached
     _cdcpipe/tables/NAME.json      a table's versions: its key, and from which transaction on
     _cdcpipe/vacuumed.json         when VACUUM last looked at each table (upkeep.py)
     _cdcpipe/checkpoint/           Spark's checkpoint of the stream of segments
@@ -26,7 +26,22 @@ from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.directories import local_directory
 from spark_sink.staging import Epoch, Position, read_json, write_json
 
-__all__ = ["MESSAGES", "Source", "Table", "Version", "Warehouse", "WarehouseError", "decode_name", "encode_name"]
+__all__ = [
+    "EXACT",
+    "MESSAGES",
+    "NATIVE",
+    "TYPES",
+    "Source",
+    "Table",
+    "Version",
+    "Warehouse",
+    "WarehouseError",
+    "decode_name",
+    "encode_name",
+]
+
+EXACT, NATIVE = TYPES = ("exact", "native")
+"""What the columns of a warehouse are like: types.py."""
 
 FORMAT = 1
 """The version of this layout; another one is refused."""
@@ -132,9 +147,10 @@ def _encode(text: str) -> str:
 class Warehouse:
     """A warehouse directory on a local or mounted file system."""
 
-    def __init__(self, root: Path | str, format: str) -> None:  # noqa: A002 - Spark's own word for it
+    def __init__(self, root: Path | str, format: str, types: str = EXACT) -> None:  # noqa: A002 - Spark's own word for it
         self.root = local_directory(root, "the warehouse")
         self.format = format
+        self.types = types
 
     @classmethod
     def existing(cls, root: Path | str) -> Warehouse:
@@ -142,7 +158,7 @@ class Warehouse:
         found = read_json(local_directory(root, "the warehouse") / "_cdcpipe/warehouse.json")
         if found is None:
             raise WarehouseError(f"{root} is not a warehouse of cdcpipe: it has no _cdcpipe/warehouse.json")
-        return cls(root, str(found.get("format")))
+        return cls(root, str(found.get("format")), str(found.get("types", EXACT)))
 
     @property
     def checkpoint(self) -> Path:
@@ -178,7 +194,7 @@ class Warehouse:
                         hint="restore that file, or give an empty directory as warehouse",
                     )
             self._identity_path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self._identity_path, {"version": FORMAT, "format": self.format, **identity, **facts})
+            write_json(self._identity_path, {"version": FORMAT, "format": self.format, "types": self.types, **identity, **facts})
             return None
         self._check_complete(found)
         if found.get("version") != FORMAT:
@@ -193,6 +209,11 @@ class Warehouse:
             raise WarehouseError(
                 f"{self.root} holds {found.get('format')} tables, not {self.format}",
                 hint=f"use --format {found.get('format')}, or another warehouse",
+            )
+        if found.get("types", EXACT) != self.types:
+            raise WarehouseError(
+                f"the tables in {self.root} have {found.get('types', EXACT)} types, not {self.types} ones",
+                hint=f"use --types {found.get('types', EXACT)}, or another warehouse: a table's columns keep their types",
             )
         if found | facts != found:
             write_json(self._identity_path, found | facts)

@@ -42,6 +42,20 @@ def row_bytes(*texts: str | None) -> bytes:
     return b"".join((b"\xff" if text is None else text.encode()) + b"\0" for text in texts)
 
 
+def test_numbers_without_zeros_at_their_end(pg18: postgres.Cluster) -> None:
+    texts = {"1": ("1.5", "{1.5,NULL,-20,0.01}"), "2": ("100", "{{0},{NaN}}"), "3": ("0", None)}
+    with pg18.database() as database, database.connect() as connection:
+        connection.execute("create table t (id int primary key, n numeric, ns numeric[])")
+        connection.execute(
+            "insert into t values (1, 1.50, '{1.500,NULL,-20.00,0.010}'), (2, 100, '{{0.0},{NaN}}'), (3, 0.00, null)"
+        )
+        ask = Asked(database)
+        ask({"begin": [["public", "t"]], "trim_numbers": True})
+        found = ask({"rows": ["public", "t"], "key": ["id"], "buckets": [md5(key)[:3] for key in texts]})
+        assert sorted(found) == [[key, md5(key, *row)] for key, row in texts.items()]
+        assert ask.end() == (0, "")
+
+
 def md5(*texts: str | None) -> str:
     return hashlib.md5(row_bytes(*texts)).hexdigest()
 

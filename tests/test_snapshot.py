@@ -159,7 +159,8 @@ class Copied:
             snapshot.stop()
         assert launcher.prepared is not None
         tables = launcher.prepared.tables
-        Pipeline(self.spark, config.staging, warehouse.root, format=warehouse.format, describe=lambda: tables).process_available()
+        options: dict[str, Any] = {"format": warehouse.format, "types": warehouse.types, "describe": lambda: tables}
+        Pipeline(self.spark, config.staging, warehouse.root, **options).process_available()
         return snapshot
 
     def changes(self, warehouse: Warehouse, name: str) -> Any:

@@ -773,6 +773,7 @@ def test_an_index_of_other_content_does_no_harm(log: Log) -> None:
     [
         ({}, "'path'.* is missing"),
         ({"path": "x", "tabel": "a.b"}, "'tabel'.* is not known"),
+        ({"path": "x", "types": "all"}, "'types'.* can only be 'exact' or 'native'"),
         ({"path": "x", "view": "tables"}, "'view'.* can only be 'messages' or 'segments'"),
         ({"path": "x", "view": "segments", "table": "a.b"}, "cannot be given with 'view'"),
         ({"path": "x", "start": "0/1"}, "'start'.* cannot be read: not a position"),

@@ -36,6 +36,7 @@ from spark_sink.segment_reader import Slice, TypedReader, read_relations
 from spark_sink.staging import StagingError
 from spark_sink.types import (
     METADATA_FIELDS,
+    as_typed,
     assign_columns,
     column_names,
     merge_columns,
@@ -188,15 +189,15 @@ def typed(tmp_path: Path, pg: postgres.Cluster) -> Any:
         conn.execute("create publication p for all tables")
         conn.execute("select pg_create_logical_replication_slot('types', 'pgoutput')")
 
-        def run(*statements: str, table: str = "t") -> tuple[StructType, list[dict[str, Any]]]:
+        def run(*statements: str, table: str = "t", types: str = "exact") -> tuple[StructType, list[dict[str, Any]]]:
             for statement in statements:
                 conn.execute(statement)
             records = peek(conn, "types", "p")
             path = tmp_path / "0000000000000000-FFFFFFFFFFFFFFFF.cdc"
             path.write_bytes(encode(records))
             versions = [r for r in read_relations(path) if r.name == table]
-            schema = typed_schema(merge_columns(None, versions))
-            reader = TypedReader(Slice(str(path), 1, 0, 2**64 - 1), ("public", table), schema)
+            schema = typed_schema(merge_columns(None, (as_typed(version, types) for version in versions)))
+            reader = TypedReader(Slice(str(path), 1, 0, 2**64 - 1), ("public", table), schema, types)
             return schema, [row for batch in reader.read() for row in batch.to_pylist(maps_as_pydicts="strict")]
 
         yield conn, run
@@ -242,17 +243,61 @@ def test_infinite_numeric_is_text(typed: Any) -> None:
     assert [row["id"] for row in rows] == INFINITE_NUMERICS
 
 
+NUMERICS = {
+    "numeric": (DecimalType(38, 18), ["0", "1.50", "-99999999999999999999.000000000000000001", "1.5" + "0" * 20],
+                ["NaN", "Infinity", "100000000000000000000", "0.0000000000000000001", "1e40"]),
+    "numeric(12,2)": (DecimalType(12, 2), ["1.50"], ["NaN"]),
+    "numeric(40,2)": (DecimalType(38, 2), ["9" * 36 + ".10"], ["1" + "0" * 37, "NaN"]),
+    "numeric(50,30)": (DecimalType(38, 18), ["1.5"], ["0.0000000000000000001"]),
+    "numeric(5,-2)": (DecimalType(7, 0), ["1234567", "9999900"], ["NaN"]),
+    "numeric(3,5)": (DecimalType(5, 5), ["0.00999", "-0.00001"], ["NaN"]),
+    "numeric[]": (ArrayType(DecimalType(38, 18)), ["{1.50,NULL,-2}", "{}"], ["{1,NaN}", "{{1.50}}"]),
+}  # fmt: skip
+
+
+def test_native_numerics_are_decimals(typed: Any) -> None:
+    """The number is the same; the zeros at its end are lost."""
+    conn, run = typed
+    kinds = list(NUMERICS)
+    declared = ", ".join(f"c{number} {kind}" for number, kind in enumerate(kinds))
+    inserts, expected = [], []
+    for number, kind in enumerate(kinds):
+        _, fit, unfit = NUMERICS[kind]
+        for value in [*fit, *unfit]:
+            expected.append((f"c{number}", kind, value in fit))
+            inserts.append(f"insert into t (id, c{number}) values ({len(expected)}, '{value}')")
+    schema, rows = run(f"create table t (id int primary key, {declared})", *inserts, types="native")
+    assert [schema[f"c{number}"].dataType for number in range(len(kinds))] == [NUMERICS[kind][0] for kind in kinds]
+    for row, (name, kind, fits) in zip(rows, expected, strict=True):
+        query = sql.SQL("select {0}, {0} is not distinct from %s::{1} from t where id = {2}")
+        (text, is_equal), *_ = raw(
+            conn, query.format(sql.Identifier(name), sql.SQL(kind), row["id"]), row[name] and literal(row[name])
+        )
+        assert (is_equal, row["_cdc_exact"]) == (("t", {}) if fits else ("f", {name: text})), (kind, text)
+
+
 def test_types_that_are_not_built_in_are_text(typed: Any) -> None:
-    _, run = typed
+    conn, run = typed
+    values = {
+        "mood": "so so", "price": "1.50", "pair": '(1,"x y")', "mood[]": '{"so so"}', "list": "{1,NULL}", "price[]": "{1.50}",
+        "pair[]": '{"(1,)"}', "span": "[0.1,2.5)",
+    }  # fmt: skip
+    if conn.execute("select from pg_available_extensions where name = 'hstore'").fetchone():
+        conn.execute("create extension hstore")
+        values |= {"hstore": '"a"=>"b c", "n"=>NULL'}
+    names = [f"c{number}" for number in range(len(values))]
+    declared = ", ".join(f"{name} {kind}" for name, kind in zip(names, values, strict=True))
     schema, rows = run(
         "create type mood as enum ('so so')",
         "create domain price as numeric(8,2)",
+        "create domain list as int[]",
         "create type pair as (a int, b text)",
-        "create table t (id int primary key, m mood, p price, r pair, ms mood[])",
-        "insert into t values (1, 'so so', 1.5, (1, 'x y'), '{so so}')",
+        "create type span as range (subtype = float8)",
+        f"create table t (id int primary key, {declared})",
+        f"insert into t values (1, {', '.join(sql.Literal(value).as_string(conn) for value in values.values())})",
     )
-    assert [schema[name].dataType for name in ("m", "p", "r", "ms")] == [STRING] * 4
-    assert [rows[0][name] for name in ("m", "p", "r", "ms")] == ["so so", "1.50", '(1,"x y")', '{"so so"}']
+    assert [schema[name].dataType for name in names] == [STRING] * len(names)
+    assert [rows[0][name] for name in names] == list(values.values())
 
 
 def test_changes_of_every_kind(typed: Any) -> None:

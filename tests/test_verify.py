@@ -14,6 +14,7 @@ import postgres
 import pytest
 from psycopg import sql
 from test_pipeline import HOSTILE, Road, quoted, wait_until
+from test_snapshot import Copied
 from test_types import INFINITE_NUMERICS, NEWER_TYPES, TYPES
 
 from cdcpipe.errors import InvalidArgumentsError
@@ -21,7 +22,7 @@ from cdcpipe.lsn import LSN
 from spark_sink import delta, types
 from spark_sink.launcher import Launcher, LauncherConfig
 from spark_sink.segment_filler import SealPolicy
-from spark_sink.staging import Position
+from spark_sink.staging import Position, list_epochs
 from spark_sink.verify import DIFFERENT, Difference, ProgressBar, TableResult, VerifyError, verify
 from spark_sink.warehouse import Table, Warehouse, WarehouseError
 
@@ -131,6 +132,40 @@ def test_all_tables(road: Verified) -> None:
         road.verify("keyless")
     with pytest.raises(InvalidArgumentsError, match=r"has no table 'public\.nowhere'"):
         road.verify("nowhere")
+
+
+def test_native_types(pg18: postgres.Cluster, spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Snapshot, changes, replica and verify, where numbers lose the zeros at their end."""
+    numbers = ["1.50", "0", "NaN", "1e40", "100", "-0.10", "12345678901234567890.5"]
+    rows = ", ".join(f"(%s + {number}, '{text}', '{{{text},NULL}}', '{{{{{text}}}}}')" for number, text in enumerate(numbers))
+    with pg18.database() as database:
+        made = Copied(database, spark, tmp_path, "native")
+        made.execute(
+            "create table n (id int primary key, free numeric, list numeric[], matrix numeric[])",
+            "create table keyed (k numeric primary key, v int)",
+            "create publication native for all tables",
+            f"insert into n values {rows % ((100,) * len(numbers))}",
+            "insert into keyed values (1.50, 1), ('NaN', 2)",
+        )
+        house = Warehouse(tmp_path / "warehouse", "delta", "native")
+        made.run(house, publications=("native",))
+        made.execute(
+            f"insert into n values {rows % ((200,) * len(numbers))}",
+            "update keyed set v = v + 1",
+            "update keyed set k = 1.5000 where k = 1.5",
+            "insert into keyed values (1e40, 3)",
+        )
+        made.run(house, publications=("native",))
+        replicas = spark.read.format("delta").load(str(house.replica(Table("public", "n"))))
+        assert replicas.drop("_cdc_exact").schema.simpleString() == (
+            "struct<id:int,free:decimal(38,18),list:array<decimal(38,18)>,matrix:array<decimal(38,18)>>"
+        )
+        assert "public.n, column free: values that its type can't hold, 2 so far" in caplog.text
+        results = named(verify(spark, house.root, ("-d", database.dsn), timeout_s=300))
+        assert {name: result.is_equal for name, result in results.items()} == {"public.n": True, "public.keyed": True}
+        made.connection.close()
+        with pytest.raises(WarehouseError, match="have native types, not exact ones"):
+            Warehouse(house.root, "delta").open(list_epochs(tmp_path / "staging")[-1])
 
 
 def test_rows_changed_behind_our_back_are_named(road: Verified) -> None:
