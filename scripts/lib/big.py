@@ -1,0 +1,208 @@
+"""scripts/soak --big CASE: what is large in one way, taken to the tables within a bound of memory that is measured and printed.
+
+    transaction   one transaction of millions of rows, which the server streams before it commits
+    columns       a table of 1,600 columns, as many as PostgreSQL allows
+    tables        hundreds of tables, all changed in one transaction and in many
+    value         a value of 200 MB, then an update that leaves it alone
+
+`cdcpipe-spark land` takes everything to the staging log, then `cdcpipe-spark run` to the tables, so that each process's
+memory is its own. At the end `cdcpipe-spark verify` compares. What counts as memory is the largest resident size that the
+kernel has noted for each process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import postgres
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CASES", "Case", "play"]
+
+_MB = 1_000_000
+
+_VALUE_BYTES = 200 * _MB
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case at a scale of 1: statements, each a transaction, and the bounds of memory in MB.
+
+    ``launcher_mb`` is for streamer and launcher together, ``driver_mb`` for all of `cdcpipe-spark run`: Python, JVM, workers.
+    """
+
+    make: Callable[[float], tuple[list[str], list[str]]]
+    launcher_mb: int
+    driver_mb: int
+
+
+def _transaction(scale: float) -> tuple[list[str], list[str]]:
+    rows = int(10_000_000 * scale)
+    return (
+        ["create table app.big (id bigint primary key, at timestamptz, n integer, name text)"],
+        [f"insert into app.big select i, now(), i % 1000, 'name ' || i from generate_series(1, {rows}) i"],
+    )
+
+
+def _columns(scale: float) -> tuple[list[str], list[str]]:
+    rows = max(2, int(1000 * scale))
+    # Most are small: a row has to fit into a page.
+    kinds = ["smallint", "boolean", "integer", "date"]
+    columns = [f"c{number} {kinds[number % len(kinds)]}" for number in range(1599)]
+    values = {"smallint": "i % 99", "boolean": "i % 2 = 0", "integer": "i", "date": "date '2026-01-01' + i % 99"}
+    listed = ", ".join(values[kinds[number % len(kinds)]] for number in range(1599))
+    return (
+        [f"create table app.wide (id integer primary key, {', '.join(columns)})"],
+        [
+            f"insert into app.wide select i, {listed} from generate_series(1, {rows}) i",
+            "update app.wide set c0 = 0, c1598 = c1598 + 1 where id % 2 = 0",
+        ],
+    )
+
+
+def _tables(scale: float) -> tuple[list[str], list[str]]:
+    names = [f"app.t{number}" for number in range(max(2, int(2000 * scale)))]
+    return (
+        [f"create table {name} (id integer primary key, a text)" for name in names],
+        [
+            "; ".join(["begin", *(f"insert into {name} values (1, 'a'), (2, 'b')" for name in names), "commit"]),
+            *(f"update {name} set a = a || a where id = 1" for name in names),
+        ],
+    )
+
+
+def _value(scale: float) -> tuple[list[str], list[str]]:
+    size = int(_VALUE_BYTES * scale)
+    return (
+        [
+            "create table app.values (id integer primary key, a integer, t text)",
+            "alter table app.values alter t set storage external",
+        ],
+        [
+            f"insert into app.values values (1, 1, repeat('0123456789', {size // 10})), (2, 1, 'small')",
+            "update app.values set a = a + 1",
+        ],
+    )
+
+
+CASES = {
+    "transaction": Case(_transaction, launcher_mb=250, driver_mb=3000),
+    "columns": Case(_columns, launcher_mb=250, driver_mb=3000),
+    "tables": Case(_tables, launcher_mb=250, driver_mb=3000),
+    # A value is one record: the connection, the streamer and the launcher each hold it whole.
+    "value": Case(_value, launcher_mb=250 + 6 * _VALUE_BYTES // _MB, driver_mb=6000),
+}
+
+
+class _Memory(threading.Thread):
+    """The peak of resident memory in MB of a process and those that it started, by what they are."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._root = pid
+        self._over = threading.Event()
+        self._peaks: dict[int, tuple[str, int]] = {}
+
+    def run(self) -> None:
+        while not self._over.wait(0.1):
+            try:
+                root = psutil.Process(self._root)
+                for process in (root, *root.children(recursive=True)):
+                    self._look(process)
+            except psutil.NoSuchProcess:
+                continue
+
+    def _look(self, process: psutil.Process) -> None:
+        status = Path(f"/proc/{process.pid}/status")
+        command = process.cmdline()
+        try:
+            peak = next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        except (OSError, StopIteration):  # it has ended
+            return
+        # Between fork and exec a child looks like its parent.
+        if command and (process.pid == self._root or command != psutil.Process(self._root).cmdline()):
+            self._peaks[process.pid] = (_role(command, is_root=process.pid == self._root), peak)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
+
+    def peaks(self) -> dict[str, int]:
+        """Return MB by role; of several processes of one role, the sum."""
+        found: Counter[str] = Counter()
+        for role, peak in self._peaks.values():
+            found[role] += peak // _MB
+        return dict(found)
+
+
+def _role(command: list[str], *, is_root: bool) -> str:
+    if is_root:
+        return "cdcpipe-spark"
+    if command[0].endswith("java"):
+        return "JVM"
+    return "streamer" if "cli" in command else "workers"
+
+
+def _run(log: Path, *arguments: str) -> tuple[float, dict[str, int]]:
+    """Run a subcommand to its end; return seconds and MB."""
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    started = time.monotonic()
+    with log.open("ab") as stream:
+        command = [sys.executable, "-P", "-m", "spark_sink", *arguments]
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=os.environ | {"PYTHONPATH": path}
+        )
+        with _Memory(process.pid) as memory:
+            code = process.wait()
+    if code != 0:
+        raise BigError(f"cdcpipe-spark {arguments[0]} ended with {code}; the end of {log}:\n{log.read_text()[-4000:]}")
+    return time.monotonic() - started, memory.peaks()
+
+
+class BigError(Exception):
+    """A case failed, or took more memory than it may."""
+
+
+def play(name: str, scale: float, cluster: postgres.Cluster, directory: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Play a case in a database of its own; return its figures. BigError if it fails, or took more than its bounds."""
+    case = CASES[name]
+    setup, statements = case.make(scale)
+    log, staging, warehouse = directory / "log", directory / "staging", directory / "warehouse"
+    with cluster.database() as database, database.connect() as connection:
+        connection.execute("create schema app; create publication big for tables in schema app")
+        for statement in setup:
+            connection.execute(statement.encode())
+        options = ["-d", database.dsn, "-S", f"big_{database.name}", "--publication", "big", "--staging", str(staging)]
+        _run(log, "land", *options, "-c", "--available-now")  # the slot is there before the changes
+        for statement in statements:
+            connection.execute(statement.encode())
+        say(f"{name}: committed on the server; landing")
+        land_s, land = _run(log, "land", *options, "--available-now")
+        say(f"landed in {land_s:.0f} s, {_shown(land)}")
+        run_s, run = _run(log, "run", *options, "--warehouse", str(warehouse), "--snapshot", "never", "--available-now")
+        say(f"in the tables after {run_s:.0f} s, {_shown(run)}")
+        verify_s, _ = _run(log, "verify", "-d", database.dsn, "--warehouse", str(warehouse))
+        say(f"verify: all equal, {verify_s:.0f} s")
+    for what, used, bound in (("land", sum(land.values()), case.launcher_mb), ("run", sum(run.values()), case.driver_mb)):
+        if used > bound:
+            raise BigError(f"{what} took {used} MB, and its bound is {bound} MB")
+    return {"case": name, "scale": scale, "land_s": land_s, "land_mb": land, "run_s": run_s, "run_mb": run}
+
+
+def _shown(peaks: dict[str, int]) -> str:
+    return f"{sum(peaks.values())} MB ({', '.join(f'{role} {peak}' for role, peak in sorted(peaks.items()))})"

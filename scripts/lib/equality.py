@@ -1,0 +1,229 @@
+"""Whether a warehouse holds what a model's ledger says was committed: `compare` returns what is wrong, nothing if nothing is.
+
+Per table, by the name under which its changes were published:
+
+- The changelog's changes are the ledger's, each once and in their order: transaction by transaction the same operations on rows of
+  the same stamps. Of transactions of which it has nothing, its snapshot's rows show the effect, and no other.
+- The replica's rows are the table's, column by column: what PostgreSQL prints, and what it prints when it reads the replica's
+  value.
+- The changelog, replayed, gives the same rows.
+
+This goes another way than `cdcpipe-spark verify`, whose answer is part of it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from model import Change, Ledger, Relation, quote
+
+from cdcpipe.lsn import format_lsn
+from spark_sink import changelog, delta, replica, types
+from spark_sink.verify import verify
+from spark_sink.warehouse import MESSAGES, Table, Warehouse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from psycopg import Connection
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["compare", "compare_changelog"]
+
+_SHOWN = 3
+"""So many of a kind of differences are shown."""
+
+_AS_TEXT = ("date", "timestamp", "timestamp_ntz")
+
+
+def compare(
+    spark: SparkSession, path: Path, dsn: str, connection: Connection[Any], ledger: Ledger, relations: dict[str, Relation]
+) -> Iterator[str]:
+    """Yield what differs, in sentences that name the table; ``relations`` are the tables that are there now."""
+    spark = spark.newSession()
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    house = Warehouse.existing(path)
+    yield from compare_changelog(spark, path, ledger)
+    yield from _compare_messages(spark, house, ledger)
+    with_key = []
+    for name, relation in relations.items():
+        table = Table("app", name)
+        if not any(version.key for version in house.versions(table)) or not changelog.exists(house, table):
+            continue
+        with_key.append(str(table))
+        expected = _source_rows(connection, relation)
+        changes = changelog.read(spark, house, table)
+        for what, rows in (("replica", replica.view(spark, path, str(table))), ("replay", replica.replay(house, table, changes))):
+            for problem in _compare_rows(connection, relation, expected, _replica_rows(rows, relation)):
+                yield f"{table}: {what}: {problem}"
+    for result in verify(spark, path, ("-d", dsn), tables=with_key) if with_key else ():
+        if not result.is_equal:
+            yield f"{result.table}: verify: {result.problem or result.differences}"
+
+
+def compare_changelog(spark: SparkSession, path: Path, ledger: Ledger) -> Iterator[str]:
+    """Yield how the changelogs differ from the ledger."""
+    house = Warehouse.existing(path)
+    positions: set[tuple[int, int]] = set()
+    for name, wanted in ledger.changes.items():
+        table = Table("app", name)
+        if changelog.exists(house, table):
+            for problem in _compare_changes(changelog.read(spark, house, table), wanted, positions):
+                yield f"{table}: changelog: {problem}"
+        elif Ledger.stamps(wanted):
+            # (One that was empty when the snapshot was taken, and stayed so, needs none.)
+            yield f"{table}: there is no changelog"
+
+
+def _compare_messages(spark: SparkSession, house: Warehouse, ledger: Ledger) -> Iterator[str]:
+    found: list[str] = []
+    if changelog.exists(house, MESSAGES):
+        rows = changelog.read(spark, house, MESSAGES).where("transactional").select("_cdc_lsn").collect()
+        found = [format_lsn(row[0]) for row in rows]
+    # Those from before the slot are nowhere, and that is right: there is no snapshot of messages.
+    first = min(found, key=_lsn_key, default=None)
+    wanted = [lsn for lsn in ledger.messages if first is not None and _lsn_key(lsn) >= _lsn_key(first)]
+    if sorted(found) != sorted(wanted):
+        yield f"messages: {len(found)} where {len(wanted)} were committed"
+
+
+def _lsn_key(lsn: str) -> int:
+    high, low = lsn.split("/")
+    return int(high, 16) << 32 | int(low, 16)
+
+
+def _compare_changes(changes: DataFrame, wanted: list[Change], positions: set[tuple[int, int]]) -> Iterator[str]:
+    rows = changes.select("_cdc_end_lsn", "_cdc_ordinal", "_cdc_xid", "_cdc_op", "stamp").collect()
+    copied: list[int] = []
+    found: dict[int, list[tuple[str, int | None]]] = defaultdict(list)
+    for end_lsn, ordinal, xid, op, stamp in sorted(rows, key=lambda row: row[:2]):
+        if op == "snapshot":
+            copied.append(stamp)
+            continue
+        if (end_lsn, ordinal) in positions:
+            yield f"position {format_lsn(end_lsn)}, {ordinal} is there twice"
+        positions.add((end_lsn, ordinal))
+        found[xid].append(_shown(op, stamp))
+    committed: dict[int, list[tuple[str, int | None]]] = defaultdict(list)
+    for change in wanted:
+        if change.xid in found and change.op != "drop":
+            committed[change.xid].append(_shown(change.op, change.stamp))
+    for xid, here in found.items():
+        there = committed[xid]
+        if here != there:
+            at = next(
+                (i for i, pair in enumerate(zip(here, there, strict=False)) if pair[0] != pair[1]), min(len(here), len(there))
+            )
+            yield (
+                f"transaction {xid} has {len(here)} changes, {len(there)} were committed; "
+                f"from change {at} on {here[at : at + _SHOWN]}, not {there[at : at + _SHOWN]}"
+            )
+    # One session changes a table, one transaction after the other: what is in the snapshot is what came first.
+    has_begun = False
+    for change in wanted:
+        has_begun = has_begun or change.xid in found
+        if has_begun and change.xid not in found and change.op != "drop":
+            yield f"transaction {change.xid} is missing, and an earlier one is there"
+            break
+    before = Ledger.stamps([change for change in wanted if change.xid not in found])
+    if len(copied) != len(set(copied)):
+        yield f"{len(copied) - len(set(copied))} rows are in the snapshot twice"
+    if set(copied) != before:
+        yield (
+            f"without the transactions that are in it, {len(before)} rows were there, and {len(set(copied))} were copied: "
+            f"missing {sorted(before - set(copied))[:_SHOWN]}, surplus {sorted(set(copied) - before)[:_SHOWN]}"
+        )
+
+
+def _shown(op: str, stamp: int | None) -> tuple[str, int | None]:
+    # What is sent of a deleted row is the table's affair.
+    return op, stamp if op in ("insert", "update") else None
+
+
+def _source_rows(connection: Connection[Any], relation: Relation) -> dict[int, dict[str, str | None]]:
+    """Return the table's rows as texts, by their stamps."""
+    listed = ", ".join(f"{quote(name)}::text" for name in relation.columns)
+    rows = connection.execute(f"select {listed} from {relation.sql}".encode())
+    found = [dict(zip(relation.columns, row, strict=True)) for row in rows]
+    return {int(row["stamp"]): row for row in found}
+
+
+def _replica_rows(frame: DataFrame, relation: Relation) -> list[dict[str, Any]]:
+    """Return a replica's rows with the values of the table's columns; an Ellipsis for what is unknown."""
+    from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+    kinds = dict(frame.dtypes)
+    chosen = []
+    for name, kind in kinds.items():
+        column = F.col(delta.quote(name))
+        chosen.append((column.cast("string") if kind in _AS_TEXT else column).alias(name))
+    forms = {column: _forms(column, frame.columns) for column in relation.columns}
+    found = []
+    for row in frame.select(*chosen).collect():
+        values = row.asDict()
+        exact, unsent = values.get("_cdc_exact") or {}, values.get("_cdc_unchanged") or ()
+        found.append({column: _value(values, exact, unsent, names, kinds) for column, names in forms.items()})
+    return found
+
+
+def _forms(column: str, names: list[str]) -> list[str]:
+    """Return the replica's columns that have held a column of the table's, which may have had several types."""
+    return [name for name in names if types.original_name(name) == column or name.startswith(f"{column}__")]
+
+
+def _value(values: dict[str, Any], exact: dict[str, str], unsent: list[str], names: list[str], kinds: dict[str, str]) -> Any:
+    for name in names:
+        if name in unsent:
+            return ...
+        if name in exact:
+            return exact[name]
+        if values[name] is not None:
+            return _input(values[name]) + ("+00" if kinds[name] == "timestamp" else "")
+    return None
+
+
+def _input(value: Any) -> str:
+    """Return a value as PostgreSQL reads it."""
+    if isinstance(value, bytes | bytearray):
+        return f"\\x{value.hex()}"
+    if isinstance(value, list):
+        return "{" + ",".join("NULL" if item is None else _element(_input(item), item) for item in value) + "}"
+    return str(value)
+
+
+def _element(text: str, item: Any) -> str:
+    return text if isinstance(item, list) else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _compare_rows(
+    connection: Connection[Any], relation: Relation, wanted: dict[int, dict[str, str | None]], found: list[dict[str, Any]]
+) -> Iterator[str]:
+    by_stamp = {int(row["stamp"]): row for row in found if row["stamp"] not in (None, ...)}
+    if len(by_stamp) != len(found) or by_stamp.keys() != wanted.keys():
+        missing, surplus = sorted(wanted.keys() - by_stamp.keys()), sorted(by_stamp.keys() - wanted.keys())
+        yield f"{len(found)} rows, not {len(wanted)}: missing {missing[:_SHOWN]}, surplus {surplus[:_SHOWN]} (stamps)"
+    stamps = sorted(wanted.keys() & by_stamp.keys())
+    for name, kind in relation.columns.items():
+        pairs = [(stamp, wanted[stamp][name], by_stamp[stamp][name]) for stamp in stamps]
+        different = [pair for pair in pairs if pair[1] != pair[2]]
+        if not different:
+            continue
+        read = _printed(connection, kind, [None if value is ... else value for _, _, value in different])
+        wrong = [
+            (stamp, theirs, ours)
+            for (stamp, theirs, ours), printed in zip(different, read, strict=True)
+            if ours is ... or printed != theirs
+        ]
+        if wrong:
+            shown = "; ".join(
+                f"stamp {stamp}: {str(ours)[:60]!r}, not {str(theirs)[:60]!r}" for stamp, theirs, ours in wrong[:_SHOWN]
+            )
+            yield f"column {name!r} ({kind}) differs in {len(wrong)} rows: {shown}"
+
+
+def _printed(connection: Connection[Any], kind: str, values: list[str | None]) -> list[str | None]:
+    """Return what PostgreSQL prints for values of a type."""
+    query = f"select v::{kind}::text from unnest(%s::text[]) with ordinality as given(v, n) order by n"
+    return [text for (text,) in connection.execute(query.encode(), [values])]

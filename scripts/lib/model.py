@@ -1,0 +1,628 @@
+"""Random tables and transactions on a PostgreSQL that keeps a ledger of what it committed: a model of what tables must hold.
+
+`Model.prepare` makes a schema `app`, published, and a schema `ledger`, not published. Each row of `app` carries a `stamp`, new
+with every change of it; triggers write every change, in its own transaction, into `ledger.change`. So what was committed is
+known whatever became of the client or the server, and so is the order inside a transaction.
+
+`Model.work` runs transactions of two sessions that interleave: rows inserted, upserted, updated, deleted, truncated; keys changed
+and exchanged; values at the edges of their types, and such as are TOASTed and left alone; savepoints within savepoints; prepared
+transactions; transactions large enough to be streamed; partitions; and ALTERs in between. Each session has tables of its own, so
+that neither waits for the other. It knows nothing but what the catalog says, so it goes on after the server was killed.
+
+What PostgreSQL does not tell (RENAME COLUMN, ADD COLUMN ... DEFAULT and a table's new name rewrite no row) is followed in the same
+transaction by an update of all rows, unless `leave_untold` is set: then only a program that asks the server can know them.
+A table gets another key, or is dropped and made again, in a transaction that has not changed its rows before, unless
+`rekey_with_rows` is set.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["PUBLICATION", "Change", "Ledger", "Model", "quote"]
+
+PUBLICATION = "model"
+
+# PostgreSQL 15 has what this takes: publications of schemas, ON DELETE of a row that moves to another partition.
+_SCHEMA = """
+create schema app;
+create schema ledger;
+create sequence ledger.stamp;
+create table ledger.change (
+    seq bigint not null default nextval('ledger.stamp'), xid bigint not null default pg_current_xact_id()::text::bigint,
+    name text not null, op text not null, stamp bigint, old_stamp bigint);
+create table ledger.message (lsn pg_lsn not null);
+create function ledger.published(id oid, via_root text) returns text language sql stable as $$
+    select relname from pg_class where oid = case via_root when 'true' then coalesce(pg_partition_root(id), id) else id end $$;
+create function ledger.stamp() returns trigger language plpgsql as $$
+begin
+    new.stamp := nextval('ledger.stamp');
+    return new;
+end $$;
+create function ledger.note() returns trigger language plpgsql as $$
+begin
+    insert into ledger.change (name, op, stamp, old_stamp) values (
+        ledger.published(tg_relid, tg_argv[0]), lower(tg_op),
+        case when tg_op in ('INSERT', 'UPDATE') then new.stamp end, case when tg_op in ('UPDATE', 'DELETE') then old.stamp end);
+    return null;
+end $$;
+create function ledger.note_truncate() returns trigger language plpgsql as $$
+begin
+    -- Of a partitioned table's truncate pgoutput sends what it publishes: the root, or the leaves.
+    if (select case tg_argv[0] when 'true' then not relispartition else relkind = 'r' end from pg_class where oid = tg_relid) then
+        insert into ledger.change (name, op) values (ledger.published(tg_relid, tg_argv[0]), 'truncate');
+    end if;
+    return null;
+end $$"""
+
+_EDGES: dict[str, list[str]] = {
+    "boolean": ["t", "f"],
+    "smallint": ["-32768", "32767"],
+    "integer": ["-2147483648", "0", "2147483647"],
+    "bigint": ["-9223372036854775808", "9007199254740993"],
+    "real": ["0.1", "-0", "1e-45", "NaN", "Infinity"],
+    "double precision": ["0.30000000000000004", "5e-324", "-Infinity", "NaN"],
+    "numeric(12,2)": ["9999999999.99", "-0.01", "NaN"],
+    "numeric": ["1e40", "1.10", "NaN", "0.12345678901234567890123"],
+    "text": ["", "a\nb\t\\ \"'\u00e9\U0001f600", "NULL"],
+    "varchar(10)": ["ab  ", ""],
+    "bytea": ["\\x", "\\x00ff5c0a"],
+    "date": ["0001-01-01", "1582-10-10", "9999-12-31", "infinity", "0044-03-15 BC"],
+    "timestamp": ["1969-12-31 23:59:59.999999", "9999-12-31 23:59:59.999999", "-infinity", "294276-12-31 23:59:59.999999"],
+    "timestamptz": ["2024-03-10 02:30:00.1-05", "0001-01-01 00:00:00+00", "infinity", "0044-03-15 01:02:03+00 BC"],
+    "time": ["24:00:00", "00:00:00.000001"],
+    "interval": ["1 year -2 days 03:04:05.678"],
+    "uuid": ["00000000-0000-0000-0000-00000000000a"],
+    "json": ['{"a":  1.10, "a": 2}'],
+    "jsonb": ["12345678901234567890.123456789", '{"a": [1, null]}'],
+    "inet": ["::1/64"],
+    "integer[]": ["{1,NULL,3}", "{}", "[0:1]={1,2}"],
+    "text[]": ['{"a,b",NULL,"NULL","\\"x\\\\"}'],
+    "int4range": ["empty", "[1,5)"],
+    "app.mood": ["so so", "ok"],
+}
+
+_KEYS: dict[str, str] = {
+    # A key from the small number {x}, so that rows come again under a key that was there before.
+    "integer": "{x}",
+    "bigint": "({x}) * 1000000007::bigint",
+    "text": "'k ' || ({x})",
+    "uuid": "md5(({x})::text)::uuid",
+    "date": "case when {x} = 3 then 'infinity' else date '2020-01-01' + ({x})::int end",
+    "numeric(8,2)": "({x}) / 4.0",
+    "timestamptz": "case when {x} = 5 then '-infinity' else timestamptz '2024-01-01' + ({x}) * interval '1 microsecond' end",
+    "bytea": "int4send(({x})::int)",
+}
+_KEY_COUNT = 120
+
+_WIDER: dict[str, list[str]] = {
+    # Changes of type after which a value's old text, read as the new type, is the new value.
+    "smallint": ["integer", "bigint", "text"],
+    "integer": ["bigint", "numeric(12,2)", "text"],
+    "bigint": ["numeric", "text"],
+    "real": ["double precision"],
+    "numeric(12,2)": ["numeric(14,2)", "text"],
+    "varchar(10)": ["varchar(20)", "text"],
+    "date": ["timestamp"],
+    "app.mood": ["text"],
+}
+
+_NAMES = ["a", "B", "two words", 'q"u', "\u00e4\u4e16", "select", "x.y", "%s"]
+_IDENTITIES = ["default"] * 4 + ["full"] * 3 + ["index"] * 2 + ["nothing"]
+
+
+def quote(name: str) -> str:
+    """Return a name as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(text: str) -> str:
+    return sql.Literal(text).as_string(None)
+
+
+@dataclass
+class Relation:
+    """A table as the catalog has it now: names quoted, types as `format_type` says them."""
+
+    name: str
+    columns: dict[str, str]
+    key: list[str]
+    is_partitioned: bool
+
+    @property
+    def sql(self) -> str:
+        """The name in SQL."""
+        return f"app.{quote(self.name)}"
+
+    @property
+    def data(self) -> dict[str, str]:
+        """The columns that are neither key nor stamp nor the identity index's."""
+        return {name: kind for name, kind in self.columns.items() if name not in (*self.key, "stamp", "other")}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One entry of the ledger."""
+
+    xid: int
+    op: str
+    stamp: int | None
+    old_stamp: int | None
+
+
+@dataclass
+class Ledger:
+    """What was committed: the changes of each table, by its name then, in order; and the LSNs of transactional messages."""
+
+    changes: dict[str, list[Change]] = field(default_factory=lambda: defaultdict(list))
+    messages: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def stamps(changes: list[Change]) -> set[int]:
+        """Return the stamps of the rows that some changes, the first of a table, leave."""
+        found: set[int] = set()
+        for change in changes:
+            if change.op in ("truncate", "drop"):
+                found.clear()
+            found.discard(change.old_stamp or 0)
+            if change.stamp is not None:
+                found.add(change.stamp)
+        return found
+
+
+class _LostError(Exception):
+    """The session is gone, and with it its transaction, unless that had committed."""
+
+
+class _Session:
+    def __init__(self, number: int, connect: Callable[[], psycopg.Connection[Any]]) -> None:
+        self.number = number
+        self.touched: set[str] = set()
+        """The tables that the open transaction may have changed."""
+        self._connect = connect
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def open(self) -> None:
+        """Connect, again if need be: the server may be on its way up."""
+        if self._connection is not None and not self._connection.closed:
+            return
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                self._connection = self._connect()
+                self._connection.prepare_threshold = None
+                # Who holds a lock that we wait for may wait for our other session, which is at rest meanwhile.
+                self._connection.execute("set lock_timeout = '3s'")
+                prefix = f"model {self.number} %"
+                # A prepared transaction outlives its server, and keeps its locks.
+                for (gid,) in self._connection.execute("select gid from pg_prepared_xacts where gid like %s", [prefix]).fetchall():
+                    self._connection.execute(f"rollback prepared {_literal(gid)}".encode())
+            except psycopg.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+            else:
+                return
+
+    def run(self, statement: str) -> list[tuple[Any, ...]]:
+        """Execute a statement; _LostError if the connection is gone."""
+        assert self._connection is not None
+        try:
+            cursor = self._connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+        except psycopg.Error as ex:
+            if self._connection.closed or (ex.sqlstate or "").startswith("57P"):
+                self._connection.close()
+                raise _LostError from ex
+            raise
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+
+class Model:
+    """Random tables in a database of its own; the same seed gives the same work, as long as nobody kills the server."""
+
+    def __init__(
+        self,
+        connect: Callable[[], psycopg.Connection[Any]],
+        *,
+        seed: int,
+        tables: int = 6,
+        leave_untold: bool = False,
+        rekey_with_rows: bool = False,
+    ) -> None:
+        self._rng = random.Random(seed)
+        self._connect = connect
+        self._tables = tables
+        self._names, self._most_names = 0, 2 * tables
+        self._leave_untold = leave_untold
+        self._rekey_with_rows = rekey_with_rows
+        self._sessions = [_Session(number, connect) for number in (0, 1)]
+        self._numbers = iter(range(1 << 30))
+        self.via_root = self._rng.random() < 0.5
+        """Whether a partition's changes are published as its root's."""
+        self.alters = True
+        """Whether tables are altered, made and dropped; keys and rows change in any case."""
+        self.done = 0
+        """How many transactions have come to their end, whatever it was."""
+
+    def close(self) -> None:
+        """Close the sessions; what is not committed is rolled back."""
+        for session in self._sessions:
+            session.close()
+
+    def prepare(self) -> None:
+        """Make the tables, empty, and the publication."""
+        with self._connect() as connection:
+            connection.execute(_SCHEMA.encode())
+            connection.execute(b"create type app.mood as enum ('so so', 'ok')")
+            via_root = str(self.via_root).lower()
+            connection.execute(
+                f"create publication {PUBLICATION} for tables in schema app with (publish_via_partition_root = {via_root})".encode()
+            )
+        for session in self._sessions:
+            session.open()
+            for _ in range(self._tables // 2):
+                self._create(session)
+
+    def work(self, transactions: int) -> None:
+        """Run so many transactions, two at a time."""
+        for _ in range((transactions + 1) // 2):
+            bodies = [self._transaction(session) for session in self._sessions]
+            while bodies:
+                body = self._rng.choice(bodies)
+                if next(body, self) is self:
+                    bodies.remove(body)
+
+    def ledger(self) -> Ledger:
+        """Return what has been committed."""
+        found = Ledger()
+        with self._connect() as connection:
+            for name, *values in connection.execute(
+                b"select name, xid & 4294967295, op, stamp, old_stamp from ledger.change order by seq"
+            ):
+                found.changes[name].append(Change(*values))
+            found.messages = [lsn for (lsn,) in connection.execute("select lsn::text from ledger.message")]
+        return found
+
+    def relations(self) -> dict[str, Relation]:
+        """Return the tables whose changes are published under their own names, by name."""
+        with self._connect() as connection:
+            return {
+                relation.name: relation
+                for relation, is_partition in _relations(lambda query: connection.execute(query.encode()).fetchall())
+                if (not is_partition if self.via_root else not relation.is_partitioned)
+            }
+
+    def _transaction(self, session: _Session) -> Iterator[None]:
+        """Run one transaction, a step at a time; it ends early when the server does."""
+        try:
+            session.open()
+            yield from self._steps(session)
+        except _LostError:
+            pass
+        self.done += 1
+
+    def _steps(self, session: _Session) -> Iterator[None]:
+        rng, run = self._rng, session.run
+        session.touched.clear()
+        if self.alters and rng.random() < 0.05:
+            yield from self._change_key_columns(session)
+            return
+        run("begin")
+        depth = 0
+        for _ in range(rng.choice([1, 1, 2, 4, 8])):
+            yield
+            if rng.random() < 0.25:
+                depth += 1
+                run(f"savepoint s{depth}")
+            if depth and rng.random() < 0.3:
+                run(f"{rng.choice(['rollback to', 'release'])} s{rng.randint(1, depth)}")
+                depth = 0
+            self._try(session, self._statements(session))
+        yield
+        end = rng.random()
+        if end < 0.06:
+            gid = _literal(f"model {session.number} {next(self._numbers)}")
+            run(f"prepare transaction {gid}")
+            yield
+            run(f"{rng.choice(['commit', 'commit', 'rollback'])} prepared {gid}")
+        else:
+            run("commit" if end < 0.92 else "rollback")
+
+    def _try(self, session: _Session, statements: list[str]) -> None:
+        """Run some statements, all of them or none."""
+        session.run("savepoint try")
+        try:
+            for statement in statements:
+                session.run(statement)
+        except psycopg.Error:
+            session.run("rollback to try")
+        else:
+            session.run("release try")
+
+    def _own(self, session: _Session) -> list[Relation]:
+        """Return the session's tables, as its transaction sees them."""
+        return [
+            relation
+            for relation, is_partition in _relations(session.run)
+            if not is_partition and relation.name.endswith(f" {session.number}")
+        ]
+
+    def _statements(self, session: _Session) -> list[str]:
+        """Return what to do next."""
+        rng = self._rng
+        own = self._own(session)
+        if not own:
+            return self._creation(session)
+        table = rng.choice(own)
+        is_untouched = table.name not in session.touched
+        session.touched.add(table.name)
+        action = rng.random()
+        if action < 0.36:
+            return [self._insert(table, rng.choice([1, 1, 3, 20, 20, 400 if rng.random() < 0.2 else 40]))]
+        if action < 0.62:
+            return [self._update(table, rng.choice([1, 3, 20]))]
+        if action < 0.74:
+            return self._new_keys(table)
+        if action < 0.83:
+            return [f"delete from {table.sql} where {self._some(table, rng.choice([1, 3, 10]))}"]
+        if action < 0.845:
+            other = rng.choice(own)
+            session.touched.add(other.name)
+            return [f"truncate {', '.join(dict.fromkeys([table.sql, other.sql]))}"]
+        if action < 0.88:
+            transactional = f"insert into ledger.message values (pg_logical_emit_message(true, 'model', {rng.choice(_MESSAGES)}))"
+            return [rng.choice([transactional, "select pg_logical_emit_message(false, 'aside', 'said')"])]
+        if not self.alters:
+            return [self._update(table, 2)]
+        return self._alter(session, table, may_begin_anew=is_untouched or self._rekey_with_rows)
+
+    # --- rows ---
+
+    def _some(self, table: Relation, count: int) -> str:
+        """Return a condition that holds for about so many rows, random ones."""
+        salt = self._rng.randrange(1 << 30)
+        return f"stamp in (select stamp from {table.sql} order by md5(stamp::text || '{salt}') limit {count})"
+
+    def _value(self, kind: str, number: str = "i") -> str:
+        """Return an expression for a value of a type, another one for each value of the expression `number`."""
+        rng = self._rng
+        base = kind.partition("(")[0]
+        edges = _EDGES.get(kind) or next(values for other, values in _EDGES.items() if other.partition("(")[0] == base)
+        forms = ["null", *(f"{_literal(edge)}::{kind}" for edge in edges)]
+        if kind == "text":
+            # Out of line; what is left alone is not sent.
+            forms += [f"repeat(md5(({number})::text || '{rng.randrange(99)}'), {rng.choice([100, 150, 400])})"] * 2
+        if kind in ("integer", "bigint", "text"):
+            forms.append(f"({number} + {rng.randrange(1000)})::{kind}")
+        rng.shuffle(forms)
+        branches = " ".join(f"when {index} then {form}" for index, form in enumerate(forms))
+        return f"case abs(hashint4(({number})::int + {rng.randrange(1 << 20)})) % {len(forms)} {branches} end"
+
+    def _key(self, table: Relation, number: str) -> list[str]:
+        """Return expressions for the key's columns: another key for each `number` below _KEY_COUNT."""
+        if len(table.key) == 1:
+            return [_KEYS[table.columns[table.key[0]]].format(x=number)]
+        parts = [f"({number}) / 10", f"({number}) % 10"]
+        return [_KEYS[table.columns[name]].format(x=part) for name, part in zip(table.key, parts, strict=True)]
+
+    def _insert(self, table: Relation, count: int) -> str:
+        rng = self._rng
+        number = f"((i * {rng.choice([1, 7, 11])} + {rng.randrange(_KEY_COUNT)}) % {_KEY_COUNT})"
+        if count > _KEY_COUNT:
+            number = f"(i + {1000 + 1000 * next(self._numbers)})"
+        names, values = list(table.key), self._key(table, number) if table.key else []
+        for name, kind in table.data.items():
+            names.append(name)
+            values.append(self._value(kind))
+        if "other" in table.columns:
+            # Another one each time: the sequence's numbers are.
+            names.append("other")
+            values.append("nextval('ledger.stamp')")
+        conflict = "on conflict do nothing"
+        if table.key and table.data and rng.random() < 0.3:
+            name = quote(rng.choice(list(table.data)))
+            conflict = f"on conflict ({', '.join(map(quote, table.key))}) do update set {name} = excluded.{name}"
+        listed = ", ".join(map(quote, names))
+        if not names:
+            return f"insert into {table.sql} (stamp) select 0 from generate_series(1, {count}) i"
+        return f"insert into {table.sql} ({listed}) select {', '.join(values)} from generate_series(1, {count}) i {conflict}"
+
+    def _update(self, table: Relation, count: int) -> str:
+        rng = self._rng
+        chosen = rng.sample(list(table.data), min(len(table.data), rng.choice([1, 1, 2])))
+        settings = [f"{quote(name)} = {self._value(table.data[name], 'stamp % 1000')}" for name in chosen]
+        if "other" in table.columns and rng.random() < 0.3:
+            settings.append("other = nextval('ledger.stamp')")
+        return f"update {table.sql} set {', '.join(settings or ['stamp = stamp'])} where {self._some(table, count)}"
+
+    def _new_keys(self, table: Relation) -> list[str]:
+        """Give a row another key; or let two rows exchange theirs."""
+        rng = self._rng
+        if not table.key:
+            return [self._update(table, 2)]
+
+        def at(number: int) -> str:
+            pairs = zip(map(quote, table.key), self._key(table, str(number)), strict=True)
+            return " and ".join(f"{name} = {value}" for name, value in pairs)
+
+        def move(old: int, new: int) -> str:
+            pairs = zip(map(quote, table.key), self._key(table, str(new)), strict=True)
+            return f"update {table.sql} set {', '.join(f'{name} = {value}' for name, value in pairs)} where {at(old)}"
+
+        one, two, free = rng.randrange(_KEY_COUNT), rng.randrange(_KEY_COUNT), _KEY_COUNT + next(self._numbers) % 700
+        if rng.random() < 0.6:
+            return [f"delete from {table.sql} where {at(two)}"] * (rng.random() < 0.3) + [move(one, two)]
+        return [move(one, free), move(two, one), move(free, two)]
+
+    def _touch(self, name: str, columns: dict[str, str]) -> str:
+        """Return an update of all rows that leaves nothing out of the stream."""
+        settings = ["stamp = stamp", *(f"{quote(n)} = {quote(n)} || ''" for n, kind in columns.items() if kind == "text")]
+        return f"update app.{quote(name)} set {', '.join(settings)}"
+
+    # --- tables ---
+
+    def _create(self, session: _Session) -> None:
+        for statement in self._creation(session):
+            session.run(statement)
+
+    def _creation(self, session: _Session) -> list[str]:
+        """Return the statements that make a table."""
+        rng = self._rng
+        name = self._table_name(session)
+        table = f"app.{quote(name)}"
+        key = {f"{rng.choice(_NAMES)} k{number}": rng.choice(list(_KEYS)) for number in range(rng.choice([0, 1, 1, 1, 2, 2]))}
+        identity = rng.choice(_IDENTITIES) if key else rng.choice(["full", "full", "nothing"])
+        columns = [f"{quote(column)} {kind}" for column, kind in key.items()]
+        columns += [f"{quote(self._column())} {rng.choice(list(_EDGES))}" for _ in range(rng.randint(0, 5))]
+        long = self._column()
+        columns += [f"{quote(long)} text", "stamp bigint not null"]
+        is_partitioned = len(key) == 1 and list(key.values()) == ["integer"] and identity in ("default", "full")
+        if identity == "index":
+            columns.append("other bigint not null")
+        rng.shuffle(columns)
+        if key:
+            columns.append(f"primary key ({', '.join(map(quote, key))})")
+        by = f" partition by hash ({quote(next(iter(key)))})" if is_partitioned else ""
+        statements = [f"create table {table} ({', '.join(columns)}){by}"]
+        tables = [table]
+        for part in range(2) if is_partitioned else ():
+            tables.append(f"app.{quote(f'{name} part {part}')}")
+            statements.append(f"create table {tables[-1]} partition of {table} for values with (modulus 2, remainder {part})")
+        if identity == "index":
+            index = f"i{next(self._numbers)}"
+            statements.append(f"create unique index {index} on {table} (other)")
+            statements.append(f"alter table {table} replica identity using index {index}")
+        else:
+            statements += [f"alter table {each} replica identity {identity}" for each in tables]
+        statements += [f"alter table {each} alter {quote(long)} set storage external" for each in tables]
+        return statements + self._triggers(table, tables)
+
+    def _triggers(self, table: str, parts: list[str]) -> list[str]:
+        """Return the statements that have a table's changes noted; ``parts`` are it and its partitions."""
+        via_root = _literal(str(self.via_root).lower())
+        row = f"on {table} for each row execute function"
+        note = f"create trigger note_truncate after truncate on {{}} execute function ledger.note_truncate({via_root})"
+        return [
+            f"create trigger stamp before insert or update {row} ledger.stamp()",
+            f"create trigger note after insert or update or delete {row} ledger.note({via_root})",
+            *(note.format(part) for part in parts),
+        ]
+
+    def _column(self) -> str:
+        return f"{self._rng.choice(_NAMES)} c{next(self._numbers)}"
+
+    def _alter(self, session: _Session, table: Relation, *, may_begin_anew: bool) -> list[str]:
+        """Return statements that change a table; `_touch` follows what the stream does not tell."""
+        rng = self._rng
+        column = rng.choice(list(table.data)) if table.data else None
+        kind = table.data.get(column or "", "")
+        choice = rng.choice(["add", "add default", "drop", "rename column", "type", "rename", "anew", "identity", "new"])
+        if choice == "add default":
+            name, kind = self._column(), rng.choice(["integer", "text", "numeric(12,2)", "boolean"])
+            default = _literal(rng.choice(_EDGES[kind]))
+            alter = f"alter table {table.sql} add column {quote(name)} {kind} default {default}"
+            return [alter, *self._told(table, table.columns | {name: kind})]
+        if choice == "drop" and column:
+            return [f"alter table {table.sql} drop column {quote(column)}"]
+        if choice == "rename column" and column:
+            name = self._column()
+            columns = {name if old == column else old: kind for old, kind in table.columns.items()}
+            alter = f"alter table {table.sql} rename {quote(column)} to {quote(name)}"
+            return [alter, *self._told(table, columns)]
+        if choice == "type" and column and kind in _WIDER:
+            return [f"alter table {table.sql} alter {quote(column)} type {rng.choice(_WIDER[kind])}"]
+        if choice == "rename" and not table.is_partitioned and self._names < self._most_names:
+            name = self._table_name(session)
+            gone = f"insert into ledger.change (name, op) values ({_literal(table.name)}, 'drop')"
+            touch = self._touch(name, table.columns)
+            return [f"alter table {table.sql} rename to {quote(name)}", gone, touch]
+        if choice == "anew" and may_begin_anew and not table.is_partitioned:
+            gone = f"insert into ledger.change (name, op) values ({_literal(table.name)}, 'drop')"
+            # Without a row nothing would tell that it is another one.
+            first = f"insert into app.{quote(table.name)} (stamp) values (0)"
+            creation = self._creation_like(table)
+            return [f"drop table {table.sql}", gone, *creation, first]
+        if choice == "identity" and table.key and not table.is_partitioned and "other" not in table.columns:
+            return [f"alter table {table.sql} replica identity {rng.choice(['full', 'default'])}"]
+        if choice == "new" and self._names < self._most_names:
+            return self._creation(session)
+        return [f"alter table {table.sql} add column {quote(self._column())} {rng.choice(list(_EDGES))}"]
+
+    def _table_name(self, session: _Session) -> str:
+        self._names += 1
+        return f"{self._rng.choice(_NAMES)} {next(self._numbers)} {session.number}"
+
+    def _creation_like(self, table: Relation) -> list[str]:
+        """Return the statements that make another table of a dropped one's name: its key is a number, given by a sequence."""
+        columns = [f"{quote(self._column())} {self._rng.choice(list(_EDGES))}" for _ in range(self._rng.randint(0, 3))]
+        key = f"{quote(self._column())} integer primary key default nextval('ledger.stamp')"
+        create = f"create table {table.sql} ({', '.join([key, 'stamp bigint not null', *columns])})"
+        return [create, *self._triggers(table.sql, [table.sql])]
+
+    def _told(self, table: Relation, columns: dict[str, str]) -> list[str]:
+        return [] if self._leave_untold else [self._touch(table.name, columns)]
+
+    def _change_key_columns(self, session: _Session) -> Iterator[None]:
+        """Make another column, a new one, the primary key: two transactions, unless `rekey_with_rows` makes them one."""
+        chosen = [t for t in self._own(session) if t.key and not t.is_partitioned and "other" not in t.columns]
+        if not chosen:
+            return
+        table, name, run = self._rng.choice(chosen), f"{self._column()}", session.run
+        run("begin")
+        add = f"alter table {table.sql} add column {quote(name)} integer not null default nextval('ledger.stamp')"
+        self._try(session, [add, self._touch(table.name, table.columns)])
+        yield
+        if not self._rekey_with_rows:
+            run("commit")
+            run("begin")
+        constraint = f"select conname from pg_constraint where conrelid = {_literal(table.sql)}::regclass and contype = 'p'"
+        found = run(constraint)
+        drop = f"alter table {table.sql} drop constraint {quote(found[0][0])}" if found else "select"
+        self._try(session, [drop, f"alter table {table.sql} add primary key ({quote(name)})"])
+        yield
+        run("commit")
+
+
+_MESSAGES = ["'said'", "''", "'\\x00ff'::bytea", "repeat('large', 3000)"]
+
+_CATALOG = """
+select c.relname, c.relkind = 'p', c.relispartition, a.attname, format_type(a.atttypid, a.atttypmod),
+       coalesce(a.attnum = any(i.indkey), false)
+from pg_class c left join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+left join pg_index i on i.indrelid = c.oid and i.indisprimary
+where c.relnamespace = 'app'::regnamespace and c.relkind in ('r', 'p') order by c.relname collate "C", a.attnum"""
+
+_SHORT = {
+    "timestamp without time zone": "timestamp",
+    "timestamp with time zone": "timestamptz",
+    "time without time zone": "time",
+    "character varying": "varchar",
+}
+
+
+def _relations(run: Callable[[str], list[tuple[Any, ...]]]) -> list[tuple[Relation, bool]]:
+    """Return the tables, and whether each is a partition."""
+    found: dict[str, tuple[Relation, bool]] = {}
+    for name, is_partitioned, is_partition, column, kind, is_key in run(_CATALOG):
+        relation, _ = found.setdefault(name, (Relation(name, {}, [], is_partitioned), is_partition))
+        if column is None:
+            continue
+        base, parenthesis, rest = kind.partition("(")
+        relation.columns[column] = _SHORT.get(base, base) + parenthesis + rest
+        if is_key:
+            relation.key.append(column)
+    return list(found.values())
