@@ -151,13 +151,13 @@ def check_published(connection: Connection, publications: list[str]) -> list[Pub
     return tables
 
 
-def prepare(config: SlotConfig) -> Preparation:
-    """Do all that precedes streaming on a pgoutput slot, and say what was found."""
+def prepare(config: SlotConfig, *, in_use: bool = False) -> Preparation:
+    """Do all that precedes streaming on a pgoutput slot, and say what was found; with ``in_use`` someone may stream from it."""
     with connected(config.parameters, replication=False) as connection, initialising():
         slot = find_or_create_slot(connection, config, list(config.publications))
         with connected(config.parameters, replication=True) as walsender:
             system = preflight.identify_system(walsender)
-        return _preparation(connection, config, slot, system)
+        return _preparation(connection, config, slot, system, is_shared=in_use)
 
 
 def _preparation(connection: Connection, config: SlotConfig, slot: Slot, system: System, *, is_shared: bool = False) -> Preparation:

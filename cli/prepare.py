@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -25,14 +26,17 @@ __all__ = ["command"]
     is_flag=True,
     help="Export a snapshot of the database for other sessions, print its name, and hold it until stdin ends.",
 )
-def command(*, export_snapshot: bool, **options: Any) -> None:
+@click.option("--in-use", is_flag=True, help="The slot may be in use; to see what is published while a stream runs.")
+def command(*, export_snapshot: bool, in_use: bool, **options: Any) -> None:
     """Check everything that a stream from a pgoutput slot needs, and print what was found as one JSON object.
 
     With -c the publications and the slot are created first. The exit codes are those of streaming.
     """
+    if export_snapshot and in_use:
+        raise click.UsageError("--export-snapshot and --in-use can't be used together")
     config = slot_config(**options)
     if not export_snapshot:
-        _print(_report(prepare(config)))
+        _print(_report(prepare(config, in_use=in_use)))
         return
     with exporting(config) as (found, export):
         exported = {
@@ -74,6 +78,7 @@ def _report(found: Preparation) -> dict[str, Any]:
                 "relation_id": table.relation_id,
                 "replica_identity": table.replica_identity,
                 "primary_key": list(table.primary_key),
+                "columns": [asdict(column) for column in table.columns],
             }
             for table in found.tables
         ],

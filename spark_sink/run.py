@@ -13,6 +13,7 @@ import click
 
 from cdcpipe.errors import CdcpipeError
 from spark_sink import last_error
+from spark_sink.command import environment
 from spark_sink.launcher import Launcher, LauncherConfig, Prepared
 from spark_sink.options import (
     CONTEXT_SETTINGS,
@@ -216,7 +217,7 @@ def command(
                 warehouse,
                 format=table_format,
                 types=types,
-                describe=_Catalog(config, launcher.prepared).describe,
+                describe=_Catalog(config).describe,
                 checkpoint=checkpoint,
                 max_bytes_per_trigger=max_bytes_per_trigger,
                 trigger_interval_s=trigger_interval,
@@ -317,26 +318,22 @@ def _has_key(table: Mapping[str, Any]) -> bool:
 
 
 class _Catalog:
-    """The published tables with their keys: as the launcher found them, then as they are when one is asked for."""
+    """The published tables with their keys and columns, as they are when one is asked for."""
 
-    def __init__(self, config: LauncherConfig, prepared: Prepared) -> None:
+    def __init__(self, config: LauncherConfig) -> None:
         self._config = config
-        self._first: Prepared | None = prepared
 
     def describe(self) -> Iterable[Mapping[str, Any]]:
-        """Return the tables; the second time and after that they are asked for anew."""
-        first, self._first = self._first, None
-        if first is not None:
-            return first.tables
+        """Return the tables."""
         config = self._config
-        arguments = [*config.command, "prepare", *config.connection, "-S", config.slot]
+        arguments = [*config.command, "prepare", "--in-use", *config.connection, "-S", config.slot]
         for name in config.publications:
             arguments += ["--publication", name]
-        done = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        done = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=environment())
         if done.returncode != 0:
             said = done.stderr.decode(errors="replace").strip().splitlines()
             raise CdcpipeError(
-                f"the keys of new tables could not be looked up: {said[-1] if said else done.returncode}",
+                f"tables that are new or have changed could not be looked up: {said[-1] if said else done.returncode}",
                 hint="start again once the server can be reached; nothing is lost",
             )
         return Prepared.parse(done.stdout).tables

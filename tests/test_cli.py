@@ -493,6 +493,30 @@ def test_prepare_says_what_is_there(on: Fixture) -> None:
     assert run_cli("prepare", "-d", on.database.dsn, "-S", on.slot, "--publication", "q")[0] == 2
 
 
+def test_prepare_tells_the_columns_that_are_published(on: Fixture) -> None:
+    on.sql(
+        "create table c(id int primary key, b varchar(5), left_out int, gone int)",
+        "insert into c values (1)",
+        "alter table c add f float default random()",  # writes the rows anew
+        "alter table c drop gone, add d int default 7, add e text default 'it''s \"this\"', add g date",
+        "alter table c rename b to bb",
+        "alter publication p add table c (id, bb, d, e, f, g)",
+    )
+    code, out, _ = run_cli("prepare", "-d", on.database.dsn, "-S", on.slot, "--publication", "p", "--in-use")
+    assert code == 0
+    columns = next(table["columns"] for table in json.loads(out)["tables"] if table["name"] == "c")
+    keys = ("name", "number", "type_id", "type_modifier", "missing", "is_filled")
+    assert [tuple(column[key] for key in keys) for column in columns] == [
+        ("id", 1, 23, -1, None, False),
+        ("bb", 2, 1043, 9, None, False),
+        ("f", 5, 701, -1, None, True),
+        ("d", 6, 23, -1, "7", False),
+        ("e", 7, 25, -1, 'it\'s "this"', False),
+        ("g", 8, 1082, -1, None, False),
+    ]
+    assert run_cli("prepare", "-d", on.database.dsn, "-S", on.slot, "--in-use", "--export-snapshot")[0] == 1
+
+
 def test_prepare_makes_what_is_missing_and_its_end_is_reached(on: Fixture) -> None:
     name = f"new_{on.database.name}"
     args = ["-d", on.database.dsn, "-S", name, "--publication", "made", "-c"]

@@ -85,8 +85,27 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column as it is in ``pg_attribute``; its ``number`` it keeps when it is renamed, and no other gets it.
+
+    ``missing`` is what rows from before the column was added have in it, if they were not written anew; None if that is NULL.
+    ``is_filled``: rows from before may have a value that is not told here, of a default, an identity or an expression.
+    """
+
+    name: str
+    number: int
+    type_id: int
+    type_modifier: int
+    missing: str | None
+    is_filled: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table of a publication: its replica identity (``d n f i``, as in ``pg_class``) and its primary key's columns in order."""
+    """A table of a publication: its replica identity (``d n f i``, as in ``pg_class``) and its primary key's columns in order.
+
+    ``columns`` are those that are published, in order.
+    """
 
     schema: str
     name: str
@@ -94,6 +113,7 @@ class PublishedTable:
     replica_identity: str
     primary_key: tuple[str, ...]
     has_identity: bool
+    columns: tuple[TableColumn, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +345,14 @@ def published_tables(connection: Connection, names: Sequence[str]) -> list[Publi
         "   JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum"
         "   WHERE i.indrelid = c.oid AND i.indisprimary)::text,"
         " c.relreplident = 'f' OR EXISTS (SELECT 1 FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid"
-        "   AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END)"
+        "   AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END),"
+        " (SELECT json_agg(json_build_array(a.attname, a.attnum, a.atttypid::int8, a.atttypmod,"
+        "    (a.attmissingval::text::text[])[1],"
+        "    NOT a.atthasmissing AND (a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL)) ORDER BY a.attnum)"
+        "   FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid"
+        # Column lists are known from PostgreSQL 15 on.
+        "   WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
+        "     AND coalesce(pg_catalog.to_jsonb(p) -> 'attnames' ? a.attname, true))::text"
         " FROM pg_catalog.pg_publication_tables p"
         " JOIN pg_catalog.pg_namespace n ON n.nspname = p.schemaname"
         " JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename"
@@ -339,8 +366,9 @@ def published_tables(connection: Connection, names: Sequence[str]) -> list[Publi
             replica_identity=identity or "d",
             primary_key=tuple(json.loads(key)) if key else (),
             has_identity=has_identity == "t",
+            columns=tuple(TableColumn(*column) for column in json.loads(columns or "[]")),
         )
-        for schema, name, oid, identity, key, has_identity in rows
+        for schema, name, oid, identity, key, has_identity, columns in rows
     ]
 
 
