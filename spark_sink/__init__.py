@@ -1,24 +1,24 @@
 """From the pipe to Spark tables: the launcher, the staging log, the data source, the tables.
 
-`Pipeline` needs pyspark; it is imported when it is asked for, and nothing else here is.
+What is named here is imported when it is asked for: the launcher needs numpy, `Pipeline` pyspark, and ``status`` neither.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from spark_sink.launcher import Launcher, LauncherConfig
-
 if TYPE_CHECKING:
+    from spark_sink.launcher import Launcher, LauncherConfig
     from spark_sink.pipeline import Pipeline
 
 __all__ = ["Launcher", "LauncherConfig", "Pipeline"]
 
+_MODULES = {"Launcher": "launcher", "LauncherConfig": "launcher", "Pipeline": "pipeline"}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "Pipeline":
-        from spark_sink.pipeline import Pipeline
-
-        return Pipeline
+    if name in _MODULES:
+        return getattr(import_module(f"spark_sink.{_MODULES[name]}"), name)
     msg = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(msg)

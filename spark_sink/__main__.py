@@ -87,6 +87,9 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
     except CdcpipeError as ex:
         _complain(ex.message, ex.hint)
         return ex.exit_code
+    except ModuleNotFoundError as ex:
+        _complain(f"{ex.name} is not installed", "pip install 'cdcpipe[spark]'")
+        return ExitCode.INIT_FAILED
     except SystemExit:  # click's answer to a closed pipe
         return ExitCode.SYSTEM_ERROR
     except Exception as ex:

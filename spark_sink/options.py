@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from spark_sink.directories import local_directory
-from spark_sink.launcher import LauncherConfig
-from spark_sink.segment_filler import SealPolicy
 from spark_sink.staging import Retention
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-    from spark_sink.launcher import Progress
+    from spark_sink.launcher import LauncherConfig, Progress
     from spark_sink.pipeline import PipelineProgress
     from spark_sink.slot_monitor import Lag
     from spark_sink.snapshot import SnapshotProgress
@@ -294,6 +292,10 @@ def launcher_config(
     verbose: bool,
 ) -> LauncherConfig:
     """Build the configuration from the values of `launcher_options`. The connection goes to the streamer as it is."""
+    # They need numpy, and status, which needs no option of theirs, does not.
+    from spark_sink.launcher import LauncherConfig
+    from spark_sink.segment_filler import SealPolicy
+
     return LauncherConfig(
         slot=slot,
         staging=staging,

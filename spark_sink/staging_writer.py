@@ -16,13 +16,9 @@ What holds after a crash at any point, and why:
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
 import logging
 import mmap
 import os
-import socket
-import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -46,11 +42,11 @@ from spark_sink.staging import (
     list_segments,
     log_end,
     open_name,
-    read_json,
     remove_epoch,
     segment_name,
     write_json,
 )
+from spark_sink.staging_lock import lock, make_root, try_file_system
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,15 +58,13 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Boundaries", "Failpoint", "Sealing", "StagingWriter", "lock_owner", "owner_text"]
+__all__ = ["Boundaries", "Failpoint", "Sealing", "StagingWriter"]
 
 _logger = logging.getLogger(__name__)
 
 _WRITE_BYTES = 1 << 20
 """Small pieces are gathered up to this size before they go to the file."""
 
-_LOCK_ATTEMPTS, _LOCK_PAUSE_S = 3, 0.03
-"""`status` holds the lock for a moment to see whether anybody else does."""
 
 _MAX_KNOWN_BOUNDARIES = 3 << 18
 """A segment of more records than this, one very large transaction, is left to its readers to index: that takes memory,
@@ -150,10 +144,10 @@ class StagingWriter:
         self._pos = 0
         self._boundaries = Boundaries()
         self._start_lsn = 0
-        _make_root(self.root)
-        self._lock_fd = _lock(self.root)
+        make_root(self.root)
+        self._lock_fd = lock(self.root)
         try:
-            _try_file_system(self.root)
+            try_file_system(self.root)
             self._check_slot(slot)
             self._check_log()
         except BaseException:
@@ -385,103 +379,6 @@ class StagingWriter:
 
 _OTHER_HINT = "give each slot a --staging directory (and a warehouse) of its own, or connect to where this one comes from"
 _DISK_HINT = "make room or repair the disk, then start again; nothing was confirmed that is not sealed, so nothing is lost"
-
-_POSIX_HINT = (
-    "staging has to be on a POSIX file system, which locks, renames and syncs files and directories (a local disk, NFS), and be "
-    "writable; a mounted object store is none"
-)
-
-
-def _make_root(root: Path) -> None:
-    """Make the staging directory unless it is there; refuse somebody else's."""
-    try:
-        for directory in [*reversed(root.absolute().parents), root]:
-            if not directory.exists():
-                directory.mkdir(mode=0o700, exist_ok=True)
-                fsync_directory(directory.parent)
-        owner = root.stat().st_uid
-    except OSError as ex:
-        msg = f"cannot make the staging directory {root}: {ex.strerror or ex}"
-        raise StagingError(msg) from ex
-    if owner != os.geteuid():
-        msg = f"{root} belongs to user id {owner}, this process runs as {os.geteuid()}"
-        raise StagingError(msg, hint="run as its owner, or give another --staging directory")
-
-
-def _lock(root: Path) -> int:
-    """Take the directory's lock and note who has it; raise StagingError at once if somebody has."""
-    path = root / "lock"
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    except OSError as ex:
-        msg = f"cannot open {path}: {ex.strerror or ex}"
-        raise StagingError(msg) from ex
-    try:
-        for attempt in range(_LOCK_ATTEMPTS):
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if attempt == _LOCK_ATTEMPTS - 1:
-                    raise
-                time.sleep(_LOCK_PAUSE_S)
-        owner = {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        }
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps(owner).encode(), 0)
-    except BlockingIOError:
-        os.close(fd)
-        msg = f"another launcher uses {root}: {owner_text(_read_owner(path))}"
-        raise StagingError(msg, hint="stop it first, or give this one a slot and a --staging directory of its own") from None
-    except OSError as ex:
-        os.close(fd)
-        msg = f"cannot lock {path}: {ex.strerror or ex}"
-        raise StagingError(msg, hint=_POSIX_HINT) from ex
-    return fd
-
-
-def _try_file_system(root: Path) -> None:
-    """Do once what sealing depends on: a file system that can't had better say so now than at the first segment."""
-    path = root / f"{TEMPORARY_PREFIX}trial"
-    try:
-        write_json(path, {})
-        path.unlink()
-    except OSError as ex:
-        msg = f"the file system of {root} can't hold a staging log: {ex.strerror or ex}"
-        raise StagingError(msg, hint=_POSIX_HINT) from ex
-
-
-def _read_owner(path: Path) -> dict[str, Any]:
-    """Return what the lock file says of its owner, which may be nothing for the moment in which it is written."""
-    try:
-        return read_json(path) or {}
-    except StagingError:
-        return {}
-
-
-def owner_text(owner: dict[str, Any]) -> str:
-    """Say who holds a lock."""
-    return f"process {owner.get('pid', '?')} on {owner.get('host', '?')} since {owner.get('since', '?')}"
-
-
-def lock_owner(root: Path | str) -> dict[str, Any] | None:
-    """Return who holds the directory's lock (pid, host, since), or None if nobody does."""
-    path = Path(root) / "lock"
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _read_owner(path)
-    else:
-        return None
-    finally:
-        os.close(fd)
 
 
 def _write_epoch(path: Path, epoch: Epoch) -> None:

@@ -30,7 +30,7 @@ from spark_sink.staging import (
     read_readers,
     removed_position,
 )
-from spark_sink.staging_writer import lock_owner, owner_text
+from spark_sink.staging_lock import lock_owner, owner_text
 from spark_sink.warehouse import MESSAGES, Warehouse
 
 if TYPE_CHECKING:

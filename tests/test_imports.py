@@ -144,3 +144,11 @@ def test_the_cli_needs_click_and_psycopg_alone() -> None:
 def test_the_launcher_needs_no_spark() -> None:
     done = import_without({"pyspark", "pandas", "py4j"}, "spark_sink.launcher")
     assert done.returncode == 0, done.stderr
+
+
+def test_what_is_not_installed_is_named() -> None:
+    done = import_without({"numpy"}, "spark_sink.__main__ as command; sys.exit(command.invoke(['land', '--help']))")
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2,
+        ["cdcpipe-spark: error: numpy is not installed", "cdcpipe-spark: hint: pip install 'cdcpipe[spark]'"],
+    )

@@ -39,7 +39,8 @@ from spark_sink.launcher import Launcher, LauncherConfig, Prepared
 from spark_sink.restart import Failure, RestartPolicy, error_of
 from spark_sink.segment_filler import SealPolicy
 from spark_sink.staging import Position, StagingError, list_epochs, list_segments, log_end, register_reader
-from spark_sink.staging_writer import Failpoint, lock_owner
+from spark_sink.staging_lock import lock_owner
+from spark_sink.staging_writer import Failpoint
 
 ROOT = Path(__file__).parent.parent
 

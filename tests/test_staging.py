@@ -49,7 +49,8 @@ from spark_sink.staging import (
     remove_consumed,
     unregister_reader,
 )
-from spark_sink.staging_writer import Boundaries, Failpoint, Sealing, StagingWriter, lock_owner
+from spark_sink.staging_lock import lock_owner
+from spark_sink.staging_writer import Boundaries, Failpoint, Sealing, StagingWriter
 
 BIG = SealPolicy(segment_bytes=1 << 30, seal_interval_s=1e9)
 
