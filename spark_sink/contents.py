@@ -97,13 +97,12 @@ def _uses(segment: Segment, index: SegmentIndex, after_lsn: int) -> Iterator[tup
 
 def _changes(segment: Segment, index: SegmentIndex, data: memoryview, after_lsn: int) -> tuple[np.ndarray, np.ndarray]:
     """Return relation id and record number of every change, a Truncate once for each of its relations, in order."""
-    wanted = np.isin(index.kind, np.frombuffer(b"IUD", np.uint8)) & (index.transaction >= 0)
+    records = np.flatnonzero(np.isin(index.kind, np.frombuffer(b"IUD", np.uint8)) & (index.transaction >= 0))
     truncates = np.flatnonzero((index.kind == segment_index.TRUNCATE) & (index.transaction >= 0))
     if after_lsn:
+        # (A segment may have messages outside of transactions, and no transaction at all.)
         is_after = index.end_lsn > after_lsn
-        wanted &= is_after[index.transaction]
-        truncates = truncates[is_after[index.transaction[truncates]]]
-    records = np.flatnonzero(wanted)
+        records, truncates = (some[is_after[index.transaction[some]]] for some in (records, truncates))
     ids = index.relation_id[records]
     if not len(truncates):
         return ids, records

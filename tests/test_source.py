@@ -20,14 +20,15 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from pyspark.sql.types import StringType, StructField, StructType
-from segments import COMMIT_TIME_US, Log, relation
+from segments import COMMIT_TIME_US, Log, encode, relation
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Binary, Delete, Insert, LogicalMessage, Truncate, Update
 from spark_sink import segment_index, source
+from spark_sink.contents import count_rows, read_contents
 from spark_sink.segment_reader import EnvelopeReader, MessageReader, Slice, TypedReader
 from spark_sink.source import ENVELOPE_SCHEMA, CdcpipeDataSource, quote_table, relation_versions, tables_in
-from spark_sink.staging import StagingError
+from spark_sink.staging import Segment, StagingError, segment_name
 from spark_sink.types import MESSAGE_SCHEMA, merge_columns, typed_schema
 
 if TYPE_CHECKING:
@@ -535,6 +536,15 @@ def test_messages(log: Log) -> None:
         with pytest.raises(StagingError, match=f"a column {name} of type string: messages have none"):
             messages(log.root, StructType([StructField(name, data_type)]))
     assert len(read(log.root)[0]) == 9  # none of them is a change
+
+
+def test_a_segment_that_has_messages_and_no_transaction(log: Log) -> None:
+    end_lsn = log.end_lsn + 0x100
+    path = log.root / "000001" / segment_name(log.end_lsn, end_lsn)
+    path.write_bytes(encode([say(end_lsn - 8, b"x", is_transactional=False)]))
+    segment = Segment(1, log.end_lsn, end_lsn, path)
+    assert {str(table): found.count for table, found in read_contents([segment], log.end_lsn).items()} == {"_cdc_message": 1}
+    assert count_rows([segment], log.end_lsn) == 1
 
 
 def test_ranges_of_messages(log: Log) -> None:
