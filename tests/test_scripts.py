@@ -87,6 +87,7 @@ def test_the_workload_counts_what_it_commits(database: postgres.Database) -> Non
         connection.execute("create publication everything for all tables")
         connection.execute("select pg_create_logical_replication_slot('workload', 'pgoutput')")
         workload.run(20_000)
+        workload.alter()
         workload.truncate()
         messages = connection.execute(
             "select get_byte(data, 0) from pg_logical_slot_get_binary_changes("

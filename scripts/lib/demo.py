@@ -1,8 +1,10 @@
-"""scripts/demo: PostgreSQL's changes into Spark tables, with a crash in the middle, and the proof that all is there.
+"""scripts/demo: PostgreSQL's tables and changes into Spark tables, with a crash in the middle, and the proof that all is there.
 
-A throwaway PostgreSQL, a workload (workload.py), `cdcpipe-spark run` beside it. The run is killed with kill -9 while the
-workload goes on, and started again. At the end every table is compared: the replica row by row with PostgreSQL, the
-changelog's length with the changes that were committed. Exit 1 if anything differs.
+A throwaway PostgreSQL with a shop in it, and `cdcpipe-spark run`, which copies what is there and then follows the changes of a
+workload (workload.py) that goes on beside it. A table is altered meanwhile. The run is killed with kill -9, and started again.
+At the end `cdcpipe-spark verify` compares while everything runs, and then each table is compared once more by other means: the
+replica row by row with PostgreSQL, the changelog's length with the rows that were copied and the changes that were
+committed. Exit 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class Outcome:
 
     table: str
     source: int | None
-    committed: int
+    expected: int
     changes: int
     current: int | None
     is_equal: bool
@@ -145,6 +147,10 @@ class Demo:
             self._show(state)
             time.sleep(0.1)
 
+    def wait_for_workload(self, pipeline: Pipeline, part: threading.Thread) -> None:
+        """Show the progress until a part of the workload is done."""
+        self.wait(pipeline, lambda: not part.is_alive())
+
     def _show(self, text: str) -> None:
         if self._is_terminal:
             self._erase()
@@ -170,7 +176,11 @@ class Demo:
 
     def confirmed_lsn(self) -> int:
         """What the slot need not send again: sealed in the staging directory."""
-        return LSN.parse(self._value(f"select confirmed_flush_lsn::text from pg_replication_slots where slot_name = '{SLOT}'"))
+        return LSN.parse(
+            self._value(
+                f"select coalesce(max(confirmed_flush_lsn), '0/0')::text from pg_replication_slots where slot_name = '{SLOT}'"
+            )
+        )
 
     def staged(self) -> Position | None:
         """Where the staging log ends."""
@@ -217,8 +227,8 @@ def in_spark(frame: DataFrame, columns: list[str]) -> Counter[tuple[Any, ...]]:
     return Counter(tuple(row) for row in frame.select(*selected).collect())
 
 
-def compare(spark: SparkSession, warehouse: Path, connection: Connection[Any], committed: Counter[str]) -> Iterator[Outcome]:
-    """Compare each table; a table without a key, which is only ever appended to, by its changelog."""
+def compare(spark: SparkSession, warehouse: Path, connection: Connection[Any], expected: Counter[str]) -> Iterator[Outcome]:
+    """Compare each table, whose changelog has to have so many rows; one without a key, which only ever grows, by its changelog."""
     from spark_sink import changelog, replica
     from spark_sink.warehouse import MESSAGES, Table, Warehouse
 
@@ -231,13 +241,13 @@ def compare(spark: SparkSession, warehouse: Path, connection: Connection[Any], c
         yield Outcome(
             table=table,
             source=wanted.total(),
-            committed=committed[table],
+            expected=expected[table],
             changes=(count := changes.count()),
             current=rows.total() if key else None,
-            is_equal=current.columns == columns and rows == wanted and count == committed[table],
+            is_equal=current.columns == columns and rows == wanted and count == expected[table],
         )
     messages = changelog.read(spark, found, MESSAGES)
-    emitted, count, distinct = committed[str(MESSAGES)], messages.count(), messages.select("_cdc_lsn").distinct().count()
+    emitted, count, distinct = expected[str(MESSAGES)], messages.count(), messages.select("_cdc_lsn").distinct().count()
     yield Outcome(str(MESSAGES), None, emitted, count, None, is_equal=count == distinct == emitted)
 
 
@@ -247,16 +257,16 @@ def _metadata(frame: DataFrame) -> list[str]:
 
 def print_outcomes(outcomes: list[Outcome], elapsed_s: float) -> None:
     """Print the final table."""
-    print(f"\n{'table':12} {'PostgreSQL':>12} {'replica':>12} {'committed':>12} {'changelog':>12}")
-    print(f"{'':12} {'rows':>12} {'rows':>12} {'changes':>12} {'rows':>12}")
+    print(f"\n{'table':12} {'PostgreSQL':>12} {'replica':>12} {'copied and':>12} {'changelog':>12}")
+    print(f"{'':12} {'rows':>12} {'rows':>12} {'committed':>12} {'rows':>12}")
     for found in outcomes:
         source = "" if found.source is None else f"{found.source:,}"
         current = "" if found.source is None else "no key" if found.current is None else f"{found.current:,}"
         verdict = "equal" if found.is_equal else "DIFFERENT"
-        print(f"{found.table:12} {source:>12} {current:>12} {found.committed:12,} {found.changes:12,}   {verdict}")
+        print(f"{found.table:12} {source:>12} {current:>12} {found.expected:12,} {found.changes:12,}   {verdict}")
     changes = sum(found.changes for found in outcomes)
     print(
-        f"\n{changes:,} changes in {elapsed_s:.0f} s ({changes / elapsed_s:,.0f} rows/s), "
+        f"\n{changes:,} rows and changes in {elapsed_s:.0f} s ({changes / elapsed_s:,.0f} per second), "
         "two starts of Spark and a kill -9 included"
     )
 
@@ -266,25 +276,30 @@ def perform(args: argparse.Namespace, cluster: postgres.Cluster) -> bool:
     directory: Path = args.directory
     staging, warehouse, log = directory / "staging", directory / "warehouse", directory / "cdcpipe-spark.log"
     options = ["-d", cluster.dsn, "-S", SLOT, "--publication", PUBLICATION]
-    command = [sys.executable, "-m", "spark_sink", "run", *options, "-v", "--staging", str(staging)]
+    command = [sys.executable, "-m", "spark_sink", "run", *options, "-c", "-v", "--staging", str(staging)]
     command += ["--warehouse", str(warehouse), "--format", args.format]
     if args.jars:
         command += ["--jars", str(args.jars)]
 
     with (
         cluster.connect() as connection,
+        Workload(cluster.dsn, seed=args.seed) as workload,
         contextlib.ExitStack() as stack,
     ):
-        make_tables(connection)
-        # The slot first: what is committed before it exists is not in the stream.
-        subprocess.run([sys.executable, "-m", "cli", "prepare", *options, "-c"], stdout=subprocess.DEVNULL, check=True)
-        workload = stack.enter_context(Workload(cluster.dsn, seed=args.seed))
         demo = Demo(connection, workload, staging, warehouse)
         demo.say(f"PostgreSQL {cluster.version_num // 10000} runs: psql '{cluster.dsn}'")
-        demo.say("starting cdcpipe-spark run, and the workload beside it")
-        started, start_lsn = time.monotonic(), demo.server_lsn()
+        make_tables(connection)
+        workload.run(args.changes // 4)
+        # What the changelog has to have: a row for each row that is there when the slot is made, one for each change from then on.
+        expected = rows_of(connection)
+        demo.say(f"a shop with {expected.total():,} rows in {len(KEYS)} tables; starting cdcpipe-spark run -c, which copies them")
+        expected.subtract(workload.committed)
+        started = time.monotonic()
         pipeline = Pipeline(command, log)
         stack.callback(pipeline.kill)
+        demo.wait(pipeline, lambda: demo.confirmed_lsn() > 0)
+        start_lsn = demo.server_lsn()
+        demo.say("the slot is made: what was committed before is being copied, what comes now is streamed")
         part = args.changes // 4
         first = demo.start_workload(part, 5)
 
@@ -293,16 +308,19 @@ def perform(args: argparse.Namespace, cluster: postgres.Cluster) -> bool:
             return in_tables is not None and in_tables.lsn > start_lsn
 
         demo.wait(pipeline, lambda: not first.is_alive() and something_is_there())
-        demo.say("the first changes are in the tables; the workload goes on")
+        demo.say("all that was there is in the tables, and the first changes; the workload goes on")
+        demo.wait_for_workload(pipeline, demo.start_workload(part // 2, 3))
+        workload.alter()
+        demo.say("altered, in mid-stream: orders has a column more, and a part of the orders has values in it")
 
-        second = demo.start_workload(args.changes - part, 20)
-        halfway = part + (args.changes - part) // 5
-        demo.wait(pipeline, lambda: workload.done >= halfway)
+        begun = workload.done
+        second = demo.start_workload(part, 15)
+        demo.wait(pipeline, lambda: workload.done - begun >= part // 3)
         pipeline.kill()
         demo.say("kill -9 of cdcpipe-spark, in the middle of the workload; starting it again")
         pipeline = Pipeline(command, log)
         stack.callback(pipeline.kill)
-        demo.wait(pipeline, lambda: not second.is_alive())
+        demo.wait_for_workload(pipeline, second)
         workload.truncate()
         end_lsn = demo.server_lsn()
         demo.say(f"the workload is done: {workload.transactions:,} transactions committed, {workload.rollbacks:,} rolled back")
@@ -313,19 +331,41 @@ def perform(args: argparse.Namespace, cluster: postgres.Cluster) -> bool:
 
         demo.wait(pipeline, all_is_there)
         elapsed_s = time.monotonic() - started
-        demo.say("everything is in the tables; stopping cdcpipe-spark with SIGTERM")
+        demo.say("everything is in the tables; cdcpipe-spark verify compares them, while cdcpipe-spark run goes on")
+        print(verify(args, cluster, warehouse))
+        demo.say("stopping cdcpipe-spark run with SIGTERM")
         pipeline.stop()
 
-        demo.say("comparing")
+        demo.say("comparing once more, row by row, and counting what is in the changelogs")
         from spark_sink import session
 
         spark = session.build(app_name="demo", format=args.format, jars_dir=args.jars)
         try:
-            outcomes = list(compare(spark, warehouse, connection, workload.committed))
+            outcomes = list(compare(spark, warehouse, connection, expected + workload.committed))
         finally:
             spark.stop()
         print_outcomes(outcomes, elapsed_s)
     return all(found.is_equal for found in outcomes)
+
+
+def rows_of(connection: Connection[Any]) -> Counter[str]:
+    """Return how many rows each table has."""
+    found: Counter[str] = Counter()
+    for table in KEYS:
+        (count,) = connection.execute(f"select count(*) from {table}".encode()).fetchone() or (0,)
+        found[table] = count
+    return found
+
+
+def verify(args: argparse.Namespace, cluster: postgres.Cluster, warehouse: Path) -> str:
+    """Run `cdcpipe-spark verify`; return what it says. DemoError if anything differs."""
+    command = [sys.executable, "-m", "spark_sink", "verify", "-d", cluster.dsn, "--warehouse", str(warehouse)]
+    if args.jars:
+        command += ["--jars", str(args.jars)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise DemoError(f"cdcpipe-spark verify ended with {done.returncode}:\n{done.stdout}{done.stderr[-4000:]}")
+    return "".join(f"         {line}\n" for line in done.stdout.splitlines())
 
 
 def print_how_to_look(args: argparse.Namespace) -> None:

@@ -135,6 +135,14 @@ class Workload:
             if ahead > 0:
                 time.sleep(ahead)
 
+    def alter(self) -> None:
+        """Give the orders a column, and some of them a value in it, in the same transaction."""
+        session = self._sessions[0]
+        session.change("orders", "update orders set status = 'before' where id < 20")
+        session.connection.execute("alter table orders add column note text")
+        session.change("orders", "update orders set note = 'after, ' || status where id < 200")
+        self._commit(session)
+
     def truncate(self) -> None:
         """Truncate a table, and begin it anew in the same transaction."""
         session = self._sessions[0]
