@@ -1,8 +1,9 @@
 """Changelog tables: append-only, every change once, in either table format.
 
-Rows come in the typed layout of the data source (source.py): the table's columns, then the ``_cdc_`` columns. A column that
-is new is added; one that was dropped stays, NULL from then on; one whose type changed goes on under another name beside
-the old one (types.versioned_name).
+Rows are in the typed layout of the data source (source.py): the table's columns, then the ``_cdc_`` columns. They come as
+files, written in the table's directory, which a commit makes part of it when their rows have been counted. A column that is new
+is added; one that was dropped stays, NULL from then on; one whose type changed goes on under another name beside the old one
+(types.versioned_name).
 
 With Delta Lake an append records the position that it reaches, and is skipped if the table has it already. With Parquet it
 is a directory ``_cdc_batch=EPOCH-START-END``, written under a hidden name and renamed: the directory's name is the record.
@@ -15,14 +16,17 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as parquet
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from cdcpipe.lsn import format_lsn
-from spark_sink import delta
+from spark_sink import delta, delta_files
 from spark_sink.delta import State
+from spark_sink.parquet_file import Layout
 from spark_sink.warehouse import WarehouseError
 
 if TYPE_CHECKING:
@@ -30,11 +34,25 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
+    from spark_sink.delta_files import FileTable
+    from spark_sink.parquet_file import WrittenFile
     from spark_sink.staging import Position
     from spark_sink.warehouse import Table, Warehouse
 
-__all__ = ["append", "batch_name", "exists", "parquet_lsn", "properties", "read", "state"]
+__all__ = [
+    "Files",
+    "append",
+    "batch_name",
+    "commit_files",
+    "exists",
+    "open_files",
+    "parquet_lsn",
+    "properties",
+    "read",
+    "state",
+]
 
 _INDEXED_COLUMNS = 32
 """Of so many columns, the first ones, Delta Lake keeps the least and the greatest value per file."""
@@ -110,6 +128,59 @@ def append(
     if written != count:
         raise WarehouseError(_wrong_count(table, written, count, end), hint="nothing of it was kept; report it")
     temporary.rename(path / batch_name(start, end))
+
+
+@dataclass(slots=True)
+class Files:
+    """A changelog to which files are added: where they are to be written, in which columns."""
+
+    schema: StructType
+    directory: Path
+    layout: Layout
+    delta: FileTable | None = None
+
+
+def open_files(spark: SparkSession, warehouse: Warehouse, table: Table, schema: StructType, before: Files | None) -> Files:
+    """Make ready for files with these columns; ``before`` is what this returned the last time, if nobody has written since.
+
+    The result's columns are the table's, in its order, and those that are new.
+    """
+    path = warehouse.changelog(table)
+    if warehouse.format != "delta":
+        path.mkdir(parents=True, exist_ok=True)
+        temporary = path / "_writing"
+        # What an append that did not come to its end left behind. There is one writer, the pipeline.
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        return Files(schema, temporary, Layout(tuple(schema.names), to_arrow_schema(schema, timezone="UTC")))
+    if before is not None and before.delta is not None:
+        found = before.delta
+    elif delta.exists(path):
+        found = delta_files.open_table(spark, path)
+    else:
+        found = delta_files.define(path, schema, properties(table, schema.names))
+    if delta.add_columns(spark, path, found.schema, schema):
+        found = delta_files.open_table(spark, path)
+    path.mkdir(parents=True, exist_ok=True)
+    layout = Layout(tuple(found.schema.names), to_arrow_schema(found.physical, timezone="UTC"))
+    return Files(found.schema, path, layout, found)
+
+
+def commit_files(
+    warehouse: Warehouse, table: Table, files: Files, written: Sequence[WrittenFile], start: Position, end: Position, count: int
+) -> None:
+    """Make the files that have the changes in (start, end] part of the changelog.
+
+    WarehouseError, and nothing is changed, if they do not have ``count`` rows. delta_files.ChangedError if somebody else has
+    changed the table's columns.
+    """
+    rows = sum(file.rows for file in written)
+    if rows != count:
+        raise WarehouseError(_wrong_count(table, rows, count, end), hint="nothing of it was kept; report it")
+    if files.delta is not None:
+        delta_files.commit(files.delta, written, end)
+    else:
+        files.directory.rename(warehouse.changelog(table) / batch_name(start, end))
 
 
 def properties(table: Table, columns: Sequence[str]) -> dict[str, str]:

@@ -25,13 +25,17 @@ if TYPE_CHECKING:
 __all__ = [
     "State",
     "add_column",
+    "add_columns",
     "add_files",
     "append",
+    "checkpoint",
     "create",
     "create_empty",
     "exists",
     "literal",
+    "newest_lsn",
     "overwrite",
+    "physical_fields",
     "physical_schema",
     "pin",
     "quote",
@@ -112,6 +116,16 @@ def state(spark: SparkSession, path: Path) -> State | None:
     return State(read(spark, path).schema, lsn, properties)
 
 
+def newest_lsn(spark: SparkSession, path: Path) -> int | None:
+    """Return the LSN that the table has reached, None if there is no table."""
+    if not exists(path):
+        return None
+    newest = _newest_lsn(path)
+    if newest is None and (found := state(spark, path)) is not None:
+        newest = found.lsn
+    return newest
+
+
 def pin(spark: SparkSession, path: Path) -> tuple[int, int] | None:
     """Return the table's version, for `read_version`, and the LSN that it has reached; None if there is no table."""
     while exists(path):
@@ -188,6 +202,13 @@ def recording(spark: SparkSession, position: Position) -> Iterator[None]:
                 spark.conf.set(key, value)
 
 
+def checkpoint(spark: SparkSession, path: Path) -> None:
+    """Let Delta write the table's state down as a whole, for readers, and drop what is too old of its log."""
+    jvm, session = spark._jvm, spark._jsparkSession  # noqa: SLF001 - only its own commits do that by themselves
+    found = jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(session, str(path))
+    found._1().checkpointAndCleanUpDeltaLog(found._2(), jvm.scala.Option.empty())  # noqa: SLF001 - Scala's names
+
+
 def create(path: Path, rows: DataFrame, properties: dict[str, str]) -> None:
     """Make a table with its first rows, in one commit."""
     writer = rows.writeTo(table_name(path)).using("delta")
@@ -219,6 +240,25 @@ def add_column(spark: SparkSession, path: Path, name: str, spark_type: str) -> N
     spark.sql(f"ALTER TABLE {table_name(path)} ADD COLUMNS ({quote(name)} {spark_type})")
 
 
+def add_columns(spark: SparkSession, path: Path, present: StructType, wanted: StructType) -> bool:
+    """Add those of the wanted columns, and of the fields of structs, that are not present; return whether there were any."""
+    from pyspark.sql.types import StructType
+
+    missing = []
+    for each in wanted.fields:
+        if each.name not in present.names:
+            missing.append((quote(each.name), each.dataType))
+        elif isinstance(each.dataType, StructType):
+            known = present[each.name].dataType.names
+            missing += [(f"{quote(each.name)}.{quote(f.name)}", f.dataType) for f in each.dataType.fields if f.name not in known]
+    if missing:
+        # Nested names, too, have to be quoted; pyspark's own text of a type does not.
+        types = spark._jvm.org.apache.spark.sql.types.DataType  # noqa: SLF001
+        listed = ", ".join(f"{name} {types.fromJson(kind.json()).sql()}" for name, kind in missing)
+        spark.sql(f"ALTER TABLE {table_name(path)} ADD COLUMNS ({listed})")
+    return bool(missing)
+
+
 _PHYSICAL_NAME = "delta.columnMapping.physicalName"
 
 
@@ -229,16 +269,16 @@ def physical_schema(spark: SparkSession, path: Path) -> StructType:
     jvm = spark._jvm  # noqa: SLF001
     session = spark._jsparkSession  # noqa: SLF001
     snapshot = jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(session, str(path))._2()  # noqa: SLF001
-    return StructType.fromJson(_renamed(json.loads(snapshot.metadata().schema().json())))
+    return StructType.fromJson(physical_fields(json.loads(snapshot.metadata().schema().json())))
 
 
-def _renamed(struct: dict[str, Any]) -> dict[str, Any]:
-    """Give a struct's fields, and those of structs in it, their physical names."""
+def physical_fields(struct: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema, as Delta's metadata has it, with the names that the fields, and those of structs in it, have in files."""
     fields = []
     for each in struct["fields"]:
         kind = each["type"]
         if isinstance(kind, dict) and kind["type"] == "struct":
-            kind = _renamed(kind)
+            kind = physical_fields(kind)
         fields.append(each | {"name": each["metadata"][_PHYSICAL_NAME], "type": kind, "metadata": {}})
     return struct | {"fields": fields}
 

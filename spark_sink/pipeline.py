@@ -6,9 +6,10 @@
     Pipeline(spark, "staging", "warehouse").process_available()
 
 A micro-batch is a range of segments. The driver finds in their indexes which tables they change, and how those look there;
-each such table's changes are read typed, with the schema that the table has then, appended to its changelog and merged
-into its replica. So a running query lives through ADD, DROP and RENAME COLUMN and changes of type. Logical messages are
-appended to a changelog of their own; a micro-batch without any has nothing to do for them.
+executors read each such table's changes typed, with the schema that the table has then, and write them to files of its changelog,
+all tables in one job (segment_writer.py). So a running query lives through ADD, DROP and RENAME COLUMN and changes of type.
+Logical messages have a changelog of their own; a micro-batch without any has nothing to do for them. Replicas follow the
+changelogs on a rhythm of their own (follower.py).
 
 Nothing twice, nothing missing: a table's commit records the position that it reaches, and a table goes on from its own
 position whatever the micro-batch is. What Spark keeps in its checkpoint only says where to go on reading. A checkpoint that
@@ -22,16 +23,22 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from cdcpipe.errors import CdcpipeError
-from spark_sink import changelog, delta, reduction, replica, session, source
+from spark_sink import changelog, delta, segment_writer, session, source
 from spark_sink.catalog import CatalogDatabase
 from spark_sink.contents import Contents, read_contents
+from spark_sink.delta_files import ChangedError
 from spark_sink.directories import local_directory
+from spark_sink.follower import Follower
+from spark_sink.segment_server import Origin
+from spark_sink.segment_writer import Target
 from spark_sink.staging import (
     Position,
     Segment,
@@ -51,12 +58,13 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
-    from pyspark.sql.types import StructType
 
+    from spark_sink.changelog import Files
     from spark_sink.delta import State
     from spark_sink.segment_server import SegmentServer
+    from spark_sink.segment_writer import Written
     from spark_sink.warehouse import Version
 
 __all__ = ["Pipeline", "PipelineProgress"]
@@ -68,11 +76,14 @@ _LATE = "Python worker failed to connect back"
 
 _MAX_LATE_STARTS = 10
 
+_CHECKPOINT_COMMITS = 200
+"""After so many commits to a changelog Delta's log gets a checkpoint; one costs a second, and so many commits less to read."""
+
+_THREADS = 4
+"""So many tables are opened at a time."""
+
 READER = "tables"
 """The name under which the staging directory knows how far the tables are."""
-
-_KEPT_CHANGES = 100_000
-"""So many changes of a table in a micro-batch are kept in memory from the changelog's commit to the replica's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +106,8 @@ class Pipeline:
 
     Executors read the staging directory at the path that it has here; without ``staging_shared`` they get its segments from
     this process. With ``catalog_database`` the tables are named in that database of the session's catalog (catalog.py).
+
+    Every ``replica_interval_s`` seconds the replicas are brought to where the changelogs are; with 0 each micro-batch does.
     """
 
     def __init__(
@@ -112,6 +125,7 @@ class Pipeline:
         trigger_interval_s: float = 1.0,
         staging_shared: bool = True,
         catalog_database: str | None = None,
+        replica_interval_s: float = 10.0,
     ) -> None:
         session.check(spark, format)
         source.register(spark)
@@ -125,6 +139,8 @@ class Pipeline:
         self._staging_shared = staging_shared
         self._names = None if catalog_database is None else CatalogDatabase(spark, catalog_database, self.warehouse)
         self._server: SegmentServer | None = None
+        self._replica_interval_s = replica_interval_s
+        self._follower: Follower | None = None
         self._tables: dict[Table, _TableState] = {}
         self._progress = PipelineProgress()
         self._seen: set[Table] = set()
@@ -138,6 +154,7 @@ class Pipeline:
         self._late_starts = 0
         # Held while a micro-batch runs, so that stop() lets it come to its end.
         self._running = threading.Lock()
+        self._merging = threading.Lock()
 
     # --- for its owner ---
 
@@ -150,6 +167,8 @@ class Pipeline:
         else:
             stream = stream.trigger(processingTime=f"{self._trigger_interval_s} seconds")
         self._query = stream.start()
+        if self._follower is not None:
+            self._follower.start()
         return self
 
     def process_available(self) -> None:
@@ -158,9 +177,10 @@ class Pipeline:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the end; raise the error if there was one. Return False if it has not ended in time."""
-        query = self._query
+        query, follower = self._query, self._follower
         if query is None:
             return True
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             if timeout_s is None:
                 query.awaitTermination()
@@ -171,15 +191,30 @@ class Pipeline:
             if _LATE in str(ex) and self._error is None and self._late_starts < _MAX_LATE_STARTS:
                 self._late_starts += 1
                 _logger.warning("a Python process took Spark more than ten seconds to start; beginning again")
+                self._stop_following(is_last_round_wanted=False)
                 return self.start(available_now=self._available_now).wait(timeout_s)
-            raise self._error_of(ex) from ex
+            self._error = self._error_of(ex)
+            raise self._error from ex
         self._stop_serving()
+        if follower is not None and self._error is None:
+            follower.end()
+            if not follower.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                return False
         if self._error is not None:
             raise self._error
         return True
 
     def stop(self) -> None:
-        """End once the micro-batch that runs is in the tables."""
+        """End once the micro-batch that runs is in the changelogs, and the replicas are where they are; after an error at once."""
+        self._stop_query()
+        self._stop_following(is_last_round_wanted=self._error is None)
+
+    def _stop_following(self, *, is_last_round_wanted: bool) -> None:
+        if self._follower is not None:
+            self._follower.end(is_last_round_wanted=is_last_round_wanted)
+            self._follower.wait()
+
+    def _stop_query(self) -> None:
         self._stopping = True
         query = self._query
         if query is not None and query.isActive:
@@ -191,6 +226,15 @@ class Pipeline:
         if self._server is not None:
             self._server.stop()
             self._server = None
+
+    def _merged(self, table: Table) -> None:
+        if self._names is not None:
+            self._names.register([table])
+
+    def _fail(self, ex: BaseException) -> None:
+        """Take an error of the follower's as the pipeline's, and end."""
+        self._error = self._error_of(ex)
+        self._stop_query()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -213,7 +257,7 @@ class Pipeline:
     @property
     def merging(self) -> AbstractContextManager[Any]:
         """Held while replicas are merged: whoever else writes to one has to hold it (upkeep.py)."""
-        return self._running
+        return self._merging
 
     # --- the stream ---
 
@@ -249,9 +293,12 @@ class Pipeline:
         self._progress = replace(self._progress, position=position)
         for table in self.warehouse.tables():
             self._check_changelog(table, position)
-            self._restore_replica(table)
         if self._names is not None:
             self._names.register([*self.warehouse.tables(), MESSAGES])
+        if self.warehouse.format == "delta":
+            follower = Follower(self.spark, self.warehouse, self._replica_interval_s, self._merging, self._merged, self._fail)
+            follower.look(position.epoch)
+            self._follower = follower
         return position
 
     def _check_changelog(self, table: Table, position: Position) -> None:
@@ -261,15 +308,6 @@ class Pipeline:
                 f"the changelog of {table}, {self.warehouse.changelog(table)}, has gone, and with it what was in it",
                 hint="restore it, or start anew: another warehouse, another staging directory, another slot",
             )
-
-    def _restore_replica(self, table: Table) -> None:
-        """Make a replica that is not there, whoever deleted it, from its changelog."""
-        if self.warehouse.format != "delta" or delta.exists(self.warehouse.replica(table)):
-            return
-        state = changelog.state(self.spark, self.warehouse, table)
-        if state is not None:
-            assert self._progress.position is not None
-            replica.apply(self.spark, self.warehouse, table, Position(self._progress.position.epoch, state.lsn))
 
     def _batch(self, rows: DataFrame, _batch_id: int) -> None:
         """Take a micro-batch of segments to the tables; called by Spark in a thread of this process."""
@@ -297,18 +335,17 @@ class Pipeline:
         if end.lsn > position.lsn:
             after = [segment for segment in segments if segment.end_lsn > position.lsn]
             contents = read_contents(after)
-            messages = contents.pop(MESSAGES, None)
-            if messages is not None:
-                self._process_messages(messages, after)
-                message_count = messages.count
-            for table in sorted(contents):
-                self._process_table(table, contents[table], after)
-                count += contents[table].count
-                self._seen.add(table)
+            self._append(contents, after)
             if self._names is not None:
-                self._names.register(sorted(contents) if messages is None else [*sorted(contents), MESSAGES])
+                self._names.register(sorted(contents))
+            messages = contents.pop(MESSAGES, None)
+            message_count = 0 if messages is None else messages.count
+            count = sum(found.count for found in contents.values())
+            self._seen.update(contents)
             self.warehouse.record(end)
             position = end
+        if self._follower is not None and not self._replica_interval_s:
+            self._follower.catch_up()
         self._progress = replace(
             self._progress,
             position=position,
@@ -320,75 +357,76 @@ class Pipeline:
         # Not ``end``: until Spark has noted the end of this micro-batch, it may ask for it again.
         register_reader(self.staging, READER, segments[0].start)
 
-    def _process_messages(self, contents: Contents, segments: Sequence[Segment]) -> None:
-        state = self._state(MESSAGES)
-        if state.done_lsn < contents.last_lsn:
-            rows = self._reader(MESSAGE_SCHEMA, segments, state.done_lsn).option("view", "messages").load(str(self.staging))
-            self._append(MESSAGES, rows, contents, segments)
+    def _append(self, contents: Mapping[Table, Contents], segments: Sequence[Segment]) -> None:
+        """Append to the changelogs what the segments have for them; each goes on from where it is."""
+        while True:
+            self._open_tables(contents)
+            appends = [
+                self._prepare(table, contents[table], segments)
+                for table in sorted(contents)
+                if self._tables[table].done_lsn < contents[table].last_lsn
+            ]
+            if not appends:
+                return
+            origin = None if self._server is None else Origin.read(self._server.path)
+            written = segment_writer.write(self.spark, segments, [append.target for append in appends], origin)
+            try:
+                for append, files in zip(appends, written, strict=True):
+                    self._commit(append, files, segments)
+            except ChangedError:
+                # Somebody has changed a table's columns. Those that have their changes are not written again.
+                self._tables.clear()
+            else:
+                return
+
+    def _open_tables(self, tables: Iterable[Table]) -> None:
+        """Find out how tables are that were not looked at before, several at a time."""
+        new = [table for table in tables if table not in self._tables]
+        if new:
+            with ThreadPoolExecutor(_THREADS, "open") as pool:
+                self._tables.update(zip(new, pool.map(self._state, new), strict=True))
 
     def _state(self, table: Table) -> _TableState:
-        state = self._tables.get(table)
-        if state is None:
-            state = self._tables[table] = _TableState(
-                changelog.state(self.spark, self.warehouse, table), self.warehouse.versions(table)
-            )
-        return state
+        return _TableState(changelog.state(self.spark, self.warehouse, table), self.warehouse.versions(table))
 
-    def _reader(self, schema: StructType, segments: Sequence[Segment], done_lsn: int) -> DataFrameReader:
-        """Return a reader of what the segments have beyond ``done_lsn``."""
-        reader = self.spark.read.format("cdcpipe").schema(schema)
-        if self._server is not None:
-            reader = reader.option("server", str(self._server.path))
-        return (
-            reader.option("start", str(_start(segments, done_lsn)))
-            .option("end", str(segments[-1].end))
-            .option("types", self.warehouse.types)
-        )
-
-    def _append(self, table: Table, rows: DataFrame, contents: Contents, segments: Sequence[Segment]) -> None:
-        """Append to a changelog what the segments have for it beyond where it is."""
-        state, end = self._tables[table], segments[-1].end
-        count = contents.count
-        if state.done_lsn > segments[0].start_lsn:  # it is further than the others
-            count = read_contents(segments, state.done_lsn)[table].count
-        changelog.append(self.warehouse, table, rows, state.changelog, _start(segments, state.done_lsn), end, count)
-        state.changelog = delta.State(rows.schema, end.lsn)
-
-    def _process_table(self, table: Table, contents: Contents, segments: Sequence[Segment]) -> None:
-        state = self._state(table)
-        end = segments[-1].end
-        done_lsn = state.done_lsn
-        if done_lsn < contents.last_lsn:
+    def _prepare(self, table: Table, contents: Contents, segments: Sequence[Segment]) -> _Append:
+        """Make a changelog ready for what the segments have for it."""
+        state = self._tables[table]
+        if table == MESSAGES:
+            schema = MESSAGE_SCHEMA
+        else:
             relations = [(end_lsn, as_typed(relation, self.warehouse.types)) for end_lsn, relation in contents.relations]
             columns = merge_columns(
                 None if state.changelog is None else split_schema(state.changelog.schema)[0],
                 (relation for _, relation in relations),
             )
-            state.versions = self._versions.note(table, state.versions, relations, done_lsn, columns)
+            state.versions = self._versions.note(table, state.versions, relations, state.done_lsn, columns)
             if not state.versions[-1].key:
                 self._tell(table, "", "table %s has no key: it has a changelog and no replica", table)
-            reader = self._reader(typed_schema(columns), segments, done_lsn)
-            rows = reader.option("table", source.quote_table(table.schema, table.name)).load(str(self.staging))
-            is_small = contents.count <= _KEPT_CHANGES
-            if is_small:
-                # Appending and merging read them: once from the segments, then from memory.
-                rows = rows.persist()
-            try:
-                self._append(table, rows, contents, segments)
-                self._follow(table, state, end, (done_lsn, rows) if is_small else None)
-            finally:
-                if is_small:
-                    rows.unpersist()
-            if self.warehouse.format != "delta" or not state.has_key:
-                self._tell_exact(table, self._count_exact(table, _start(segments, done_lsn), columns))
-        elif state.replica_lsn < contents.last_lsn:
-            self._follow(table, state, end, None)
+            schema = typed_schema(columns)
+        files = state.files = changelog.open_files(self.spark, self.warehouse, table, schema, state.files)
+        name = None if table == MESSAGES else (table.schema, table.name)
+        count = contents.count
+        if state.done_lsn > segments[0].start_lsn:  # it is further than the others
+            count = read_contents(segments, state.done_lsn)[table].count
+        return _Append(
+            table, count, Target(name, files.schema, str(files.directory), files.layout, state.done_lsn, self.warehouse.types)
+        )
 
-    def _follow(self, table: Table, state: _TableState, end: Position, recent: tuple[int, DataFrame] | None) -> None:
-        """Bring the replica, if the table has one, to where the changelog is."""
-        if self.warehouse.format == "delta" and state.has_key:
-            self._tell_exact(table, replica.apply(self.spark, self.warehouse, table, end, recent))
-            state.replica_lsn = end.lsn
+    def _commit(self, append: _Append, written: Sequence[Written], segments: Sequence[Segment]) -> None:
+        """Make what was written for a changelog part of it."""
+        table, end, state = append.table, segments[-1].end, self._tables[append.table]
+        assert state.files is not None
+        start = _start(segments, state.done_lsn)
+        changelog.commit_files(self.warehouse, table, state.files, [each.file for each in written], start, end, append.count)
+        state.changelog = delta.State(state.files.schema, end.lsn)
+        self._tell_exact(table, sum((each.exact for each in written), Counter()))
+        if self._follower is None:
+            return
+        if state.has_key:
+            self._follower.note(table, end)
+        if state.files.delta is not None and state.files.delta.version % _CHECKPOINT_COMMITS == _CHECKPOINT_COMMITS - 1:
+            self._follower.note_log(state.files.directory)
 
     # --- what to tell ---
 
@@ -403,16 +441,6 @@ class Pipeline:
         for name, count in sorted(counts.items()):
             self._tell(table, name, INEXACT_MESSAGE, table, name, count)
             self.exact_counts[table, name] += count
-
-    def _count_exact(self, table: Table, start: Position, columns: StructType) -> dict[str, int]:
-        """Count such values in what the changelog has beyond ``start``."""
-        from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-
-        inexact = [field.name for field in columns if field.dataType.typeName() in reduction.INEXACT]
-        if not inexact:
-            return {}
-        changes = changelog.read(self.spark, self.warehouse, table).where(F.col("_cdc_end_lsn") > start.lsn)
-        return reduction.count_exact(changes)
 
     def _error_of(self, ex: BaseException) -> BaseException:
         """Return an error of ours for one that Spark wrapped, in one line."""
@@ -432,6 +460,16 @@ def _start(segments: Sequence[Segment], done_lsn: int) -> Position:
     return next(Position(segment.epoch, max(segment.start_lsn, done_lsn)) for segment in segments if segment.end_lsn > done_lsn)
 
 
+@dataclass(frozen=True, slots=True)
+class _Append:
+    """What is to be appended to a changelog in a micro-batch."""
+
+    table: Table
+    count: int
+    """The changes that the segments have for it."""
+    target: Target
+
+
 class PipelineError(CdcpipeError):
     """Spark could not do what a micro-batch needs."""
 
@@ -446,8 +484,7 @@ class _TableState:
 
     changelog: State | None
     versions: list[Version]
-    replica_lsn: int = 0
-    """Up to where the replica certainly is; it knows itself better."""
+    files: Files | None = None
 
     @property
     def done_lsn(self) -> int:

@@ -29,13 +29,12 @@ from spark_sink.value_text import value_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, Row
     from pyspark.sql.types import DataType, StructType
 
 __all__ = [
     "Key",
     "Summary",
-    "count_exact",
     "data_columns",
     "exact_names",
     "key_sql",
@@ -51,6 +50,8 @@ _OLD = "_cdc_old."
 
 INEXACT = ("date", "timestamp", "timestamp_ntz", "decimal", "array")
 """PostgreSQL knows values of these that Spark does not (infinity, BC, NaN, a matrix): in a key they are matched as text."""
+
+_INTEGERS = ("byte", "short", "integer", "long")
 
 Key = tuple[tuple[str, ...], ...]
 """For each column of the key the changelog's columns that hold it, one for each type that it has had."""
@@ -73,6 +74,8 @@ class Summary:
     """The columns of which some value stands in ``_cdc_exact``."""
     keyless: int
     """How many changes lack a value of the key."""
+    ranges: tuple[tuple[int, int] | None, ...] = ()
+    """For each column of the key the least and the greatest value that occurs, if it is an integer."""
 
 
 def data_columns(schema: StructType) -> list[str]:
@@ -87,17 +90,13 @@ def exact_names() -> Column:
     return F.array_sort(F.array_distinct(F.flatten(F.collect_set(F.map_keys("_cdc_exact")))))
 
 
-def count_exact(changes: DataFrame) -> dict[str, int]:
-    """Return how many values of each column stand in ``_cdc_exact``, those of old rows aside."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    names = changes.select(F.explode(F.map_keys("_cdc_exact")).alias("name")).where(~F.startswith("name", F.lit(_OLD)))
-    return {row["name"]: row["count"] for row in names.groupBy("name").count().collect()}
-
-
 def _is_text(schema: StructType, names: tuple[str, ...]) -> bool:
     """Tell whether one column of a key is matched as text: it has had several types, or an inexact one."""
     return len(names) > 1 or schema[names[0]].dataType.typeName() in INEXACT
+
+
+def _is_integer(schema: StructType, names: tuple[str, ...]) -> bool:
+    return not _is_text(schema, names) and schema[names[0]].dataType.typeName() in _INTEGERS
 
 
 def key_sql(schema: StructType, key: Key, row: str = "", exact: str = "_cdc_exact", exact_prefix: str = "") -> list[str]:
@@ -165,6 +164,8 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
     partial = F.size(F.coalesce(F.col("_cdc_unchanged"), F.array())) > 0
     used = F.when(F.col("_cdc_op") == "delete", F.col("_cdc_old_key")).otherwise(F.col("_cdc_new_key"))
     lacks = fold(lambda a, b: a | b, (used.getField(f"k{i}").isNull() for i in range(len(key))))
+    integers = [index for index, names in enumerate(key) if _is_integer(changes.schema, names)]
+    values = {i: [F.col(side).getField(f"k{i}") for side in ("_cdc_new_key", "_cdc_old_key")] for i in integers}
     row = keyed.agg(
         F.count("*").alias("count"),
         F.max(F.when(F.col("_cdc_op") == "truncate", F.struct(*_POSITION))).alias("truncated_at"),
@@ -173,6 +174,8 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
         F.max(F.col("_cdc_is_move") & partial).alias("has_partial_moves"),
         exact_names().alias("exact"),
         F.count_if((F.col("_cdc_op") != "truncate") & lacks).alias("keyless"),
+        *(F.min(F.least(*both)).alias(f"least_{index}") for index, both in values.items()),
+        *(F.max(F.greatest(*both)).alias(f"greatest_{index}") for index, both in values.items()),
     ).collect()[0]
     return Summary(
         count=row["count"],
@@ -182,7 +185,13 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
         has_partial_moves=bool(row["has_partial_moves"]),
         exact=tuple(name for name in row["exact"] or () if not name.startswith(_OLD)),
         keyless=row["keyless"],
+        ranges=tuple(_range(row, index) if index in integers else None for index in range(len(key))),
     )
+
+
+def _range(row: Row, index: int) -> tuple[int, int] | None:
+    least = row[f"least_{index}"]
+    return None if least is None else (least, row[f"greatest_{index}"])
 
 
 def reduce(changes: DataFrame, key: Key, columns: Sequence[str], summary: Summary) -> DataFrame:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,35 +57,17 @@ class _Piece:
     """Whether the rows so far are those of another table, which had this one's name before."""
 
 
-def apply(
-    spark: SparkSession,
-    warehouse: Warehouse,
-    table: Table,
-    until: Position,
-    recent: tuple[int, DataFrame] | None = None,
-) -> Counter[str]:
-    """Bring a Delta replica from where it stands to ``until``; a table without a key gets none.
-
-    ``recent`` are the changelog's changes beyond an LSN, at hand: they serve if the replica is as far as that. Return how
-    many values there were that their column can't hold, by column.
-    """
+def apply(spark: SparkSession, warehouse: Warehouse, table: Table, until: Position) -> None:
+    """Bring a Delta replica from where it stands to ``until``; a table without a key gets none."""
     path = warehouse.replica(table)
     state = delta.state(spark, path)
     lsn = 0 if state is None else state.lsn
     pieces = list(_pieces(warehouse.versions(table), lsn, until.lsn))
-    exact: Counter[str] = Counter()
     if not pieces:
-        return exact
-    if recent is not None and recent[0] <= lsn:
-        changes = recent[1]
-        is_all = recent[0] == lsn and len(pieces) == 1
-    else:
-        changes = changelog.read(spark, warehouse, table)
-        is_all = False
+        return
+    changes = changelog.read(spark, warehouse, table)
     for piece in pieces:
-        part = changes if is_all else _part(changes, piece)
-        exact.update(_apply_piece(spark, path, table, part, piece, Position(until.epoch, piece.until_lsn)))
-    return exact
+        _apply_piece(spark, path, table, _part(changes, piece), piece, Position(until.epoch, piece.until_lsn))
 
 
 def view(spark: SparkSession, warehouse: str | Path, table: str) -> DataFrame:
@@ -202,12 +183,9 @@ def _summarize(changes: DataFrame, piece: _Piece, table: Table) -> Summary:
     return summary
 
 
-def _apply_piece(
-    spark: SparkSession, path: Path, table: Table, changes: DataFrame, piece: _Piece, position: Position
-) -> dict[str, int]:
-    """Merge the changes of one piece into the replica, recording ``position``; return how many exact texts columns had."""
+def _apply_piece(spark: SparkSession, path: Path, table: Table, changes: DataFrame, piece: _Piece, position: Position) -> None:
+    """Merge the changes of one piece into the replica, recording ``position``."""
     summary = _summarize(changes, piece, table)
-    exact = reduction.count_exact(changes) if summary.exact else {}
     columns = reduction.data_columns(changes.schema)
     rows = reduction.reduce(changes, piece.columns, columns, summary)
     state = delta.state(spark, path)
@@ -219,7 +197,7 @@ def _apply_piece(
                 delta.overwrite(path, rows)
             else:
                 delta.create(path, rows, properties(piece.key, columns))
-        return exact
+        return
     for name in columns:
         if name not in state.schema.names:
             delta.add_column(spark, path, name, changes.schema[name].dataType.simpleString())
@@ -235,7 +213,6 @@ def _apply_piece(
             delta.add_column(spark, path, "_cdc_unchanged", _OPTIONAL["_cdc_unchanged"])
             current = delta.read(spark, path)
     _merge(spark, path, rows, current, piece, columns, summary, position)
-    return exact
 
 
 _FIRST_COLUMNS = "cdcpipe.first_columns"
@@ -317,7 +294,10 @@ def _merge(
 ) -> None:
     """Merge reduced rows into the replica, recording ``position``."""
     keys = reduction.key_sql(current.schema, piece.columns, "t.", "t._cdc_exact")
-    condition = " AND ".join(f"{key} = s._cdc_key.k{index}" for index, key in enumerate(keys))
+    terms = [f"{key} = s._cdc_key.k{index}" for index, key in enumerate(keys)]
+    # Delta leaves out files by what is said of the target alone.
+    terms += [f"{keys[i]} BETWEEN {of_key[0]} AND {of_key[1]}" for i, of_key in enumerate(summary.ranges) if of_key is not None]
+    condition = " AND ".join(terms)
     inserted = {name: f"s.{delta.quote(name)}" for name in columns}
     updated = dict(inserted)
     for name in summary.unchanged:

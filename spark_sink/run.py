@@ -111,6 +111,14 @@ Example:
     help="A micro-batch begins no sooner than this after the one before it.",
 )
 @click.option(
+    "--replica-interval",
+    type=click.FloatRange(min=0.0, max=86400.0),
+    default=10.0,
+    show_default=True,
+    metavar="SECS",
+    help="The replicas are brought to where the changelogs are this often; 0: in each micro-batch.",
+)
+@click.option(
     "--snapshot",
     "snapshot_mode",
     type=click.Choice(["initial", "never"]),
@@ -151,6 +159,7 @@ def command(
     checkpoint: Path | None,
     max_bytes_per_trigger: int,
     trigger_interval: float,
+    replica_interval: float,
     snapshot_mode: str | None,
     snapshot_chunk_size: int,
     optimize_interval: float | None,
@@ -223,6 +232,7 @@ def command(
                 trigger_interval_s=trigger_interval,
                 staging_shared=staging_shared == "yes",
                 catalog_database=catalog_database,
+                replica_interval_s=replica_interval,
             )
             upkeep = Upkeep(
                 spark,
@@ -247,6 +257,7 @@ def command(
                 upkeep.run(stopping.is_set)
             upkeep.stop()
             pipeline.stop()
+            pipeline.wait()  # raises what kept the replicas from getting where the changelogs are
             for (table, name), count in sorted(pipeline.exact_counts.items()):
                 _logger.warning(INEXACT_MESSAGE, table, name, count)
     except Exception as ex:

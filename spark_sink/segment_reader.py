@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -32,7 +33,7 @@ from spark_sink.types import MESSAGE_SCHEMA, OPS, as_typed, assign_columns, spli
 from spark_sink.warehouse import EXACT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
     from pyspark.sql.types import StructField, StructType
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["EnvelopeReader", "ExactTexts", "MessageReader", "Slice", "TypedReader", "read_relations"]
+__all__ = ["OLD_PREFIX", "EnvelopeReader", "ExactTexts", "MessageReader", "OpenSlice", "Slice", "TypedReader", "read_relations"]
 
 BATCH_ROWS: Final = 1 << 16
 BATCH_BYTES: Final = 64 << 20
@@ -53,8 +54,10 @@ _OP_NAMES: Final = pa.array(list(OPS.values()))
 _OP_CODES: Final = np.zeros(256, np.int8)
 _OP_CODES[[ord(kind) for kind in OPS]] = np.arange(len(OPS))
 
+_NO_RECORDS: Final = np.zeros(0, np.int64)
 _UNIX_2000_US: Final = 946_684_800_000_000
-_OLD_PREFIX: Final = "_cdc_old."
+OLD_PREFIX: Final = "_cdc_old."
+"""How the names of an old row's columns begin in ``_cdc_exact``."""
 
 _PREFIX_POS: Final = 10
 """Of a logical message: "Byte1('M'), Int8 flags, Int64 LSN, String prefix, Int32 length of the content, the content"."""
@@ -79,8 +82,8 @@ class Slice:
     origin: Origin | None = None
 
 
-class _OpenSlice:
-    """A slice with its segment mapped and its index loaded."""
+class OpenSlice:
+    """A slice with its segment mapped and its index loaded; what several tables' readers need is found once."""
 
     def __init__(self, piece: Slice) -> None:
         self._piece = piece
@@ -135,6 +138,7 @@ class _OpenSlice:
             self.fail(offset, ex.message)
 
     def fail(self, offset: int, problem: str) -> NoReturn:
+        """Raise what says that the segment is corrupt."""
         msg = f"segment {self.path} is corrupt at byte {offset}: {problem}"
         raise StagingError(msg, hint="restore the file from a copy of the staging directory")
 
@@ -144,6 +148,40 @@ class _OpenSlice:
             relation = self.message(record)
             assert isinstance(relation, Relation)
             yield record, relation
+
+    @cached_property
+    def versions(self) -> Mapping[tuple[str, str], Sequence[_Version]]:
+        """How each table, by schema and name, looked in the segment, and from where to where."""
+        found: dict[tuple[str, str], list[_Version]] = {}
+        in_force: dict[int, _Version] = {}
+        for record, relation in self.descriptions():
+            before = in_force.get(relation.relation_id)
+            if before is not None:
+                if before.relation == relation:  # described again
+                    continue
+                before.last = record
+            version = in_force[relation.relation_id] = _Version(relation, record, len(self.index.kind))
+            found.setdefault((relation.namespace, relation.name), []).append(version)
+        return found
+
+    @cached_property
+    def changes(self) -> Mapping[int, Array]:
+        """The numbers of the slice's changed rows, by relation."""
+        record = self.records(b"IUD")
+        relation_id = self.index.relation_id[record]
+        order = np.argsort(relation_id, kind="stable")
+        ids, first = np.unique(relation_id[order], return_index=True)
+        return dict(zip(ids.tolist(), np.split(record[order], first[1:]), strict=True)) if len(ids) else {}
+
+    @cached_property
+    def truncates(self) -> Sequence[tuple[int, Truncate]]:
+        """The slice's Truncate records, with their numbers."""
+        found = []
+        for record in self.records(b"T").tolist():
+            message = self.message(record)
+            assert isinstance(message, Truncate)
+            found.append((record, message))
+        return found
 
     def metadata(self, record: Array) -> dict[str, pa.Array]:
         """Return the columns that say where each change stands, but for its op."""
@@ -161,7 +199,7 @@ class _OpenSlice:
 
 def read_relations(path: Path) -> Iterator[Relation]:
     """Yield how the segment describes its relations, in order."""
-    for _, relation in _OpenSlice(Slice(str(path), 0, 0, 0)).descriptions():
+    for _, relation in OpenSlice(Slice(str(path), 0, 0, 0)).descriptions():
         yield relation
 
 
@@ -177,8 +215,8 @@ class _Version:
 class TypedReader:
     """Reads one table's changes from a slice."""
 
-    def __init__(self, piece: Slice, table: tuple[str, str], schema: StructType, types: str = EXACT) -> None:
-        self._slice = _OpenSlice(piece)
+    def __init__(self, piece: Slice | OpenSlice, table: tuple[str, str], schema: StructType, types: str = EXACT) -> None:
+        self._slice = piece if isinstance(piece, OpenSlice) else OpenSlice(piece)
         self._table = table
         self._types = types
         self._arrow_schema = to_arrow_schema(schema, timezone="UTC")
@@ -186,36 +224,16 @@ class TypedReader:
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """Yield the changes, of one relation version at a time."""
-        versions = list(self._versions())
-        index = self._slice.index
-        records = self._slice.records(b"IUD")
+        versions = self._slice.versions.get(self._table, ())
         for version in versions:
+            records = self._slice.changes.get(version.relation.relation_id, _NO_RECORDS)
             low, high = np.searchsorted(records, [version.first, version.last])
             mine = records[low:high]
-            mine = mine[index.relation_id[mine] == version.relation.relation_id]
             for chunk in self._slice.chunks(mine):
                 yield self._batch(mine[chunk], as_typed(version.relation, self._types))
         truncates = self._truncates(versions)
         if truncates is not None:
             yield truncates
-
-    def _versions(self) -> Iterator[_Version]:
-        """Find out how the table looked, and from where to where."""
-        in_force: dict[int, _Version] = {}
-        for record, relation in self._slice.descriptions():
-            before = in_force.get(relation.relation_id)
-            if before is not None:
-                if before.relation == relation:  # described again
-                    continue
-                before.last = record
-                yield from self._if_wanted(before)
-            in_force[relation.relation_id] = _Version(relation, record, len(self._slice.index.kind))
-        for version in in_force.values():
-            yield from self._if_wanted(version)
-
-    def _if_wanted(self, version: _Version) -> Iterator[_Version]:
-        if (version.relation.namespace, version.relation.name) == self._table:
-            yield version
 
     def _batch(self, record: Array, relation: Relation) -> pa.RecordBatch:
         index = self._slice.index
@@ -253,7 +271,7 @@ class TypedReader:
             return
         old_type = self._arrow_schema.field("_cdc_old").type
         fields = assign_columns(self._old_columns, relation)
-        old = self._convert(changes.old, fields, old_type, exact, _OLD_PREFIX)
+        old = self._convert(changes.old, fields, old_type, exact, OLD_PREFIX)
         count = len(changes.kind)
         arrays["_cdc_old"] = pa.StructArray.from_arrays(
             [old[target.name] if target.name in old else pa.nulls(count, target.type) for target in old_type],
@@ -282,18 +300,16 @@ class TypedReader:
         """Return a row for each time that the table was truncated."""
         found: list[int] = []
         steps: list[int] = []
-        for record in self._slice.records(b"T").tolist():
-            message = self._slice.message(record)
-            assert isinstance(message, Truncate)
+        for record, message in self._slice.truncates:
             for step, relation_id in enumerate(message.relation_ids):
                 if any(v.relation.relation_id == relation_id and v.first < record < v.last for v in versions):
                     found.append(record)
                     steps.append(step)
         if not found:
             return None
-        record = np.array(found)
-        arrays = self._slice.metadata(record)
-        arrays["_cdc_ordinal"] = pa.array(self._slice.index.ordinal[record] + np.array(steps, np.int32))
+        records = np.array(found)
+        arrays = self._slice.metadata(records)
+        arrays["_cdc_ordinal"] = pa.array(self._slice.index.ordinal[records] + np.array(steps, np.int32))
         arrays["_cdc_op"] = pa.array(["truncate"] * len(found))
         for name in ("_cdc_unchanged", "_cdc_exact"):
             if name in self._arrow_schema.names:
@@ -358,7 +374,7 @@ class EnvelopeReader:
     """Reads the changes of all tables from a slice, row by row, in the same columns for every table."""
 
     def __init__(self, piece: Slice, schema: StructType) -> None:
-        self._slice = _OpenSlice(piece)
+        self._slice = OpenSlice(piece)
         self._arrow_schema = to_arrow_schema(schema, timezone="UTC")
 
     def read(self) -> Iterator[pa.RecordBatch]:
@@ -414,8 +430,8 @@ class EnvelopeReader:
 class MessageReader:
     """Reads the logical messages from a slice."""
 
-    def __init__(self, piece: Slice, schema: StructType) -> None:
-        self._slice = _OpenSlice(piece)
+    def __init__(self, piece: Slice | OpenSlice, schema: StructType) -> None:
+        self._slice = piece if isinstance(piece, OpenSlice) else OpenSlice(piece)
         self._arrow_schema = to_arrow_schema(schema, timezone="UTC")
         for wanted in schema:
             if wanted.name not in MESSAGE_SCHEMA.names or MESSAGE_SCHEMA[wanted.name].dataType != wanted.dataType:

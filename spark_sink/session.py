@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["FORMATS", "active", "build", "check", "find_java", "serve_segments"]
+__all__ = ["FORMATS", "active", "build", "check", "copy", "find_java", "serve_segments"]
 
 FORMATS = ("delta", "parquet")
 
@@ -163,6 +163,11 @@ def serve_segments(spark: SparkSession, staging: Path) -> SegmentServer:
     host = conf.get("spark.driver.host", "localhost")
     port = int(conf.get(SEGMENTS_PORT, "0"))
     return SegmentServer(staging, host, bind=conf.get("spark.driver.bindAddress", host), port=port)
+
+
+def copy(spark: SparkSession) -> SparkSession:
+    """Return another session on the same application, with the same settings for a start."""
+    return type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())  # noqa: SLF001 - newSession() has none of them
 
 
 def find_java() -> Path:

@@ -14,16 +14,14 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from cdcpipe.pgoutput.columnar import convert_text
 from cdcpipe.sql import quote_identifier
+from spark_sink.parquet_file import FileWriter, Layout, WrittenFile
 from spark_sink.segment_reader import ExactTexts
 from spark_sink.snapshot_plan import Chunk, RewrittenError, SnapshotError, open_snapshot
 
@@ -32,11 +30,10 @@ if TYPE_CHECKING:
 
     from cdcpipe.pgoutput.messages import Column, Relation
 
-__all__ = ["ChunkTask", "Layout", "Select", "Written", "WrittenFile", "select_columns", "write_chunk", "write_empty"]
+__all__ = ["ChunkTask", "Select", "Written", "select_columns", "write_chunk", "write_empty"]
 
 _ORDINALS: Final = 1 << 32
 _BATCH_HINT_BYTES: Final = 16 << 20
-_SAMPLE_ROWS: Final = 1000
 
 # Types that arrive exactly in binary form, and in the Arrow type that is wanted: bool, bytea, int8, int2, int4, text, float4,
 # float8, bpchar, varchar.
@@ -48,9 +45,6 @@ _RANGES: Final = {
     1184: ("timestamptz", "0001-01-01 00:00:00+00", "10000-01-01 00:00:00+00"),
 }
 """The values of these types that Spark has, too, from and up to: infinity and other years come as text."""
-
-# Spark takes days before 1582 for another calendar's, unless the file says that a newer Spark has written it.
-_FILE_METADATA: Final = {"org.apache.spark.version": "4.2.0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +77,6 @@ def _select(column: Column) -> Select:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """The columns of a file, in order: as the table calls them, and as the file does (with Delta Lake they differ)."""
-
-    names: tuple[str, ...]
-    schema: pa.Schema
-
-
-@dataclass(frozen=True, slots=True)
 class ChunkTask:
     """What one task does. Goes to executors by pickle: plain values only, and no password."""
 
@@ -117,18 +103,6 @@ class ChunkTask:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenFile:
-    """A Parquet file: its name in its directory, and what it holds; least and greatest value by the file's names of columns."""
-
-    name: str
-    size: int
-    rows: int
-    minimum: dict[str, int]
-    maximum: dict[str, int]
-    nulls: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
 class Written:
     """What became of a chunk; ``exact``: how many values their type cannot hold, by column."""
 
@@ -141,10 +115,10 @@ class Written:
 def write_chunk(task: ChunkTask, count_rows: Callable[[int], object]) -> Written:
     """Copy a chunk into files; ``count_rows`` is told how many rows have come."""
     name = f"part-{task.number:06d}-{secrets.token_hex(8)}.parquet"
-    changelog = _FileWriter(task.directory, name, task.layout)
+    changelog = FileWriter(task.directory, name, task.layout)
     replica = None
     if task.replica_directory is not None and task.replica_layout is not None:
-        replica = _FileWriter(task.replica_directory, name, task.replica_layout)
+        replica = FileWriter(task.replica_directory, name, task.replica_layout)
     rows = 0
     exact: Counter[str] = Counter()
     for batch in _read(task):
@@ -160,7 +134,7 @@ def write_chunk(task: ChunkTask, count_rows: Callable[[int], object]) -> Written
 
 def write_empty(directory: str, layout: Layout) -> None:
     """Write a file without rows."""
-    _FileWriter(directory, "part-empty.parquet", layout).close()
+    FileWriter(directory, "part-empty.parquet", layout).close()
 
 
 def _read(task: ChunkTask) -> Iterator[pa.RecordBatch]:
@@ -241,77 +215,3 @@ def _metadata(task: ChunkTask, first_row: int, count: int) -> dict[str, pa.Array
         "_cdc_commit_time": pa.repeat(pa.scalar(task.time_us, pa.timestamp("us", "UTC")), count),
         "_cdc_unchanged": pa.ListArray.from_arrays(pa.array(np.zeros(count + 1, np.int32)), _NO_TEXTS),
     }
-
-
-class _FileWriter:
-    """Writes batches of columns to one Parquet file."""
-
-    def __init__(self, directory: str, name: str, layout: Layout) -> None:
-        self._path = Path(directory) / name
-        self._layout = layout
-        self._rows = 0
-        self._collected: list[Any] = []
-        self._writer: Any = None
-
-    def write(self, arrays: dict[str, pa.Array], count: int) -> None:
-        """Write the layout's columns; what there is nothing for is null."""
-        columns = [
-            arrays[name].cast(field.type) if name in arrays else pa.nulls(count, field.type)
-            for name, field in zip(self._layout.names, self._layout.schema, strict=True)
-        ]
-        if self._writer is None:
-            self._writer = self._open(columns)
-        self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._layout.schema))
-        self._rows += count
-
-    def _open(self, columns: list[pa.Array]) -> Any:
-        """Begin the file. Dictionaries, half of the cost of writing, are for columns whose first values repeat."""
-        repeated = [field.name for field, array in zip(self._layout.schema, columns, strict=True) if _repeats(array)]
-        return pq.ParquetWriter(
-            self._path,
-            self._layout.schema,
-            compression="snappy",
-            use_dictionary=repeated,
-            store_schema=False,
-            metadata_collector=self._collected,
-        )
-
-    def close(self) -> WrittenFile:
-        """End the file and say what is in it."""
-        if self._writer is None:
-            self._writer = self._open([pa.nulls(0, field.type) for field in self._layout.schema])
-        self._writer.add_key_value_metadata(_FILE_METADATA)
-        self._writer.close()
-        minimum, maximum, nulls = _statistics(self._collected[0]) if self._rows else ({}, {}, {})
-        return WrittenFile(self._path.name, self._path.stat().st_size, self._rows, minimum, maximum, nulls)
-
-
-def _repeats(array: pa.Array) -> bool:
-    """Tell from the first values whether a column has each value twice or more."""
-    kind = array.type
-    if not (pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind)):
-        return False
-    sample = array[:_SAMPLE_ROWS]
-    return bool(2 * pc.count_distinct(sample).as_py() <= len(sample))
-
-
-def _statistics(metadata: Any) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-    """Return least and greatest value of the integer columns, and their number of nulls."""
-    minimum: dict[str, int] = {}
-    maximum: dict[str, int] = {}
-    nulls: dict[str, int] = {}
-    for group in range(metadata.num_row_groups):
-        row_group = metadata.row_group(group)
-        for index in range(metadata.num_columns):
-            column = row_group.column(index)
-            found = column.statistics
-            if found is None or not found.has_null_count or "." in column.path_in_schema:
-                continue
-            name = column.path_in_schema
-            if column.physical_type not in ("INT32", "INT64") or found.logical_type.type not in ("NONE", "INT"):
-                continue
-            nulls[name] = nulls.get(name, 0) + found.null_count
-            if found.has_min_max:
-                minimum[name] = min(found.min, minimum.get(name, found.min))
-                maximum[name] = max(found.max, maximum.get(name, found.max))
-    return minimum, maximum, nulls

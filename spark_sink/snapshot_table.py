@@ -21,8 +21,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from spark_sink import changelog, delta, replica
 from spark_sink.keys import identifying_columns, version_of
+from spark_sink.parquet_file import Layout
 from spark_sink.snapshot_plan import SnapshotError
-from spark_sink.snapshot_reader import ChunkTask, Layout, select_columns, write_chunk, write_empty
+from spark_sink.snapshot_reader import ChunkTask, select_columns, write_chunk, write_empty
 from spark_sink.types import INEXACT_MESSAGE, as_typed, assign_columns, merge_columns, typed_schema
 from spark_sink.warehouse import Table
 
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
+    from spark_sink.parquet_file import WrittenFile
     from spark_sink.snapshot_plan import TablePlan
-    from spark_sink.snapshot_reader import Written, WrittenFile
+    from spark_sink.snapshot_reader import Written
     from spark_sink.staging import Position
     from spark_sink.warehouse import Warehouse
 
@@ -165,14 +167,9 @@ class _New:
             else:
                 (self.path / file.name).unlink()
         if self._is_delta:
-            delta.add_files(self.path, ((f.name, f.size, _statistics(f)) for f in full), position)
+            delta.add_files(self.path, ((f.name, f.size, f.statistics()) for f in full), position)
         elif not full:
             write_empty(str(self.path), layout)  # without a file there are no columns
-
-
-def _statistics(file: WrittenFile) -> dict[str, Any]:
-    """Return what Delta Lake notes of a file."""
-    return {"numRecords": file.rows, "minValues": file.minimum, "maxValues": file.maximum, "nullCount": file.nulls}
 
 
 def _move(made: Path, target: Path) -> None:

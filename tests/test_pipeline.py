@@ -22,7 +22,7 @@ from segments import Log, relation
 from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.messages import Insert
-from spark_sink import changelog, last_error, replica, session, types
+from spark_sink import changelog, delta, last_error, replica, session, types
 from spark_sink.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline import Pipeline
 from spark_sink.staging import Position, list_segments, log_end, read_readers, register_reader
@@ -430,7 +430,7 @@ def test_nothing_twice_whatever_the_batches(road: Road) -> None:
     house.record(Position(1, list_segments(road.staging)[0].start_lsn))
     shutil.rmtree(house.replica(Table("public", "identity_full")))
     before = len(list((house.changelog(Table("public", "kinds")) / "_delta_log").glob("*.json")))
-    pipeline = road.pipeline(max_bytes_per_trigger=1)
+    pipeline = road.pipeline(max_bytes_per_trigger=1, replica_interval_s=0)
     pipeline.process_available()
     assert pipeline.progress.position == log_end(road.staging)
     assert counts == {name: road.changelog("public", name).count() for name in counts}
@@ -449,15 +449,35 @@ def test_an_idle_pipeline_starts_no_job(road: Road) -> None:
     assert len(tracker.getJobIdsForGroup()) == before
 
 
+def test_a_replica_that_cannot_be_made_ends_the_pipeline(road: Road, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise WarehouseError("no such luck")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(replica, "apply", fail)
+        pipeline = road.pipeline(trigger_interval_s=0.2, replica_interval_s=0.2).start()
+        road.execute("insert into followed values (30)")
+        road.land()
+        with pytest.raises(WarehouseError, match="no such luck"):
+            pipeline.wait()
+        pipeline.stop()
+    road.pipeline().process_available()
+    road.assert_equal("followed", "id")
+
+
 def test_a_running_pipeline_follows(road: Road) -> None:
     """Schema changes while it runs; segments are given back, but for the last micro-batch's. Without messages, nothing is done."""
     road.pipeline().process_available()
     log = Warehouse.existing(road.warehouse).changelog(MESSAGES) / "_delta_log"
     before = sorted(log.iterdir())
-    with road.pipeline(trigger_interval_s=0.2) as pipeline:
+    replica_path = Warehouse.existing(road.warehouse).replica(Table("public", "followed"))
+    with road.pipeline(trigger_interval_s=0.2, replica_interval_s=86400) as pipeline:
+        wait_until(lambda: pipeline.progress.position == log_end(road.staging))
+        stands_at = delta.newest_lsn(road.spark, replica_path)
         road.execute("alter table followed add column later text", "insert into followed values (20, 'later')")
         road.land()
         wait_until(lambda: pipeline.progress.position == log_end(road.staging))
+        assert delta.newest_lsn(road.spark, replica_path) == stands_at
     road.assert_equal("followed", "id", "later")
     assert pipeline.progress.changes
     assert sorted(log.iterdir()) == before

@@ -5,9 +5,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    DateType,
+    DecimalType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+)
 
-from spark_sink import changelog, delta, reduction, replica
+from spark_sink import changelog, delta, delta_files, reduction, replica
+from spark_sink.parquet_file import FileWriter, Layout
 from spark_sink.staging import Epoch, Position
 from spark_sink.warehouse import Table, Version, Warehouse, WarehouseError
 
@@ -223,3 +236,42 @@ def test_random_batches_applied_again(spark: Any, tmp_path: Path, table_format: 
     state = delta.state(spark, warehouse.replica(TABLE))
     assert state is not None
     assert state.lsn == source.lsn
+
+
+def test_commits_by_hand_are_delta_s(spark: Any, tmp_path: Path) -> None:
+    schema = StructType(
+        [
+            StructField("id", LongType()),
+            StructField("at", TimestampNTZType()),
+            StructField("a.b", StructType([StructField("x", LongType())])),
+            StructField("exact", MapType(StringType(), StringType())),
+        ]
+    )
+    path = tmp_path / "t"
+    path.mkdir()
+    made = delta_files.define(path, schema, {"cdcpipe.table": "x"})
+    layout = Layout(tuple(schema.names), to_arrow_schema(made.physical, timezone="UTC"))
+    for number in range(3):
+        writer = FileWriter(str(path), f"part-{number}.parquet", layout)
+        batch = {"id": pa.array([number, None]), "a.b": pa.array([{"x": number}, None])}
+        writer.write(batch, 2)
+        delta_files.commit(made, [writer.close()], Position(1, 10 + number))
+    delta.checkpoint(spark, path)
+    assert (path / "_delta_log/_last_checkpoint").exists()
+    delta_files.commit(made, [], Position(1, 20))
+    rows = delta.read(spark, path)
+    assert rows.schema == schema
+    assert sorted((row["id"], row["a.b"]["x"]) for row in rows.where("id is not null").collect()) == [(n, n) for n in range(3)]
+    assert rows.where("`a.b` is null and id is null").count() == 3
+    found = delta_files.open_table(spark, path)
+    assert (found.version, found.lsn, found.schema, found.physical) == (3, 20, schema, made.physical)
+
+    wider = StructType(
+        [*schema.fields[:2], StructField("a.b", StructType([*schema["a.b"].dataType, StructField("y z", DateType())]))]
+    )
+    wider = StructType([*wider.fields, *schema.fields[3:], StructField("new", DecimalType(12, 2))])
+    assert delta.add_columns(spark, path, schema, wider)
+    assert not delta.add_columns(spark, path, wider, wider)
+    assert delta_files.open_table(spark, path).schema == wider
+    with pytest.raises(delta_files.ChangedError):
+        delta_files.commit(made, [], Position(1, 30))

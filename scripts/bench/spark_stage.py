@@ -13,41 +13,51 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_sink import replica, session, source
+from spark_sink import changelog, delta, replica, session, source
 from spark_sink.pipeline import Pipeline
+from spark_sink.staging import Position
+from spark_sink.warehouse import Table, Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import SparkSession
 
-TABLE = "public.bench_row"
+TABLE = Table("public", "bench_row")
+NEVER_S = 86400.0
 
 
 def stages(spark: SparkSession, staging: Path, scratch: Path) -> dict[str, Callable[[], None]]:
     """Return what is measured, in order; each begins where the one before it has ended."""
-    warehouse, parquet = scratch / "delta", scratch / "parquet"
+    warehouse, parquet = Warehouse(scratch / "delta", "delta"), scratch / "parquet"
 
     def read() -> None:
-        rows = spark.read.format("cdcpipe").option("table", TABLE).load(str(staging))
+        rows = spark.read.format("cdcpipe").option("table", str(TABLE)).load(str(staging))
         rows.write.format("noop").mode("overwrite").save()
 
     def changelog_parquet() -> None:
         Pipeline(spark, staging, parquet, format="parquet").process_available()
 
-    def tables_delta() -> None:
-        Pipeline(spark, staging, warehouse).process_available()
+    def changelog_delta() -> None:
+        pipeline = Pipeline(spark, staging, warehouse.root, replica_interval_s=NEVER_S).start(available_now=True)
+        assert pipeline.query is not None
+        pipeline.query.awaitTermination()  # and no last round of merges
 
     def replica_delta() -> None:
-        # A replica that is not there is made again from its changelog, and from nothing else.
-        shutil.rmtree(warehouse / "replica")
-        Pipeline(spark, staging, warehouse).process_available()
+        lsn = delta.newest_lsn(spark, warehouse.changelog(TABLE))
+        assert lsn is not None
+        replica.apply(spark, warehouse, TABLE, Position(1, lsn))
+
+    def tables_delta() -> None:
+        shutil.rmtree(warehouse.root)
+        Pipeline(spark, staging, warehouse.root, replica_interval_s=NEVER_S).process_available()
 
     return {
         "segments to noop": read,
         "segments to changelog, Parquet": changelog_parquet,
-        "segments to changelog and replica, Delta": tables_delta,
+        "segments to changelog, Delta": changelog_delta,
         "changelog to replica, Delta": replica_delta,
+        "segments to changelog and replica, Delta": tables_delta,
     }
 
 
@@ -63,13 +73,15 @@ def main() -> int:
             started = time.perf_counter()
             stage()
             times[name] = round(time.perf_counter() - started, 3)
+    house = Warehouse(scratch / "delta", "delta")
+    changes = changelog.read(spark, house, TABLE).count()
+    rows = replica.view(spark, house.root, str(TABLE)).count()
     counts = {
-        "segments to noop": spark.read.format("cdcpipe").option("table", TABLE).load(str(staging)).count(),
-        "segments to changelog, Parquet": spark.read.parquet(str(scratch / "parquet/changelog" / TABLE)).count(),
-        "segments to changelog and replica, Delta": spark.read.format("delta")
-        .load(str(scratch / "delta/changelog" / TABLE))
-        .count(),
-        "changelog to replica, Delta": replica.view(spark, scratch / "delta", TABLE).count(),
+        "segments to noop": spark.read.format("cdcpipe").option("table", str(TABLE)).load(str(staging)).count(),
+        "segments to changelog, Parquet": changelog.read(spark, Warehouse(scratch / "parquet", "parquet"), TABLE).count(),
+        "segments to changelog, Delta": changes,
+        "changelog to replica, Delta": rows,
+        "segments to changelog and replica, Delta": changes,
     }
     spark.stop()
     print(json.dumps({name: {"wall_s": times[name], "rows": counts[name]} for name in times}))

@@ -1,0 +1,100 @@
+"""Commits written by hand, without Spark: what is in them, what they may follow. That Spark reads them is seen elsewhere."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructField, StructType
+
+from spark_sink import changelog, delta_files
+from spark_sink.delta_files import ChangedError, FileTable
+from spark_sink.parquet_file import Layout, WrittenFile
+from spark_sink.staging import Position
+from spark_sink.warehouse import Table, Warehouse, WarehouseError
+
+SCHEMA = StructType(
+    [
+        StructField("id", LongType()),
+        StructField("old", StructType([StructField("id", LongType())])),
+        StructField("unchanged", ArrayType(StringType())),
+        StructField("exact", MapType(StringType(), StringType())),
+    ]
+)
+FILE = WrittenFile("part-1.parquet", 100, 7, {"c": 1}, {"c": 9}, {"c": 0})
+
+
+def read(table: FileTable, version: int) -> list[dict[str, Any]]:
+    text = (table.path / "_delta_log" / f"{version:020d}.json").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def other(table: FileTable, version: int, action: dict[str, Any]) -> None:
+    """Somebody else's commit."""
+    (table.path / "_delta_log" / f"{version:020d}.json").write_text(json.dumps({"commitInfo": {}}) + "\n" + json.dumps(action))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> FileTable:
+    made = delta_files.define(tmp_path / "t", SCHEMA, {"a": "b"})
+    delta_files.commit(made, [FILE], Position(1, 10))
+    return made
+
+
+def test_the_first_commit_makes_the_table(table: FileTable) -> None:
+    info, protocol, metadata, transaction, added = (next(iter(action.values())) for action in read(table, 0))
+    assert info["userMetadata"] == "1:0/A"
+    assert info["operationMetrics"]["numOutputRows"] == "7"
+    assert {"columnMapping", "timestampNtz"} <= set(protocol["writerFeatures"])
+    assert metadata["configuration"]["a"] == "b"
+    fields = json.loads(metadata["schemaString"])["fields"]
+    found = [fields[0], fields[1], fields[1]["type"]["fields"][0], *fields[2:]]
+    numbers = [field["metadata"]["delta.columnMapping.id"] for field in found]
+    assert sorted(numbers) == list(range(1, 6))
+    assert metadata["configuration"]["delta.columnMapping.maxColumnId"] == "5"
+    names = [field["metadata"]["delta.columnMapping.physicalName"] for field in found]
+    assert len(set(names)) == 5
+    assert table.physical.names == [names[0], names[1], *names[3:]]
+    assert table.physical[names[1]].dataType.names == [names[2]]
+    assert transaction["version"] == 10
+    assert (added["path"], json.loads(added["stats"])["numRecords"]) == ("part-1.parquet", 7)
+    assert (table.version, table.lsn) == (0, 10)
+
+
+def test_a_commit_follows_others_that_only_change_rows(table: FileTable) -> None:
+    other(table, 1, {"remove": {"path": "part-1.parquet"}})
+    other(table, 2, {"txn": {"appId": "another", "version": 99}})
+    delta_files.commit(table, [FILE], Position(1, 20))
+    assert (table.version, table.lsn) == (3, 20)
+    assert [next(iter(action)) for action in read(table, 3)] == ["commitInfo", "txn", "add"]
+
+
+@pytest.mark.parametrize("action", ["metaData", "protocol"])
+def test_another_definition_is_not_followed(table: FileTable, action: str) -> None:
+    other(table, 1, {action: {}})
+    with pytest.raises(ChangedError):
+        delta_files.commit(table, [FILE], Position(1, 20))
+    assert sorted(path.name for path in (table.path / "_delta_log").iterdir()) == [f"{n:020d}.json" for n in range(2)]
+    assert (table.version, table.lsn) == (0, 10)
+
+
+def test_somebody_else_who_records_positions_is_an_error(table: FileTable) -> None:
+    other(table, 1, {"txn": {"appId": "cdcpipe", "version": 20}})
+    with pytest.raises(WarehouseError, match="somebody else writes"):
+        delta_files.commit(table, [FILE], Position(1, 20))
+
+
+@pytest.mark.parametrize("format", ["delta", "parquet"])
+def test_files_that_lack_rows_are_not_committed(tmp_path: Path, format: str) -> None:  # noqa: A002
+    warehouse, name = Warehouse(tmp_path, format), Table("public", "t")
+    spark: Any = None
+    if format == "delta":
+        made = delta_files.define(warehouse.changelog(name), SCHEMA, {})
+        files = changelog.Files(SCHEMA, made.path, Layout((), None), made)
+    else:
+        files = changelog.open_files(spark, warehouse, name, SCHEMA, None)
+    with pytest.raises(WarehouseError, match=r"7 rows were written .* up to 1:0/14, where .* 8 changes"):
+        changelog.commit_files(warehouse, name, files, [FILE], Position(1, 10), Position(1, 20), 8)
+    assert not changelog.exists(warehouse, name)
+    changelog.commit_files(warehouse, name, files, [FILE], Position(1, 10), Position(1, 20), 7)
+    assert changelog.exists(warehouse, name)

@@ -1,0 +1,133 @@
+"""Rounds of merges, without Spark: when they are made, what they bring where, how they end."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_sink import delta, follower, replica, session
+from spark_sink.follower import Follower
+from spark_sink.staging import Position
+from spark_sink.warehouse import Table, Warehouse
+
+A, B = Table("public", "a"), Table("public", "b")
+
+
+class Merges:
+    """What the follower does, in the place of the merges."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[Table, Position]] = []
+        self.merged: list[Table] = []
+        self.errors: list[BaseException] = []
+        self.error: BaseException | None = None
+        self.came = threading.Semaphore(0)
+        self.running: set[Table] = set()
+
+    def apply(self, _spark: Any, _warehouse: Warehouse, table: Table, position: Position) -> set[str]:
+        assert table not in self.running
+        self.running.add(table)
+        if self.error is not None:
+            raise self.error
+        self.done.append((table, position))
+        self.running.remove(table)
+        self.came.release()
+        return set()
+
+
+@pytest.fixture
+def merges(monkeypatch: pytest.MonkeyPatch) -> Merges:
+    made = Merges()
+    monkeypatch.setattr(replica, "apply", made.apply)
+    monkeypatch.setattr(session, "copy", lambda spark: spark)
+    return made
+
+
+def make(merges: Merges, tmp_path: Path, interval_s: float) -> Follower:
+    spark: Any = None
+    return Follower(spark, Warehouse(tmp_path, "delta"), interval_s, threading.Lock(), merges.merged.append, merges.errors.append)
+
+
+def test_a_round_brings_each_table_once_to_where_it_was_noted_last(merges: Merges, tmp_path: Path) -> None:
+    made = make(merges, tmp_path, 0)
+    for table, lsn in ((A, 1), (B, 2), (A, 3)):
+        made.note(table, Position(1, lsn))
+    made.catch_up()
+    assert sorted(merges.done) == [(A, Position(1, 3)), (B, Position(1, 2))]
+    assert sorted(merges.merged) == [A, B]
+    made.catch_up()
+    assert len(merges.done) == 2
+
+
+@pytest.mark.parametrize("interval_s", [0, 0.01])
+def test_rounds_have_a_thread_of_their_own(merges: Merges, tmp_path: Path, interval_s: float) -> None:
+    made = make(merges, tmp_path, interval_s)
+    made.note(A, Position(1, 1))
+    made.start()
+    merges.came.acquire()  # what is behind at the start is not waited for
+    made.note(B, Position(1, 2))
+    if interval_s:
+        merges.came.acquire()
+    assert not made.wait(0)
+    made.end()
+    assert made.wait()
+    assert merges.done == [(A, Position(1, 1)), (B, Position(1, 2))]
+    assert not merges.errors
+
+
+def test_long_logs_get_a_checkpoint(merges: Merges, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths: list[Path] = []
+    monkeypatch.setattr(delta, "checkpoint", lambda _spark, path: paths.append(path))
+    made = make(merges, tmp_path, 0)
+    made.note_log(tmp_path / "a")
+    made.note_log(tmp_path / "a")
+    made.catch_up()
+    made.catch_up()
+    assert paths == [tmp_path / "a"]
+
+
+def test_an_end_without_a_last_round(merges: Merges, tmp_path: Path) -> None:
+    made = make(merges, tmp_path, 86400)
+    made.start()
+    made.note(A, Position(1, 1))
+    made.end(is_last_round_wanted=False)
+    assert made.wait()
+    assert not merges.done
+
+
+def test_an_error_ends_the_rounds_and_is_passed_on(merges: Merges, tmp_path: Path) -> None:
+    merges.error = ValueError("no")
+    made = make(merges, tmp_path, 0.01)
+    made.note(A, Position(1, 1))
+    made.start()
+    assert made.wait()
+    assert merges.errors == [merges.error]
+
+
+def test_what_stands_behind_is_seen_in_the_tables(merges: Merges, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make(merges, tmp_path, 0)
+    house = Warehouse(tmp_path, "delta")
+    even, behind, gone = A, B, Table("public", "c")
+    reached = {house.changelog(even): 5, house.replica(even): 5, house.changelog(behind): 5, house.replica(behind): 4}
+    reached |= {house.changelog(gone): 3}
+    monkeypatch.setattr(delta, "newest_lsn", lambda _spark, path: reached.get(path))
+    monkeypatch.setattr(Warehouse, "tables", lambda _self: [even, behind, gone, Table("public", "d")])
+    made.look(7)
+    made.catch_up()
+    assert sorted(merges.done) == [(behind, Position(7, 5)), (gone, Position(7, 3))]
+
+
+def test_merges_are_made_side_by_side(merges: Merges, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2, timeout=60)
+
+    def apply(*arguments: Any) -> set[str]:
+        both.wait()
+        return merges.apply(*arguments)
+
+    monkeypatch.setattr(follower.replica, "apply", apply)
+    made = make(merges, tmp_path, 0)
+    made.note(A, Position(1, 1))
+    made.note(B, Position(1, 1))
+    made.catch_up()
+    assert len(merges.done) == 2

@@ -1,0 +1,123 @@
+"""Segments to files, all tables at once, where no Spark is needed: a small micro-batch."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+from segments import Log, relation
+
+from cdcpipe.pgoutput.messages import Delete, Insert, LogicalMessage, Relation, Truncate
+from spark_sink import segment_writer
+from spark_sink.parquet_file import Layout
+from spark_sink.segment_reader import OpenSlice, Slice
+from spark_sink.segment_writer import Target
+from spark_sink.staging import Segment
+from spark_sink.types import MESSAGE_SCHEMA, merge_columns, typed_schema
+
+A, B, C = relation(1, "a", ("id", 23), ("day", 1082)), relation(2, "b", ("id", 23)), relation(3, "c", ("id", 23))
+"""Three tables; a has a column of type date."""
+
+
+@pytest.fixture
+def segments(tmp_path: Path) -> list[Segment]:
+    log = Log(tmp_path / "log")
+    first = log.segment(
+        [Insert(None, 1, (b"1", b"2024-02-29")), Insert(None, 2, (b"1",))],
+        [Insert(None, 2, (b"2",)), Insert(None, 1, (b"2", b"infinity"))],
+        before=[A, B, C],
+    )
+    second = log.segment(
+        [Delete(None, 2, (b"1",), None), Truncate(None, 0, (1, 2))],
+        [Insert(None, 1, (b"3", None))],
+        before=[A, B],
+    )
+    return [first, second]
+
+
+def target(directory: Path, described: Relation | None, after_lsn: int = 0) -> Target:
+    schema = MESSAGE_SCHEMA if described is None else typed_schema(merge_columns(None, [described]))
+    directory.mkdir(exist_ok=True)
+    layout = Layout(tuple(schema.names), to_arrow_schema(renamed(schema), timezone="UTC"))
+    table = None if described is None else (described.namespace, described.name)
+    return Target(table, schema, str(directory), layout, after_lsn)
+
+
+def renamed(schema: StructType) -> StructType:
+    """As a Delta table's files have it: under other names, in structs, too."""
+    text: dict[str, Any] = schema.jsonValue()
+
+    def rename(struct: dict[str, Any]) -> dict[str, Any]:
+        fields = []
+        for field in struct["fields"]:
+            kind = field["type"]
+            if isinstance(kind, dict) and kind["type"] == "struct":
+                kind = rename(kind)
+            fields.append(field | {"name": f"col-{field['name']}", "type": kind})
+        return struct | {"fields": fields}
+
+    return StructType.fromJson(rename(text))
+
+
+def write(segments: list[Segment], targets: list[Target]) -> list[list[segment_writer.Written]]:
+    spark: Any = None
+    return segment_writer.write(spark, segments, targets)
+
+
+def rows(directory: Path, written: list[segment_writer.Written]) -> list[dict[str, Any]]:
+    found = [row for each in written for row in pq.read_table(directory / each.file.name).to_pylist()]
+    assert len(found) == sum(each.file.rows for each in written)
+    return found
+
+
+def test_all_tables_are_written_at_once(tmp_path: Path, segments: list[Segment], monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+    monkeypatch.setattr(segment_writer, "OpenSlice", lambda piece: opened.append(piece) or OpenSlice(piece))
+    a, b, c = write(segments, [target(tmp_path / "a", A), target(tmp_path / "b", B), target(tmp_path / "c", C)])
+    assert len(opened) == len(segments)
+    assert [(row["col-id"], row["col-_cdc_op"]) for row in rows(tmp_path / "a", a)] == [
+        (1, "insert"),
+        (2, "insert"),
+        (3, "insert"),
+        (None, "truncate"),
+    ]
+    assert a[0].exact == {"day": 1}
+    assert [(row["col-id"], row["col-_cdc_op"]) for row in rows(tmp_path / "b", b)] == [
+        (1, "insert"),
+        (2, "insert"),
+        (1, "delete"),
+        (None, "truncate"),
+    ]
+    assert [row["col-_cdc_old"] for row in rows(tmp_path / "b", b)] == [None, None, {"col-id": 1}, None]
+    assert b[0].file.minimum["col-_cdc_end_lsn"] < b[0].file.maximum["col-_cdc_end_lsn"]
+    assert c == []
+    assert not list((tmp_path / "c").iterdir())
+
+
+def test_each_table_goes_on_from_where_it_is(tmp_path: Path, segments: list[Segment]) -> None:
+    amid = (segments[0].start_lsn + segments[0].end_lsn) // 2
+    found = [write(segments, [target(tmp_path / "a", A, lsn)])[0] for lsn in (0, amid, segments[0].end_lsn, segments[1].end_lsn)]
+    assert [sum(each.file.rows for each in of_lsn) for of_lsn in found] == [4, 3, 2, 0]
+
+
+def test_messages_are_a_table_among_others(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log")
+    lsn = log.end_lsn + 0x80
+    segment = log.segment([LogicalMessage(None, 1, lsn, "p", b"content"), Insert(None, 2, (b"1",))], before=[B])
+    messages, b = write([segment], [target(tmp_path / "m", None), target(tmp_path / "b", B)])
+    assert [row["col-content"] for row in rows(tmp_path / "m", messages)] == [b"content"]
+    assert len(rows(tmp_path / "b", b)) == 1
+
+
+def test_tasks_are_of_about_one_size() -> None:
+    slices = [(Slice(str(number), 1, 0, 1), size) for number, size in enumerate([10, 20, 10, 100, 5, 5])]
+    tasks = segment_writer._tasks(slices, 40)
+    assert [[(int(piece.path), piece.part, piece.part_count) for piece in task] for task in tasks] == [
+        [(0, 0, 1), (1, 0, 1), (2, 0, 1)],
+        [(3, 0, 3)],
+        [(3, 1, 3)],
+        [(3, 2, 3)],
+        [(4, 0, 1), (5, 0, 1)],
+    ]
