@@ -2,8 +2,8 @@
 
 Rows are in the typed layout of the data source (source.py): the table's columns, then the ``_cdc_`` columns. They come as
 files, written in the table's directory, which a commit makes part of it when their rows have been counted. A column that is new
-is added; one that was dropped stays, NULL from then on; one whose type changed goes on under another name beside the old one
-(types.versioned_name).
+is added; one that was dropped stays, NULL from then on; one whose type became wider is widened, and one whose type changed
+otherwise goes on under another name beside the old one (types.versioned_name). No file is written anew for any of it.
 
 With Delta Lake an append records the position that it reaches, and is skipped if the table has it already. With Parquet it
 is a directory ``_cdc_batch=EPOCH-START-END``, written under a hidden name and renamed: the directory's name is the record.
@@ -108,6 +108,8 @@ def append(
     """
     path = warehouse.changelog(table)
     if warehouse.format == "delta":
+        if before is not None:
+            delta.widen(rows.sparkSession, path, before.schema, rows.schema)
         with delta.recording(rows.sparkSession, end):
             if before is None:
                 delta.create(path, rows, properties(table, rows.columns))
@@ -159,7 +161,8 @@ def open_files(spark: SparkSession, warehouse: Warehouse, table: Table, schema: 
         found = delta_files.open_table(spark, path)
     else:
         found = delta_files.define(path, schema, properties(table, schema.names))
-    if delta.add_columns(spark, path, found.schema, schema):
+    is_widened = delta.widen(spark, path, found.schema, schema)
+    if delta.add_columns(spark, path, found.schema, schema) or is_widened:
         found = delta_files.open_table(spark, path)
     path.mkdir(parents=True, exist_ok=True)
     layout = Layout(tuple(found.schema.names), to_arrow_schema(found.physical, timezone="UTC"))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
     from spark_sink.staging import Position
 
@@ -45,6 +45,7 @@ __all__ = [
     "rows_written",
     "state",
     "table_name",
+    "widen",
 ]
 
 APPLICATION = "cdcpipe"
@@ -257,6 +258,36 @@ def add_columns(spark: SparkSession, path: Path, present: StructType, wanted: St
         listed = ", ".join(f"{name} {types.fromJson(kind.json()).sql()}" for name, kind in missing)
         spark.sql(f"ALTER TABLE {table_name(path)} ADD COLUMNS ({listed})")
     return bool(missing)
+
+
+def widen(spark: SparkSession, path: Path, present: StructType, wanted: StructType) -> bool:
+    """Give the columns that are ``present`` the types that are ``wanted``, which hold their values exactly (`types.holds`).
+
+    Return whether there were any.
+
+    Files stay as they are. Delta Lake's type widening is turned on for a table that needs it: from then on others have to know
+    it, too, to read the table.
+    """
+    have = dict(_leaves(present))
+    changed = [(".".join(map(quote, names)), kind) for names, kind in _leaves(wanted) if have.get(names, kind) != kind]
+    if not changed:
+        return False
+    table = table_name(path)
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
+    for name, kind in changed:
+        spark.sql(f"ALTER TABLE {table} ALTER COLUMN {name} TYPE {kind.simpleString()}")
+    return True
+
+
+def _leaves(struct: StructType) -> Iterator[tuple[tuple[str, ...], DataType]]:
+    """Yield a table's columns, and the fields of those that are structs, by path."""
+    from pyspark.sql.types import StructType
+
+    for each in struct.fields:
+        if isinstance(each.dataType, StructType):
+            yield from (((each.name, *path), kind) for path, kind in _leaves(each.dataType))
+        else:
+            yield (each.name,), each.dataType
 
 
 _PHYSICAL_NAME = "delta.columnMapping.physicalName"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
 from cdcpipe.errors import ProtocolError
 from cdcpipe.pgoutput.binary import row_to_text
@@ -29,7 +29,7 @@ from spark_sink import segment_index
 from spark_sink.segment_index import NO_TRANSACTION, RELATION, SegmentIndex, map_segment
 from spark_sink.segment_server import Origin, fetch
 from spark_sink.staging import StagingError
-from spark_sink.types import MESSAGE_SCHEMA, OPS, as_typed, assign_columns, split_schema
+from spark_sink.types import MESSAGE_SCHEMA, OPS, as_typed, assign_columns, spark_type, split_schema
 from spark_sink.warehouse import EXACT
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ class TypedReader:
             changes = decode_changes(self._slice.segment, index.offset[record], index.length[record].astype(np.int64), relation)
             fields = assign_columns(self._columns, relation)
             exact = ExactTexts(len(record))
-            arrays = self._convert(changes.columns, fields, self._arrow_schema, exact, "")
+            arrays = self._convert(changes.columns, relation, fields, self._arrow_schema, exact, "")
             self._add_old(arrays, changes, relation, exact)
         except ProtocolError as ex:
             msg = f"segment {self._slice.path} is corrupt: {ex.message}"
@@ -254,15 +254,17 @@ class TypedReader:
     @staticmethod
     def _convert(
         columns: Sequence[Values],
+        relation: Relation,
         fields: Sequence[StructField],
         types: pa.Schema | pa.StructType,
         exact: ExactTexts,
         prefix: str,
     ) -> dict[str, pa.Array]:
         arrays = {}
-        for values, target in zip(columns, fields, strict=True):
-            converted = values.to_arrow(types.field(target.name).type)
-            arrays[target.name] = converted.array
+        for values, target, column in zip(columns, fields, relation.columns, strict=True):
+            converted = values.to_arrow(to_arrow_type(spark_type(column), timezone="UTC"))
+            # The same, but for a column that was widened.
+            arrays[target.name] = converted.array.cast(types.field(target.name).type)
             exact.add(prefix + target.name, converted.exact_rows, converted.exact)
         return arrays
 
@@ -271,7 +273,7 @@ class TypedReader:
             return
         old_type = self._arrow_schema.field("_cdc_old").type
         fields = assign_columns(self._old_columns, relation)
-        old = self._convert(changes.old, fields, old_type, exact, OLD_PREFIX)
+        old = self._convert(changes.old, relation, fields, old_type, exact, OLD_PREFIX)
         count = len(changes.kind)
         arrays["_cdc_old"] = pa.StructArray.from_arrays(
             [old[target.name] if target.name in old else pa.nulls(count, target.type) for target in old_type],

@@ -14,8 +14,10 @@ hold stands in ``_cdc_exact`` like any such value; what is lost are the zeros at
 - one that differs only in case from a column before it: Spark's names do not tell case apart.
 
 **Versions.** A table's relation changes: a column may come back with another type. In a schema that grew over several
-versions, each column name has the type that it had first; with any other type it is called ``NAME__TYPE``
-(`versioned_name`). `merge_columns` grows such a schema, `assign_columns` finds a relation's columns in it.
+versions, a column name has the type that it had first, or a later one that holds every value of that, exactly (`holds`): the
+column is widened. With any other type it is called ``NAME__TYPE`` (`versioned_name`), and is not widened any more. An integer
+that has become narrower goes on in the column that it has: it could not have become so with a value that does not fit.
+`merge_columns` grows such a schema, `assign_columns` finds a relation's columns in it.
 """
 
 from __future__ import annotations
@@ -62,6 +64,7 @@ __all__ = [
     "as_typed",
     "assign_columns",
     "column_names",
+    "holds",
     "merge_columns",
     "original_name",
     "spark_type",
@@ -177,8 +180,30 @@ def versioned_name(name: str, data_type: DataType) -> str:
     return f"{name}__{re.sub('[(,<]', '_', data_type.simpleString()).rstrip(')>')}"
 
 
+_INTEGERS: Final = (ShortType(), IntegerType(), LongType())
+_INTEGER_DIGITS: Final = {ShortType(): 10, IntegerType(): 10, LongType(): 20}
+"""The digits before the point of a decimal that Delta Lake and Spark's Parquet reader widen an integer to: more than needed."""
+
+
+def holds(wide: DataType, narrow: DataType) -> bool:
+    """Tell whether one type holds all values of another one exactly, and both table formats read files of that one as this."""
+    if wide in _INTEGERS and narrow in _INTEGERS:
+        return _INTEGERS.index(wide) >= _INTEGERS.index(narrow)
+    match wide, narrow:
+        case DecimalType(), DecimalType():
+            return bool(wide.scale >= narrow.scale and wide.precision - wide.scale >= narrow.precision - narrow.scale)
+        case DecimalType(), ShortType() | IntegerType() | LongType():
+            return bool(wide.precision - wide.scale >= _INTEGER_DIGITS[narrow])
+        case (DoubleType(), ShortType() | IntegerType() | FloatType()) | (TimestampNTZType(), DateType()):
+            return True
+    return bool(wide == narrow)
+
+
 def merge_columns(columns: StructType | None, relations: Iterable[Relation]) -> StructType:
-    """Return ``columns``, a table's columns so far without metadata, with those added that the relations need."""
+    """Return ``columns``, a table's columns so far without metadata, widened and with those added that the relations need.
+
+    The relations are those that came after that, in order.
+    """
     merged = _Columns(columns or StructType())
     for relation in relations:
         for name, column in zip(column_names(relation), relation.columns, strict=True):
@@ -207,7 +232,7 @@ class _Columns:
     """Fields that are found whatever the case of the name."""
 
     def __init__(self, columns: StructType) -> None:
-        self.fields = list(columns.fields)
+        self.fields = [StructField(field.name, field.dataType) for field in columns.fields]
         self._by_name = {field.name.lower(): field for field in self.fields}
 
     def _base_name(self, name: str, column: Column) -> str:
@@ -216,18 +241,25 @@ class _Columns:
         return longer if longer.lower() in self._by_name else name
 
     def find(self, name: str, column: Column) -> StructField | None:
+        """Return the field that holds the column: of its type, or one that was widened."""
         base, kind = self._base_name(name, column), spark_type(column)
         for candidate in (base, versioned_name(base, kind)):
             field = self._by_name.get(candidate.lower())
             if field is not None and field.dataType == kind:
                 return field
-        return None
+        field = self._by_name.get(base.lower())
+        return field if field is not None and holds(field.dataType, kind) else None
 
     def find_or_add(self, name: str, column: Column) -> None:
-        if self.find(name, column) is not None:
-            return
+        """Make room for a column that comes after those that are there."""
         base, kind = self._base_name(name, column), spark_type(column)
-        field = StructField(versioned_name(base, kind) if base.lower() in self._by_name else base, kind)
+        field, found = self._by_name.get(base.lower()), self.find(name, column)
+        if found is not None and (found.dataType == kind or found.dataType in _INTEGERS):
+            return
+        if field is not None and holds(kind, field.dataType):
+            field.dataType = kind
+            return
+        field = StructField(base if field is None else versioned_name(base, kind), kind)
         self.fields.append(field)
         self._by_name[field.name.lower()] = field
 
