@@ -70,8 +70,10 @@ class Canonical:
             for other in reversed(present.fields)
             if other.name != field.name and other.name in (name, versioned_name(name, other.dataType))
         ]
+        # The column itself may still be narrower here than on the server.
+        own = [other for other in present.fields if other.name == field.name]
         forms = []
-        for candidate in [field, *older] if field in present.fields else older:
+        for candidate in [*own, *older]:
             forms.append(F.expr(_form(candidate, field.dataType)))
             if self._has_exact:
                 forms.append(F.col("_cdc_exact").getItem(candidate.name))

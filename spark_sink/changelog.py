@@ -2,8 +2,8 @@
 
 Rows are in the typed layout of the data source (source.py): the table's columns, then the ``_cdc_`` columns. They come as
 files, written in the table's directory, which a commit makes part of it when their rows have been counted. A column that is new
-is added; one that was dropped stays, NULL from then on; one whose type became wider is widened, and one whose type changed
-otherwise goes on under another name beside the old one (types.versioned_name). No file is written anew for any of it.
+is added; one that was dropped stays, NULL from then on; with Delta Lake one whose type became wider is widened, and one whose
+type changed otherwise goes on under another name beside the old one (types.versioned_name). No file is written anew.
 
 With Delta Lake an append records the position that it reaches, and is skipped if the table has it already. With Parquet it
 is a directory ``_cdc_batch=EPOCH-START-END``, written under a hidden name and renamed: the directory's name is the record.

@@ -3,12 +3,12 @@
 The logical messages are among the tables, under a name that none has (`warehouse.MESSAGES`), with no description.
 
 A description (a Relation message) stands in a segment before the first change that it applies to. What matters is the
-transaction from which it holds, the first with such a change: that is the same wherever segments begin and end.
+position of that change: it is the same wherever segments begin and end.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,18 @@ if TYPE_CHECKING:
     from spark_sink.segment_index import SegmentIndex
     from spark_sink.staging import Segment
 
-__all__ = ["Contents", "count_rows", "read_contents"]
+__all__ = ["Contents", "Use", "count_rows", "read_contents"]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A table's description, with the position of the first change under it."""
+
+    end_lsn: int
+    ordinal: int
+    relation: Relation
+    last_lsn: int
+    """The end LSN of the last transaction with a change under it."""
 
 
 @dataclass(slots=True)
@@ -38,8 +49,8 @@ class Contents:
     count: int = 0
     last_lsn: int = 0
     """The end LSN of the last transaction that changes the table; of a message outside of transactions, its place among them."""
-    relations: list[tuple[int, Relation]] = field(default_factory=list)
-    """The table's descriptions in order, each with the end LSN of the first transaction that it applies to."""
+    uses: list[Use] = field(default_factory=list)
+    """The table's descriptions in order, each other than the one before it."""
 
 
 def read_contents(segments: Iterable[Segment], after_lsn: int = 0) -> dict[Table, Contents]:
@@ -47,11 +58,11 @@ def read_contents(segments: Iterable[Segment], after_lsn: int = 0) -> dict[Table
     found: dict[Table, Contents] = {}
     for segment in segments:
         index = segment_index.load(segment.path)
-        for end_lsn, last_lsn, count, relation in _uses(segment, index, after_lsn):
-            contents = found.setdefault(Table(relation.namespace, relation.name), Contents())
+        for count, use in _uses(segment, index, after_lsn):
+            contents = found.setdefault(Table(use.relation.namespace, use.relation.name), Contents())
             contents.count += count
-            contents.last_lsn = max(contents.last_lsn, last_lsn)
-            contents.relations.append((end_lsn, relation))
+            contents.last_lsn = max(contents.last_lsn, use.last_lsn)
+            contents.uses.append(use)
         places = index.messages()[1]
         places = places[places > after_lsn]
         if len(places):
@@ -59,10 +70,7 @@ def read_contents(segments: Iterable[Segment], after_lsn: int = 0) -> dict[Table
             contents.count += len(places)
             contents.last_lsn = int(places[-1])
     for contents in found.values():
-        contents.relations.sort(key=lambda use: use[0])
-        contents.relations = [
-            use for index, use in enumerate(contents.relations) if not index or use[1] != contents.relations[index - 1][1]
-        ]
+        contents.uses = _joined(sorted(contents.uses, key=lambda use: (use.end_lsn, use.ordinal)))
     return found
 
 
@@ -76,8 +84,19 @@ def count_rows(segments: Iterable[Segment], after_lsn: int = 0) -> int:
     return count
 
 
-def _uses(segment: Segment, index: SegmentIndex, after_lsn: int) -> Iterator[tuple[int, int, int, Relation]]:
-    """Yield each description that a segment's changes use: the first and last transaction's end LSN, the count, the description."""
+def _joined(uses: list[Use]) -> list[Use]:
+    """Make one of each description that is there several times running: every segment has it again."""
+    joined: list[Use] = []
+    for use in uses:
+        if joined and joined[-1].relation == use.relation:
+            joined[-1] = replace(joined[-1], last_lsn=max(joined[-1].last_lsn, use.last_lsn))
+        else:
+            joined.append(use)
+    return joined
+
+
+def _uses(segment: Segment, index: SegmentIndex, after_lsn: int) -> Iterator[tuple[int, Use]]:
+    """Yield each description that a segment's changes use, with the number of these changes."""
     data = segment_index.map_segment(segment.path)
     ids, records = _changes(segment, index, data, after_lsn)
     described = np.flatnonzero(index.kind == segment_index.RELATION)
@@ -92,7 +111,17 @@ def _uses(segment: Segment, index: SegmentIndex, after_lsn: int) -> Iterator[tup
             first, last = index.end_lsn[index.transaction[under[[0, -1]]]]
             message = _message(segment, index, data, int(descriptions[number]))
             assert isinstance(message, Relation)
-            yield int(first), int(last), len(under), message
+            yield len(under), Use(int(first), _ordinal(segment, index, data, int(under[0]), relation_id), message, int(last))
+
+
+def _ordinal(segment: Segment, index: SegmentIndex, data: memoryview, record: int, relation_id: int) -> int:
+    """Return the ordinal of a change; a Truncate is one for each of its relations."""
+    ordinal = int(index.ordinal[record])
+    if index.kind[record] == segment_index.TRUNCATE:
+        message = _message(segment, index, data, record)
+        assert isinstance(message, Truncate)
+        ordinal += message.relation_ids.index(relation_id)
+    return ordinal
 
 
 def _changes(segment: Segment, index: SegmentIndex, data: memoryview, after_lsn: int) -> tuple[np.ndarray, np.ndarray]:

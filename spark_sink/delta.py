@@ -269,14 +269,16 @@ def widen(spark: SparkSession, path: Path, present: StructType, wanted: StructTy
     it, too, to read the table.
     """
     have = dict(_leaves(present))
-    changed = [(".".join(map(quote, names)), kind) for names, kind in _leaves(wanted) if have.get(names, kind) != kind]
-    if not changed:
-        return False
-    table = table_name(path)
-    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
-    for name, kind in changed:
-        spark.sql(f"ALTER TABLE {table} ALTER COLUMN {name} TYPE {kind.simpleString()}")
-    return True
+    changed = [
+        f"{'.'.join(map(quote, names))} TYPE {kind.simpleString()}"
+        for names, kind in _leaves(wanted)
+        if have.get(names, kind) != kind
+    ]
+    if changed:
+        table = table_name(path)
+        spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
+        spark.sql(f"ALTER TABLE {table} ALTER COLUMN {', '.join(changed)}")
+    return bool(changed)
 
 
 def _leaves(struct: StructType) -> Iterator[tuple[tuple[str, ...], DataType]]:

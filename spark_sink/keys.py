@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from cdcpipe.pgoutput.messages import Relation
+    from spark_sink.warehouse import Fill
 
 __all__ = ["identifying_columns", "version_of"]
 
@@ -34,12 +35,19 @@ def identifying_columns(relation: Relation, primary_key: Callable[[], Iterable[s
     return key if set(key) <= {column.name for column in relation.columns} else ()
 
 
-def version_of(end_lsn: int, relation: Relation, columns: StructType, key: Iterable[str]) -> Version:
-    """Return the table's version for ``key``, whose columns are in the changelog's ``columns``."""
+def version_of(
+    end_lsn: int, ordinal: int, relation: Relation, columns: StructType, key: Iterable[str], fills: tuple[Fill, ...] = ()
+) -> Version:
+    """Return the table's version from a position on, for ``key``, whose columns are in the changelog's ``columns``."""
     names = [column.name for column in relation.columns]
     spark_names = dict(zip(names, column_names(relation), strict=True))
     fields = dict(zip(names, assign_columns(columns, relation), strict=True))
     key = tuple(key)
     return Version(
-        end_lsn, relation.relation_id, tuple(spark_names[name] for name in key), tuple(fields[name].name for name in key)
+        end_lsn,
+        ordinal,
+        relation.relation_id,
+        tuple(spark_names[name] for name in key),
+        tuple(fields[name].name for name in key),
+        fills,
     )

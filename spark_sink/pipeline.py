@@ -8,8 +8,8 @@
 A micro-batch is a range of segments. The driver finds in their indexes which tables they change, and how those look there;
 executors read each such table's changes typed, with the schema that the table has then, and write them to files of its changelog,
 all tables in one job (segment_writer.py). So a running query lives through ADD, DROP and RENAME COLUMN and changes of type.
-Logical messages have a changelog of their own; a micro-batch without any has nothing to do for them. Replicas follow the
-changelogs on a rhythm of their own (follower.py).
+Logical messages have a changelog of their own; a micro-batch without any has nothing to do for them. Neither has one without a
+new version of a table's schema for the schemas' history. Replicas follow the changelogs on a rhythm of their own (follower.py).
 
 Nothing twice, nothing missing: a table's commit records the position that it reaches, and a table goes on from its own
 position whatever the micro-batch is. What Spark keeps in its checkpoint only says where to go on reading. A checkpoint that
@@ -37,6 +37,8 @@ from spark_sink.contents import Contents, read_contents
 from spark_sink.delta_files import ChangedError
 from spark_sink.directories import local_directory
 from spark_sink.follower import Follower
+from spark_sink.published import PublishedTables
+from spark_sink.schema_history import SchemaHistory
 from spark_sink.segment_server import Origin
 from spark_sink.segment_writer import Target
 from spark_sink.staging import (
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+    from pyspark.sql.types import StructType
 
     from spark_sink.changelog import Files
     from spark_sink.delta import State
@@ -101,8 +104,9 @@ class Pipeline:
     """Keeps the tables of one warehouse in step with one staging directory.
 
     ``keys`` names the columns that identify a table's rows, ``{"public.orders": ["id"]}``. It is needed only for a table
-    with REPLICA IDENTITY FULL or NOTHING, whose changes do not say; ``describe`` is the same, asked when such a table turns
-    up: it returns what ``cdcpipe prepare`` prints as ``tables``. A table without a key has a changelog and no replica.
+    with REPLICA IDENTITY FULL or NOTHING, whose changes do not say. ``describe`` returns what ``cdcpipe prepare`` prints as
+    ``tables``: it is asked for such keys, and for the columns of a table that is new or has changed.
+    A table without a key has a changelog and no replica.
 
     Executors read the staging directory at the path that it has here; without ``staging_shared`` they get its segments from
     this process. With ``catalog_database`` the tables are named in that database of the session's catalog (catalog.py).
@@ -133,7 +137,9 @@ class Pipeline:
         self.staging = local_directory(staging, "the staging directory")
         self.warehouse = Warehouse(warehouse, format, types)
         self.checkpoint = self.warehouse.checkpoint if checkpoint is None else local_directory(checkpoint, "the checkpoint")
-        self._versions = TableVersions(self.warehouse, keys, describe)
+        published = PublishedTables(describe)
+        self._history = SchemaHistory(spark, self.warehouse, published)
+        self._versions = TableVersions(self.warehouse, self._history, published, keys)
         self._max_bytes_per_trigger = max_bytes_per_trigger
         self._trigger_interval_s = trigger_interval_s
         self._staging_shared = staging_shared
@@ -335,6 +341,8 @@ class Pipeline:
         if end.lsn > position.lsn:
             after = [segment for segment in segments if segment.end_lsn > position.lsn]
             contents = read_contents(after)
+            self._open_tables(contents)
+            self._history.note(contents, lambda table: self._columns(table, contents[table]), after)
             self._append(contents, after)
             if self._names is not None:
                 self._names.register(sorted(contents))
@@ -389,18 +397,20 @@ class Pipeline:
     def _state(self, table: Table) -> _TableState:
         return _TableState(changelog.state(self.spark, self.warehouse, table), self.warehouse.versions(table))
 
+    def _columns(self, table: Table, contents: Contents) -> StructType:
+        """Return the columns of the table's changelog, with those that the changes it does not have yet need."""
+        state, types = self._tables[table], self.warehouse.types
+        relations = (as_typed(use.relation, types) for use in contents.uses if use.last_lsn > state.done_lsn)
+        return merge_columns(state.columns, relations, widen=self.warehouse.format == "delta")
+
     def _prepare(self, table: Table, contents: Contents, segments: Sequence[Segment]) -> _Append:
         """Make a changelog ready for what the segments have for it."""
         state = self._tables[table]
         if table == MESSAGES:
             schema = MESSAGE_SCHEMA
         else:
-            relations = [(end_lsn, as_typed(relation, self.warehouse.types)) for end_lsn, relation in contents.relations]
-            columns = merge_columns(
-                None if state.changelog is None else split_schema(state.changelog.schema)[0],
-                (relation for _, relation in relations),
-            )
-            state.versions = self._versions.note(table, state.versions, relations, state.done_lsn, columns)
+            columns = self._columns(table, contents)
+            state.versions = self._versions.note(table, state.versions, contents.uses, state.done_lsn, state.columns, columns)
             if not state.versions[-1].key:
                 self._tell(table, "", "table %s has no key: it has a changelog and no replica", table)
             schema = typed_schema(columns)
@@ -490,6 +500,11 @@ class _TableState:
     def done_lsn(self) -> int:
         """Up to where the changelog is."""
         return 0 if self.changelog is None else self.changelog.lsn
+
+    @property
+    def columns(self) -> StructType | None:
+        """The table's columns that the changelog has."""
+        return None if self.changelog is None else split_schema(self.changelog.schema)[0]
 
     @property
     def has_key(self) -> bool:

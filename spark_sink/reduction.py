@@ -42,6 +42,7 @@ __all__ = [
     "reduce",
     "summarize",
     "touched_keys",
+    "with_key",
 ]
 
 _POSITION = ("_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal")
@@ -156,14 +157,27 @@ def touched_keys(changes: DataFrame, key: Key) -> DataFrame:
     return _with_keys(changes, key).select(F.explode(both).alias("_cdc_touched")).distinct()
 
 
+def _lacks_key(key: Key) -> Column:
+    """Tell whether a change that `_with_keys` gave lacks a value of the key."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    used = F.when(F.col("_cdc_op") == "delete", F.col("_cdc_old_key")).otherwise(F.col("_cdc_new_key"))
+    lacks = fold(lambda a, b: a | b, (used.getField(f"k{i}").isNull() for i in range(len(key))))
+    return (F.col("_cdc_op") != "truncate") & lacks
+
+
+def with_key(changes: DataFrame, key: Key) -> DataFrame:
+    """Return the changes that have a value for each column of the key."""
+    return _with_keys(changes, key).where(~_lacks_key(key)).select(*map(quote, changes.columns))
+
+
 def summarize(changes: DataFrame, key: Key) -> Summary:
     """Find what ``reduce`` has to know of the changes."""
     from pyspark.sql import functions as F  # noqa: N812
 
     keyed = _with_keys(changes, key)
+    lacks = _lacks_key(key)
     partial = F.size(F.coalesce(F.col("_cdc_unchanged"), F.array())) > 0
-    used = F.when(F.col("_cdc_op") == "delete", F.col("_cdc_old_key")).otherwise(F.col("_cdc_new_key"))
-    lacks = fold(lambda a, b: a | b, (used.getField(f"k{i}").isNull() for i in range(len(key))))
     integers = [index for index, names in enumerate(key) if _is_integer(changes.schema, names)]
     values = {i: [F.col(side).getField(f"k{i}") for side in ("_cdc_new_key", "_cdc_old_key")] for i in integers}
     row = keyed.agg(
@@ -173,7 +187,7 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
         F.max("_cdc_is_move").alias("has_moves"),
         F.max(F.col("_cdc_is_move") & partial).alias("has_partial_moves"),
         exact_names().alias("exact"),
-        F.count_if((F.col("_cdc_op") != "truncate") & lacks).alias("keyless"),
+        F.count_if(lacks).alias("keyless"),
         *(F.min(F.least(*both)).alias(f"least_{index}") for index, both in values.items()),
         *(F.max(F.greatest(*both)).alias(f"greatest_{index}") for index, both in values.items()),
     ).collect()[0]

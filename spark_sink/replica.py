@@ -7,6 +7,7 @@ changelog. With Parquet the replica is ``view``, the same reduction over the who
 The rules (the changes of a key in the order of their positions):
 
 - A row of a snapshot is the row as it was there: as if inserted, whatever was before.
+- Changes from a time without a key count by the key that came later, if they have its columns.
 - The last change decides: a row, or none. A change of the key is the end of the old key and the beginning of the new one.
 - TRUNCATE ends all rows before it, and so does another table under the same name.
 - A column that an update did not send (an unchanged TOAST value) has the value that it had before: from an earlier
@@ -15,19 +16,23 @@ The rules (the changes of a key in the order of their positions):
   column that the replica gets the first time it needs it. (A TOAST value itself is never NULL.)
 - A value that its column can't hold is NULL and stands in ``_cdc_exact``, which the replica gets in the same way.
 - A key's column that has had several types is matched over all of them, as text.
+- Where the catalog says for certain what rows from before have in a new column (table_versions.py), they get that.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import logging
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_sink import changelog, delta, reduction
+from spark_sink.fills import filled
 from spark_sink.staging import Position
-from spark_sink.warehouse import Table, Version, Warehouse, WarehouseError
+from spark_sink.warehouse import Fill, Table, Version, Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,6 +44,8 @@ if TYPE_CHECKING:
 
 __all__ = ["apply", "properties", "register_views", "replay", "view", "without_unneeded"]
 
+_logger = logging.getLogger(__name__)
+
 _view_numbers = itertools.count()
 
 _BROADCAST_ROWS = 20_000
@@ -47,7 +54,10 @@ _BROADCAST_ROWS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Changes that share one key: those with ``after_lsn`` < end LSN <= ``until_lsn``."""
+    """Changes that share one key: those with ``after_lsn`` < end LSN <= ``until_lsn``, in whole transactions.
+
+    Or, where the key changes amid a transaction, those of that one with ``first_ordinal`` <= ordinal < ``end_ordinal``.
+    """
 
     key: tuple[str, ...]
     columns: Key
@@ -55,6 +65,12 @@ class _Piece:
     until_lsn: int
     is_new_table: bool
     """Whether the rows so far are those of another table, which had this one's name before."""
+    first_ordinal: int = 0
+    end_ordinal: int | None = None
+    fills: tuple[Fill, ...] = ()
+    """What is done with the rows so far."""
+    is_before_key: bool = False
+    """Whether these are from a time without a key."""
 
 
 def apply(spark: SparkSession, warehouse: Warehouse, table: Table, until: Position) -> None:
@@ -66,8 +82,13 @@ def apply(spark: SparkSession, warehouse: Warehouse, table: Table, until: Positi
     if not pieces:
         return
     changes = changelog.read(spark, warehouse, table)
-    for piece in pieces:
-        _apply_piece(spark, path, table, _part(changes, piece), piece, Position(until.epoch, piece.until_lsn))
+    for until_lsn, together in itertools.groupby(pieces, lambda piece: piece.until_lsn):
+        position = Position(until.epoch, until_lsn)
+        first, *others = together
+        if others or first.fills:
+            _apply_anew(spark, warehouse, table, changes, first.after_lsn, position)
+        else:
+            _apply_piece(spark, path, table, _part(changes, first), first, position)
 
 
 def view(spark: SparkSession, warehouse: str | Path, table: str) -> DataFrame:
@@ -103,7 +124,12 @@ def replay(
     for piece in _pieces(versions, after_lsn, until_lsn):
         part = _part(changes, piece)
         untouched = None
+        if rows is not None:
+            # Otherwise each piece's plan holds those of all before it, several times.
+            rows = rows.localCheckpoint()
         if rows is not None and not piece.is_new_table:
+            if piece.fills:
+                rows = filled(rows, piece.fills).localCheckpoint()
             if base is not None:
                 rows, untouched = _split(rows, part, piece)
             part = rows.unionByName(part)
@@ -145,17 +171,37 @@ def _pieces(versions: Sequence[Version], after_lsn: int, until_lsn: int) -> Iter
 
     Changes from a time without a key are reduced by the key that the table got later; until it gets one, they wait.
     """
+    # Transactions amid which the key changes are by themselves: a replica is at the end of a transaction, not within one.
+    mixed = sorted({version.end_lsn for version in versions if version.ordinal})
+    edges = sorted({after_lsn, until_lsn, *(edge for lsn in mixed for edge in (lsn - 1, lsn) if after_lsn < edge < until_lsn)})
+    for start_lsn, end_lsn in pairwise(edges):
+        yield from _pieces_between(versions, start_lsn, end_lsn)
+
+
+def _pieces_between(versions: Sequence[Version], after_lsn: int, until_lsn: int) -> Iterator[_Piece]:
+    """Cut changes among which either no key changes amid a transaction, or which are one transaction."""
     for index, version in enumerate(versions):
         following = versions[index + 1 :]
         keyed = next((v for v in (version, *following) if v.key and v.relation_id == version.relation_id), None)
         if keyed is None:
             continue
-        start = max(after_lsn, version.end_lsn - 1 if index else 0)
-        end = min(until_lsn, following[0].end_lsn - 1) if following else until_lsn
-        if start >= end:
+        begin = (version.end_lsn, version.ordinal) if index else (0, 0)
+        end = (following[0].end_lsn, following[0].ordinal) if following else (until_lsn + 1, 0)
+        begin, end = max(begin, (after_lsn + 1, 0)), min(end, (until_lsn + 1, 0))
+        if begin >= end:
             continue
-        is_new_table = index > 0 and versions[index - 1].relation_id != version.relation_id and start < version.end_lsn
-        yield _Piece(keyed.key, _key_columns(versions, keyed), start, end, is_new_table)
+        is_begin = index > 0 and begin == (version.end_lsn, version.ordinal)
+        yield _Piece(
+            key=keyed.key,
+            columns=_key_columns(versions, keyed),
+            after_lsn=begin[0] - 1,
+            until_lsn=end[0] if end[1] else end[0] - 1,
+            is_new_table=is_begin and versions[index - 1].relation_id != version.relation_id,
+            first_ordinal=begin[1],
+            end_ordinal=end[1] or None,
+            fills=version.fills if is_begin else (),
+            is_before_key=not version.key,
+        )
 
 
 def _key_columns(versions: Sequence[Version], version: Version) -> Key:
@@ -170,7 +216,30 @@ def _key_columns(versions: Sequence[Version], version: Version) -> Key:
 def _part(changes: DataFrame, piece: _Piece) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-    return changes.where((F.col("_cdc_end_lsn") > piece.after_lsn) & (F.col("_cdc_end_lsn") <= piece.until_lsn))
+    wanted = (F.col("_cdc_end_lsn") > piece.after_lsn) & (F.col("_cdc_end_lsn") <= piece.until_lsn)
+    if piece.first_ordinal:
+        wanted &= F.col("_cdc_ordinal") >= piece.first_ordinal
+    if piece.end_ordinal is not None:
+        wanted &= F.col("_cdc_ordinal") < piece.end_ordinal
+    return changes.where(wanted)
+
+
+def _with_key(changes: DataFrame, piece: _Piece, table: Table) -> DataFrame:
+    """Leave out changes from a time without a key that have no value for the later one, whose columns came with it."""
+    if not piece.is_before_key:
+        return changes
+    kept = reduction.with_key(changes, piece.columns)
+    left_out = changes.count() - kept.count()
+    if left_out:
+        _logger.warning(
+            "table %s: %d changes from before it had a key have no value for that (%s), and are in the changelog alone; for the "
+            "replica: cdcpipe-spark snapshot --table %s",
+            table,
+            left_out,
+            ", ".join(piece.key),
+            table,
+        )
+    return kept
 
 
 def _summarize(changes: DataFrame, piece: _Piece, table: Table) -> Summary:
@@ -178,17 +247,40 @@ def _summarize(changes: DataFrame, piece: _Piece, table: Table) -> Summary:
     if summary.keyless:
         raise WarehouseError(
             f"{summary.keyless} changes of {table} have no value for its key ({', '.join(piece.key)})",
-            hint="the key was changed in a transaction that also changed rows; the changelog has all of it",
+            hint="its columns are younger than these changes; the changelog has all of it",
         )
     return summary
 
 
+def _apply_anew(
+    spark: SparkSession, warehouse: Warehouse, table: Table, changes: DataFrame, after_lsn: int, until: Position
+) -> None:
+    """Bring the replica over what can't be merged in one commit, and so is written anew in one.
+
+    That is a transaction amid which the key changes, and what begins with rows from before being filled.
+    """
+    path = warehouse.replica(table)
+    base = delta.read(spark, path) if delta.exists(path) else None
+    rows = without_unneeded(replay(warehouse, table, changes, base, after_lsn=after_lsn, until_lsn=until.lsn))
+    if base is not None:
+        delta.widen(spark, path, base.schema, rows.schema)
+    with delta.recording(spark, until):
+        if base is not None:
+            delta.overwrite(path, rows)
+        else:
+            key = next(version.key for version in reversed(warehouse.versions(table)) if version.end_lsn <= until.lsn)
+            delta.create(path, rows, properties(key, reduction.data_columns(rows.schema)))
+
+
 def _apply_piece(spark: SparkSession, path: Path, table: Table, changes: DataFrame, piece: _Piece, position: Position) -> None:
     """Merge the changes of one piece into the replica, recording ``position``."""
+    changes = _with_key(changes, piece, table)
     summary = _summarize(changes, piece, table)
     columns = reduction.data_columns(changes.schema)
     rows = reduction.reduce(changes, piece.columns, columns, summary)
     state = delta.state(spark, path)
+    if state is not None:
+        delta.widen(spark, path, state.schema, changes.select(*map(delta.quote, columns)).schema)
     if state is None or summary.truncated_at is not None or piece.is_new_table:
         existing = [] if state is None else [name for name in _OPTIONAL if name in state.schema.names]
         rows = _laid_out(rows, columns, summary, existing)
@@ -332,6 +424,7 @@ def _current(changes: DataFrame, piece: _Piece, table: Table) -> DataFrame:
     """Return the rows that some changes leave."""
     from pyspark.sql import functions as F  # noqa: N812
 
+    changes = _with_key(changes, piece, table)
     summary = _summarize(changes, piece, table)
     rows = reduction.reduce(changes, piece.columns, reduction.data_columns(changes.schema), summary)
     return rows.where(~F.col("_cdc_gone")).withColumn("_cdc_unchanged", F.array_union("_cdc_missing", "_cdc_moved"))

@@ -75,7 +75,8 @@ def copy_table(copying: Copying, plan: TablePlan) -> None:
     relation = as_typed(plan.relation, warehouse.types)
     columns = merge_columns(None, [relation])
     names = tuple(field.name for field in assign_columns(columns, relation))
-    version = version_of(copying.position.lsn, relation, columns, identifying_columns(relation, lambda: plan.primary_key))
+    key = identifying_columns(relation, lambda: plan.primary_key)
+    version = version_of(copying.position.lsn, 0, relation, columns, key)
     scratch = copying.scratch / uuid.uuid4().hex
     made = _New(copying.spark, scratch / "changelog", warehouse.format)
     layout = made.create(typed_schema(columns), changelog.properties(table, typed_schema(columns).names))

@@ -1,67 +1,81 @@
-"""A table's versions as they come: what identifies its rows, from some transaction on. No Spark.
+"""A table's versions as they come: what identifies its rows from some change on, and what rows from before have in new columns.
 
-What holds is in the stream (keys.py), but for tables with REPLICA IDENTITY FULL or NOTHING: those are asked for in the catalog,
+The key is in the stream (keys.py), but for tables with REPLICA IDENTITY FULL or NOTHING: those are asked for in the catalog,
 unless the user has named their keys.
+
+PostgreSQL rewrites no rows for RENAME COLUMN and ADD COLUMN … DEFAULT, and the stream tells of neither. The catalog numbers the
+columns (column_numbers.py): by its number a column under a new name is found again, and of one that was added the catalog says
+what rows from before have in it. Where that is not certain, the table and the columns are named.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spark_sink.keys import identifying_columns, version_of
-from spark_sink.warehouse import Table
+from spark_sink.types import as_typed, assign_columns, holds
+from spark_sink.warehouse import Fill
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
     from cdcpipe.pgoutput.messages import Relation
-    from spark_sink.warehouse import Version, Warehouse
+    from spark_sink.column_numbers import ColumnFacts
+    from spark_sink.contents import Use
+    from spark_sink.published import PublishedTables
+    from spark_sink.schema_history import SchemaHistory, SchemaVersion
+    from spark_sink.warehouse import Table, Version, Warehouse
 
-__all__ = ["TableVersions"]
+__all__ = ["TableVersions", "fills_between"]
+
+_logger = logging.getLogger(__name__)
 
 
 class TableVersions:
-    """Writes down in a warehouse what identifies its tables' rows.
-
-    ``keys`` and ``describe`` are those of `pipeline.Pipeline`.
-    """
+    """Writes down in a warehouse what identifies its tables' rows; ``keys`` are those of `pipeline.Pipeline`."""
 
     def __init__(
         self,
         warehouse: Warehouse,
+        history: SchemaHistory,
+        published: PublishedTables,
         keys: Mapping[str, Sequence[str]] | None = None,
-        describe: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
     ) -> None:
         self._warehouse = warehouse
+        self._history = history
+        self._published = published
         self._keys = {name: tuple(columns) for name, columns in (keys or {}).items()}
-        self._describe = describe
-        self._catalog: dict[Table, tuple[str, ...]] = {}
 
     def note(
         self,
         table: Table,
         known: Sequence[Version],
-        relations: Iterable[tuple[int, Relation]],
+        uses: Sequence[Use],
         done_lsn: int,
+        before: StructType | None,
         columns: StructType,
     ) -> list[Version]:
         """Write down what holds beyond ``done_lsn``, before the first change under it; return all versions.
 
-        ``known`` are those written down before, ``columns`` the changelog's.
+        ``known`` are those written down before; ``columns`` the changelog's, which had ``before`` so far. What is known from
+        beyond ``done_lsn`` is of an attempt whose changes did not get into the changelog.
         """
-        versions = list(known)
-        for end_lsn, relation in relations:
-            if end_lsn <= done_lsn:
+        versions = [version for version in known if version.end_lsn <= done_lsn]
+        for preceding, use in zip((None, *uses), uses, strict=False):
+            if use.end_lsn <= done_lsn:
                 continue
-            version = version_of(end_lsn, relation, columns, self._key(table, relation))
-            if versions and replace(versions[-1], end_lsn=end_lsn) == version:
-                continue
-            if versions and versions[-1].end_lsn == end_lsn:
-                versions.pop()
-            versions.append(version)
+            is_first = preceding is None or preceding.last_lsn < use.end_lsn
+            is_remade = bool(versions) and versions[-1].relation_id != use.relation.relation_id
+            fills = () if is_remade else self._fills(table, use, before, columns)
+            key = self._key(table, use.relation)
+            relation = as_typed(use.relation, self._warehouse.types)
+            version = version_of(use.end_lsn, 0 if is_first else use.ordinal, relation, columns, key, fills)
+            if not versions or not version.says_nothing_after(versions[-1]):
+                versions.append(version)
         if versions != known:
             self._warehouse.write_versions(table, versions)
         return versions
@@ -70,14 +84,89 @@ class TableVersions:
         """Return the names of the columns that identify a row, in PostgreSQL's spelling; none if nothing does."""
         key = self._keys.get(str(table))
         if key is None:
-            return identifying_columns(relation, lambda: self._primary_key(table))
+            return identifying_columns(relation, lambda: self._published.primary_key(relation))
         return key if set(key) <= {column.name for column in relation.columns} else ()
 
-    def _primary_key(self, table: Table) -> tuple[str, ...]:
-        """Look a table's primary key up in the catalog, once."""
-        if table not in self._catalog:
-            if self._describe is not None:
-                for found in self._describe():
-                    self._catalog[Table(found["schema"], found["name"])] = tuple(found["primary_key"])
-            self._catalog.setdefault(table, ())
-        return self._catalog[table]
+    def _fills(self, table: Table, use: Use, before: StructType | None, columns: StructType) -> tuple[Fill, ...]:
+        """Return what is certain of rows from before ``use``, and name what is not."""
+        step = self._history.step(use)
+        if step is None:
+            # What the table began with is not in the history: a snapshot, or an older program's tables.
+            old = set() if before is None else set(before.names)
+            fields = assign_columns(columns, as_typed(use.relation, self._warehouse.types))
+            new = [c.name for c, field in zip(use.relation.columns, fields, strict=True) if before and field.name not in old]
+            self._name(table, new)
+            return ()
+        previous, version = (replace(each, relation=as_typed(each.relation, self._warehouse.types)) for each in step)
+        if (previous.relation.namespace, previous.relation.name) != (table.schema, table.name):
+            _logger.warning(
+                "table %s was %s.%s: its rows from before are in the tables of that name, and in the replica of this one once they "
+                "change, or: cdcpipe-spark snapshot --table %s",
+                table,
+                previous.relation.namespace,
+                previous.relation.name,
+                table,
+            )
+            return ()
+        self._name_retyped(table, previous, version, columns)
+        fills, unknown = fills_between(previous, version, columns)
+        self._name(table, unknown)
+        return fills
+
+    @staticmethod
+    def _name(table: Table, names: Sequence[str]) -> None:
+        if names:
+            _logger.warning(
+                "table %s has new columns: %s. If one was renamed or has a default, the stream does not tell what rows from before "
+                "have in it: there it is NULL in the replica until they change, or: cdcpipe-spark snapshot --table %s",
+                table,
+                ", ".join(names),
+                table,
+            )
+
+    @staticmethod
+    def _name_retyped(table: Table, previous: SchemaVersion, version: SchemaVersion, columns: StructType) -> None:
+        old, new = _fields(previous, columns), _fields(version, columns)
+        for name in old.keys() & new.keys():
+            if old[name].name != new[name].name and not holds(new[name].dataType, old[name].dataType):
+                _logger.warning(
+                    "table %s, column %s: its new type does not hold every value of the old one exactly; it goes on as column %s, "
+                    "what was before is in %s",
+                    table,
+                    name,
+                    new[name].name,
+                    old[name].name,
+                )
+
+
+def _fields(version: SchemaVersion, columns: StructType) -> dict[str, StructField]:
+    names = [column.name for column in version.relation.columns]
+    return dict(zip(names, assign_columns(columns, version.relation), strict=True))
+
+
+def fills_between(previous: SchemaVersion, version: SchemaVersion, columns: StructType) -> tuple[tuple[Fill, ...], list[str]]:
+    """Return what rows of the previous version have in the new version's new columns, and the columns where that is unknown."""
+    old, new = _fields(previous, columns), _fields(version, columns)
+    if previous.facts is None or version.facts is None:
+        return (), [name for name in new if name not in old]
+    old_numbers = {fact.number: name for name, fact in zip(old, previous.facts, strict=True)}
+    fills, unknown = [], []
+    for name, fact in zip(new, version.facts, strict=True):
+        source = old_numbers.get(fact.number)
+        if source is not None and old[source].name == new[name].name:
+            continue
+        fill = _fill(new[name], None if source is None else old[source], fact)
+        if fill is None and source != name:
+            unknown.append(name)
+        elif fill is None:
+            continue  # another type: `_name_retyped`
+        elif fill.source is not None or fill.value is not None or name in old:  # a column of that name that was dropped has values
+            fills.append(fill)
+    return tuple(fills), unknown
+
+
+def _fill(field: StructField, source: StructField | None, fact: ColumnFacts) -> Fill | None:
+    """Return what rows from before have in a new column, None if that is not known."""
+    if source is not None:
+        return Fill(field.name, source.name) if holds(field.dataType, source.dataType) else None
+    return None if fact.is_filled else Fill(field.name, value=fact.missing)

@@ -18,6 +18,8 @@ versions, a column name has the type that it had first, or a later one that hold
 column is widened. With any other type it is called ``NAME__TYPE`` (`versioned_name`), and is not widened any more. An integer
 that has become narrower goes on in the column that it has: it could not have become so with a value that does not fit.
 `merge_columns` grows such a schema, `assign_columns` finds a relation's columns in it.
+
+In a directory of Parquet files nothing is widened: their own schemas could not be merged any more by those who read them.
 """
 
 from __future__ import annotations
@@ -199,15 +201,15 @@ def holds(wide: DataType, narrow: DataType) -> bool:
     return bool(wide == narrow)
 
 
-def merge_columns(columns: StructType | None, relations: Iterable[Relation]) -> StructType:
+def merge_columns(columns: StructType | None, relations: Iterable[Relation], *, widen: bool = True) -> StructType:
     """Return ``columns``, a table's columns so far without metadata, widened and with those added that the relations need.
 
-    The relations are those that came after that, in order.
+    The relations are those that came after that, in order. Without ``widen`` each other type is another column.
     """
     merged = _Columns(columns or StructType())
     for relation in relations:
         for name, column in zip(column_names(relation), relation.columns, strict=True):
-            merged.find_or_add(name, column)
+            merged.find_or_add(name, column, widen=widen)
     return StructType(merged.fields)
 
 
@@ -250,13 +252,13 @@ class _Columns:
         field = self._by_name.get(base.lower())
         return field if field is not None and holds(field.dataType, kind) else None
 
-    def find_or_add(self, name: str, column: Column) -> None:
+    def find_or_add(self, name: str, column: Column, *, widen: bool) -> None:
         """Make room for a column that comes after those that are there."""
         base, kind = self._base_name(name, column), spark_type(column)
         field, found = self._by_name.get(base.lower()), self.find(name, column)
-        if found is not None and (found.dataType == kind or found.dataType in _INTEGERS):
+        if found is not None and (found.dataType == kind or (widen and found.dataType in _INTEGERS)):
             return
-        if field is not None and holds(kind, field.dataType):
+        if field is not None and widen and holds(kind, field.dataType):
             field.dataType = kind
             return
         field = StructField(base if field is None else versioned_name(base, kind), kind)

@@ -1,11 +1,12 @@
 """The warehouse directory: where each table is, whose changes it holds, how far they go. No pyspark.
 
     _cdcpipe/warehouse.json        whose changes these are: server, database, slot; the table format; --types; the position reached
-    _cdcpipe/tables/NAME.json      a table's versions: its key, and from which transaction on
+    _cdcpipe/tables/NAME.json      a table's versions: its key, and from which change on
     _cdcpipe/vacuumed.json         when VACUUM last looked at each table (upkeep.py)
     _cdcpipe/checkpoint/           Spark's checkpoint of the stream of segments
     changelog/NAME/                every change once (changelog.py)
     changelog/_cdc_message/        every logical message once
+    changelog/_cdc_schema_history/ every version of a table's schema once (schema_history.py)
     replica/NAME/                  the current rows (replica.py; only with Delta Lake, otherwise a view)
 
 NAME is ``<schema>.<table>``, each of the two with every byte but ``a-z 0-9 _ -`` percent-encoded: Spark skips names that
@@ -16,7 +17,7 @@ a slash; and some file systems don't tell ``T`` from ``t``, or one form of ``é`
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -30,7 +31,9 @@ __all__ = [
     "EXACT",
     "MESSAGES",
     "NATIVE",
+    "SCHEMA_HISTORY",
     "TYPES",
+    "Fill",
     "Source",
     "Table",
     "Version",
@@ -70,34 +73,65 @@ class Table:
 MESSAGES: Final = Table("", "_cdc_message")
 """What the logical messages are the rows of. No table of a source has it for a name: each is in a schema."""
 
+SCHEMA_HISTORY: Final = Table("", "_cdc_schema_history")
+"""So for the versions of the tables' schemas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """What a column that is new has in the rows from before, of which the stream does not tell.
+
+    The value of the column ``source``, whose name it was; or if that is None ``value``, as PostgreSQL writes it, None for NULL.
+    """
+
+    column: str
+    source: str | None = None
+    value: str | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What holds for a table's changes from the transaction that ends at ``end_lsn`` on, until the next version.
+    """What holds for a table's changes from a position on, until the next version.
 
-    ``relation_id`` is the table's OID: another one under the same name is another table, the first having been dropped or
-    renamed. ``key`` names the columns that identify a row, as the changelog spells them, empty when nothing does.
-    ``columns`` are those of the changelog that hold the key's values: ``id__bigint`` once ``id`` has changed its type.
+    ``ordinal`` is 0 unless changes of the table precede it in its transaction. ``relation_id`` is the table's OID: another one
+    under the same name is another table, the first having been dropped or renamed. ``key`` names the columns that identify a
+    row, as the changelog spells them, empty when nothing does. ``columns`` are those of the changelog that hold the key's
+    values: ``id__string`` once ``id`` has become text. ``fills`` are done with the rows from before the position.
     """
 
     end_lsn: int
+    ordinal: int
     relation_id: int
     key: tuple[str, ...]
     columns: tuple[str, ...]
+    fills: tuple[Fill, ...] = ()
+
+    def says_nothing_after(self, other: Version) -> bool:
+        """Tell whether all is as it was in the version before this one."""
+        return not self.fills and (self.relation_id, self.key, self.columns) == (other.relation_id, other.key, other.columns)
 
     def to_json(self) -> dict[str, Any]:
         """Return what the versions file holds."""
         return {
             "end_lsn": format_lsn(self.end_lsn),
+            "ordinal": self.ordinal,
             "relation_id": self.relation_id,
             "key": list(self.key),
             "columns": list(self.columns),
+            "fills": [asdict(fill) for fill in self.fills],
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Version:
-        """Read what ``to_json`` gave."""
-        return cls(LSN.parse(value["end_lsn"]), int(value["relation_id"]), tuple(value["key"]), tuple(value["columns"]))
+        """Read what ``to_json`` gave; a file of an older program has neither ordinals nor fills."""
+        return cls(
+            int(LSN.parse(value["end_lsn"])),  # Spark is given it, and knows no LSN
+            int(value.get("ordinal", 0)),
+            int(value["relation_id"]),
+            tuple(value["key"]),
+            tuple(value["columns"]),
+            tuple(Fill(**fill) for fill in value.get("fills", ())),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +149,8 @@ class Source:
 
 def encode_name(table: Table) -> str:
     """Return the directory's name for a table: distinct for each, and safe below any root."""
-    if table == MESSAGES:
-        return table.name  # no other has no dot
+    if not table.schema:
+        return table.name  # one of ours, and no other has no dot
     encoded = f"{_encode(table.schema)}.{_encode(table.name)}"
     if len(encoded) <= _NAME_LIMIT:
         return encoded
@@ -127,8 +161,8 @@ def encode_name(table: Table) -> str:
 
 def decode_name(name: str) -> Table:
     """Return the table that ``encode_name`` gave this name; ValueError for a name that it did not, or that it cut."""
-    if name == MESSAGES.name:
-        return MESSAGES
+    if name in (MESSAGES.name, SCHEMA_HISTORY.name):
+        return Table("", name)
     schema, dot, table = name.partition(".")
     decoded = Table(unquote(schema), unquote(table))  # what is not UTF-8 is not encoded in the same way again
     if not dot or encode_name(decoded) != name:

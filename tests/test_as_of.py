@@ -194,7 +194,7 @@ def test_commit_times_out_of_order_and_epochs(spark: Any, tmp_path: Path) -> Non
     warehouse = Warehouse(tmp_path, "parquet")
     warehouse.open(Epoch(1, "7", 1, "db", "slot", ("p",), {}, 0))
     warehouse.record(Position(1, 0))
-    warehouse.write_versions(TABLE, [Version(0, 7, KEY, KEY)])
+    warehouse.write_versions(TABLE, [Version(0, 0, 7, KEY, KEY)])
     changes = [
         ((1, 1, lsn, None, None), "insert" if lsn == 10 else "update", epoch, lsn, time)
         for epoch, lsn, time in ((1, 10, 10), (1, 20, 21), (1, 30, 20), (2, 40, 40), (2, 50, 50))
@@ -207,7 +207,7 @@ def test_commit_times_out_of_order_and_epochs(spark: Any, tmp_path: Path) -> Non
     changelog.append(warehouse, TABLE, spark.createDataFrame(rows, SCHEMA), None, Position(1, 0), Position(2, 50), len(rows))
     warehouse.record(Position(2, 50))
 
-    warehouse.write_versions(Table("public", "keyless"), [Version(0, 8, (), ())])
+    warehouse.write_versions(Table("public", "keyless"), [Version(0, 0, 8, (), ())])
     with pytest.raises(WarehouseError, match=r"public\.keyless has no key"):
         as_of.view(spark, tmp_path, "public.keyless", LSN(50))
 

@@ -26,7 +26,7 @@ from spark_sink import changelog, delta, last_error, replica, session, types
 from spark_sink.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline import Pipeline
 from spark_sink.staging import Position, list_segments, log_end, read_readers, register_reader
-from spark_sink.warehouse import MESSAGES, Table, Warehouse, WarehouseError
+from spark_sink.warehouse import MESSAGES, SCHEMA_HISTORY, Table, Warehouse, WarehouseError
 
 pytestmark = pytest.mark.spark
 
@@ -423,6 +423,7 @@ def test_nothing_twice_whatever_the_batches(road: Road) -> None:
     """A checkpoint that is lost, one that is older than the tables, batches cut otherwise: all is there once."""
     counts = {name: road.changelog("public", name).count() for name in ("kinds", "identity_full", "keyless")}
     house = Warehouse.existing(road.warehouse)
+    versions = changelog.read(road.spark, house, SCHEMA_HISTORY).count()
     shutil.rmtree(house.checkpoint)
     road.pipeline().process_available()
     # As if it had been killed before it could note how far it was, with some tables further than others.
@@ -438,6 +439,7 @@ def test_nothing_twice_whatever_the_batches(road: Road) -> None:
     road.assert_equal("identity_full", "id", "other", "a", "b")
     assert pipeline.progress.messages == len(SAID)
     assert_said(road.messages())
+    assert changelog.read(road.spark, house, SCHEMA_HISTORY).count() == versions > len(TABLES) / 2
 
 
 def test_an_idle_pipeline_starts_no_job(road: Road) -> None:

@@ -200,7 +200,7 @@ def test_random_batches_applied_again(spark: Any, tmp_path: Path, table_format: 
     print("seed", seed)
     warehouse = Warehouse(tmp_path, table_format)
     warehouse.open(EPOCH)
-    warehouse.write_versions(TABLE, [Version(0, 7, KEY, KEY)])
+    warehouse.write_versions(TABLE, [Version(0, 0, 7, KEY, KEY)])
     source = Source(random.Random(seed))
     done: list[tuple[int, int]] = []
     for _ in range(5):

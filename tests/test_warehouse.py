@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cdcpipe.errors import InitError, InvalidArgumentsError
 from spark_sink import session
 from spark_sink.staging import Epoch, Position, StagingError
-from spark_sink.warehouse import MESSAGES, Table, Version, Warehouse, WarehouseError, decode_name, encode_name
+from spark_sink.warehouse import MESSAGES, SCHEMA_HISTORY, Table, Version, Warehouse, WarehouseError, decode_name, encode_name
 
 EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
 
@@ -47,10 +47,11 @@ def test_encoded_names(table: Table, encoded: str) -> None:
     assert encode_name(table) == encoded
 
 
-def test_no_table_has_the_name_of_the_messages() -> None:
-    assert encode_name(MESSAGES) == str(MESSAGES) == "_cdc_message"
-    assert decode_name("_cdc_message") == MESSAGES
-    assert encode_name(Table("public", "_cdc_message")) == "public.%5Fcdc_message"
+@pytest.mark.parametrize(("table", "name"), [(MESSAGES, "_cdc_message"), (SCHEMA_HISTORY, "_cdc_schema_history")])
+def test_no_table_has_the_name_of_ours(table: Table, name: str) -> None:
+    assert encode_name(table) == str(table) == name
+    assert decode_name(name) == table
+    assert encode_name(Table("public", name)) == f"public.%5F{name[1:]}"
 
 
 def test_names_too_long_for_a_file_system() -> None:
@@ -68,7 +69,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     warehouse.record(Position(2, 0x1_0000_0001))
     assert Warehouse(tmp_path, "delta").open(EPOCH) == Position(2, 0x1_0000_0001)
     tables = [Table("public", "t"), Table("Ж" * 31, "ж" * 31)]
-    versions = [Version(5, 1, ("id",), ("id",)), Version(9, 1, ("id",), ("id__bigint",))]
+    versions = [Version(5, 0, 1, ("id",), ("id",)), Version(9, 3, 1, ("id",), ("id__string",))]
     for table in tables:
         warehouse.write_versions(table, versions)
         assert warehouse.versions(table) == versions

@@ -1,0 +1,65 @@
+"""What the database's catalog says of published tables, where the stream does not: keys and the numbers of columns. No Spark.
+
+The catalog is of today and the stream of yesterday: it is asked anew, once in a micro-batch at most, when what is known of a
+table has not just the columns that its description in the stream has.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from cdcpipe.errors import CdcpipeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from cdcpipe.pgoutput.messages import Relation
+
+__all__ = ["PublishedTables"]
+
+_logger = logging.getLogger(__name__)
+
+
+class PublishedTables:
+    """The tables that ``describe`` returns: what ``cdcpipe prepare`` prints as ``tables``."""
+
+    def __init__(self, describe: Callable[[], Iterable[Mapping[str, Any]]] | None) -> None:
+        self._describe = describe
+        self._tables: dict[int, Mapping[str, Any]] = {}
+        self._asked: set[object] = set()
+        self._is_fresh = False
+
+    def begin_batch(self) -> None:
+        """Let the catalog be asked again: what was in the stream by now is in it, or has been changed since."""
+        self._is_fresh = False
+
+    def primary_key(self, relation: Relation) -> tuple[str, ...]:
+        """Return the columns of the primary key; none where there is none, or no such table any more."""
+        found = self._find(relation)
+        return () if found is None else tuple(found["primary_key"])
+
+    def columns(self, relation: Relation) -> list[Mapping[str, Any]]:
+        """Return what ``prepare`` says of the table's columns, the relation's or later ones; none if it can't be asked."""
+        try:
+            found = self._find(relation)
+        except CdcpipeError as ex:
+            _logger.info("the columns of %s.%s can't be looked up: %s", relation.namespace, relation.name, ex)
+            return []
+        return [] if found is None else list(found.get("columns", ()))
+
+    def _find(self, relation: Relation) -> Mapping[str, Any] | None:
+        found = self._tables.get(relation.relation_id)
+        asked = (relation.relation_id, relation.columns)
+        if (found is None or not _has_columns(found, relation)) and asked not in self._asked and self._describe is not None:
+            if not self._is_fresh:
+                self._tables = {table["relation_id"]: table for table in self._describe()}
+                self._is_fresh = True
+            self._asked.add(asked)
+            found = self._tables.get(relation.relation_id)
+        return found
+
+
+def _has_columns(table: Mapping[str, Any], relation: Relation) -> bool:
+    found = [(column["name"], column["type_id"], column["type_modifier"]) for column in table.get("columns", ())]
+    return found == [(column.name, column.type_id, column.type_modifier) for column in relation.columns]

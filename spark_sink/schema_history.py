@@ -1,0 +1,190 @@
+"""The history of the tables' schemas: every description that was in force, with the position of the first change under it.
+
+It is a changelog like the logical messages' (changelog.py), in the same format: ``changelog/_cdc_schema_history``. A description
+is a version of the relation with one id, whatever its name: so a table that is renamed goes on, and one that is made again under
+the same name is another one. What the server only says again is no version.
+
+A column's number, and what rows from before have in it, are the catalog's (column_numbers.py): NULL if they are not certain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from cdcpipe.pgoutput.messages import Column, Relation
+from cdcpipe.plugins.type_names import format_built_in_type
+from spark_sink import changelog, delta
+from spark_sink.column_numbers import ColumnFacts, numbered
+from spark_sink.staging import Position
+from spark_sink.types import as_typed, assign_columns
+from spark_sink.warehouse import SCHEMA_HISTORY, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from pyspark.sql import Row, SparkSession
+
+    from spark_sink.contents import Contents, Use
+    from spark_sink.published import PublishedTables
+    from spark_sink.staging import Segment
+    from spark_sink.warehouse import Warehouse
+
+__all__ = ["HISTORY_SCHEMA", "SchemaHistory", "SchemaVersion"]
+
+_IDENTITIES: Final = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
+_IDENTITY_CODES: Final = {name: code for code, name in _IDENTITIES.items()}
+
+_COLUMN: Final = StructType(
+    [
+        StructField("name", StringType()),
+        StructField("type", StringType()),
+        StructField("type_id", LongType()),
+        StructField("type_modifier", IntegerType()),
+        StructField("is_key", BooleanType()),
+        StructField("number", IntegerType()),
+        StructField("missing", StringType()),
+        StructField("is_filled", BooleanType()),
+        StructField("spark_column", StringType()),
+        StructField("spark_type", StringType()),
+    ]
+)
+
+HISTORY_SCHEMA: Final = StructType(
+    [
+        StructField("table_schema", StringType()),
+        StructField("table_name", StringType()),
+        StructField("relation_id", LongType()),
+        StructField("replica_identity", StringType()),
+        StructField("columns", ArrayType(_COLUMN)),
+        StructField("_cdc_epoch", IntegerType()),
+        StructField("_cdc_end_lsn", LongType()),
+        StructField("_cdc_ordinal", IntegerType()),
+    ]
+)
+"""``type`` is NULL for a type that is not built in; ``is_key``: part of the replica identity, with FULL every column is."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaVersion:
+    """A description and what the catalog says of its columns, None if that is not certain."""
+
+    end_lsn: int
+    ordinal: int
+    relation: Relation
+    facts: tuple[ColumnFacts, ...] | None
+
+
+class SchemaHistory:
+    """Reads and writes the history of one warehouse."""
+
+    def __init__(self, spark: SparkSession, warehouse: Warehouse, published: PublishedTables) -> None:
+        self._spark = spark
+        self._warehouse = warehouse
+        self._published = published
+        self._state: delta.State | None = None
+        self._versions: dict[int, list[SchemaVersion]] | None = None
+
+    def note(
+        self, contents: Mapping[Table, Contents], columns_of: Callable[[Table], StructType], segments: Sequence[Segment]
+    ) -> None:
+        """Write down the versions that are new in the segments; ``columns_of`` gives the columns of a table's changelog."""
+        self._published.begin_batch()
+        versions = {relation_id: list(known) for relation_id, known in self._load().items()}
+        done_lsn = 0 if self._state is None else self._state.lsn
+        uses = [(use, table) for table, found in contents.items() for use in found.uses if use.end_lsn > done_lsn]
+        rows = []
+        for use, table in sorted(uses, key=lambda item: (item[0].end_lsn, item[0].ordinal)):
+            known = versions.setdefault(use.relation.relation_id, [])
+            if not known or _said(known[-1].relation) != _said(use.relation):
+                facts = self._facts(use.relation, known[-1] if known else None)
+                known.append(SchemaVersion(use.end_lsn, use.ordinal, use.relation, facts))
+                fields = assign_columns(columns_of(table), as_typed(use.relation, self._warehouse.types))
+                rows.append(_row(known[-1], _epoch(use, segments), fields))
+        if rows:
+            end = segments[-1].end
+            start = Position(segments[0].epoch, max(segments[0].start_lsn, done_lsn))
+            frame = self._spark.createDataFrame(rows, HISTORY_SCHEMA)
+            changelog.append(self._warehouse, SCHEMA_HISTORY, frame, self._state, start, end, len(rows))
+            self._state, self._versions = delta.State(HISTORY_SCHEMA, end.lsn), versions
+
+    def step(self, use: Use) -> tuple[SchemaVersion, SchemaVersion] | None:
+        """Return the version that begins with ``use`` and the one before it; None if none begins there, or none was before."""
+        known = (self._versions or {}).get(use.relation.relation_id, [])
+        for before, after in pairwise(known):
+            if (after.end_lsn, after.ordinal) == (use.end_lsn, use.ordinal):
+                return before, after
+        return None
+
+    def _facts(self, relation: Relation, previous: SchemaVersion | None) -> tuple[ColumnFacts, ...] | None:
+        before = None if previous is None or previous.facts is None else (previous.relation, previous.facts)
+        return numbered(relation, self._published.columns(relation), before)
+
+    def _load(self) -> dict[int, list[SchemaVersion]]:
+        """Return every relation's versions in order, read once."""
+        if self._versions is None:
+            self._state = changelog.state(self._spark, self._warehouse, SCHEMA_HISTORY)
+            versions: dict[int, list[SchemaVersion]] = {}
+            if self._state is not None:
+                rows = changelog.read(self._spark, self._warehouse, SCHEMA_HISTORY)
+                for row in rows.orderBy("_cdc_end_lsn", "_cdc_ordinal").collect():
+                    versions.setdefault(row["relation_id"], []).append(_version(row))
+            self._versions = versions
+        return self._versions
+
+
+def _said(relation: Relation) -> tuple[object, ...]:
+    """Return what makes a version."""
+    columns = tuple((column.name, column.type_id, column.type_modifier, column.is_key) for column in relation.columns)
+    return relation.namespace, relation.name, relation.replica_identity, columns
+
+
+def _version(row: Row) -> SchemaVersion:
+    columns: Iterable[Any] = row["columns"]
+    relation = Relation(
+        None,
+        row["relation_id"],
+        row["table_schema"],
+        row["table_name"],
+        _IDENTITY_CODES[row["replica_identity"]],
+        tuple(Column(int(c["is_key"]), c["name"], c["type_id"], c["type_modifier"]) for c in columns),
+    )
+    facts = tuple(ColumnFacts(c["number"], c["missing"], c["is_filled"]) for c in columns if c["number"] is not None)
+    is_known = len(facts) == len(relation.columns)
+    return SchemaVersion(row["_cdc_end_lsn"], row["_cdc_ordinal"], relation, facts if is_known else None)
+
+
+def _row(version: SchemaVersion, epoch: int, fields: Sequence[StructField]) -> tuple[object, ...]:
+    relation = version.relation
+    facts = version.facts or (None,) * len(relation.columns)
+    described = [
+        (
+            column.name,
+            format_built_in_type(column.type_id, column.type_modifier),
+            column.type_id,
+            column.type_modifier,
+            column.is_key,
+            *((None, None, None) if fact is None else (fact.number, fact.missing, fact.is_filled)),
+            field.name,
+            field.dataType.simpleString(),
+        )
+        for column, fact, field in zip(relation.columns, facts, fields, strict=True)
+    ]
+    identity = _IDENTITIES[relation.replica_identity]
+    position = epoch, version.end_lsn, version.ordinal
+    return relation.namespace, relation.name, relation.relation_id, identity, described, *position
+
+
+def _epoch(use: Use, segments: Sequence[Segment]) -> int:
+    return next(segment.epoch for segment in segments if use.end_lsn <= segment.end_lsn)
