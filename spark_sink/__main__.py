@@ -30,6 +30,7 @@ _COMMANDS = {
     "as-of": "Show a table as it was at a time or an LSN.",
     "land": "Take a slot's changes to a staging directory; no Spark.",
     "run": "Take a slot's changes to Spark tables, by way of a staging directory.",
+    "snapshot": "Copy tables into a warehouse that is there, anew or for the first time.",
     "status": "Show a staging directory.",
     "verify": "Compare the replicas with PostgreSQL.",
 }

@@ -6,7 +6,8 @@ to stop:
 - an LSN: after the transactions that end at or before it (``pg_current_wal_lsn()`` after a commit is such an LSN);
 - a position, ``EPOCH:LSN``: the same, and before a later epoch begins;
 - a time: before the first of the table's transactions that committed later, as PostgreSQL's ``recovery_target_time`` has it. So
-  two transactions whose commit times are not in the order of their commits don't make a state that never was.
+  two transactions whose commit times are not in the order of their commits don't make a state that never was. A snapshot that
+  was taken later counts, if no transaction lies between: it is the same table, only better known.
 
 Rows are identified as the warehouse notes it (Version), and the rules are the replica's (replica.py): unsent values come
 from the earlier changes of a row, a change of the key ends one row and begins another, TRUNCATE and another table under the
@@ -101,14 +102,18 @@ def _last_lsn(spark: SparkSession, house: Warehouse, table: Table, changes: Data
             )
         last_lsn = int(lsn)
     end_lsn = F.col("_cdc_end_lsn")
+    is_snapshot = F.col("_cdc_op") == "snapshot"
     found = changes.agg(
-        F.min(F.when(too_late, end_lsn)).alias("first_late"),
+        F.min(F.when(too_late & ~is_snapshot, end_lsn)).alias("first_late"),
+        F.min(F.when(too_late & is_snapshot, end_lsn)).alias("late_snapshot"),
         F.min(end_lsn).alias("first"),
-        F.max(F.when(F.col("_cdc_op") == "snapshot", end_lsn)).alias("snapshot"),
+        F.min(F.when(is_snapshot, end_lsn)).alias("snapshot"),
     ).collect()[0]
     if found["first_late"] is not None:
         last_lsn = min(last_lsn, found["first_late"] - 1)
-    if found["snapshot"] is not None and found["snapshot"] > last_lsn:
+    # Before a snapshot that came later there are changes.
+    begins_with_snapshot = found["snapshot"] is not None and found["snapshot"] == found["first"]
+    if begins_with_snapshot and (found["snapshot"] > last_lsn or found["snapshot"] == found["late_snapshot"]):
         raise WarehouseError(f"the rows of {table} are known from its snapshot on, at {format_lsn(found['snapshot'])}, not at {at}")
     if isinstance(at, datetime) and (found["first"] is None or found["first"] > last_lsn):
         _check_begun(spark, house, at)

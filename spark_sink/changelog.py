@@ -7,7 +7,9 @@ type changed otherwise goes on under another name beside the old one (types.vers
 
 With Delta Lake an append records the position that it reaches, and is skipped if the table has it already. With Parquet it
 is a directory ``_cdc_batch=EPOCH-START-END``, written under a hidden name and renamed: the directory's name is the record.
-So a reader sees all of an append or nothing, in both, and an append made twice leaves the rows of one.
+So a reader sees all of an append or nothing, in both, and an append made twice leaves the rows of one. A snapshot of a table
+that has a changelog (snapshot_table.py) is a commit beside the appends, and records no position; with Parquet it is a directory
+``_cdc_batch=EPOCH-LSN-LSN-snapshot``.
 
 The logical messages have a changelog of their own (`warehouse.MESSAGES`), with the data source's columns for them.
 """
@@ -22,11 +24,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as parquet
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from cdcpipe.lsn import format_lsn
 from spark_sink import delta, delta_files
 from spark_sink.delta import State
 from spark_sink.parquet_file import Layout
+from spark_sink.types import split_schema, typed_schema
 from spark_sink.warehouse import WarehouseError
 
 if TYPE_CHECKING:
@@ -51,6 +55,7 @@ __all__ = [
     "parquet_lsn",
     "properties",
     "read",
+    "snapshot_name",
     "state",
 ]
 
@@ -59,6 +64,7 @@ _INDEXED_COLUMNS = 32
 
 BATCH_COLUMN = "_cdc_batch"
 _BATCH_NAME = re.compile(rf"{BATCH_COLUMN}=([0-9]{{6,9}})-([0-9A-F]{{16}})-([0-9A-F]{{16}})", re.ASCII)
+_SNAPSHOT_SUFFIX = "-snapshot"
 
 
 def exists(warehouse: Warehouse, table: Table) -> bool:
@@ -75,9 +81,17 @@ def state(spark: SparkSession, warehouse: Warehouse, table: Table) -> State | No
     batches = _batches(path)
     if not batches:
         return None
-    end_lsn, newest = batches[-1]
-    # Each append has all columns of the ones before it: the newest one's are the table's.
-    return State(spark.read.parquet(str(newest)).schema, end_lsn)
+    return State(_parquet_schema(spark, path, batches), batches[-1][0])
+
+
+def _parquet_schema(spark: SparkSession, path: Path, batches: Sequence[tuple[int, Path]]) -> StructType:
+    # Each append has all columns of the ones before it. A snapshot, too; but appends that came later may lie before it.
+    schema = spark.read.parquet(str(batches[-1][1])).schema
+    for snapshot in path.glob(f"{BATCH_COLUMN}=*{_SNAPSHOT_SUFFIX}"):
+        columns, others = (split_schema(each)[0] for each in (schema, spark.read.parquet(str(snapshot)).schema))
+        if set(others.names) - set(columns.names):
+            schema = typed_schema(StructType([*columns, *(field for field in others if field.name not in columns.names)]))
+    return schema
 
 
 def parquet_lsn(warehouse: Warehouse, table: Table) -> int | None:
@@ -94,8 +108,7 @@ def read(spark: SparkSession, warehouse: Warehouse, table: Table) -> DataFrame:
     batches = _batches(path)
     if not batches:
         raise WarehouseError(f"there is no changelog of {table} in {warehouse.root}")
-    newest = spark.read.parquet(str(batches[-1][1])).schema
-    return spark.read.schema(newest).parquet(str(path)).drop(BATCH_COLUMN)
+    return spark.read.schema(_parquet_schema(spark, path, batches)).parquet(str(path)).drop(BATCH_COLUMN)
 
 
 def append(
@@ -196,6 +209,11 @@ def properties(table: Table, columns: Sequence[str]) -> dict[str, str]:
 def batch_name(start: Position, end: Position) -> str:
     """Return the name of the directory of an append to a Parquet changelog."""
     return f"{BATCH_COLUMN}={end.epoch:06d}-{start.lsn:016X}-{end.lsn:016X}"
+
+
+def snapshot_name(position: Position) -> str:
+    """Return the name of the directory of a snapshot that came to a Parquet changelog later."""
+    return batch_name(position, position) + _SNAPSHOT_SUFFIX
 
 
 def _wrong_count(table: Table, written: int, count: int, end: Position) -> str:

@@ -7,7 +7,9 @@ transaction version, for which there is no SQL; that comes from Delta's log in t
 from __future__ import annotations
 
 import json
+import os
 import re
+import secrets
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -316,12 +318,14 @@ def physical_fields(struct: dict[str, Any]) -> dict[str, Any]:
     return struct | {"fields": fields}
 
 
-def add_files(path: Path, files: Iterable[tuple[str, int, dict[str, Any]]], position: Position) -> None:
-    """Make files that lie in the table's directory (name, size, statistics) part of the table, and record ``position``.
+def add_files(
+    path: Path, files: Iterable[tuple[str, int, dict[str, Any]]], position: Position, *, is_recorded: bool = True
+) -> None:
+    """Make files that lie in the table's directory (name, size, statistics) part of the table.
 
-    They have the columns of `physical_schema`. For a table that nobody else knows of yet: the commit is written as Delta's
-    protocol has it (PROTOCOL.md, "Delta Log Entries"), but nobody is asked whether something came in between. By way of Delta
-    it would take two seconds, more than most tables' rows.
+    With ``is_recorded`` the table has all changes up to ``position`` then. The files have columns of `physical_schema`. The
+    commit is written as Delta's protocol has it (PROTOCOL.md, "Delta Log Entries"): it reads nothing and only adds, so it
+    may follow any other. By way of Delta it would take two seconds, more than most tables' rows.
     """
     now_ms = time.time_ns() // 1_000_000
     information = {
@@ -332,14 +336,30 @@ def add_files(path: Path, files: Iterable[tuple[str, int, dict[str, Any]]], posi
         "userMetadata": str(position),
         "engineInfo": "cdcpipe",
     }
-    actions: list[dict[str, Any]] = [
-        {"commitInfo": information},
-        {"txn": {"appId": APPLICATION, "version": position.lsn, "lastUpdated": now_ms}},
-    ]
+    actions: list[dict[str, Any]] = [{"commitInfo": information}]
+    if is_recorded:
+        actions.append({"txn": {"appId": APPLICATION, "version": position.lsn, "lastUpdated": now_ms}})
     for name, size, statistics in files:
         file = {"path": name, "partitionValues": {}, "size": size, "modificationTime": now_ms, "dataChange": True}
         actions.append({"add": file | {"stats": json.dumps(statistics)}})
+    _commit(path, "".join(json.dumps(action) + "\n" for action in actions))
+
+
+def _commit(path: Path, text: str) -> None:
+    """Make a commit the table's next one, whole or not at all, whoever else commits."""
     log = path / "_delta_log"
-    version = 1 + max(int(entry.stem) for entry in log.iterdir() if _COMMIT_NAME.fullmatch(entry.name))
-    with (log / f"{version:020d}.json").open("x") as commit:
-        commit.writelines(json.dumps(action) + "\n" for action in actions)
+    temporary = log / f".cdcpipe-{secrets.token_hex(8)}.tmp"
+    try:
+        with temporary.open("x") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        while True:
+            try:
+                # Unlike a rename a link fails where somebody else's commit is.
+                os.link(temporary, log / f"{_newest_version(path) + 1:020d}.json")
+            except FileExistsError:
+                continue
+            return
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -144,7 +144,7 @@ class Follower:
         except queue.Empty:
             spark = session.copy(self._spark)
         try:
-            replica.apply(spark, self._warehouse, table, position)
+            replica.bring(spark, self._warehouse, table, position)
         finally:
             self._sessions.put(spark)
         self._merged(table)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from spark_sink.launcher import LauncherConfig, Progress
     from spark_sink.pipeline import PipelineProgress
     from spark_sink.slot_monitor import Lag
-    from spark_sink.snapshot import SnapshotProgress
+    from spark_sink.snapshot_copy import SnapshotProgress
 
 __all__ = [
     "CONTEXT_SETTINGS",

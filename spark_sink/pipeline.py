@@ -26,12 +26,13 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from cdcpipe.errors import CdcpipeError
-from spark_sink import changelog, delta, segment_writer, session, source
+from spark_sink import changelog, delta, replica, segment_writer, session, source
 from spark_sink.catalog import CatalogDatabase
 from spark_sink.contents import Contents, read_contents
 from spark_sink.delta_files import ChangedError
@@ -51,6 +52,7 @@ from spark_sink.staging import (
     register_reader,
     removed_position,
 )
+from spark_sink.table_lock import TableLock
 from spark_sink.table_versions import TableVersions
 from spark_sink.types import INEXACT_MESSAGE, MESSAGE_SCHEMA, as_typed, merge_columns, split_schema, typed_schema
 from spark_sink.warehouse import EXACT, MESSAGES, Table, Warehouse, WarehouseError
@@ -148,6 +150,8 @@ class Pipeline:
         self._replica_interval_s = replica_interval_s
         self._follower: Follower | None = None
         self._tables: dict[Table, _TableState] = {}
+        self._lock = TableLock(self.warehouse.root)
+        self._lock_state = b""
         self._progress = PipelineProgress()
         self._seen: set[Table] = set()
         self._told: set[tuple[Table, str]] = set()
@@ -263,7 +267,7 @@ class Pipeline:
     @property
     def merging(self) -> AbstractContextManager[Any]:
         """Held while replicas are merged: whoever else writes to one has to hold it (upkeep.py)."""
-        return self._merging
+        return _Merging(self._merging, self._lock)
 
     # --- the stream ---
 
@@ -297,8 +301,10 @@ class Pipeline:
         if READER not in read_readers(self.staging):
             register_reader(self.staging, READER, Position(0, 0) if removed is None else removed)
         self._progress = replace(self._progress, position=position)
-        for table in self.warehouse.tables():
-            self._check_changelog(table, position)
+        with self._lock.exclusive():
+            replica.finish_snapshots(self.spark, self.warehouse)
+            for table in self.warehouse.tables():
+                self._check_changelog(table, position)
         if self._names is not None:
             self._names.register([*self.warehouse.tables(), MESSAGES])
         if self.warehouse.format == "delta":
@@ -323,7 +329,14 @@ class Pipeline:
             try:
                 segments = [Segment(r["epoch"], r["start_lsn"], r["end_lsn"], Path(r["path"])) for r in rows.collect()]
                 if segments:
-                    self._process(sorted(segments, key=lambda segment: segment.end_lsn))
+                    with self._lock.shared() as lock_state:
+                        if lock_state != self._lock_state:  # somebody else has written the tables
+                            self._tables.clear()
+                            self._lock_state = lock_state
+                        self._process(sorted(segments, key=lambda segment: segment.end_lsn))
+                    # Not under the lock: merges take it themselves.
+                    if self._follower is not None and not self._replica_interval_s:
+                        self._follower.catch_up()
             except BaseException as ex:
                 self._error = self._error_of(ex)
                 raise
@@ -352,8 +365,6 @@ class Pipeline:
             self._seen.update(contents)
             self.warehouse.record(end)
             position = end
-        if self._follower is not None and not self._replica_interval_s:
-            self._follower.catch_up()
         self._progress = replace(
             self._progress,
             position=position,
@@ -478,6 +489,24 @@ class _Append:
     count: int
     """The changes that the segments have for it."""
     target: Target
+
+
+class _Merging:
+    """Both locks of those who write replicas: between threads and between processes. May be held again and again."""
+
+    def __init__(self, running: threading.Lock, lock: TableLock) -> None:
+        self._running = running
+        self._lock = lock
+        self._held = ExitStack()
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(self._running)
+            stack.enter_context(self._lock.shared())
+            self._held = stack.pop_all()
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
 
 
 class PipelineError(CdcpipeError):

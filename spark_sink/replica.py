@@ -6,7 +6,7 @@ changelog. With Parquet the replica is ``view``, the same reduction over the who
 
 The rules (the changes of a key in the order of their positions):
 
-- A row of a snapshot is the row as it was there: as if inserted, whatever was before.
+- A snapshot is the whole table as it was there, whatever was before.
 - Changes from a time without a key count by the key that came later, if they have its columns.
 - The last change decides: a row, or none. A change of the key is the end of the old key and the beginning of the new one.
 - TRUNCATE ends all rows before it, and so does another table under the same name.
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from spark_sink.reduction import Key, Summary
 
-__all__ = ["apply", "properties", "register_views", "replay", "view", "without_unneeded"]
+__all__ = ["apply", "bring", "finish_snapshots", "properties", "register_views", "remake", "replay", "view", "without_unneeded"]
 
 _logger = logging.getLogger(__name__)
 
@@ -91,6 +91,57 @@ def apply(spark: SparkSession, warehouse: Warehouse, table: Table, until: Positi
             _apply_piece(spark, path, table, _part(changes, first), first, position)
 
 
+def bring(spark: SparkSession, warehouse: Warehouse, table: Table, until: Position) -> None:
+    """Bring a Delta replica to ``until``, whether it is there or not."""
+    has_snapshot = any(version.snapshot for version in warehouse.versions(table))
+    if has_snapshot and not delta.exists(warehouse.replica(table)):
+        remake(spark, warehouse, table, until)  # what was before the snapshot counts no more
+    else:
+        apply(spark, warehouse, table, until)
+
+
+def remake(spark: SparkSession, warehouse: Warehouse, table: Table, position: Position) -> None:
+    """Make a Delta replica anew, in one commit, of all that the changelog has: everything up to ``position``, if not more.
+
+    A table without a key gets none. Nobody else writes the table meanwhile.
+    """
+    path, versions = warehouse.replica(table), warehouse.versions(table)
+    keys = [version.key for version in versions if version.key]
+    if not keys:
+        return
+    changes_state, state = changelog.state(spark, warehouse, table), delta.state(spark, path)
+    if changes_state is None:
+        return
+    reached = (warehouse.source().position, Position(position.epoch, changes_state.lsn))
+    until = max(position, *filter(None, reached), key=lambda each: each.lsn)
+    until = Position(until.epoch, int(until.lsn))  # Spark would take an LSN for a text
+    changes = changelog.read(spark, warehouse, table)
+    rows = without_unneeded(replay(warehouse, table, changes, until_lsn=until.lsn))
+    if state is None:
+        with delta.recording(spark, until):
+            delta.create(path, rows, properties(keys[-1], reduction.data_columns(changes.schema)))
+    elif state.lsn < until.lsn:
+        with delta.recording(spark, until):
+            delta.overwrite(path, rows)
+    else:
+        delta.overwrite(path, rows)  # a commit that records what the table has already would be skipped
+
+
+def finish_snapshots(spark: SparkSession, warehouse: Warehouse) -> None:
+    """See to snapshots that ended in the middle: what is in the changelog comes to the replica, of others nothing is left."""
+    from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+    for table, position in warehouse.unfinished_snapshots():
+        if not changelog.exists(warehouse, table):
+            warehouse.forget(table)
+        elif warehouse.format == "delta":
+            # An empty table's snapshot is a TRUNCATE; no transaction ends at that LSN.
+            is_its = F.col("_cdc_op").isin("snapshot", "truncate") & (F.col("_cdc_end_lsn") == int(position.lsn))
+            if not changelog.read(spark, warehouse, table).where(is_its).isEmpty():
+                remake(spark, warehouse, table, position)
+        warehouse.note_finished(table)
+
+
 def view(spark: SparkSession, warehouse: str | Path, table: str) -> DataFrame:
     """Return the current rows of ``table`` ("schema.name") in the ``warehouse`` directory, as of now.
 
@@ -116,7 +167,14 @@ def replay(
     """Return the rows that the changes in (after_lsn, until_lsn] leave, in the changelog's layout (`without_unneeded`).
 
     ``base`` are the rows of the replica as it stood at ``after_lsn``; those that no change touches are passed on as they are.
+    It begins with the last snapshot, if there is one.
     """
+    from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+    taken = changes.where((F.col("_cdc_op") == "snapshot") & F.col("_cdc_end_lsn").between(after_lsn + 1, until_lsn))
+    snapshot_lsn = taken.agg(F.max("_cdc_end_lsn")).collect()[0][0]
+    if snapshot_lsn is not None:
+        base, after_lsn = taken.where(F.col("_cdc_end_lsn") == snapshot_lsn), snapshot_lsn
     rows = None if base is None else _as_changes(base, changes.schema)
     versions = warehouse.versions(table)
     if not any(version.key for version in versions):

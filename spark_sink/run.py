@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from spark_sink.launcher import Progress
     from spark_sink.pipeline import Pipeline, PipelineProgress
     from spark_sink.slot_monitor import Lag
-    from spark_sink.snapshot import InitialSnapshot
+    from spark_sink.snapshot_initial import InitialSnapshot
 
 __all__ = ["command"]
 
@@ -178,7 +178,7 @@ def command(
     from spark_sink import session
     from spark_sink.catalog import parse_database
     from spark_sink.pipeline import Pipeline
-    from spark_sink.snapshot import InitialSnapshot
+    from spark_sink.snapshot_initial import InitialSnapshot
     from spark_sink.types import INEXACT_MESSAGE
     from spark_sink.upkeep import Upkeep
 

@@ -85,6 +85,11 @@ class SchemaVersion:
     relation: Relation
     facts: tuple[ColumnFacts, ...] | None
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where among the table's changes it begins."""
+        return self.end_lsn, self.ordinal
+
 
 class SchemaHistory:
     """Reads and writes the history of one warehouse."""
@@ -126,6 +131,11 @@ class SchemaHistory:
             if (after.end_lsn, after.ordinal) == (use.end_lsn, use.ordinal):
                 return before, after
         return None
+
+    def version(self, relation_id: int, place: tuple[int, int]) -> SchemaVersion | None:
+        """Return the version in force at a place among the table's changes; None if none is known."""
+        known = self._load().get(relation_id, [])
+        return next((version for version in reversed(known) if version.place <= place), None)
 
     def _facts(self, relation: Relation, previous: SchemaVersion | None) -> tuple[ColumnFacts, ...] | None:
         before = None if previous is None or previous.facts is None else (previous.relation, previous.facts)

@@ -47,7 +47,7 @@ SELECT json_build_object(
     'relation_id', c.oid::int8, 'schema', n.nspname, 'name', c.relname, 'identity', c.relreplident, 'filters', w.filters,
     'columns', (
         SELECT json_agg(json_build_object(
-            'name', a.attname, 'type_id', a.atttypid::int8, 'type_modifier', a.atttypmod,
+            'number', a.attnum, 'name', a.attname, 'type_id', a.atttypid::int8, 'type_modifier', a.atttypmod,
             'is_key', c.relreplident = 'f' OR EXISTS (
                 SELECT FROM pg_index i
                 WHERE i.indrelid = c.oid AND i.indisvalid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])
@@ -124,6 +124,8 @@ class TablePlan:
     """A published table: how the stream describes it, which rows of it are published, and its chunks."""
 
     relation: Relation
+    numbers: tuple[int, ...]
+    """Of its columns: pg_attribute.attnum."""
     primary_key: tuple[str, ...]
     condition: str | None
     chunks: tuple[Chunk, ...]
@@ -217,6 +219,7 @@ def _table(value: dict[str, Any], chunk_pages: int) -> TablePlan:
     filters = value["filters"]
     return TablePlan(
         relation=relation,
+        numbers=tuple(column["number"] for column in value["columns"] or ()),
         primary_key=tuple(value["primary_key"] or ()),
         condition=None if filters is None else f"({' OR '.join(f'({each})' for each in filters)})",
         chunks=tuple(chunks),

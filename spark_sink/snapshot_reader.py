@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from cdcpipe.pgoutput.messages import Column, Relation
 
-__all__ = ["ChunkTask", "Select", "Written", "select_columns", "write_chunk", "write_empty"]
+__all__ = ["ChunkTask", "Select", "Written", "select_columns", "write_chunk", "write_empty", "write_truncate"]
 
 _ORDINALS: Final = 1 << 32
 _BATCH_HINT_BYTES: Final = 16 << 20
@@ -137,6 +137,13 @@ def write_empty(directory: str, layout: Layout) -> None:
     FileWriter(directory, "part-empty.parquet", layout).close()
 
 
+def write_truncate(directory: str, layout: Layout, epoch: int, lsn: int, time_us: int) -> WrittenFile:
+    """Write the one row of an empty table's snapshot: a TRUNCATE."""
+    writer = FileWriter(directory, f"part-empty-{secrets.token_hex(8)}.parquet", layout)
+    writer.write(_positions("truncate", epoch, lsn, pa.array([0], pa.int32()), time_us), 1)
+    return writer.close()
+
+
 def _read(task: ChunkTask) -> Iterator[pa.RecordBatch]:
     """Yield the chunk's rows as they come, in the columns of its SELECT."""
     expressions = [select.expression for select in task.selects]
@@ -207,11 +214,17 @@ def _metadata(task: ChunkTask, first_row: int, count: int) -> dict[str, pa.Array
     ordinal = np.arange(first_row, first_row + count, dtype=np.uint64) * np.uint64(task.chunk_count) + np.uint64(task.number)
     if count and ordinal[-1] >= _ORDINALS:
         raise SnapshotError(f"table {task.chunk.table} has more rows than there are ordinals")
+    ordinals = pa.array(ordinal.astype(np.uint32).view(np.int32))
+    return _positions("snapshot", task.epoch, task.lsn, ordinals, task.time_us)
+
+
+def _positions(op: str, epoch: int, lsn: int, ordinals: pa.Array, time_us: int) -> dict[str, pa.Array]:
+    count = len(ordinals)
     return {
-        "_cdc_op": pa.repeat("snapshot", count),
-        "_cdc_epoch": pa.repeat(pa.scalar(task.epoch, pa.int32()), count),
-        "_cdc_end_lsn": pa.repeat(pa.scalar(task.lsn, pa.int64()), count),
-        "_cdc_ordinal": pa.array(ordinal.astype(np.uint32).view(np.int32)),
-        "_cdc_commit_time": pa.repeat(pa.scalar(task.time_us, pa.timestamp("us", "UTC")), count),
+        "_cdc_op": pa.repeat(op, count),
+        "_cdc_epoch": pa.repeat(pa.scalar(epoch, pa.int32()), count),
+        "_cdc_end_lsn": pa.repeat(pa.scalar(lsn, pa.int64()), count),
+        "_cdc_ordinal": ordinals,
+        "_cdc_commit_time": pa.repeat(pa.scalar(time_us, pa.timestamp("us", "UTC")), count),
         "_cdc_unchanged": pa.ListArray.from_arrays(pa.array(np.zeros(count + 1, np.int32)), _NO_TEXTS),
     }

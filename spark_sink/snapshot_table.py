@@ -1,11 +1,16 @@
-"""One table of a snapshot -> a changelog and a replica that appear whole.
+"""One table of a snapshot -> its changelog and its replica, whole or not at all.
 
-The files are written by executors (snapshot_reader.py) into a directory beside the tables; with Delta Lake it is a Delta table
-there already, made empty by Delta itself; a commit then adds the files. Renamed, it is the table: replica first, so
-that a changelog is only ever there with all that belongs to it.
+The files are written by executors (snapshot_reader.py) into a directory beside the tables.
 
-A replica whose rows have values that their columns can't hold is made from the changelog instead, like any replica
-(replica.apply): such a column of texts is rare, and a file can't be given it afterwards.
+A table without a changelog is made there, with Delta Lake by Delta itself and empty; a commit then adds the files. Renamed, it
+is the table: replica first, so that a changelog is only ever there with all that belongs to it. A replica whose rows have
+values that their columns can't hold is made from the changelog instead, like any replica (replica.apply): such a column of
+texts is rare, and a file can't be given it afterwards.
+
+Where there is a changelog, the files come to it in one commit, whatever the changelog has from before their position or from after
+it: a snapshot is the whole table as it was there (replica.py). Of an empty table it is a TRUNCATE. The replica is then made
+anew from the changelog, in one commit; that it is to be is written down before, so that a pipeline finishes what a kill
+has left unfinished. The tables are the snapshot's alone meanwhile (table_lock.py), but not while the rows are read.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ import logging
 import shutil
 import uuid
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -22,13 +27,16 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from spark_sink import changelog, delta, replica
 from spark_sink.keys import identifying_columns, version_of
 from spark_sink.parquet_file import Layout
+from spark_sink.published import PublishedTables
+from spark_sink.schema_history import SchemaHistory
 from spark_sink.snapshot_plan import SnapshotError
-from spark_sink.snapshot_reader import ChunkTask, select_columns, write_chunk, write_empty
-from spark_sink.types import INEXACT_MESSAGE, as_typed, assign_columns, merge_columns, typed_schema
-from spark_sink.warehouse import Table
+from spark_sink.snapshot_reader import ChunkTask, select_columns, write_chunk, write_empty, write_truncate
+from spark_sink.table_versions import insert_snapshot
+from spark_sink.types import INEXACT_MESSAGE, as_typed, assign_columns, merge_columns, original_name, split_schema, typed_schema
+from spark_sink.warehouse import Table, WarehouseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -38,7 +46,8 @@ if TYPE_CHECKING:
     from spark_sink.snapshot_plan import TablePlan
     from spark_sink.snapshot_reader import Written
     from spark_sink.staging import Position
-    from spark_sink.warehouse import Warehouse
+    from spark_sink.table_lock import TableLock
+    from spark_sink.warehouse import Version, Warehouse
 
 __all__ = ["Copying", "copy_table", "table_of"]
 
@@ -62,6 +71,7 @@ class Copying:
     chunks: Any
     """Accumulators: what has been copied."""
     is_stopping: Callable[[], bool]
+    lock: TableLock
 
 
 def table_of(plan: TablePlan) -> Table:
@@ -69,14 +79,22 @@ def table_of(plan: TablePlan) -> Table:
     return Table(plan.relation.namespace, plan.relation.name)
 
 
-def copy_table(copying: Copying, plan: TablePlan) -> None:
-    """Copy a table that has no changelog."""
-    table, warehouse = table_of(plan), copying.warehouse
-    relation = as_typed(plan.relation, warehouse.types)
-    columns = merge_columns(None, [relation])
-    names = tuple(field.name for field in assign_columns(columns, relation))
-    key = identifying_columns(relation, lambda: plan.primary_key)
-    version = version_of(copying.position.lsn, 0, relation, columns, key)
+def copy_table(copying: Copying, plan: TablePlan) -> int:
+    """Copy a table, and return the number of its rows."""
+    table = table_of(plan)
+    plan = replace(plan, relation=as_typed(plan.relation, copying.warehouse.types))
+    count = None
+    if not changelog.exists(copying.warehouse, table):
+        count = _copy_first(copying, plan, table)
+    # Its first changes may have come meanwhile.
+    return _copy_later(copying, plan, table) if count is None else count
+
+
+def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
+    """Copy a table that has no changelog; return None, with nothing done, if it has got one meanwhile."""
+    warehouse = copying.warehouse
+    columns = merge_columns(None, [plan.relation])
+    version = _version(copying, plan, columns, [])
     scratch = copying.scratch / uuid.uuid4().hex
     made = _New(copying.spark, scratch / "changelog", warehouse.format)
     layout = made.create(typed_schema(columns), changelog.properties(table, typed_schema(columns).names))
@@ -84,7 +102,101 @@ def copy_table(copying: Copying, plan: TablePlan) -> None:
     if warehouse.format == "delta" and version.key:
         made_replica = _New(copying.spark, scratch / "replica", warehouse.format)
         replica_layout = made_replica.create(columns, replica.properties(version.key, columns.names))
-    tasks = [
+    replica_path = None if made_replica is None else made_replica.path
+    written = _run(copying, table, _tasks(copying, plan, columns, made.path, layout, replica_path, replica_layout))
+    has_exact = any(each.exact for each in written)
+    made.add((each.changelog for each in written), copying.position, layout)
+    if made_replica is not None and not has_exact:
+        made_replica.add((each.replica for each in written if each.replica is not None), copying.position, layout)
+    with copying.lock.exclusive(copying.is_stopping):
+        if changelog.exists(warehouse, table):
+            return None
+        warehouse.note_snapshot(table, copying.position)
+        warehouse.write_versions(table, [version])
+        # A replica without a changelog is what is left of an attempt that ended between the two.
+        shutil.rmtree(warehouse.replica(table), ignore_errors=True)
+        if made_replica is not None and not has_exact:
+            _move(made_replica.path, warehouse.replica(table))
+        target = warehouse.changelog(table)
+        if warehouse.format == "parquet":
+            target = target / changelog.batch_name(copying.position, copying.position)
+        _move(made.path, target)
+        if made_replica is not None and has_exact:
+            replica.apply(copying.spark, warehouse, table, copying.position)
+        warehouse.note_finished(table)
+    return sum(each.rows for each in written)
+
+
+def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
+    """Copy a table that has a changelog."""
+    spark, warehouse, position = copying.spark, copying.warehouse, copying.position
+    columns, layout = _prepare_changelog(copying, plan, table)
+    directory = copying.scratch / uuid.uuid4().hex
+    directory.mkdir(parents=True)
+    written = _run(copying, table, _tasks(copying, plan, columns, directory, layout))
+    full = [each.changelog for each in written if each.rows]
+    for each in written:
+        if not each.rows:
+            (directory / each.changelog.name).unlink()
+    if not full:
+        full = [write_truncate(str(directory), layout, position.epoch, position.lsn, copying.time_us)]
+    with copying.lock.exclusive(copying.is_stopping):
+        warehouse.note_snapshot(table, position)
+        versions = warehouse.versions(table)
+        history = SchemaHistory(spark, warehouse, PublishedTables(None))
+        version = _version(copying, plan, columns, versions)
+        warehouse.write_versions(table, insert_snapshot(versions, version, history, columns, warehouse.types))
+        target = warehouse.changelog(table)
+        if warehouse.format == "delta":
+            for file in full:
+                (directory / file.name).touch()  # for VACUUM, which knows nothing of locks, it is new
+                (directory / file.name).rename(target / file.name)
+            delta.add_files(target, ((f.name, f.size, f.statistics()) for f in full), position, is_recorded=False)
+            replica.remake(spark, warehouse, table, position)
+        else:
+            directory.rename(target / changelog.snapshot_name(position))
+        warehouse.note_finished(table)
+    return sum(each.rows for each in written)
+
+
+def _prepare_changelog(copying: Copying, plan: TablePlan, table: Table) -> tuple[StructType, Layout]:
+    """Give a changelog the columns that it needs; return its columns, and how a file of it looks."""
+    spark, warehouse = copying.spark, copying.warehouse
+    with copying.lock.exclusive(copying.is_stopping):
+        state = changelog.state(spark, warehouse, table)
+        if state is None:
+            raise WarehouseError(f"the changelog of {table} has gone", hint="start again")
+        columns = merge_columns(split_schema(state.schema)[0], [plan.relation], widen=warehouse.format == "delta")
+        schema = physical = typed_schema(columns)
+        if warehouse.format == "delta":
+            delta.widen(spark, warehouse.changelog(table), state.schema, schema)
+            delta.add_columns(spark, warehouse.changelog(table), state.schema, schema)
+            schema = delta.read(spark, warehouse.changelog(table)).schema
+            physical = delta.physical_schema(spark, warehouse.changelog(table))
+    return columns, Layout(tuple(schema.names), to_arrow_schema(physical, timezone="UTC"))
+
+
+def _version(copying: Copying, plan: TablePlan, columns: StructType, versions: Sequence[Version]) -> Version:
+    """Return what identifies the table's rows; where PostgreSQL does not say, what did before."""
+    relation = plan.relation
+    before = [version for version in versions if version.relation_id == relation.relation_id and version.key]
+    known = plan.primary_key or tuple(original_name(name) for name in (before[-1].key if before else ()))
+    version = version_of(copying.position.lsn, 0, relation, columns, identifying_columns(relation, lambda: known))
+    fields = assign_columns(columns, relation)
+    return replace(version, snapshot=tuple(zip(plan.numbers, (field.name for field in fields), strict=True)))
+
+
+def _tasks(
+    copying: Copying,
+    plan: TablePlan,
+    columns: StructType,
+    directory: Path,
+    layout: Layout,
+    replica_directory: Path | None = None,
+    replica_layout: Layout | None = None,
+) -> list[ChunkTask]:
+    """Return what executors are to do; ``columns`` are the changelog's."""
+    return [
         ChunkTask(
             connection=copying.connection,
             snapshot=copying.snapshot,
@@ -93,40 +205,23 @@ def copy_table(copying: Copying, plan: TablePlan) -> None:
             chunk_count=len(plan.chunks),
             condition=plan.condition,
             selects=tuple(select_columns(plan.relation)),
-            names=names,
+            names=tuple(field.name for field in assign_columns(columns, plan.relation)),
             types=to_arrow_schema(columns, timezone="UTC"),
             epoch=copying.position.epoch,
             lsn=copying.position.lsn,
             time_us=copying.time_us,
-            directory=str(made.path),
+            directory=str(directory),
             layout=layout,
-            replica_directory=None if made_replica is None else str(made_replica.path),
+            replica_directory=None if replica_directory is None else str(replica_directory),
             replica_layout=replica_layout,
             is_utf8=copying.is_utf8,
         )
         for number, chunk in enumerate(plan.chunks)
     ]
-    written = _run(copying, tasks)
-    exact: Counter[str] = sum((Counter(each.exact) for each in written), Counter())
-    for name, count in sorted(exact.items()):
-        _logger.warning(INEXACT_MESSAGE, table, name, count)
-    made.add((each.changelog for each in written), copying.position, layout)
-    warehouse.write_versions(table, [version])
-    # A replica without a changelog is what is left of an attempt that ended between the two.
-    shutil.rmtree(warehouse.replica(table), ignore_errors=True)
-    if made_replica is not None and not exact:
-        made_replica.add((each.replica for each in written if each.replica is not None), copying.position, layout)
-        _move(made_replica.path, warehouse.replica(table))
-    target = warehouse.changelog(table)
-    if warehouse.format == "parquet":
-        target = target / changelog.batch_name(copying.position, copying.position)
-    _move(made.path, target)
-    if made_replica is not None and exact:
-        replica.apply(copying.spark, warehouse, table, copying.position)
 
 
-def _run(copying: Copying, tasks: list[ChunkTask]) -> list[Written]:
-    """Let executors write the chunks."""
+def _run(copying: Copying, table: Table, tasks: list[ChunkTask]) -> list[Written]:
+    """Let executors write the chunks; name the columns with values that their type can't hold."""
     if not tasks:  # a partitioned table without partitions
         return []
     if copying.is_stopping():
@@ -139,6 +234,9 @@ def _run(copying: Copying, tasks: list[ChunkTask]) -> list[Written]:
         return written
 
     found: list[Written] = copying.spark.sparkContext.parallelize(tasks, len(tasks)).map(write).collect()
+    exact: Counter[str] = sum((Counter(each.exact) for each in found), Counter())
+    for name, count in sorted(exact.items()):
+        _logger.warning(INEXACT_MESSAGE, table, name, count)
     return found
 
 

@@ -30,9 +30,35 @@ if TYPE_CHECKING:
     from spark_sink.schema_history import SchemaHistory, SchemaVersion
     from spark_sink.warehouse import Table, Version, Warehouse
 
-__all__ = ["TableVersions", "fills_between"]
+__all__ = ["TableVersions", "fills_between", "insert_snapshot"]
 
 _logger = logging.getLogger(__name__)
+
+
+def insert_snapshot(
+    versions: Sequence[Version], snapshot: Version, history: SchemaHistory, columns: StructType, types: str
+) -> list[Version]:
+    """Return the versions with that of a snapshot, whose rows may come when the stream is past it already.
+
+    What rows from before have in the columns of the version that follows is a matter of the snapshot's rows then.
+    """
+    found = _insert(versions, snapshot)
+    following = found.index(snapshot) + 1
+    if following < len(found) and found[following].relation_id == snapshot.relation_id:
+        version = history.version(found[following].relation_id, found[following].place)
+        if version is not None and version.facts is not None:
+            version = replace(version, relation=as_typed(version.relation, types))
+            fills, _ = _fills_after_snapshot(snapshot, version, columns)
+            found[following] = replace(found[following], fills=fills)
+    return found
+
+
+def _insert(versions: Sequence[Version], version: Version) -> list[Version]:
+    """Return the versions with another one at its place, where what it says is not what the one before it says."""
+    before = [known for known in versions if known.place < version.place]
+    after = [known for known in versions if known.place > version.place]
+    is_new = not before or not version.says_nothing_after(before[-1])
+    return [*before, *([version] if is_new else []), *after]
 
 
 class TableVersions:
@@ -62,20 +88,21 @@ class TableVersions:
         """Write down what holds beyond ``done_lsn``, before the first change under it; return all versions.
 
         ``known`` are those written down before; ``columns`` the changelog's, which had ``before`` so far. What is known from
-        beyond ``done_lsn`` is of an attempt whose changes did not get into the changelog.
+        beyond ``done_lsn`` is of a snapshot, or of an attempt whose changes did not get into the changelog: it is written down
+        again when its place comes.
         """
-        versions = [version for version in known if version.end_lsn <= done_lsn]
+        versions = list(known)
         for preceding, use in zip((None, *uses), uses, strict=False):
             if use.end_lsn <= done_lsn:
                 continue
             is_first = preceding is None or preceding.last_lsn < use.end_lsn
-            is_remade = bool(versions) and versions[-1].relation_id != use.relation.relation_id
-            fills = () if is_remade else self._fills(table, use, before, columns)
+            ordinal = 0 if is_first else use.ordinal
+            before_it = [version for version in versions if version.place < (use.end_lsn, ordinal)]
+            is_remade = bool(before_it) and before_it[-1].relation_id != use.relation.relation_id
+            fills = () if is_remade else self._fills(table, use, before_it, before, columns)
             key = self._key(table, use.relation)
             relation = as_typed(use.relation, self._warehouse.types)
-            version = version_of(use.end_lsn, 0 if is_first else use.ordinal, relation, columns, key, fills)
-            if not versions or not version.says_nothing_after(versions[-1]):
-                versions.append(version)
+            versions = _insert(versions, version_of(use.end_lsn, ordinal, relation, columns, key, fills))
         if versions != known:
             self._warehouse.write_versions(table, versions)
         return versions
@@ -87,9 +114,17 @@ class TableVersions:
             return identifying_columns(relation, lambda: self._published.primary_key(relation))
         return key if set(key) <= {column.name for column in relation.columns} else ()
 
-    def _fills(self, table: Table, use: Use, before: StructType | None, columns: StructType) -> tuple[Fill, ...]:
-        """Return what is certain of rows from before ``use``, and name what is not."""
+    def _fills(
+        self, table: Table, use: Use, known: Sequence[Version], before: StructType | None, columns: StructType
+    ) -> tuple[Fill, ...]:
+        """Return what is certain of rows from before ``use``, and name what is not; ``known`` are the versions so far."""
         step = self._history.step(use)
+        if step is not None and known and known[-1].snapshot and known[-1].place > step[0].place:
+            # The rows from before are the snapshot's.
+            relation = as_typed(step[1].relation, self._warehouse.types)
+            fills, unknown = _fills_after_snapshot(known[-1], replace(step[1], relation=relation), columns)
+            self._name(table, unknown)
+            return fills
         if step is None:
             # What the table began with is not in the history: a snapshot, or an older program's tables.
             old = set() if before is None else set(before.names)
@@ -163,6 +198,24 @@ def fills_between(previous: SchemaVersion, version: SchemaVersion, columns: Stru
         elif fill.source is not None or fill.value is not None or name in old:  # a column of that name that was dropped has values
             fills.append(fill)
     return tuple(fills), unknown
+
+
+def _fills_after_snapshot(snapshot: Version, version: SchemaVersion, columns: StructType) -> tuple[tuple[Fill, ...], list[str]]:
+    """Return what a snapshot's rows have in columns of a later version that they lack, and those where that is unknown."""
+    new, known = _fields(version, columns), dict(snapshot.snapshot)
+    if version.facts is None:
+        return (), [name for name, field in new.items() if field.name not in known.values()]
+    fills = []
+    for (name, field), fact in zip(new.items(), version.facts, strict=True):
+        source = known.get(fact.number)
+        if source == field.name:
+            continue
+        fill = _fill(field, None if source is None else columns[source], fact)
+        if fill is None and source is None:
+            return (), [name]
+        if fill is not None:
+            fills.append(fill)
+    return tuple(fills), []
 
 
 def _fill(field: StructField, source: StructField | None, fact: ColumnFacts) -> Fill | None:

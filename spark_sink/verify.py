@@ -114,7 +114,9 @@ class _Snapshot:
         is_later = F.pmod(xid - F.lit(self.xmax % _XIDS), F.lit(_XIDS)) < _XIDS // 2
         is_running = xid.isin([running % _XIDS for running in self.running])
         is_old = F.col("_cdc_end_lsn") <= self.wal_lsn - _RECENT_BYTES
-        return is_old | ~F.coalesce(is_later | is_running, F.lit(False))
+        # A snapshot's rows have no transaction; one taken after this has rows that this does not see.
+        is_taken_later = xid.isNull() & (F.col("_cdc_end_lsn") > self.wal_lsn)
+        return is_old | ~F.coalesce(is_later | is_running | is_taken_later, F.lit(False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
     _cdcpipe/warehouse.json        whose changes these are: server, database, slot; the table format; --types; the position reached
     _cdcpipe/tables/NAME.json      a table's versions: its key, and from which change on
+    _cdcpipe/snapshots/NAME.json   a snapshot of the table that is being landed
+    _cdcpipe/tables*.lock          who may write the tables (table_lock.py)
     _cdcpipe/vacuumed.json         when VACUUM last looked at each table (upkeep.py)
     _cdcpipe/checkpoint/           Spark's checkpoint of the stream of segments
     changelog/NAME/                every change once (changelog.py)
@@ -19,13 +21,16 @@ from __future__ import annotations
 import hashlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.directories import local_directory
 from spark_sink.staging import Epoch, Position, read_json, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = [
     "EXACT",
@@ -96,7 +101,8 @@ class Version:
     ``ordinal`` is 0 unless changes of the table precede it in its transaction. ``relation_id`` is the table's OID: another one
     under the same name is another table, the first having been dropped or renamed. ``key`` names the columns that identify a
     row, as the changelog spells them, empty when nothing does. ``columns`` are those of the changelog that hold the key's
-    values: ``id__string`` once ``id`` has become text. ``fills`` are done with the rows from before the position.
+    values: ``id__string`` once ``id`` has become text. ``fills`` are done with the rows from before the position. With a
+    ``snapshot`` the table begins anew here, with rows that have these columns: their number in PostgreSQL, the changelog's name.
     """
 
     end_lsn: int
@@ -105,10 +111,17 @@ class Version:
     key: tuple[str, ...]
     columns: tuple[str, ...]
     fills: tuple[Fill, ...] = ()
+    snapshot: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where among a table's changes it begins."""
+        return self.end_lsn, self.ordinal
 
     def says_nothing_after(self, other: Version) -> bool:
         """Tell whether all is as it was in the version before this one."""
-        return not self.fills and (self.relation_id, self.key, self.columns) == (other.relation_id, other.key, other.columns)
+        same = (self.relation_id, self.key, self.columns) == (other.relation_id, other.key, other.columns)
+        return same and not self.fills and not self.snapshot
 
     def to_json(self) -> dict[str, Any]:
         """Return what the versions file holds."""
@@ -119,11 +132,12 @@ class Version:
             "key": list(self.key),
             "columns": list(self.columns),
             "fills": [asdict(fill) for fill in self.fills],
+            "snapshot": [list(column) for column in self.snapshot],
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Version:
-        """Read what ``to_json`` gave; a file of an older program has neither ordinals nor fills."""
+        """Read what ``to_json`` gave; a file of an older program has neither ordinals nor fills nor snapshots."""
         return cls(
             int(LSN.parse(value["end_lsn"])),  # Spark is given it, and knows no LSN
             int(value.get("ordinal", 0)),
@@ -131,6 +145,7 @@ class Version:
             tuple(value["key"]),
             tuple(value["columns"]),
             tuple(Fill(**fill) for fill in value.get("fills", ())),
+            tuple((int(number), str(name)) for number, name in value.get("snapshot", ())),
         )
 
 
@@ -313,14 +328,31 @@ class Warehouse:
             {"schema": table.schema, "name": table.name, "versions": [version.to_json() for version in versions]},
         )
 
+    def forget(self, table: Table) -> None:
+        """Forget a table of which there are only versions."""
+        self._versions_path(table).unlink(missing_ok=True)
+
+    def _snapshot_path(self, table: Table) -> Path:
+        return self.root / "_cdcpipe/snapshots" / f"{encode_name(table)}.json"
+
+    def note_snapshot(self, table: Table, position: Position) -> None:
+        """Note, before anything of a table's snapshot comes to the warehouse, that it begins."""
+        path = self._snapshot_path(table)
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, {"schema": table.schema, "name": table.name, "position": str(position)})
+
+    def note_finished(self, table: Table) -> None:
+        """Note that a snapshot is in changelog and replica."""
+        self._snapshot_path(table).unlink(missing_ok=True)
+
+    def unfinished_snapshots(self) -> list[tuple[Table, Position]]:
+        """Return the tables of whose snapshot something may be lacking, and its position."""
+        found = _read_all(self.root / "_cdcpipe/snapshots")
+        return sorted((_table(value), Position.parse(value["position"])) for value in found)
+
     def tables(self) -> list[Table]:
         """Return every table that the warehouse knows, in order."""
-        found = []
-        for path in (self.root / "_cdcpipe/tables").glob("*.json"):
-            value = read_json(path)
-            if value is not None:
-                found.append(Table(str(value["schema"]), str(value["name"])))
-        return sorted(found)
+        return sorted(map(_table, _read_all(self.root / "_cdcpipe/tables")))
 
     def find(self, name: str) -> Table:
         """Return the table of which ``schema.name`` is the name; InvalidArgumentsError if the warehouse has no such table."""
@@ -329,3 +361,11 @@ class Warehouse:
             if str(table) == name:
                 return table
         raise InvalidArgumentsError(f"{self.root} has no table {name!r}; it has {', '.join(map(str, tables)) or 'none'}")
+
+
+def _read_all(directory: Path) -> list[dict[str, Any]]:
+    return [value for path in directory.glob("*.json") if (value := read_json(path)) is not None]
+
+
+def _table(value: Mapping[str, Any]) -> Table:
+    return Table(str(value["schema"]), str(value["name"]))

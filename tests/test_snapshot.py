@@ -20,7 +20,7 @@ from test_types import NEWER_TYPES, TYPES
 from spark_sink import changelog, replica
 from spark_sink.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline import Pipeline
-from spark_sink.snapshot import InitialSnapshot
+from spark_sink.snapshot_initial import InitialSnapshot
 from spark_sink.snapshot_plan import SnapshotError
 from spark_sink.staging import list_epochs
 from spark_sink.warehouse import Table, Warehouse
@@ -449,7 +449,7 @@ def test_one_table_that_fails_ends_it(
             raise SnapshotError("as it happens")
         threading.Event().wait(0.5)
 
-    monkeypatch.setattr("spark_sink.snapshot.copy_table", copy_table)
+    monkeypatch.setattr("spark_sink.snapshot_copy.copy_table", copy_table)
     snapshot = InitialSnapshot(config, Warehouse(tmp_path / "delta", "delta"))
     snapshot.prepare(lambda: False)
     with Launcher(config) as launcher:

@@ -24,7 +24,8 @@ import postgres
 
 from spark_sink import changelog, delta, session
 from spark_sink.launcher import Launcher, LauncherConfig
-from spark_sink.snapshot import CHUNK_BYTES, InitialSnapshot
+from spark_sink.snapshot_copy import CHUNK_BYTES
+from spark_sink.snapshot_initial import InitialSnapshot
 from spark_sink.warehouse import Table, Warehouse
 
 if TYPE_CHECKING:

@@ -1,0 +1,303 @@
+"""`cdcpipe-spark snapshot`: tables copied anew, whatever the warehouse has of them, while the stream goes on or stands still."""
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import postgres
+import pytest
+from cli_process import until
+from test_pipeline import Road
+
+from cdcpipe.lsn import LSN
+from cdcpipe.pipe.exitcode import ExitCode
+from spark_sink import as_of, changelog, replica
+from spark_sink.launcher import Launcher, LauncherConfig
+from spark_sink.segment_filler import SealPolicy
+from spark_sink.snapshot import TableSnapshot
+from spark_sink.table_lock import TableLock, hold_alone
+from spark_sink.verify import verify
+from spark_sink.warehouse import Table, Warehouse
+
+pytestmark = pytest.mark.spark
+
+SEED = random.randrange(10**6)
+BIG = 5000
+"""Bytes of a value that is stored outside of its row."""
+
+TABLES = [
+    "create table known (id int primary key, v text, total int); alter table known alter v set storage external",
+    f"insert into known select g, repeat('x', {BIG}) || g, g from generate_series(1, 100) g",
+    "create table emptied (id int primary key, v text)",
+    "create table rekeyed (id int primary key, other int not null unique, v text)",
+    "insert into rekeyed select g, -g, 'old' from generate_series(1, 10) g",
+    "create table still (id int primary key, d date)",
+    "insert into still values (1, '2024-01-01'), (2, 'infinity')",
+    "create table nokey (v text)",
+    "insert into nokey values ('a'), ('a')",
+    "create publication everything for table known, emptied, rekeyed, nokey",
+]
+FIRST = [
+    "update known set total = 0 where id <= 10",
+    "insert into emptied values (1, 'x'), (2, 'y')",
+    "update rekeyed set v = 'new' where id = 1",
+    "insert into nokey values ('b')",
+]
+COLUMNS = {"known": ["id", "v", "note"], "emptied": ["id", "v"], "rekeyed": ["id", "other", "v"], "still": ["id"]}
+"""What is compared, as text. (`known.total` is in several columns.)"""
+
+
+class Copied(Road):
+    """A road without an initial snapshot, and its warehouse in one of the formats."""
+
+    format = "delta"
+
+    @property
+    def house(self) -> Warehouse:
+        return Warehouse(self.warehouse, self.format)
+
+    def run(self, **options: Any) -> Any:
+        return super().run(format=self.format, **options)
+
+    def snapshot(self, *tables: str, while_held: Any = None) -> TableSnapshot:
+        """Copy tables, as the command does; what is done while the snapshot is held is not in it."""
+        config = LauncherConfig(self.slot, self.staging, (self.publication,), ("-d", self.database.dsn))
+        snapshot = TableSnapshot(config, self.house, [f"public.{table}" for table in tables], 64 << 10)
+        try:
+            snapshot.prepare(lambda: False)
+            if while_held is not None:
+                while_held()
+            snapshot.start(self.spark, self.staging)
+            snapshot.wait()
+        finally:
+            snapshot.stop()
+        return snapshot
+
+    def changes(self, table: str) -> Any:
+        return changelog.read(self.spark, self.house, Table("public", table))
+
+    def assert_all_equal(self) -> None:
+        for table, columns in COLUMNS.items():
+            self.assert_equal(table, *columns)
+
+    def assert_verified(self, *tables: str) -> None:
+        found = verify(self.spark, self.warehouse, ("-d", self.database.dsn), tables=tables, timeout_s=300)
+        assert {str(result.table): (result.is_equal, result.problem) for result in found if not result.is_equal} == {}, SEED
+
+    def assert_once(self, table: str) -> None:
+        rows = self.changes(table).select("_cdc_end_lsn", "_cdc_ordinal").collect()
+        assert len(set(rows)) == len(rows), table
+
+
+@pytest.mark.parametrize("table_format", ["delta", "parquet"])
+def test_a_replica_is_its_table_whatever_was_known_of_it(
+    database: postgres.Database, spark: Any, tmp_path: Path, table_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    road = Copied(database, spark, tmp_path, f"s_{database.name}"[:63])
+    road.format = table_format
+    road.execute("set timezone = 'UTC'", *TABLES)
+    road.land()
+    road.execute(*FIRST)
+    road.run()
+    assert road.replica("public.known").count() == 10
+    ((before,),) = road.query("select pg_current_wal_insert_lsn()::text")
+
+    # The tables have not come to the snapshot yet.
+    road.execute(
+        "alter table known add note text default 'told nobody', alter total type bigint using total * 3000000000",
+        "delete from emptied",
+        "alter table rekeyed drop constraint rekeyed_pkey, add primary key (other)",
+        "alter publication everything add table still",
+    )
+    taken = road.snapshot("known", "emptied", "rekeyed", "still", "nokey")
+    assert {table.name: rows for table, (rows, _) in taken.copied.items()} == {
+        "known": 100,
+        "emptied": 0,
+        "rekeyed": 10,
+        "still": 2,
+        "nokey": 2 + 1,
+    }
+    road.assert_all_equal()
+    road.execute("update known set total = total + 1 where id > 90", "delete from known where id = 50")
+    road.execute(
+        "insert into emptied values (3, 'z')",
+        "update rekeyed set other = 77 where id = 3",
+        "update still set d = null where id = 1",
+    )
+    road.run()
+    road.assert_all_equal()
+    road.assert_verified()
+
+    # Now they are past it; nothing of what comes after it is lost, and nothing of it comes back.
+    def go_on() -> None:
+        road.execute("update known set note = 'late' where id = 7", "delete from known where id between 20 and 29")
+        road.execute(
+            "insert into known values (500, 'new', 1, 'late')", "update known set id = 501 where id = 30", "truncate emptied"
+        )
+        road.execute("insert into emptied values (4, 'after')", "alter table known add later int default 7")
+        road.execute("update known set total = 5 where id = 40")
+        road.run()
+
+    if table_format == "delta":
+        # Killed between changelog and replica: the next start makes the replica anew.
+        with monkeypatch.context() as patched:
+
+            def go_on_then_fail() -> None:
+                go_on()
+                patched.setattr(replica, "remake", raise_interrupted)
+
+            with pytest.raises(Exception, match="interrupted"):
+                road.snapshot("known", while_held=go_on_then_fail)
+        assert [table.name for table, _ in road.house.unfinished_snapshots()] == ["known"]
+        road.run()
+        assert not road.house.unfinished_snapshots()
+    else:
+        road.snapshot("known", while_held=go_on)
+    road.assert_all_equal()
+    road.snapshot("known", "emptied")
+    road.assert_equal("known", "id", "v", "note", "later")
+    road.assert_verified()
+
+    assert as_of.view(spark, road.warehouse, "public.known", LSN.parse(before)).count() == 10
+    for table in (*COLUMNS, "nokey"):
+        road.assert_once(table)
+    assert {row["_cdc_op"] for row in road.changes("emptied").where("id is null").collect()} == {"truncate"}
+    if table_format == "delta":
+        # From the changelog alone.
+        for table in COLUMNS:
+            delta_path = road.house.replica(Table("public", table))
+            delta_path.rename(tmp_path / f"{table}.away")
+        road.run()
+        road.assert_all_equal()
+    road.connection.close()
+
+
+def raise_interrupted(*_arguments: Any) -> None:
+    msg = "interrupted"
+    raise RuntimeError(msg)
+
+
+KILLED = """
+import os, signal, sys
+from spark_sink import __main__, replica
+
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if {kills}:
+    replica.remake = kill
+sys.exit(__main__.invoke(sys.argv[1:]))
+"""
+
+
+def test_while_another_process_keeps_the_tables_in_step(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
+    """Killed once, begun again, under writers all the time; the tables are ahead of the snapshot or behind it, as it happens."""
+    road = Copied(database, spark, tmp_path, f"s_{database.name}"[:63])
+    road.execute(
+        "create table busy (id int primary key, v text, n int); alter table busy alter v set storage external",
+        f"insert into busy select g, repeat('x', {BIG}) || g, 0 from generate_series(1, 3000) g",
+        "create publication everything for table busy",
+    )
+    road.prepared = road.land().prepared
+    stopping = threading.Event()
+    writer = threading.Thread(target=write, args=(database, random.Random(SEED), stopping))
+    config = LauncherConfig(
+        road.slot, road.staging, (road.publication,), ("-d", database.dsn), seal=SealPolicy(seal_interval_s=0.2)
+    )
+    arguments = ["snapshot", "-d", database.dsn, "--warehouse", str(road.warehouse), "--table", "public.busy"]
+    arguments += ["--snapshot-chunk-size", "256KiB"]
+    with Launcher(config), road.pipeline(trigger_interval_s=0.2) as pipeline:
+        writer.start()
+        try:
+            until(lambda: pipeline.progress.changes, "the first changes", 300)
+            for kills in (True, False):
+                program = [sys.executable, "-c", KILLED.format(kills=kills), *arguments]
+                done = subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+                assert done.returncode == (-signal.SIGKILL if kills else ExitCode.SUCCESS), done.stderr
+            assert done.stdout.startswith("public.busy: ")
+        finally:
+            stopping.set()
+            writer.join()
+        road.assert_verified("public.busy")
+    road.assert_once("busy")
+    assert not road.house.unfinished_snapshots()
+    road.connection.close()
+
+
+def write(database: postgres.Database, chance: random.Random, stopping: threading.Event) -> None:
+    with database.connect() as connection:
+        number = 0
+        while not stopping.wait(0.02):
+            number += 1
+            row = chance.randint(1, 3000)
+            statement = chance.choice(
+                [
+                    f"update busy set n = n + 1 where id between {row} and {row + 20}",
+                    f"delete from busy where id = {row}",
+                    f"insert into busy values ({10000 + number}, repeat('y', {BIG}), 0)",
+                    f"update busy set id = id + 1000000 where id = {row}",
+                    f"update busy set v = 'short' where id = {row}",
+                ]
+            )
+            connection.execute(statement)  # type: ignore[call-overload]  # psycopg wants a literal
+
+
+def invoke(*arguments: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-m", "spark_sink", "snapshot", *arguments]
+    return subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+
+def test_what_is_certain_to_fail_does_so_at_once(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
+    road = Copied(database, spark, tmp_path, f"s_{database.name}"[:63])
+    road.execute("create table t (id int primary key)", "create table other (id int)", "create publication everything for table t")
+    road.land()
+    road.execute("insert into t values (1)")
+    road.run()
+    common = ["-d", database.dsn, "--warehouse", str(road.warehouse)]
+    named = invoke(*common)
+    assert (named.returncode, "--table SCHEMA.NAME; " in named.stderr) == (ExitCode.INVALID_ARGS, True)
+    unpublished = invoke(*common, "--table", "public.other")
+    assert "not published: public.other; what is: public.t" in unpublished.stderr
+    assert unpublished.returncode == ExitCode.SYSTEM_ERROR
+    with hold_alone(road.warehouse / "_cdcpipe/snapshot.lock") as is_alone:
+        assert is_alone
+        assert "another cdcpipe-spark snapshot" in invoke(*common, "--table", "public.t").stderr
+    (road.warehouse / "_cdcpipe/snapshot.json").write_text('{"version": 1, "slot": "tables", "is_complete": false}')
+    assert "the initial snapshot of" in invoke(*common, "--table", "public.t").stderr
+    road.connection.close()
+
+
+def test_whoever_wants_the_tables_alone_is_let_in(tmp_path: Path) -> None:
+    """Also where others come and go without a gap; and those see that somebody was there."""
+    lock = TableLock(tmp_path)
+    stopping, states, waiting = threading.Event(), [], threading.Barrier(3)
+
+    def share() -> None:
+        is_first = True
+        while not stopping.is_set():
+            with lock.shared() as state:
+                states.append(state)
+                if is_first:
+                    waiting.wait()
+                is_first = False
+                stopping.wait(0.01)
+
+    threads = [threading.Thread(target=share) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    waiting.wait()
+    with lock.exclusive():
+        count = len(states)
+        assert not stopping.wait(0.05)
+        assert len(states) == count
+        with pytest.raises(InterruptedError), lock.exclusive(lambda: True):
+            pass
+    until(lambda: len(states) > count, "the others' going on")
+    stopping.set()
+    for thread in threads:
+        thread.join()
+    assert len(set(states)) == 2
