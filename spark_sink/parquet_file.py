@@ -72,7 +72,9 @@ class FileWriter:
         return pq.ParquetWriter(
             self._path,
             self._layout.schema,
-            compression="snappy",
+            # As quick as snappy at this level, and half the bytes.
+            compression="zstd",
+            compression_level=1,
             use_dictionary=repeated,
             store_schema=False,
             metadata_collector=self._collected,

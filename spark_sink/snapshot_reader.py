@@ -39,6 +39,8 @@ _BATCH_HINT_BYTES: Final = 16 << 20
 # float8, bpchar, varchar.
 _BINARY_IDS: Final = frozenset({16, 17, 20, 21, 23, 25, 700, 701, 1042, 1043})
 _OID: Final = 26
+# Their cast to text is their output function: interval, json, jsonb, numeric, time, timetz, uuid.
+_TEXT_IDS: Final = frozenset({1186, 114, 3802, 1700, 1083, 1266, 2950})
 _RANGES: Final = {
     1082: ("date", "0001-01-01", "10000-01-01"),
     1114: ("timestamp", "0001-01-01 00:00:00", "10000-01-01 00:00:00"),
@@ -67,6 +69,8 @@ def _select(column: Column) -> Select:
         return Select(name)
     if column.type_id == _OID:
         return Select(f"{name}::pg_catalog.int8")
+    if column.type_id in _TEXT_IDS:
+        return Select(f"{name}::pg_catalog.text", is_text=True)
     text = f"CASE WHEN {name} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {name}) END"
     if column.type_id in _RANGES:
         kind, low, high = _RANGES[column.type_id]

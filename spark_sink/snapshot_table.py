@@ -22,6 +22,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from spark_sink import changelog, delta, replica
@@ -173,7 +174,7 @@ def _prepare_changelog(copying: Copying, plan: TablePlan, table: Table) -> tuple
             delta.add_columns(spark, warehouse.changelog(table), state.schema, schema)
             schema = delta.read(spark, warehouse.changelog(table)).schema
             physical = delta.physical_schema(spark, warehouse.changelog(table))
-    return columns, Layout(tuple(schema.names), to_arrow_schema(physical, timezone="UTC"))
+    return columns, _layout(schema, physical)
 
 
 def _version(copying: Copying, plan: TablePlan, columns: StructType, versions: Sequence[Version]) -> Version:
@@ -240,6 +241,19 @@ def _run(copying: Copying, table: Table, tasks: list[ChunkTask]) -> list[Written
     return found
 
 
+def _layout(schema: StructType, physical: StructType) -> Layout:
+    """Return how a file looks; for Delta Lake, where columns have other names, a file may lack those that it has nothing for."""
+    arrow = to_arrow_schema(physical, timezone="UTC")
+    fields = [
+        (name, arrow.field(index)) for index, name in enumerate(schema.names) if schema is physical or name not in _NEVER_THERE
+    ]
+    return Layout(tuple(name for name, _ in fields), pa.schema([field for _, field in fields]))
+
+
+_NEVER_THERE = ("_cdc_xid", "_cdc_old")
+"""A snapshot's rows have no transaction, and were nothing before. (Of a wide table the second is half of the columns.)"""
+
+
 class _New:
     """A table that is being made."""
 
@@ -255,7 +269,7 @@ class _New:
             delta.create_empty(self._spark, self.path, schema, properties)
             physical = delta.physical_schema(self._spark, self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        return Layout(tuple(schema.names), to_arrow_schema(physical, timezone="UTC"))
+        return _layout(schema, physical)
 
     def add(self, files: Iterable[WrittenFile], position: Position, layout: Layout) -> None:
         """Make files that lie there part of the table."""
