@@ -157,9 +157,9 @@ class Round:
     def _disturb(self, kill: str) -> None:
         """Let transactions run, kill something when something has moved, and see that it goes on."""
         moment = self._rng.choice(self.moments)
-        with _Worker(self._model, self.work) as worker:
+        tables, staged = self._tables_at(), self._staged()
+        with _Worker(self._model, self.work, lambda: self._staged() == staged) as worker:
             wanted = self._model.done + self._rng.randint(1, self.work)
-            tables, staged = self._tables_at(), self._staged()
             conditions: dict[str, Callable[[], bool]] = {
                 "tables": lambda: self._has_begun() and self._tables_at() != tables,
                 "staging": lambda: self._staged() != staged,
@@ -326,12 +326,13 @@ class Round:
 
 
 class _Worker(threading.Thread):
-    """Runs transactions beside us: so many, and then one now and then, until it is told to stop, so that something moves."""
+    """Runs transactions beside us: so many, and then a few now and then as long as nothing of them has arrived."""
 
-    def __init__(self, model: Model, transactions: int) -> None:
+    def __init__(self, model: Model, transactions: int, is_waited_for: Callable[[], bool]) -> None:
         super().__init__(daemon=True)
         self._model = model
         self._transactions = transactions
+        self._is_waited_for = is_waited_for
         self._over = threading.Event()
         self.error: BaseException | None = None
 
@@ -339,7 +340,8 @@ class _Worker(threading.Thread):
         try:
             self._model.work(self._transactions)
             while not self._over.wait(0.5):
-                self._model.work(2)
+                if self._is_waited_for():
+                    self._model.work(2)
         except BaseException as ex:  # noqa: BLE001 - raised again where it is waited for
             self.error = ex
 
