@@ -105,7 +105,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     conf = {
         "spark.sql.warehouse.dir": str(warehouse),
         # Few rows in many different plans: without these, two thirds of the time would go into compiling code.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        # (With one compiler Java sets 48 MB apart for code, which the whole run outgrows.)
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m",
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.shuffle.partitions": "2",
     }
