@@ -163,7 +163,7 @@ def _replica_rows(frame: DataFrame, relation: Relation) -> list[dict[str, Any]]:
     found = []
     for row in frame.select(*chosen).collect():
         values = row.asDict()
-        exact, unsent = values.get("_cdc_exact") or {}, values.get("_cdc_unchanged") or ()
+        exact, unsent = values.get("_cdc_exact") or {}, values.get("_cdc_unchanged") or []
         found.append({column: _value(values, exact, unsent, names, kinds) for column, names in forms.items()})
     return found
 
