@@ -308,7 +308,7 @@ class Pipeline:
         if self._names is not None:
             self._names.register([*self.warehouse.tables(), MESSAGES])
         if self.warehouse.format == "delta":
-            follower = Follower(self.spark, self.warehouse, self._replica_interval_s, self._merging, self._merged, self._fail)
+            follower = Follower(self.spark, self.warehouse, self._replica_interval_s, self.merging, self._merged, self._fail)
             follower.look(position.epoch)
             self._follower = follower
         return position
