@@ -117,6 +117,8 @@ def remake(spark: SparkSession, warehouse: Warehouse, table: Table, position: Po
     until = Position(until.epoch, int(until.lsn))  # Spark would take an LSN for a text
     changes = changelog.read(spark, warehouse, table)
     rows = without_unneeded(replay(warehouse, table, changes, until_lsn=until.lsn))
+    if state is not None:
+        delta.widen(spark, path, state.schema, rows.schema)
     if state is None:
         with delta.recording(spark, until):
             delta.create(path, rows, properties(keys[-1], reduction.data_columns(changes.schema)))
