@@ -30,6 +30,7 @@ from cdcpipe.lsn import format_lsn
 from spark_sink import delta, delta_files
 from spark_sink.delta import State
 from spark_sink.parquet_file import Layout
+from spark_sink.staging import fsync_directory
 from spark_sink.types import split_schema, typed_schema
 from spark_sink.warehouse import WarehouseError
 
@@ -196,7 +197,9 @@ def commit_files(
     if files.delta is not None:
         delta_files.commit(files.delta, written, end)
     else:
+        fsync_directory(files.directory)
         files.directory.rename(warehouse.changelog(table) / batch_name(start, end))
+        fsync_directory(warehouse.changelog(table))
 
 
 def properties(table: Table, columns: Sequence[str]) -> dict[str, str]:

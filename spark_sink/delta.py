@@ -15,8 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from spark_sink.staging import fsync_directory
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -48,6 +50,7 @@ __all__ = [
     "state",
     "table_name",
     "widen",
+    "write_commit",
 ]
 
 APPLICATION = "cdcpipe"
@@ -342,12 +345,19 @@ def add_files(
     for name, size, statistics in files:
         file = {"path": name, "partitionValues": {}, "size": size, "modificationTime": now_ms, "dataChange": True}
         actions.append({"add": file | {"stats": json.dumps(statistics)}})
-    _commit(path, "".join(json.dumps(action) + "\n" for action in actions))
+    text = "".join(json.dumps(action) + "\n" for action in actions)
+    write_commit(path, text, _newest_version(path) + 1, lambda _: None)
 
 
-def _commit(path: Path, text: str) -> None:
-    """Make a commit the table's next one, whole or not at all, whoever else commits."""
+def write_commit(path: Path, text: str, version: int, check: Callable[[Path], None]) -> int:
+    """Make ``text`` the table's next commit, whole or not at all, durable with the files that lie there; return its number.
+
+    That is ``version``, or the first after it that nobody has taken; ``check`` is called with each commit that is there.
+    """
     log = path / "_delta_log"
+    log.mkdir(parents=True, exist_ok=True)
+    for directory in (path, path.parent):
+        fsync_directory(directory)
     temporary = log / f".cdcpipe-{secrets.token_hex(8)}.tmp"
     try:
         with temporary.open("x") as stream:
@@ -355,11 +365,15 @@ def _commit(path: Path, text: str) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         while True:
+            name = log / f"{version:020d}.json"
             try:
                 # Unlike a rename a link fails where somebody else's commit is.
-                os.link(temporary, log / f"{_newest_version(path) + 1:020d}.json")
+                os.link(temporary, name)
             except FileExistsError:
-                continue
-            return
+                check(name)
+                version += 1
+            else:
+                fsync_directory(log)
+                return version
     finally:
         temporary.unlink(missing_ok=True)

@@ -11,8 +11,6 @@ A file that no commit has added is not part of the table: Delta's VACUUM removes
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import time
 import uuid
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
-from spark_sink.delta import APPLICATION, newest_lsn, physical_fields
+from spark_sink.delta import APPLICATION, newest_lsn, physical_fields, write_commit
 from spark_sink.warehouse import WarehouseError
 
 if TYPE_CHECKING:
@@ -174,33 +172,9 @@ def commit(table: FileTable, files: Iterable[WrittenFile], position: Position) -
     for file in files:
         added = {"path": file.name, "partitionValues": {}, "size": file.size, "modificationTime": now_ms, "dataChange": True}
         actions.append({"add": added | {"stats": json.dumps(file.statistics())}})
-    table.version = _write(table, "".join(json.dumps(action) + "\n" for action in actions))
+    text = "".join(json.dumps(action) + "\n" for action in actions)
+    table.version = write_commit(table.path, text, table.version + 1, lambda other: _check(table, other))
     table.lsn, table.definition = position.lsn, ()
-
-
-def _write(table: FileTable, text: str) -> int:
-    """Write the commit that follows all that are there, whole or not at all; return its number."""
-    log = table.path / "_delta_log"
-    log.mkdir(parents=True, exist_ok=True)
-    temporary = log / f".cdcpipe-{secrets.token_hex(8)}.tmp"
-    try:
-        with temporary.open("x") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        version = table.version + 1
-        while True:
-            name = log / f"{version:020d}.json"
-            try:
-                # Unlike a rename a link fails where somebody else's commit is.
-                os.link(temporary, name)
-            except FileExistsError:
-                _check(table, name)
-                version += 1
-            else:
-                return version
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _check(table: FileTable, commit: Path) -> None:

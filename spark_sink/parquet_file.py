@@ -5,6 +5,7 @@ Spark's way there goes through the JVM, as rows, and takes several times as long
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -86,6 +87,9 @@ class FileWriter:
             self._writer = self._open([pa.nulls(0, field.type) for field in self._layout.schema])
         self._writer.add_key_value_metadata(_FILE_METADATA)
         self._writer.close()
+        # Segments go once a changelog has what was in them: it must not be less durable.
+        with self._path.open("rb") as written:
+            os.fsync(written.fileno())
         minimum, maximum, nulls = _statistics(self._collected[0]) if self._rows else ({}, {}, {})
         return WrittenFile(self._path.name, self._path.stat().st_size, self._rows, minimum, maximum, nulls)
 

@@ -1,6 +1,7 @@
 """Commits written by hand, without Spark: what is in them, what they may follow. That Spark reads them is seen elsewhere."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,22 @@ def test_the_first_commit_makes_the_table(table: FileTable) -> None:
     assert transaction["version"] == 10
     assert (added["path"], json.loads(added["stats"])["numRecords"]) == ("part-1.parquet", 7)
     assert (table.version, table.lsn) == (0, 10)
+
+
+def test_the_order_of_durability(table: FileTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files' names, what the commit says, then that it is there."""
+    log, synced = table.path / "_delta_log", []
+    fsync = os.fsync
+
+    def note(fd: int) -> None:
+        synced.append((Path(os.readlink(f"/proc/self/fd/{fd}")), len(list(log.glob("*.json")))))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    delta_files.commit(table, [FILE], Position(1, 20))
+    places = [path if path.is_dir() else path.parent for path, _ in synced]
+    assert places == [table.path, table.path.parent, log, log]
+    assert [commits for _, commits in synced] == [1, 1, 1, 2]
 
 
 def test_a_commit_follows_others_that_only_change_rows(table: FileTable) -> None:
