@@ -230,7 +230,7 @@ def pipeline(tmp_path: Path) -> Path:
     assert end is not None
     house.record(end)
     table = Table("public", "fruit")
-    house.write_versions(table, [Version(0, 1, ("id",), ("id",))])
+    house.write_versions(table, [Version(0, 0, 1, ("id",), ("id",))])
     register_reader(tmp_path / "staging", "tables", Position(1, START_LSN + 0x200))
     for path, lsn, rows in ((house.changelog(table), end.lsn, 3), (house.replica(table), START_LSN + 0x200, 2)):
         transaction = {"txn": {"appId": "cdcpipe", "version": int(lsn)}}

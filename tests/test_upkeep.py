@@ -34,7 +34,7 @@ def house(spark: "SparkSession", tmp_path: Path) -> Warehouse:
     """A changelog of three small files, and no replica."""
     made = Warehouse(tmp_path, "delta")
     (tmp_path / "_cdcpipe").mkdir()
-    made.write_versions(FRUIT, [Version(0, 1, ("id",), ("id",))])
+    made.write_versions(FRUIT, [Version(0, 0, 1, ("id",), ("id",))])
     for lsn in (1, 2, 3):
         rows = spark.range(lsn, lsn + 1).coalesce(1)
         with delta.recording(spark, Position(1, lsn)):
