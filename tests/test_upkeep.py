@@ -146,7 +146,7 @@ def test_the_pipeline_merges_under_the_lock_that_upkeep_takes(
     held, apply = [], replica.apply
 
     def observed(*arguments: Any, **options: Any) -> Any:
-        held.append(pipeline.merging.locked())
+        held.append(pipeline._merging.locked())  # what `merging` holds, beside the lock between processes
         return apply(*arguments, **options)
 
     monkeypatch.setattr(replica, "apply", observed)
