@@ -44,7 +44,8 @@ _TRUNCATE_HEAD = struct.Struct(">cIB")
 _ORDINARY_KINDS = b"BCIUDRYTOM"
 """What a stream of protocol version 1 consists of; transactions arrive whole and in commit order."""
 
-_STREAM = re.compile(rb"(?:M|B[^BC]*+C)*+(B[^BC]*+)?+")
+# Not with possessive quantifiers: before Python 3.11.5 they don't match what they should.
+_STREAM = re.compile(rb"(?:M|B[^BC]*C)*(B[^BC]*)?")
 """The kinds of its records from the beginning of a transaction on; the group is the transaction that has not ended."""
 
 _ROW, _DESCRIPTIVE = 1, 2
