@@ -205,17 +205,17 @@ def _fills_after_snapshot(snapshot: Version, version: SchemaVersion, columns: St
     new, known = _fields(version, columns), dict(snapshot.snapshot)
     if version.facts is None:
         return (), [name for name, field in new.items() if field.name not in known.values()]
-    fills = []
+    fills, unknown = [], []
     for (name, field), fact in zip(new.items(), version.facts, strict=True):
         source = known.get(fact.number)
         if source == field.name:
             continue
         fill = _fill(field, None if source is None else columns[source], fact)
         if fill is None and source is None:
-            return (), [name]
-        if fill is not None:
+            unknown.append(name)
+        elif fill is not None and (fill.source is not None or fill.value is not None or field.name in known.values()):
             fills.append(fill)
-    return tuple(fills), []
+    return tuple(fills), unknown
 
 
 def _fill(field: StructField, source: StructField | None, fact: ColumnFacts) -> Fill | None:

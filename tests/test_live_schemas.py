@@ -1,8 +1,9 @@
 """Tables that change while their changes stream: what holds for a change at its place."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import postgres
 import pytest
@@ -17,10 +18,10 @@ from spark_sink.column_numbers import numbered
 from spark_sink.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline import Pipeline
 from spark_sink.run import _Catalog
-from spark_sink.schema_history import SchemaVersion
+from spark_sink.schema_history import SchemaHistory, SchemaVersion
 from spark_sink.segment_filler import SealPolicy
 from spark_sink.staging import Position, list_epochs, register_reader
-from spark_sink.table_versions import fills_between
+from spark_sink.table_versions import fills_between, insert_snapshot
 from spark_sink.types import assign_columns, merge_columns
 from spark_sink.warehouse import SCHEMA_HISTORY, Fill, Version, Warehouse
 
@@ -214,6 +215,46 @@ def test_what_rows_from_before_have(before: str, after: str, fills: list[Fill], 
     nobody_knows = SchemaVersion(2, 0, versions[1].relation, None)
     names = [column.name for column in versions[1].relation.columns]
     assert fills_between(versions[0], nobody_knows, columns) == ((), [name for name in names if name not in before])
+
+
+class History:
+    """What `insert_snapshot` asks of a schema history."""
+
+    def __init__(self, version: SchemaVersion) -> None:
+        self._version = version
+
+    def version(self, _relation_id: int, place: tuple[int, int]) -> SchemaVersion | None:
+        return self._version if self._version.place <= place else None
+
+
+@pytest.mark.parametrize(
+    ("at_snapshot", "after", "fills"),
+    [
+        # Renamed before the snapshot: its rows have the new name already.
+        ("id=1 b=2", "id=1 b=2", []),
+        # Renamed after it, and two that change places.
+        ("id=1 a=2", "id=1 b=2", [Fill("b", "a")]),
+        ("a=1 b=2", "b=1 a=2", [Fill("b", "a"), Fill("a", "b")]),
+        # Dropped and added anew under the same name.
+        ("id=1 a=2", "id=1 a=3", [Fill("a")]),
+        # Added after it: nothing is to be done where there is no default.
+        ("id=1", "id=1 a=2", []),
+        ("id=1", "id=1 a=2'7", [Fill("a", value="7")]),
+    ],
+)
+def test_what_a_late_snapshots_rows_have(at_snapshot: str, after: str, fills: list[Fill]) -> None:
+    """Its rows come when the stream has passed it, and has settled what rows from before a later change have."""
+    relations = [table(at_snapshot), table(after)]
+    columns = merge_columns(None, relations)
+    numbers = [int(part.partition("=")[2][:1]) for part in at_snapshot.split()]
+    names = [field.name for field in assign_columns(columns, relations[0])]
+    snapshot = replace(version(20, 0, ID), snapshot=tuple(zip(numbers, names, strict=True)))
+    later = SchemaVersion(30, 2, relations[1], numbered(relations[1], catalog(after), None))
+    known = [version(10, 0, ID), replace(version(30, 2, ID), fills=(Fill("b", "x"),))]
+    found = insert_snapshot(known, snapshot, cast("SchemaHistory", History(later)), columns, "exact")
+    assert [each.place for each in found] == [(10, 0), (20, 0), (30, 2)]
+    assert found[1:] == [snapshot, replace(known[1], fills=tuple(fills))]
+    assert Version.from_json(snapshot.to_json()) == snapshot
 
 
 KINDS = ("full",)
