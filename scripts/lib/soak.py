@@ -163,7 +163,8 @@ class Round:
             conditions: dict[str, Callable[[], bool]] = {
                 "tables": lambda: self._has_begun() and self._tables_at() != tables,
                 "staging": lambda: self._staged() != staged,
-                "work": lambda: self._model.done >= wanted,
+                # The worker rests once some of it is staged.
+                "work": lambda: self._model.done >= wanted or self._staged() != staged,
             }
             self._wait(conditions[moment], worker)
             self.say(f"kill: {kill}, {moment} having moved")
