@@ -30,7 +30,8 @@ import psutil
 from model import PUBLICATION, Ledger, Model
 
 from cdcpipe.lsn import LSN
-from spark_sink.staging import Position, log_end
+from spark_sink.staging import Position, list_epochs, log_end
+from spark_sink.status import Tables
 from spark_sink.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -184,7 +185,9 @@ class Round:
         return Warehouse.existing(self.warehouse).source().position
 
     def _staged(self) -> Position | None:
-        return log_end(self.staging) if self.staging.exists() else None
+        """How far the log is; None before there is something in it."""
+        end = log_end(self.staging) if self.staging.exists() else None
+        return None if end is None or end == list_epochs(self.staging)[0].start else end
 
     def _wait(self, condition: Callable[[], bool], worker: _Worker | None = None) -> None:
         """Wait for a condition, while the run is at work; start it again if it ended as it may."""
@@ -311,7 +314,10 @@ class Round:
             end_lsn = look("select pg_current_wal_lsn()::text")
             confirmed = f"select confirmed_flush_lsn::text from pg_replication_slots where slot_name = '{SLOT}'"
             self._wait(lambda: look(confirmed) >= end_lsn)
-        self._wait(lambda: (at := self._tables_at()) is not None and (end := self._staged()) is not None and at.lsn >= end.lsn)
+        self._wait(lambda: (at := self._tables_at()) is not None and ((end := self._staged()) is None or at.lsn >= end.lsn))
+        # All of this may be so when a run was killed and the one after it has but begun.
+        tables = Tables(Warehouse.existing(self.warehouse))
+        self._wait(lambda: not any(_lacks_changes(tables.house, row) for row in tables.describe()))
 
     def _compare(self, spark: SparkSession) -> str:
         self.ledger = ledger = self._model.ledger()
@@ -324,6 +330,15 @@ class Round:
         return (
             f"{self._model.done} transactions, {changes} changes in {len(ledger.changes)} tables, {self._starts} starts: all equal"
         )
+
+
+def _lacks_changes(house: Warehouse, row: dict[str, Any]) -> bool:
+    """Tell, of a table as `status` has it, whether it has a key and its replica is not where its changelog is."""
+    versions = house.versions(house.find(row["table"])) if row["versions"] else []
+    if row["changelog"] is None or not versions or not versions[-1].key:
+        return False
+    replica: dict[str, Any] | None = row["replica"]
+    return replica is None or replica["position"] != row["changelog"]["position"]
 
 
 class _Worker(threading.Thread):
