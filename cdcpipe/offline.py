@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import select
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -38,6 +37,7 @@ from cdcpipe.pgoutput.messages import (
     StreamStart,
 )
 from cdcpipe.pgoutput.transactions import SPILL_THRESHOLD, Transactions
+from cdcpipe.pipe.framing import RecordReader
 from cdcpipe.plugins import load
 from cdcpipe.plugins.base import Query, Renderer
 from cdcpipe.plugins.catalog import NoCatalogError
@@ -48,11 +48,6 @@ __all__ = ["Captures", "RenderConfig", "explain", "render"]
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES: Final = 256 << 10
-MAX_RECORD_BYTES: Final = 1 << 30
-"""PostgreSQL allocates no more for a message."""
-
-_HEADER = re.compile(rb"w ([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8}) ([0-9]{1,10})\n")
-_HEADER_BEGINNING = re.compile(rb"(?:w(?: (?:[0-9A-Fa-f]{1,8}(?:/(?:[0-9A-Fa-f]{1,8}(?: [0-9]{0,10})?)?)?)?)?)?")
 
 _CHANGES = frozenset(b"IUDTM")
 _NO_BOUNDARIES = frozenset(b"IUDTMRYO")
@@ -112,21 +107,26 @@ def explain(files: Sequence[str], out_fd: int = 1) -> None:
 class Captures:
     """The records of captures, one stream: iterating yields (LSN, record).
 
-    ``name`` and ``pos`` tell where the record is that was yielded last, or what is wrong: the capture, and the byte at which its
-    header begins. ``before_read`` is called before there is any waiting for more.
+    ``name``, the capture, and ``pos`` tell where the header of the record is that was yielded last, or what is wrong.
+    ``before_read`` is called before there is any waiting for more.
     """
 
     def __init__(self, files: Sequence[str], before_read: Callable[[], None]) -> None:
         self._files = files
         self._before_read = before_read
+        self._reader = RecordReader()
         self._record = b""
         self._lsn = 0
         self.name = ""
-        self.pos = 0
+
+    @property
+    def pos(self) -> int:
+        """The byte of the capture at which that header begins."""
+        return self._reader.pos
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         for file in self._files:
-            self.name, self.pos = ("stdin" if file == "-" else file), 0
+            self.name = "stdin" if file == "-" else file
             try:
                 stream = open(0 if file == "-" else file, "rb", buffering=0, closefd=file != "-")  # noqa: SIM115 - in the with below
             except OSError as ex:
@@ -135,61 +135,27 @@ class Captures:
                 yield from self._records(stream)
 
     def _records(self, stream: FileIO) -> Iterator[tuple[int, bytes]]:
-        rest = b""
-        missing = 0
-        base = 0
-        while data := self._read(stream, missing):
-            buffer = rest + data
-            pos = 0
-            for end, lsn, record in _split(buffer):
-                self.pos, self._lsn, self._record = base + pos, lsn, record
-                yield lsn, record
-                pos = end
-            base += pos
-            self.pos = base
-            rest = buffer[pos:]
-            missing = self._missing(rest)
-        if rest:
-            raise self._cut(rest)
+        reader = self._reader = RecordReader()
+        try:
+            while data := self._read(stream):
+                reader.feed(data)
+                for lsn, record in reader:
+                    self._lsn, self._record = lsn, record
+                    yield lsn, record
+            reader.end()
+        except ProtocolError:
+            self._record = b""
+            raise
 
-    def _read(self, stream: FileIO, missing: int) -> bytes:
-        """Return what there is, waiting only if there is nothing; or ``missing`` bytes, fewer only at the end."""
+    def _read(self, stream: FileIO) -> bytes:
+        """Return what there is, waiting only if there is nothing."""
         self._before_read()
         try:
-            if not missing:
-                return _read_some(stream, CHUNK_BYTES)
-            pieces = []
-            # Piece by piece: a damaged header may ask for more than there is, or than there is room for.
-            while missing and (piece := _read_some(stream, min(missing, CHUNK_BYTES))):
-                pieces.append(piece)
-                missing -= len(piece)
-            return b"".join(pieces)
+            while (data := stream.read(CHUNK_BYTES)) is None:  # somebody who shares the pipe does not want to wait
+                select.select([stream], [], [])
         except OSError as ex:
             raise self._unreadable(ex) from ex
-
-    def _missing(self, rest: bytes) -> int:
-        """Return how many bytes the record that ``rest`` begins with still needs, 0 if its header is not whole."""
-        header = _HEADER.match(rest)
-        if header is None:
-            if not _HEADER_BEGINNING.fullmatch(rest):
-                raise self._error("here should be a header, w LSN LENGTH")
-            return 0
-        length = int(header[3])
-        if length > MAX_RECORD_BYTES:
-            raise self._error(f"a header says that {length} bytes follow, more than any message has")
-        return header.end() + length - len(rest)
-
-    def _cut(self, rest: bytes) -> ProtocolError:
-        header = _HEADER.match(rest)
-        if header is None:
-            return self._error("the capture ends in the middle of a header")
-        there = len(rest) - header.end()
-        kind = f", {_kind(rest[header.end() :])}" if there else ""
-        return self._error(f"the capture ends in the middle of a record{kind}: {there} of {int(header[3])} bytes are there")
-
-    def _error(self, what: str) -> ProtocolError:
-        self._record = b""
-        return ProtocolError(what)
+        return data
 
     def _unreadable(self, ex: OSError) -> CdcpipeError:
         return CdcpipeError(f"{self.name} can't be read: {ex.strerror}")
@@ -208,26 +174,8 @@ class Captures:
             raise InvalidArgumentsError(message, hint=ex.hint) from ex
 
 
-def _read_some(stream: FileIO, size: int) -> bytes:
-    while (data := stream.read(size)) is None:  # somebody who shares the pipe does not want to wait
-        select.select([stream], [], [])
-    return data
-
-
 def _kind(record: bytes) -> str:
     return NAMES.get(chr(record[0]), f"kind 0x{record[0]:02x}")
-
-
-def _split(buffer: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (end, LSN, record) for each whole record."""
-    pos, size, match = 0, len(buffer), _HEADER.match
-    while header := match(buffer, pos):
-        high, low, length = header.groups()
-        start = header.end()
-        pos = start + int(length)
-        if pos > size:
-            return
-        yield pos, int(high, 16) << 32 | int(low, 16), buffer[start:pos]
 
 
 class _Sink:
@@ -297,6 +245,7 @@ def _whole(config: RenderConfig, feed: Feed) -> Iterator[Feed]:
         yield feed
         return
     transactions = Transactions(streaming_parallel=None, spill_threshold=config.spill_threshold)
+    reader = RecordReader()
 
     def feed_whole(lsn: int, data: bytes) -> None:
         if transactions.is_direct and data and data[0] in _CHANGES:
@@ -304,7 +253,8 @@ def _whole(config: RenderConfig, feed: Feed) -> Iterator[Feed]:
             return
         transactions.feed(lsn, data)
         while transactions.has_pending:
-            for _, record_lsn, record in _split(transactions.take(CHUNK_BYTES)):
+            reader.feed(transactions.take(CHUNK_BYTES))
+            for record_lsn, record in reader:
                 feed(record_lsn, record)
 
     with closing(transactions):

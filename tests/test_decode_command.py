@@ -364,11 +364,11 @@ def test_no_server_is_asked_unless_it_is_named() -> None:
 
 
 BAD: list[tuple[str, bytes, str]] = [
-    ("no-header", b"B\0\0\0\0", r"0\.cdc, byte 0: here should be a header"),
-    ("not-a-capture", b"w 0/1 12 \n", "byte 0: here should be a header"),
-    ("negative", b"w 0/1 -1\n", "byte 0: here should be a header"),
-    ("huge", b"w 0/1 1073741825\nB", "byte 0: a header says that 1073741825 bytes follow"),
-    ("garbage-after", capture(BEGIN) + b"{}", r"byte 32: here should be a header"),
+    ("no-header", b"B\0\0\0\0", r"0\.cdc, byte 0: not a record header"),
+    ("not-a-capture", b"w 0/1 12 \n", "byte 0: not a record header"),
+    ("negative", b"w 0/1 -1\n", "byte 0: not a record header"),
+    ("huge", b"w 0/1 2147483648\nB", "byte 0: not a record header"),
+    ("garbage-after", capture(BEGIN) + b"{}", r"byte 32: not a record header"),
     (
         "unknown-kind",
         capture(BEGIN, relation(), b"Z\0"),
@@ -418,10 +418,10 @@ def test_a_capture_may_be_cut_anywhere(tmp_path: Path) -> None:
             assert error is None
         else:
             assert isinstance(error, ProtocolError)
-            assert f"byte {start}: the capture ends in the middle of a " in error.message
+            assert f"byte {start}: cut off in the middle of a " in error.message
     _, error = rendered(tmp_path, data[:-1])
     assert error is not None
-    assert error.message.endswith("the capture ends in the middle of a record, Commit: 25 of 26 bytes are there")
+    assert error.message.endswith("cut off in the middle of a record: 25 of 26 bytes are there")
     # The next file does not go on where this one was cut: it may be the capture of another stream.
     _, error = rendered(tmp_path, data[:-1], data[-1:])
     assert error is not None
@@ -434,7 +434,7 @@ def test_a_header_that_lies_takes_no_memory(tmp_path: Path) -> None:
     limited = ["bash", "-c", 'ulimit -v 600000; exec "$@"', "bash", *COMMAND]
     done = subprocess.run([*limited, "decode", "--explain", path], capture_output=True, text=True)
     assert done.returncode == 5
-    assert "the capture ends in the middle of a record, Begin: 1 of 1000000000 bytes are there" in done.stderr
+    assert "cut off in the middle of a record: 1 of 1000000000 bytes are there" in done.stderr
 
 
 def test_transactions_that_the_output_plugin_does_not_know(tmp_path: Path) -> None:
