@@ -6,7 +6,7 @@ A capture is the pipe's bytes with headers, from a pgoutput slot: what ``cdcpipe
 are one stream, in the order given; each ends where a record ends. What comes out is what live rendering writes.
 
 No more is held than a record, or what `Transactions` and the output plugin hold. Before more is read, and on every way out, all
-that has been rendered is written. Whatever the bytes, they are rendered or an error that names capture, position and kind.
+that has been rendered is written. Whatever the bytes, they are rendered or an error that names capture and position.
 """
 
 from __future__ import annotations
