@@ -86,7 +86,8 @@ class CLI:
     def records(self) -> Iterator[tuple[LSN, bytes]]:
         """Yield records until stdout ends."""
         while True:
-            yield from self.reader
+            for lsn, record in self.reader:
+                yield LSN(lsn), record
             data = self.read_bytes()
             if not data:
                 assert not self.reader.has_partial, "stdout ended inside a record"
