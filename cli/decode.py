@@ -11,35 +11,15 @@ from typing import Any
 import click
 
 from cdcpipe.offline import RenderConfig, explain, render
-from cdcpipe.pgoutput.transactions import SPILL_THRESHOLD
-from cli.options import CONTEXT_SETTINGS, SIZE, connection_options, connection_parameters_of, output_plugin, parse_options
+from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of, output_plugin, parse_options, record_options
 
 __all__ = ["command"]
 
 
 @click.command("decode", context_settings=CONTEXT_SETTINGS, epilog="Example: cdcpipe decode --output wal2json -N day.cdc")
 @click.argument("files", nargs=-1, metavar="[FILE]...", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
-@click.option("--output", metavar="NAME", help="Output plugin that renders the records, as for a stream.")
-@click.option(
-    "-o", "--option", "plugin_options", multiple=True, metavar="KEY[=VALUE]", help="Option for the output plugin. Repeatable."
-)
-@click.option("-j", "--wal2json1", is_flag=True, help="As for a stream: wal2json, format version 1.")
-@click.option("-J", "--wal2json2", is_flag=True, help="As for a stream: wal2json, format version 2, with headers.")
+@record_options
 @click.option("--explain", "is_explaining", is_flag=True, help="Print each message with all its fields instead.")
-@click.option("-H", "--write-header", is_flag=True, help="Write a header line, w LSN LENGTH, before each record.")
-@click.option("-N", "--write-nl", is_flag=True, help="Write a newline after each record.")
-@click.option(
-    "--whole-transactions",
-    is_flag=True,
-    help="Put streamed and prepared transactions together: only committed ones are rendered, in commit order.",
-)
-@click.option(
-    "--spill-threshold",
-    type=SIZE,
-    default=SPILL_THRESHOLD,
-    metavar="SIZE",
-    help="With --whole-transactions: hold so much in memory, the rest in files in $TMPDIR.  [default: 64MiB]",
-)
 @connection_options
 def command(
     *,

@@ -19,7 +19,6 @@ import click
 from cdcpipe.config import PollConfig, StreamConfig
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN, format_lsn
-from cdcpipe.pgoutput.transactions import SPILL_THRESHOLD
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.prepare import poll_until_free, stream
 from cdcpipe.stream import StreamOptions
@@ -29,10 +28,10 @@ from cli.options import (
     CONTEXT_SETTINGS,
     LSN_TYPE,
     SECONDS,
-    SIZE,
     connection_options,
     output_plugin,
     parse_options,
+    record_options,
     slot_config,
     slot_options,
 )
@@ -65,13 +64,20 @@ class _Group(click.Group):
 )
 @click.option("-v", "--verbose", count=True, help="Say on stderr what is configured and what happens (-vv: each status update).")
 @slot_options
+@record_options
+@click.option("--proto-version", type=int, metavar="N", help="pgoutput's protocol version.  [default: the lowest that serves]")
+@click.option("--binary", is_flag=True, help="pgoutput: values in binary form.")
+@click.option("--messages", is_flag=True, help="pgoutput: logical messages (pg_logical_emit_message) as well.")
 @click.option(
-    "-o",
-    "--option",
-    "plugin_options",
-    multiple=True,
-    metavar="KEY[=VALUE]",
-    help="Option for the output plugin, as it is. Repeatable.",
+    "--streaming",
+    type=click.Choice(["off", "on", "parallel"]),
+    help="pgoutput: send large transactions before they commit.  [default: off]",
+)
+@click.option(
+    "--two-phase", is_flag=True, help="pgoutput: send prepared transactions when they are prepared; the slot does so for good."
+)
+@click.option(
+    "--origin", type=click.Choice(["any", "none"]), help="pgoutput: changes of any origin, or only those made here.  [default: any]"
 )
 @click.option("-L", "--poll-mode", is_flag=True, help="Exit with 0 as soon as the slot is free; no records.")
 @click.option(
@@ -105,40 +111,6 @@ class _Group(click.Group):
     help="Time between status updates to the server (0: only when it asks).",
 )
 @click.option("-A", "--auto-feedback", is_flag=True, help="Count as confirmed what has been written out.")
-@click.option("-H", "--write-header", is_flag=True, help="Write a header line, w LSN LENGTH, before each record.")
-@click.option("-N", "--write-nl", is_flag=True, help="Write a newline after each record.")
-@click.option("-j", "--wal2json1", is_flag=True, help="Records of wal2json, format version 1: a JSON object a transaction.")
-@click.option(
-    "-J",
-    "--wal2json2",
-    is_flag=True,
-    help="Records of wal2json, format version 2, with headers: a JSON object a change.",
-)
-@click.option(
-    "--output",
-    metavar="NAME",
-    help="Output plugin that renders a pgoutput slot's records here: wal2json, test_decoding, debezium, json, or one installed.",
-)
-@click.option("--proto-version", type=int, metavar="N", help="pgoutput's protocol version.  [default: the lowest that serves]")
-@click.option("--binary", is_flag=True, help="pgoutput: values in binary form.")
-@click.option("--messages", is_flag=True, help="pgoutput: logical messages (pg_logical_emit_message) as well.")
-@click.option(
-    "--streaming", type=click.Choice(["off", "on", "parallel"]), help="pgoutput: send large transactions before they commit."
-)
-@click.option("--two-phase", is_flag=True, help="pgoutput: send prepared transactions when they are prepared.")
-@click.option(
-    "--whole-transactions",
-    is_flag=True,
-    help="pgoutput: only committed transactions, whole and in commit order, however the server sends them.",
-)
-@click.option(
-    "--spill-threshold",
-    type=SIZE,
-    default=SPILL_THRESHOLD,
-    metavar="SIZE",
-    help="With --whole-transactions: hold so much in memory, the rest in files in $TMPDIR.  [default: 64MiB]",
-)
-@click.option("--origin", type=click.Choice(["any", "none"]), help="pgoutput: changes of any origin, or only those made here.")
 @click.option("--startpos", type=LSN_TYPE, metavar="LSN", help="Leave out what committed before LSN, in this run.")
 @click.option("--endpos", type=LSN_TYPE, metavar="LSN", help="Exit with 0 once all that committed before LSN is written.")
 @click.option(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 import click
 
 from cdcpipe.config import SlotConfig
 from cdcpipe.lsn import LSN
+from cdcpipe.pgoutput.transactions import SPILL_THRESHOLD
 from cdcpipe.replication.connection import connection_parameters
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "connection_parameters_of",
     "output_plugin",
     "parse_options",
+    "record_options",
     "slot_config",
     "slot_options",
 ]
@@ -32,7 +34,8 @@ CONTEXT_SETTINGS = {"help_option_names": ["-?", "--help"], "max_content_width": 
 _SIZE_TEXT = re.compile(r"([0-9]{1,15}) ?([A-Za-z]*)", re.ASCII)
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Command: TypeAlias = Callable[..., Any]
+Decorator: TypeAlias = Callable[[Command], Command]
 
 
 class _Seconds(click.ParamType[float]):
@@ -75,7 +78,9 @@ SIZE = _Size()
 LSN_TYPE = _LSN()
 
 
-def _decorate(options: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
+def _together(*options: Decorator) -> Decorator:
+    """Return one decorator for several, in the order of ``--help``."""
+
     def decorate(command: Command) -> Command:
         for option in reversed(options):
             command = option(command)
@@ -84,62 +89,96 @@ def _decorate(options: Sequence[Callable[[Command], Command]]) -> Callable[[Comm
     return decorate
 
 
-def connection_options(command: Command) -> Command:
-    """Add libpq's: ``-d -h -p -U -m``."""
-    return _decorate(
-        [
-            click.option("-d", "--dbname", metavar="DBNAME", help="Database to connect to; a conninfo string or a URI as well."),
-            click.option("-h", "--host", metavar="HOSTNAME", help="Database server's host or socket directory."),
-            click.option("-p", "--port", metavar="PORT", help="Database server's port."),
-            click.option("-U", "--username", metavar="USERNAME", help="Database user name."),
-            click.option(
-                "-m",
-                "--param",
-                "params",
-                multiple=True,
-                metavar="KEY=VALUE",
-                help="Any other connection parameter of libpq (connect_timeout, sslmode, …). Passwords come from PGPASSWORD,"
-                " a password file or a service file. Repeatable.",
-            ),
-        ]
-    )(command)
+connection_options = _together(
+    click.option("-d", "--dbname", metavar="DBNAME", help="Database to connect to; a conninfo string or a URI as well."),
+    click.option("-h", "--host", metavar="HOSTNAME", help="Database server's host or socket directory."),
+    click.option("-p", "--port", metavar="PORT", help="Database server's port."),
+    click.option("-U", "--username", metavar="USERNAME", help="Database user name."),
+    click.option(
+        "-m",
+        "--param",
+        "params",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Any other connection parameter of libpq (connect_timeout, sslmode, …). Passwords come from PGPASSWORD,"
+        " a password file or a service file. Repeatable.",
+    ),
+)
+"""libpq's: ``-d -h -p -U -m``."""
 
+slot_options = _together(
+    click.option("-S", "--slot", metavar="NAME", help="Name of the logical replication slot (required)."),
+    click.option(
+        "-c", "--create-slot", is_flag=True, help="Create the slot if it does not exist, and before it publications that do not."
+    ),
+    click.option(
+        "-P",
+        "--plugin",
+        metavar="NAME",
+        help="The server's output plugin for a new slot.  [default: pgoutput; wal2json with -j or -J and no --publication]",
+    ),
+    click.option(
+        "--create-timeout",
+        type=SECONDS,
+        default=60.0,
+        show_default=True,
+        help="How long the server may wait for running transactions before it makes the slot (0: no limit).",
+    ),
+    click.option(
+        "--publication",
+        "publications",
+        multiple=True,
+        metavar="NAME",
+        help="Publication to stream on a pgoutput slot, any name as it is. Repeatable.",
+    ),
+    click.option(
+        "--table",
+        "tables",
+        multiple=True,
+        metavar="SCHEMA.NAME",
+        help="With -c: a publication that does not exist is created for these tables (left out: for all). Repeatable.",
+    ),
+)
+"""What names the slot, and what is made with it."""
 
-def slot_options(command: Command) -> Command:
-    """Add what names the slot, and what is made with it."""
-    return _decorate(
-        [
-            click.option("-S", "--slot", metavar="NAME", help="Name of the logical replication slot (required)."),
-            click.option("-c", "--create-slot", is_flag=True, help="Create the slot if it does not exist."),
-            click.option(
-                "-P",
-                "--plugin",
-                metavar="NAME",
-                help="The server's output plugin for a new slot.  [default: pgoutput; wal2json with -j or -J and no --publication]",
-            ),
-            click.option(
-                "--create-timeout",
-                type=SECONDS,
-                default=60.0,
-                show_default=True,
-                help="How long the server may wait for running transactions before it makes the slot (0: no limit).",
-            ),
-            click.option(
-                "--publication",
-                "publications",
-                multiple=True,
-                metavar="NAME",
-                help="Publication to stream on a pgoutput slot, any name as it is. Repeatable.",
-            ),
-            click.option(
-                "--table",
-                "tables",
-                multiple=True,
-                metavar="SCHEMA.NAME",
-                help="With -c: a publication that does not exist is created for these tables (left out: for all). Repeatable.",
-            ),
-        ]
-    )(command)
+record_options = _together(
+    click.option(
+        "-o",
+        "--option",
+        "plugin_options",
+        multiple=True,
+        metavar="KEY[=VALUE]",
+        help="Option for the output plugin, as it is. Repeatable.",
+    ),
+    click.option(
+        "--output",
+        metavar="NAME",
+        help="Output plugin that renders a pgoutput slot's records here: wal2json, test_decoding, debezium, json,"
+        " or one installed.",
+    ),
+    click.option("-j", "--wal2json1", is_flag=True, help="Records of wal2json, format version 1: a JSON object a transaction."),
+    click.option(
+        "-J",
+        "--wal2json2",
+        is_flag=True,
+        help="Records of wal2json, format version 2, with headers: a JSON object a change.",
+    ),
+    click.option("-H", "--write-header", is_flag=True, help="Write a header line, w LSN LENGTH, before each record."),
+    click.option("-N", "--write-nl", is_flag=True, help="Write a newline after each record."),
+    click.option(
+        "--whole-transactions",
+        is_flag=True,
+        help="pgoutput: only committed transactions, whole and in commit order, however the server sends them.",
+    ),
+    click.option(
+        "--spill-threshold",
+        type=SIZE,
+        default=SPILL_THRESHOLD,
+        metavar="SIZE",
+        help="With --whole-transactions: hold so much in memory, the rest in files in $TMPDIR.  [default: 64MiB]",
+    ),
+)
+"""Which records are written, and how: the same of a stream and of a capture."""
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, str | None]:
@@ -194,7 +233,7 @@ def slot_config(
     tables: Sequence[str],
     **connection: Any,
 ) -> SlotConfig:
-    """Build the configuration from the options of both decorators."""
+    """Build the configuration from ``slot_options`` and ``connection_options``."""
     if not slot:
         raise click.UsageError("--slot NAME has to be given")
     return SlotConfig(
