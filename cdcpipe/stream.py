@@ -32,7 +32,7 @@ from cdcpipe.pipe.input import Input
 from cdcpipe.pipe.output import Output
 from cdcpipe.replication.boundaries import BoundaryTracker
 from cdcpipe.replication.connection import Connection
-from cdcpipe.replication.copydata import WAL_DATA, WAL_DATA_HEADER_BYTES, PrimaryKeepalive, build_status_update, parse
+from cdcpipe.replication.copydata import WAL_DATA, WAL_DATA_HEADER_BYTES, build_status_update, parse_keepalive
 from cdcpipe.replication.progress import Progress
 
 __all__ = ["Feeder", "StreamOptions", "Streamer"]
@@ -370,13 +370,12 @@ class Streamer:
         self._pieces.clear()
 
     def _keepalive(self, data: memoryview) -> None:
-        message = parse(data)
-        if isinstance(message, PrimaryKeepalive):
-            self._check_notices()
-            self._queue()
-            self._progress.heard(time.monotonic())
-            self._progress.keepalive(message.wal_end, reply_requested=message.reply_requested)
-            self._tracker.keepalive(message.wal_end)
+        message = parse_keepalive(data)
+        self._check_notices()
+        self._queue()
+        self._progress.heard(time.monotonic())
+        self._progress.keepalive(message.wal_end, reply_requested=message.reply_requested)
+        self._tracker.keepalive(message.wal_end)
 
     def _copy_ended(self) -> None:
         """Tell an error from an end in order: both show as -1."""
