@@ -8,13 +8,8 @@ An id that was never described is a `ProtocolError`: there is no catalog to ask 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from cdcpipe.errors import ProtocolError
 from cdcpipe.pgoutput.messages import Relation, Type
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["RelationCache"]
 
@@ -44,9 +39,3 @@ class RelationCache:
     def type(self, type_id: int) -> Type | None:
         """Return what the stream said about a type; nothing for a built-in one."""
         return self._types.get(type_id)
-
-    def __len__(self) -> int:
-        return len(self._relations)
-
-    def __iter__(self) -> Iterator[Relation]:
-        return iter(self._relations.values())
