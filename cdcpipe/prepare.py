@@ -22,6 +22,8 @@ from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.pgoutput import options as pgoutput_options
 from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.plugins import load
+from cdcpipe.plugins.base import Renderer
 from cdcpipe.poll import wait_until_free
 from cdcpipe.replication import preflight
 from cdcpipe.replication.boundaries import tracker_for
@@ -290,9 +292,6 @@ def _plugin(
     defaults: dict[str, str | None] = {"publication_names": publication_names(publications)}
     if config.output is None:
         return pgoutput_options.complete(defaults | options, version), None
-
-    from cdcpipe.plugins import load
-    from cdcpipe.plugins.base import Renderer
 
     given = {name: value for name, value in options.items() if name in pgoutput_options.NAMES}
     plugin_options = {name: value for name, value in options.items() if name not in pgoutput_options.NAMES}

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from cdcpipe.errors import ProtocolError
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import CommitPrepared, Prepare, RollbackPrepared, StreamPrepare
+from cdcpipe.pgoutput.options import setting
 from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.replication.progress import Progress
 
@@ -230,14 +231,10 @@ def tracker_for(
         )
     if plugin == "test_decoding":
         return TextTracker(progress, end_position, b"BEGIN", b"COMMIT")
-    if plugin == "wal2json" and options.get("format-version") == "2" and _is_on(options, "include-transaction"):
+    has_transactions = setting({"include-transaction": "on", **options}, "include-transaction") == "on"
+    if plugin == "wal2json" and options.get("format-version") == "2" and has_transactions:
         return TextTracker(progress, end_position, b'{"action":"B"', b'{"action":"C"')
     return RecordTracker(progress, end_position)
-
-
-def _is_on(options: Mapping[str, str | None], name: str) -> bool:
-    value = options.get(name, "true")
-    return value is None or value.lower() in {"true", "t", "on", "yes", "y", "1"}
 
 
 def _error(what: str, wal_start: int, hint: str | None = None) -> ProtocolError:

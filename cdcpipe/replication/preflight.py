@@ -15,11 +15,7 @@ from dataclasses import dataclass
 
 from cdcpipe.errors import InitError, InvalidArgumentsError, ServerError, SlotDoesNotExistError, SlotInUseError
 from cdcpipe.lsn import LSN
-from cdcpipe.replication.commands import (
-    IDENTIFY_SYSTEM,
-    create_replication_slot,
-    start_replication,
-)
+from cdcpipe.replication.commands import IDENTIFY_SYSTEM, create_replication_slot, start_replication
 from cdcpipe.replication.connection import Connection
 from cdcpipe.sql import patient, quote_identifier, quote_literal
 
@@ -28,6 +24,8 @@ __all__ = [
     "PublishedTable",
     "Slot",
     "System",
+    "TableColumn",
+    "check_binary_forms",
     "check_free",
     "check_publications",
     "check_usable",
@@ -39,8 +37,11 @@ __all__ = [
     "export_snapshot",
     "find_slot",
     "identify_system",
+    "missing_publications",
+    "missing_slot_error",
     "parse_publication_names",
     "published_tables",
+    "slot_in_use_message",
     "start_stream",
 ]
 
@@ -53,7 +54,6 @@ _INVALID_PARAMETER = "22023"
 _QUERY_CANCELED = "57014"
 _INSUFFICIENT_PRIVILEGE = "42501"
 _UNDEFINED_FILE = "58P01"
-
 
 _PAGE_BYTES = 8192
 _LONG_PAGE_HEADER_BYTES = 40
@@ -226,7 +226,7 @@ def create_slot(connection: Connection, name: str, plugin: str, *, timeout_s: fl
     except ServerError as ex:
         if ex.sqlstate == _DUPLICATE_OBJECT:
             return
-        raise creation_error(ex, name, plugin, timeout_s) from ex
+        raise _creation_error(ex, name, plugin, timeout_s) from ex
 
 
 def export_snapshot(connection: Connection, slot: str, *, is_temporary: bool, timeout_s: float | None) -> ExportedSnapshot:
@@ -240,11 +240,11 @@ def export_snapshot(connection: Connection, slot: str, *, is_temporary: bool, ti
     try:
         _, consistent_point, name, *_ = connection.execute(command, timeout_s=timeout_s)[0]
     except ServerError as ex:
-        raise creation_error(ex, slot, "pgoutput", timeout_s) from ex
+        raise _creation_error(ex, slot, "pgoutput", timeout_s) from ex
     return ExportedSnapshot(name or "", LSN.parse(consistent_point or ""))
 
 
-def creation_error(ex: ServerError, name: str, plugin: str, timeout_s: float | None) -> InitError:
+def _creation_error(ex: ServerError, name: str, plugin: str, timeout_s: float | None) -> InitError:
     """Translate what the server says to the creation of a slot."""
     if ex.sqlstate == _QUERY_CANCELED and timeout_s is not None:
         return InitError(
