@@ -19,7 +19,6 @@ snapshot, which lasts until the next ``begin``. What a checksum is: cdcpipe/chec
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from typing import Any
@@ -29,8 +28,8 @@ import click
 from cdcpipe.checksum import Checksums, ServerTable, find_slot_state
 from cdcpipe.errors import CommandError
 from cdcpipe.lsn import LSN
+from cdcpipe.prepare import connected
 from cdcpipe.replication.connection import Connection
-from cdcpipe.sql import SESSION_SETTINGS
 from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of
 
 __all__ = ["command"]
@@ -49,11 +48,7 @@ def command(**options: Any) -> None:
     those that are asked for.
     """
     parameters = connection_parameters_of(**options)
-    with (
-        contextlib.closing(Connection(parameters, replication=False)) as connection,
-        contextlib.closing(Connection(parameters, replication=False)) as another,
-    ):
-        another.pin_session(SESSION_SETTINGS)
+    with connected(parameters, replication=False) as connection, connected(parameters, replication=False) as another:
         server = _Server(Checksums(connection), another)
         for line in sys.stdin:
             sys.stdout.write(json.dumps(server.answer(line)) + "\n")

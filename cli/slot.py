@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import time
@@ -11,9 +10,8 @@ from typing import Any
 import click
 
 from cdcpipe.lsn import LSN
-from cdcpipe.replication.connection import Connection
+from cdcpipe.prepare import connected
 from cdcpipe.slot import SlotPosition, find_position
-from cdcpipe.sql import SESSION_SETTINGS
 from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of
 
 __all__ = ["command"]
@@ -27,8 +25,7 @@ __all__ = ["command"]
 )
 def command(*, slot: str, watch: float | None, **options: Any) -> None:
     """Print where a slot and its server are, as one JSON object in one line. Takes no REPLICATION attribute."""
-    with contextlib.closing(Connection(connection_parameters_of(**options), replication=False)) as connection:
-        connection.pin_session(SESSION_SETTINGS)
+    with connected(connection_parameters_of(**options), replication=False) as connection:
         while True:
             sys.stdout.write(json.dumps(_report(slot, find_position(connection, slot))) + "\n")
             sys.stdout.flush()
