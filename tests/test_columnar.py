@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from logical_stream import peek
 from pgoutput_build import build
-from test_binary import VALUES, Server, texts, values_of
+from test_binary import VALUES, Server, is_built_in, texts, values_of
 
 from cdcpipe.errors import CdcpipeError, ProtocolError
 from cdcpipe.pgoutput import binary
@@ -624,7 +624,7 @@ def test_every_type_as_columns(pg: postgres.Cluster) -> None:
             described.columns,
             strict=True,
         ):
-            if not binary.is_built_in(column.type_id):
+            if not is_built_in(column.type_id):
                 continue
             some_binary += ord("b") in mine.kind
             assert ord("b") not in theirs.kind
@@ -746,7 +746,7 @@ def test_common_types_are_read_without_python_per_value(monkeypatch: pytest.Monk
 
 @settings(max_examples=500)
 @given(
-    st.sampled_from(sorted(filter(binary.is_built_in, {*NATURAL, 25, 2950, 3802, 3614}))),
+    st.sampled_from(sorted(filter(is_built_in, {*NATURAL, 25, 2950, 3802, 3614}))),
     st.lists(st.binary(max_size=24), max_size=4),
 )
 def test_any_bytes_give_values_or_an_error(type_id: int, values: list[bytes]) -> None:

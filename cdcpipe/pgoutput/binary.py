@@ -40,7 +40,6 @@ __all__ = [
     "ToText",
     "Types",
     "UnknownTypeError",
-    "is_built_in",
     "name_column",
     "row_to_text",
     "to_text",
@@ -184,11 +183,6 @@ def name_column(ex: CdcpipeError, table: str, column: str) -> None:
     """Let an error of a value's conversion name its column."""
     ex.message = f"column {column!r} of table {table!r} came in binary form: {ex.message}"
     ex.args = (ex.message,)
-
-
-def is_built_in(type_id: int) -> bool:
-    """Return whether `to_text` knows the type."""
-    return type_id in _SCALARS or (type_id in _SHAPES and _SHAPES[type_id].of not in _NO_TEXT)
 
 
 _MAX_DEPTH: Final = 16
