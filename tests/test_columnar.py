@@ -328,6 +328,8 @@ def convert(texts: Sequence[str | None], arrow_type: pa.DataType) -> tuple[list[
         (DECIMAL, "1.5", Decimal("1.50")),
         (pa.decimal128(38, 38), "-0." + "9" * 38, Decimal("-0." + "9" * 38)),
         (pa.decimal128(38, 0), "9" * 38, Decimal("9" * 38)),
+        (pa.decimal128(20, 6), "0." + "0" * 60, Decimal(0)),
+        (pa.decimal128(20, 6), "-1.5" + "0" * 60, Decimal("-1.5")),
         (pa.decimal128(38, 10), "-" + "9" * 28 + "." + "9" * 10, Decimal("-" + "9" * 28 + "." + "9" * 10)),
         (pa.date32(), "0001-01-01", date(1, 1, 1)),
         (pa.date32(), "9999-12-31", date(9999, 12, 31)),
@@ -358,6 +360,8 @@ def test_values_that_fit(arrow_type: pa.DataType, text: str, value: object) -> N
         (pa.int64(), "7", ["9223372036854775808", "NaN"]),
         (pa.float64(), "7", ["", "1,5", "0x10", "1 "]),
         (DECIMAL, "7.00", ["NaN", "Infinity", "-Infinity", "0.001", "100000000.00", "", "1e50", "9" * 39]),
+        # Scales from which Arrow, by itself, makes 0.
+        (pa.decimal128(20, 6), "7", ["0." + "0" * 44 + "1", "-0." + "0" * 31 + "6" * 34, "0." + "0" * 90 + "1"]),
         (pa.decimal128(38, 0), "7", ["9" * 39, "-" + "9" * 39, "1" + "0" * 99, "9" * 38 + ".5"]),
         (pa.decimal128(38, 18), "7", ["9" * 21 + "." + "9" * 18, "1" + "0" * 20 + "." + "0" * 18, "0." + "0" * 40 + "1"]),
         (pa.date32(), "2024-02-29", ["infinity", "-infinity", "0044-03-15 BC", "10000-01-01", "5874897-12-31", "0000-01-01"]),

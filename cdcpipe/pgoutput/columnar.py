@@ -366,8 +366,9 @@ def _to_float(text: pa.StringArray, arrow_type: pa.DataType) -> pa.Array:
 def _to_decimal(text: pa.StringArray, arrow_type: pa.DataType) -> pa.Array:
     longest = pc.max(pc.binary_length(text)).as_py()
     if longest is not None and longest > _MAX_DECIMAL_DIGITS:
-        # Arrow lets more than 38 digits overflow without a word.
-        digits = pc.replace_substring_regex(text, r"^-?[0.]*|\.", "")
+        # Arrow lets more than 38 digits overflow without a word, zeros behind the point among them: 1e-45 would be 0.
+        text = pc.replace_substring_regex(text, r"(\.[0-9]*[1-9])0+$|\.0+$", r"\1")
+        digits = pc.replace_substring_regex(text, r"^-?0*|\.", "")
         text = _only(text, pc.less_equal(pc.binary_length(digits), _MAX_DECIMAL_DIGITS))
     return _cast(text, arrow_type, _DECIMAL)
 
