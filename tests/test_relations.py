@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cdcpipe.errors import ProtocolError
-from cdcpipe.pgoutput.messages import Column, Relation, Type
+from cdcpipe.pgoutput.messages import Column, Relation
 from cdcpipe.pgoutput.relations import RelationCache
 
 OLD = Relation(None, 16385, "public", "t", "d", (Column(1, "id", 23, -1),))
@@ -23,13 +23,3 @@ def test_the_last_description_counts():
     assert cache.relation(16385) is OLD
     cache.add(NEW)
     assert cache.relation(16385) is NEW
-
-
-def test_types():
-    cache = RelationCache()
-    mood = Type(None, 16386, "public", "mood")
-    assert cache.type(16386) is None
-    cache.add(mood)
-    assert cache.type(16386) is mood
-    with pytest.raises(ProtocolError):
-        cache.relation(16386)

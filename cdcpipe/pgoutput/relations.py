@@ -1,32 +1,28 @@
-"""What the stream has said about relations and types so far.
+"""What the stream has said about relations so far.
 
 pgoutput describes a relation ('R', and 'Y' for its types that are not built in) before the first change to it, and again
 after whatever may have changed it: a description holds from its place in the stream to the next one with the same id.
-So the cache must see every Relation and Type message, in stream order, and lives no longer than the connection.
+So the cache must see every Relation message, in stream order, and lives no longer than the connection.
 An id that was never described is a `ProtocolError`: there is no catalog to ask here, and today's would be the wrong one.
 """
 
 from __future__ import annotations
 
 from cdcpipe.errors import ProtocolError
-from cdcpipe.pgoutput.messages import Relation, Type
+from cdcpipe.pgoutput.messages import Relation
 
 __all__ = ["RelationCache"]
 
 
 class RelationCache:
-    """Relations and types by their ids."""
+    """Relations by their ids."""
 
     def __init__(self) -> None:
         self._relations: dict[int, Relation] = {}
-        self._types: dict[int, Type] = {}
 
-    def add(self, message: Relation | Type) -> None:
+    def add(self, relation: Relation) -> None:
         """Take a description; it replaces an earlier one of the same id."""
-        if isinstance(message, Relation):
-            self._relations[message.relation_id] = message
-        else:
-            self._types[message.type_id] = message
+        self._relations[relation.relation_id] = relation
 
     def relation(self, relation_id: int) -> Relation:
         """Return the relation as it is at this point of the stream; raise ProtocolError if it was never described."""
@@ -35,7 +31,3 @@ class RelationCache:
         except KeyError:
             msg = f"relation {relation_id} was never described: its Relation message is missing before this change"
             raise ProtocolError(msg) from None
-
-    def type(self, type_id: int) -> Type | None:
-        """Return what the stream said about a type; nothing for a built-in one."""
-        return self._types.get(type_id)

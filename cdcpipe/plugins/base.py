@@ -468,12 +468,12 @@ class Renderer:
                 setattr(change, name, self._types.row_to_text(relation, row))
 
     def _describe(self, message: Relation | Type) -> None:
-        self._relations.add(message)
         if isinstance(message, Type):
             self._plugin.catalog.describe(message)
             self._types.forget()
             self._plugin.type(message)
             return
+        self._relations.add(message)
         makers = self._plugin.relation(message)
         for head in self._heads.pop(message.relation_id, ()):
             self._makers.pop(head, None)
