@@ -11,7 +11,7 @@ column, a TOAST value that was not sent, a value that its type cannot hold) is a
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -33,7 +33,7 @@ from spark_sink.types import MESSAGE_SCHEMA, OPS, as_typed, assign_columns, spar
 from spark_sink.warehouse import EXACT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
     from pyspark.sql.types import StructField, StructType
@@ -42,7 +42,17 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["OLD_PREFIX", "EnvelopeReader", "ExactTexts", "MessageReader", "OpenSlice", "Slice", "TypedReader", "read_relations"]
+__all__ = [
+    "OLD_PREFIX",
+    "EnvelopeReader",
+    "ExactTexts",
+    "MessageReader",
+    "OpenSlice",
+    "Slice",
+    "TypedReader",
+    "divide",
+    "read_relations",
+]
 
 BATCH_ROWS: Final = 1 << 16
 BATCH_BYTES: Final = 64 << 20
@@ -80,6 +90,27 @@ class Slice:
     part: int = 0
     part_count: int = 1
     origin: Origin | None = None
+
+
+def divide(slices: Iterable[tuple[Slice, int]], part_bytes: int, together_bytes: int) -> list[list[Slice]]:
+    """Divide slices, given with their sizes, among tasks: one of more than ``part_bytes`` is cut, small ones go together.
+
+    Several make ``together_bytes`` at most.
+    """
+    tasks: list[list[Slice]] = []
+    room = 0
+    for piece, size in slices:
+        count = -(-size // part_bytes)
+        if count > 1:
+            tasks += [[replace(piece, part=number, part_count=count)] for number in range(count)]
+            room = 0
+            continue
+        if size > room:
+            tasks.append([])
+            room = together_bytes
+        tasks[-1].append(piece)
+        room -= size
+    return tasks
 
 
 class OpenSlice:

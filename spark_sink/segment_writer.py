@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from spark_sink.parquet_file import FileWriter, Layout, WrittenFile
-from spark_sink.segment_reader import OLD_PREFIX, MessageReader, OpenSlice, Slice, TypedReader
+from spark_sink.segment_reader import OLD_PREFIX, MessageReader, OpenSlice, Slice, TypedReader, divide
 from spark_sink.segment_server import Origin, name_of
-from spark_sink.staging import Segment, StagingError
+from spark_sink.staging import Segment
 from spark_sink.warehouse import EXACT
 
 if TYPE_CHECKING:
@@ -65,46 +65,21 @@ def write(
 
     Executors read the segments where they are here, or with an ``origin`` get them from there.
     """
-    sizes = [_size(segment) for segment in segments]
+    sizes = [segment.size() for segment in segments]
     if sum(sizes) <= _DRIVER_BYTES:
         found = [_write([_slice(segment, None) for segment in segments], targets)]
     else:
         context = spark.sparkContext
         slices = [(_slice(segment, origin), size) for segment, size in zip(segments, sizes, strict=True)]
-        tasks = _tasks(slices, max(_TASK_BYTES, -(-sum(sizes) // context.defaultParallelism)))
+        task_bytes = max(_TASK_BYTES, -(-sum(sizes) // context.defaultParallelism))
+        tasks = divide(slices, task_bytes, task_bytes)
         found = context.parallelize(tasks, len(tasks)).map(lambda pieces: _write(pieces, targets)).collect()
     return [[of_target for of_target in of_targets if of_target is not None] for of_targets in zip(*found, strict=True)]
-
-
-def _size(segment: Segment) -> int:
-    try:
-        return segment.path.stat().st_size
-    except OSError as ex:
-        msg = f"segment {segment.path} cannot be read: {ex.strerror}"
-        raise StagingError(msg, hint="restore it from a copy of the staging directory") from ex
 
 
 def _slice(segment: Segment, origin: Origin | None) -> Slice:
     path = str(segment.path) if origin is None else name_of(segment.path)
     return Slice(path, segment.epoch, segment.start_lsn, segment.end_lsn, origin=origin)
-
-
-def _tasks(slices: Sequence[tuple[Slice, int]], task_bytes: int) -> list[list[Slice]]:
-    """Divide slices among tasks, about so much for each; a large one is cut."""
-    tasks: list[list[Slice]] = []
-    room = 0
-    for piece, size in slices:
-        count = -(-size // task_bytes)
-        if count > 1:
-            tasks += [[replace(piece, part=number, part_count=count)] for number in range(count)]
-            room = 0
-            continue
-        if size > room:
-            tasks.append([])
-            room = task_bytes
-        tasks[-1].append(piece)
-        room -= size
-    return tasks
 
 
 def _write(pieces: Sequence[Slice], targets: Sequence[Target]) -> list[Written | None]:

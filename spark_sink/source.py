@@ -53,7 +53,7 @@ import shutil
 import tempfile
 import time
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
@@ -77,7 +77,7 @@ from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.contents import count_rows
 from spark_sink.directories import local_directory
 from spark_sink.ladder import CommitTimes
-from spark_sink.segment_reader import EnvelopeReader, MessageReader, Slice, TypedReader, read_relations
+from spark_sink.segment_reader import EnvelopeReader, MessageReader, Slice, TypedReader, divide, read_relations
 from spark_sink.segment_server import Origin, name_of
 from spark_sink.staging import Position, Segment, StagingError, list_segments, log_end
 from spark_sink.types import CHANGE_FIELDS, MESSAGE_SCHEMA, as_typed, merge_columns, typed_schema
@@ -255,23 +255,11 @@ class _Options:
         """Plan a batch of (start, end]."""
         planned = _plan(Path(self.root), start, end, None if self.server is None else Origin.read(self.server))
         if self.view == "segments":
-            rows = [(s.epoch, s.start_lsn, s.end_lsn, str(s.path), _size(s)) for s, _ in planned]
+            rows = [(s.epoch, s.start_lsn, s.end_lsn, str(s.path), s.size()) for s, _ in planned]
             return [_SegmentRows(rows)] if rows else []
-        parts: list[InputPartition] = []
-        together, room = _Part([]), 0
-        for segment, piece in planned:
-            size = _size(segment)
-            count = -(-size // self.max_partition_bytes)
-            if count > 1:
-                parts += [_Part([replace(piece, part=number, part_count=count)]) for number in range(count)]
-                room = 0
-                continue
-            if size > room:
-                together, room = _Part([]), min(_TOGETHER_BYTES, self.max_partition_bytes)
-                parts.append(together)
-            together.pieces.append(piece)
-            room -= size
-        return parts
+        together_bytes = min(_TOGETHER_BYTES, self.max_partition_bytes)
+        sized = ((piece, segment.size()) for segment, piece in planned)
+        return [_Part(pieces) for pieces in divide(sized, self.max_partition_bytes, together_bytes)]
 
     def read(self, partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
         """Read what `partitions` planned, in an executor."""
@@ -427,7 +415,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         left = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         for number, segment in enumerate(segments):
             if left is not None:
-                left -= _size(segment)
+                left -= segment.size()
                 if left < 0 and number > 0:
                     break
             position = segment.end
@@ -448,7 +436,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         left = CommitTimes(segments).oldest_after(until.lsn)
         return _offset(end) | {
             "batchRows": count_rows(batch, start.lsn),
-            "batchBytes": sum(map(_size, batch)),
+            "batchBytes": sum(segment.size() for segment in batch),
             "lagBytes": max(0, end.lsn - until.lsn),
             "lagSeconds": 0.0 if left is None else round(max(0.0, time.time() - left), 3),
         }
@@ -473,14 +461,6 @@ def _position(offset: dict[str, Any]) -> Position:
     except ValueError as ex:
         msg = f"the checkpoint has a damaged offset: {ex}"
         raise StagingError(msg) from ex
-
-
-def _size(segment: Segment) -> int:
-    try:
-        return segment.path.stat().st_size
-    except OSError as ex:
-        msg = f"segment {segment.path} cannot be read: {ex.strerror}"
-        raise StagingError(msg, hint="restore it from a copy of the staging directory") from ex
 
 
 @functools.cache

@@ -127,6 +127,14 @@ class Segment:
         """Where its index is, or would be."""
         return self.path.with_suffix(".idx")
 
+    def size(self) -> int:
+        """Return its size in bytes; StagingError if it can't be seen."""
+        try:
+            return self.path.stat().st_size
+        except OSError as ex:
+            msg = f"segment {self.path} cannot be read: {ex.strerror}"
+            raise StagingError(msg, hint="restore it from a copy of the staging directory") from ex
+
     @property
     def start(self) -> Position:
         """The position before the segment."""

@@ -12,7 +12,7 @@ from segments import Log, relation
 from cdcpipe.pgoutput.messages import Delete, Insert, LogicalMessage, Relation, Truncate
 from spark_sink import segment_writer
 from spark_sink.parquet_file import Layout
-from spark_sink.segment_reader import OpenSlice, Slice
+from spark_sink.segment_reader import OpenSlice, Slice, divide
 from spark_sink.segment_writer import Target
 from spark_sink.staging import Segment
 from spark_sink.types import MESSAGE_SCHEMA, merge_columns, typed_schema
@@ -113,7 +113,7 @@ def test_messages_are_a_table_among_others(tmp_path: Path) -> None:
 
 def test_tasks_are_of_about_one_size() -> None:
     slices = [(Slice(str(number), 1, 0, 1), size) for number, size in enumerate([10, 20, 10, 100, 5, 5])]
-    tasks = segment_writer._tasks(slices, 40)
+    tasks = divide(slices, 40, 40)
     assert [[(int(piece.path), piece.part, piece.part_count) for piece in task] for task in tasks] == [
         [(0, 0, 1), (1, 0, 1), (2, 0, 1)],
         [(3, 0, 3)],
