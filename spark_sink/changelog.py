@@ -17,19 +17,19 @@ The logical messages have a changelog of their own (`warehouse.MESSAGES`), with 
 from __future__ import annotations
 
 import re
+import secrets
 import shutil
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import pyarrow.parquet as parquet
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from cdcpipe.lsn import format_lsn
 from spark_sink import delta, delta_files
 from spark_sink.delta import State
-from spark_sink.parquet_file import Layout
+from spark_sink.parquet_file import FileWriter, Layout
 from spark_sink.staging import fsync_directory
 from spark_sink.types import split_schema, typed_schema
 from spark_sink.warehouse import WarehouseError
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
@@ -112,40 +113,6 @@ def read(spark: SparkSession, warehouse: Warehouse, table: Table) -> DataFrame:
     return spark.read.schema(_parquet_schema(spark, path, batches)).parquet(str(path)).drop(BATCH_COLUMN)
 
 
-def append(
-    warehouse: Warehouse, table: Table, rows: DataFrame, before: State | None, start: Position, end: Position, count: int
-) -> None:
-    """Append the changes in (start, end]; ``before`` is the changelog's state. Rows have all columns of the table.
-
-    WarehouseError if these were not ``count`` rows. A Parquet changelog does not have them then. A Delta table does, and that
-    it is at ``end``: so the warehouse is marked, and not opened any more.
-    """
-    path = warehouse.changelog(table)
-    if warehouse.format == "delta":
-        if before is not None:
-            delta.widen(rows.sparkSession, path, before.schema, rows.schema)
-        with delta.recording(rows.sparkSession, end):
-            if before is None:
-                delta.create(path, rows, properties(table, rows.columns))
-            else:
-                delta.append(path, rows)
-        written = delta.rows_written(path, end)
-        if written is not None and written != count:
-            problem = _wrong_count(table, written, count, end)
-            warehouse.mark_damaged(problem)
-            raise WarehouseError(problem, hint="restore the warehouse from a copy that is older than this error, and report it")
-        return
-    path.mkdir(parents=True, exist_ok=True)
-    temporary = path / "_writing"
-    # What an append that did not come to its end left behind. There is one writer, the pipeline.
-    shutil.rmtree(temporary, ignore_errors=True)
-    rows.write.parquet(str(temporary))
-    written = sum(parquet.read_metadata(file).num_rows for file in temporary.glob("*.parquet"))
-    if written != count:
-        raise WarehouseError(_wrong_count(table, written, count, end), hint="nothing of it was kept; report it")
-    temporary.rename(path / batch_name(start, end))
-
-
 @dataclass(slots=True)
 class Files:
     """A changelog to which files are added: where they are to be written, in which columns."""
@@ -200,6 +167,17 @@ def commit_files(
         fsync_directory(files.directory)
         files.directory.rename(warehouse.changelog(table) / batch_name(start, end))
         fsync_directory(warehouse.changelog(table))
+
+
+def append(
+    spark: SparkSession, warehouse: Warehouse, table: Table, rows: pa.Table, schema: StructType, start: Position, end: Position
+) -> None:
+    """Append rows that this process has, of the changes in (start, end]."""
+    files = open_files(spark, warehouse, table, schema, None)
+    writer = FileWriter(str(files.directory), f"part-{secrets.token_hex(16)}.parquet", files.layout)
+    for batch in rows.to_batches():
+        writer.write(dict(zip(batch.schema.names, batch.columns, strict=True)), len(batch))
+    commit_files(warehouse, table, files, [writer.close()], start, end, rows.num_rows)
 
 
 def properties(table: Table, columns: Sequence[str]) -> dict[str, str]:

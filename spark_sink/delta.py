@@ -10,15 +10,14 @@ import json
 import os
 import re
 import secrets
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spark_sink.staging import fsync_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -28,25 +27,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "State",
-    "add_column",
     "add_columns",
-    "add_files",
-    "append",
     "checkpoint",
     "create",
-    "create_empty",
     "exists",
     "literal",
     "newest_lsn",
     "overwrite",
-    "physical_fields",
-    "physical_schema",
     "pin",
     "quote",
     "read",
     "read_version",
     "recording",
-    "rows_written",
     "state",
     "table_name",
     "widen",
@@ -155,27 +147,12 @@ def _newest_lsn(path: Path) -> int | None:
 
     The snapshot has it, but makes a second's work of finding it.
     """
-    return next((lsn for lsn, _ in _newest_commits(path)), None)
-
-
-def _newest_commits(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield our commits of late, the newest first, nearly always the table's last: the LSN of each, and its lines."""
     commits = sorted(entry for entry in (path / "_delta_log").iterdir() if _COMMIT_NAME.fullmatch(entry.name))
     for commit in reversed(commits[-_NEWEST_COMMITS:]):
-        lines = commit.read_text().splitlines()
-        for line in lines:
+        for line in commit.read_text().splitlines():
             transaction = json.loads(line).get("txn") if '"txn"' in line else None
             if transaction is not None and transaction["appId"] == APPLICATION:
-                yield int(transaction["version"]), lines
-
-
-def rows_written(path: Path, position: Position) -> int | None:
-    """Return how many rows the commit that recorded ``position`` has written; None if Delta Lake was told not to say."""
-    for lsn, lines in _newest_commits(path):
-        if lsn == position.lsn:
-            infos = (json.loads(line).get("commitInfo") for line in lines if '"commitInfo"' in line)
-            metrics = next((info.get("operationMetrics") or {} for info in infos if info), {})
-            return int(metrics["numOutputRows"]) if "numOutputRows" in metrics else None
+                return int(transaction["version"])
     return None
 
 
@@ -223,27 +200,9 @@ def create(path: Path, rows: DataFrame, properties: dict[str, str]) -> None:
     writer.create()
 
 
-def create_empty(spark: SparkSession, path: Path, schema: StructType, properties: dict[str, str]) -> None:
-    """Make a table without rows."""
-    # Nested names, too, have to be quoted; pyspark's own text of a type does not.
-    ddl = spark._jvm.org.apache.spark.sql.types.DataType.fromJson(schema.json()).toDDL()  # noqa: SLF001
-    listed = ", ".join(f"{literal(key)} = {literal(value)}" for key, value in (_PROPERTIES | properties).items())
-    spark.sql(f"CREATE TABLE {table_name(path)} ({ddl}) USING delta TBLPROPERTIES ({listed})")
-
-
-def append(path: Path, rows: DataFrame) -> None:
-    """Append rows; columns that the table does not have yet are added."""
-    rows.write.format("delta").mode("append").option("mergeSchema", "true").save(str(path))
-
-
 def overwrite(path: Path, rows: DataFrame) -> None:
     """Replace all rows in one commit; the table's columns stay, new ones are added."""
     rows.write.format("delta").mode("overwrite").option("mergeSchema", "true").save(str(path))
-
-
-def add_column(spark: SparkSession, path: Path, name: str, spark_type: str) -> None:
-    """Add a column, NULL in every row."""
-    spark.sql(f"ALTER TABLE {table_name(path)} ADD COLUMNS ({quote(name)} {spark_type})")
 
 
 def add_columns(spark: SparkSession, path: Path, present: StructType, wanted: StructType) -> bool:
@@ -295,58 +254,6 @@ def _leaves(struct: StructType) -> Iterator[tuple[tuple[str, ...], DataType]]:
             yield from (((each.name, *path), kind) for path, kind in _leaves(each.dataType))
         else:
             yield (each.name,), each.dataType
-
-
-_PHYSICAL_NAME = "delta.columnMapping.physicalName"
-
-
-def physical_schema(spark: SparkSession, path: Path) -> StructType:
-    """Return the schema of the table's files: its own, under the names that Delta Lake gives the columns there."""
-    from pyspark.sql.types import StructType
-
-    jvm = spark._jvm  # noqa: SLF001
-    session = spark._jsparkSession  # noqa: SLF001
-    snapshot = jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(session, str(path))._2()  # noqa: SLF001
-    return StructType.fromJson(physical_fields(json.loads(snapshot.metadata().schema().json())))
-
-
-def physical_fields(struct: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema, as Delta's metadata has it, with the names that the fields, and those of structs in it, have in files."""
-    fields = []
-    for each in struct["fields"]:
-        kind = each["type"]
-        if isinstance(kind, dict) and kind["type"] == "struct":
-            kind = physical_fields(kind)
-        fields.append(each | {"name": each["metadata"][_PHYSICAL_NAME], "type": kind, "metadata": {}})
-    return struct | {"fields": fields}
-
-
-def add_files(
-    path: Path, files: Iterable[tuple[str, int, dict[str, Any]]], position: Position, *, is_recorded: bool = True
-) -> None:
-    """Make files that lie in the table's directory (name, size, statistics) part of the table.
-
-    With ``is_recorded`` the table has all changes up to ``position`` then. The files have columns of `physical_schema`. The
-    commit is written as Delta's protocol has it (PROTOCOL.md, "Delta Log Entries"): it reads nothing and only adds, so it
-    may follow any other. By way of Delta it would take two seconds, more than most tables' rows.
-    """
-    now_ms = time.time_ns() // 1_000_000
-    information = {
-        "timestamp": now_ms,
-        "operation": "WRITE",
-        "operationParameters": {"mode": "Append", "partitionBy": "[]"},
-        "isBlindAppend": True,
-        "userMetadata": str(position),
-        "engineInfo": "cdcpipe",
-    }
-    actions: list[dict[str, Any]] = [{"commitInfo": information}]
-    if is_recorded:
-        actions.append({"txn": {"appId": APPLICATION, "version": position.lsn, "lastUpdated": now_ms}})
-    for name, size, statistics in files:
-        file = {"path": name, "partitionValues": {}, "size": size, "modificationTime": now_ms, "dataChange": True}
-        actions.append({"add": file | {"stats": json.dumps(statistics)}})
-    text = "".join(json.dumps(action) + "\n" for action in actions)
-    write_commit(path, text, _newest_version(path) + 1, lambda _: None)
 
 
 def write_commit(path: Path, text: str, version: int, check: Callable[[Path], None]) -> int:

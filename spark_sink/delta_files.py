@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
-from spark_sink.delta import APPLICATION, newest_lsn, physical_fields, write_commit
+from spark_sink.delta import APPLICATION, newest_lsn, write_commit
 from spark_sink.warehouse import WarehouseError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -88,21 +88,30 @@ def open_table(spark: SparkSession, path: Path) -> FileTable:
     return FileTable(
         path,
         snapshot.version(),
-        StructType.fromJson(_plain(schema)),
-        StructType.fromJson(physical_fields(schema)),
+        _schema(schema),
+        _physical(schema),
         newest_lsn(spark, path) or 0,
     )
 
 
-def _plain(struct: dict[str, Any]) -> dict[str, Any]:
-    """Leave out of a schema what column mapping says of the fields."""
-    fields = []
-    for each in struct["fields"]:
-        kind = each["type"]
-        if isinstance(kind, dict) and kind["type"] == "struct":
-            kind = _plain(kind)
-        fields.append(each | {"type": kind, "metadata": {}})
-    return struct | {"fields": fields}
+def _renamed(kind: Any, name: Callable[[dict[str, Any]], str]) -> Any:
+    """Return a type, as Delta's metadata has it, with other names for fields of structs, and without what it says of them."""
+    if not isinstance(kind, dict):
+        return kind
+    if kind["type"] == "struct":
+        fields = [each | {"name": name(each), "type": _renamed(each["type"], name), "metadata": {}} for each in kind["fields"]]
+        return kind | {"fields": fields}
+    return kind | {key: _renamed(kind[key], name) for key in ("elementType", "keyType", "valueType") if key in kind}
+
+
+def _schema(struct: dict[str, Any]) -> StructType:
+    """Return a table's columns."""
+    return StructType.fromJson(_renamed(struct, lambda field: field["name"]))
+
+
+def _physical(struct: dict[str, Any]) -> StructType:
+    """Return the columns of a table's files."""
+    return StructType.fromJson(_renamed(struct, lambda field: field["metadata"][_PHYSICAL_NAME]))
 
 
 def define(path: Path, schema: StructType, properties: Mapping[str, str]) -> FileTable:
@@ -125,10 +134,11 @@ def define(path: Path, schema: StructType, properties: Mapping[str, str]) -> Fil
     }
     # A later column may be the first timestamp without time zone; Delta does not turn the feature on for an existing table.
     reader = ["columnMapping", "timestampNtz"]
+    if properties.get("delta.enableDeletionVectors") == "true":
+        reader.append("deletionVectors")
     writer = [*reader, "appendOnly", "invariants"]
     protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": reader, "writerFeatures": writer}
-    physical = StructType.fromJson(physical_fields(mapped.jsonValue()))
-    return FileTable(path, -1, schema, physical, 0, ({"protocol": protocol}, {"metaData": metadata}))
+    return FileTable(path, -1, schema, _physical(mapped.jsonValue()), 0, ({"protocol": protocol}, {"metaData": metadata}))
 
 
 def _mapped(kind: DataType, numbers: Any) -> DataType:
@@ -146,9 +156,10 @@ def _mapped(kind: DataType, numbers: Any) -> DataType:
     return kind
 
 
-def commit(table: FileTable, files: Iterable[WrittenFile], position: Position) -> None:
-    """Make files that lie in the table's directory part of it, in one commit, which records ``position``.
+def commit(table: FileTable, files: Iterable[WrittenFile], position: Position, *, is_reached: bool = True) -> None:
+    """Make files that lie in the table's directory part of it, in one commit.
 
+    With ``is_reached`` it records that the table has all changes up to ``position`` then.
     ChangedError if the table is no longer defined as it was when it was opened; WarehouseError if somebody else has recorded a
     position since.
     """
@@ -167,14 +178,17 @@ def commit(table: FileTable, files: Iterable[WrittenFile], position: Position) -
         "userMetadata": str(position),
         "engineInfo": "cdcpipe",
     }
-    transaction = {"appId": APPLICATION, "version": position.lsn, "lastUpdated": now_ms}
-    actions = [{"commitInfo": information}, *table.definition, {"txn": transaction}]
+    actions: list[Mapping[str, Any]] = [{"commitInfo": information}, *table.definition]
+    if is_reached:
+        actions.append({"txn": {"appId": APPLICATION, "version": position.lsn, "lastUpdated": now_ms}})
     for file in files:
         added = {"path": file.name, "partitionValues": {}, "size": file.size, "modificationTime": now_ms, "dataChange": True}
         actions.append({"add": added | {"stats": json.dumps(file.statistics())}})
     text = "".join(json.dumps(action) + "\n" for action in actions)
     table.version = write_commit(table.path, text, table.version + 1, lambda other: _check(table, other))
-    table.lsn, table.definition = position.lsn, ()
+    table.definition = ()
+    if is_reached:
+        table.lsn = position.lsn
 
 
 def _check(table: FileTable, commit: Path) -> None:

@@ -96,8 +96,13 @@ class FileWriter:
 
 def _fitted(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return the values in the file's type; the fields of a struct may be called otherwise there."""
+    if array.type == kind:
+        return array
+    if pa.types.is_list(kind) and pa.types.is_struct(kind.value_type):
+        values = _fitted(array.values, kind.value_type)
+        return pa.ListArray.from_arrays(array.offsets, values, kind, mask=array.is_null() if array.null_count else None)
     if not pa.types.is_struct(kind):
-        return array if array.type == kind else array.cast(kind)
+        return array.cast(kind)
     children = [_fitted(array.field(number), kind.field(number).type) for number in range(kind.num_fields)]
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
 

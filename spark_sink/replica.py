@@ -29,6 +29,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyspark.sql.types import ArrayType, MapType, StringType, StructField, StructType
+
 from spark_sink import changelog, delta, reduction
 from spark_sink.fills import filled
 from spark_sink.staging import Position
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
     from spark_sink.reduction import Key, Summary
 
@@ -76,9 +77,7 @@ class _Piece:
 def apply(spark: SparkSession, warehouse: Warehouse, table: Table, until: Position) -> None:
     """Bring a Delta replica from where it stands to ``until``; a table without a key gets none."""
     path = warehouse.replica(table)
-    state = delta.state(spark, path)
-    lsn = 0 if state is None else state.lsn
-    pieces = list(_pieces(warehouse.versions(table), lsn, until.lsn))
+    pieces = list(_pieces(warehouse.versions(table), delta.newest_lsn(spark, path) or 0, until.lsn))
     if not pieces:
         return
     changes = changelog.read(spark, warehouse, table)
@@ -109,10 +108,10 @@ def remake(spark: SparkSession, warehouse: Warehouse, table: Table, position: Po
     keys = [version.key for version in versions if version.key]
     if not keys:
         return
-    changes_state, state = changelog.state(spark, warehouse, table), delta.state(spark, path)
-    if changes_state is None:
+    changes_lsn, state = delta.newest_lsn(spark, warehouse.changelog(table)), delta.state(spark, path)
+    if changes_lsn is None:
         return
-    reached = (warehouse.source().position, Position(position.epoch, changes_state.lsn))
+    reached = (warehouse.source().position, Position(position.epoch, changes_lsn))
     until = max(position, *filter(None, reached), key=lambda each: each.lsn)
     until = Position(until.epoch, int(until.lsn))  # Spark would take an LSN for a text
     changes = changelog.read(spark, warehouse, table)
@@ -350,11 +349,10 @@ def _apply_piece(spark: SparkSession, path: Path, table: Table, changes: DataFra
             else:
                 delta.create(path, rows, properties(piece.key, columns))
         return
-    for name in columns:
-        if name not in state.schema.names:
-            delta.add_column(spark, path, name, changes.schema[name].dataType.simpleString())
-    if summary.exact and "_cdc_exact" not in state.schema.names:
-        delta.add_column(spark, path, "_cdc_exact", _OPTIONAL["_cdc_exact"])
+    wanted = [changes.schema[name] for name in columns]
+    if summary.exact:
+        wanted.append(_OPTIONAL["_cdc_exact"])
+    delta.add_columns(spark, path, state.schema, StructType(wanted))
     current = delta.read(spark, path)
     if summary.has_partial_moves:
         rows = _fill_moved(rows, current, piece, summary)
@@ -362,7 +360,7 @@ def _apply_piece(spark: SparkSession, path: Path, table: Table, changes: DataFra
         first = json.loads(state.properties.get(_FIRST_COLUMNS, "[]"))
         later = [name for name in summary.unchanged if name not in first]
         if _has_unknown(rows, current, piece, later):
-            delta.add_column(spark, path, "_cdc_unchanged", _OPTIONAL["_cdc_unchanged"])
+            delta.add_columns(spark, path, current.schema, StructType([_OPTIONAL["_cdc_unchanged"]]))
             current = delta.read(spark, path)
     _merge(spark, path, rows, current, piece, columns, summary, position)
 
@@ -377,8 +375,11 @@ def properties(key: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
     return names | {"delta.enableDeletionVectors": "true"}
 
 
-_OPTIONAL = {"_cdc_exact": "MAP<STRING, STRING>", "_cdc_unchanged": "ARRAY<STRING>"}
-"""The columns that a replica gets when it needs them, with their types."""
+_OPTIONAL = {
+    "_cdc_exact": StructField("_cdc_exact", MapType(StringType(), StringType())),
+    "_cdc_unchanged": StructField("_cdc_unchanged", ArrayType(StringType())),
+}
+"""The columns that a replica gets when it needs them."""
 
 
 def _laid_out(rows: DataFrame, columns: Sequence[str], summary: Summary, optional: Sequence[str]) -> DataFrame:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -120,8 +122,8 @@ class SchemaHistory:
         if rows:
             end = segments[-1].end
             start = Position(segments[0].epoch, max(segments[0].start_lsn, done_lsn))
-            frame = self._spark.createDataFrame(rows, HISTORY_SCHEMA)
-            changelog.append(self._warehouse, SCHEMA_HISTORY, frame, self._state, start, end, len(rows))
+            table = pa.Table.from_pylist(rows, to_arrow_schema(HISTORY_SCHEMA, timezone="UTC"))
+            changelog.append(self._spark, self._warehouse, SCHEMA_HISTORY, table, HISTORY_SCHEMA, start, end)
             self._state, self._versions = delta.State(HISTORY_SCHEMA, end.lsn), versions
 
     def step(self, use: Use) -> tuple[SchemaVersion, SchemaVersion] | None:
@@ -175,7 +177,7 @@ def _version(row: Row) -> SchemaVersion:
     return SchemaVersion(row["_cdc_end_lsn"], row["_cdc_ordinal"], relation, facts if is_known else None)
 
 
-def _row(version: SchemaVersion, epoch: int, fields: Sequence[StructField]) -> tuple[object, ...]:
+def _row(version: SchemaVersion, epoch: int, fields: Sequence[StructField]) -> dict[str, object]:
     relation = version.relation
     facts = version.facts or (None,) * len(relation.columns)
     described = [
@@ -192,8 +194,10 @@ def _row(version: SchemaVersion, epoch: int, fields: Sequence[StructField]) -> t
         for column, fact, field in zip(relation.columns, facts, fields, strict=True)
     ]
     identity = _IDENTITIES[relation.replica_identity]
+    columns = [dict(zip(_COLUMN.names, values, strict=True)) for values in described]
     position = epoch, version.end_lsn, version.ordinal
-    return relation.namespace, relation.name, relation.relation_id, identity, described, *position
+    row = relation.namespace, relation.name, relation.relation_id, identity, columns, *position
+    return dict(zip(HISTORY_SCHEMA.names, row, strict=True))
 
 
 def _epoch(use: Use, segments: Sequence[Segment]) -> int:

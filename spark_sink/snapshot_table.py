@@ -2,10 +2,10 @@
 
 The files are written by executors (snapshot_reader.py) into a directory beside the tables.
 
-A table without a changelog is made there, with Delta Lake by Delta itself and empty; a commit then adds the files. Renamed, it
-is the table: replica first, so that a changelog is only ever there with all that belongs to it. A replica whose rows have
-values that their columns can't hold is made from the changelog instead, like any replica (replica.apply): such a column of
-texts is rare, and a file can't be given it afterwards.
+A table without a changelog is made there, with Delta Lake by the commit that adds the files. Renamed, it is the table: replica
+first, so that a changelog is only ever there with all that belongs to it. A replica whose rows have values that their columns
+can't hold is made from the changelog instead, like any replica (replica.apply): such a column of texts is rare, and a file can't
+be given it afterwards.
 
 Where there is a changelog, the files come to it in one commit, whatever the changelog has from before their position or from after
 it: a snapshot is the whole table as it was there (replica.py). Of an empty table it is a TRUNCATE. The replica is then made
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from spark_sink import changelog, delta, replica
+from spark_sink import changelog, delta_files, replica
 from spark_sink.keys import identifying_columns, version_of
 from spark_sink.parquet_file import Layout
 from spark_sink.published import PublishedTables
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
+    from spark_sink.delta_files import FileTable
     from spark_sink.parquet_file import WrittenFile
     from spark_sink.snapshot_plan import TablePlan
     from spark_sink.snapshot_reader import Written
@@ -97,18 +98,16 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
     columns = merge_columns(None, [plan.relation])
     version = _version(copying, plan, columns, [])
     scratch = copying.scratch / uuid.uuid4().hex
-    made = _New(copying.spark, scratch / "changelog", warehouse.format)
-    layout = made.create(typed_schema(columns), changelog.properties(table, typed_schema(columns).names))
-    made_replica, replica_layout = None, None
+    schema = typed_schema(columns)
+    made = _New(scratch / "changelog", warehouse.format, schema, changelog.properties(table, schema.names))
+    made_replica = None
     if warehouse.format == "delta" and version.key:
-        made_replica = _New(copying.spark, scratch / "replica", warehouse.format)
-        replica_layout = made_replica.create(columns, replica.properties(version.key, columns.names))
-    replica_path = None if made_replica is None else made_replica.path
-    written = _run(copying, table, _tasks(copying, plan, columns, made.path, layout, replica_path, replica_layout))
+        made_replica = _New(scratch / "replica", warehouse.format, columns, replica.properties(version.key, columns.names))
+    written = _run(copying, table, _tasks(copying, plan, columns, made, made_replica))
     has_exact = any(each.exact for each in written)
-    made.add((each.changelog for each in written), copying.position, layout)
+    made.add((each.changelog for each in written), copying.position)
     if made_replica is not None and not has_exact:
-        made_replica.add((each.replica for each in written if each.replica is not None), copying.position, layout)
+        made_replica.add((each.replica for each in written if each.replica is not None), copying.position)
     with copying.lock.exclusive(copying.is_stopping):
         if changelog.exists(warehouse, table):
             return None
@@ -134,7 +133,7 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
     columns, layout = _prepare_changelog(copying, plan, table)
     directory = copying.scratch / uuid.uuid4().hex
     directory.mkdir(parents=True)
-    written = _run(copying, table, _tasks(copying, plan, columns, directory, layout))
+    written = _run(copying, table, _tasks(copying, plan, columns, _Place(directory, layout)))
     full = [each.changelog for each in written if each.rows]
     for each in written:
         if not each.rows:
@@ -152,7 +151,7 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
             for file in full:
                 (directory / file.name).touch()  # for VACUUM, which knows nothing of locks, it is new
                 (directory / file.name).rename(target / file.name)
-            delta.add_files(target, ((f.name, f.size, f.statistics()) for f in full), position, is_recorded=False)
+            delta_files.commit(delta_files.open_table(spark, target), full, position, is_reached=False)
             replica.remake(spark, warehouse, table, position)
         else:
             directory.rename(target / changelog.snapshot_name(position))
@@ -168,13 +167,10 @@ def _prepare_changelog(copying: Copying, plan: TablePlan, table: Table) -> tuple
         if state is None:
             raise WarehouseError(f"the changelog of {table} has gone", hint="start again")
         columns = merge_columns(split_schema(state.schema)[0], [plan.relation], widen=warehouse.format == "delta")
-        schema = physical = typed_schema(columns)
+        schema, made = typed_schema(columns), None
         if warehouse.format == "delta":
-            delta.widen(spark, warehouse.changelog(table), state.schema, schema)
-            delta.add_columns(spark, warehouse.changelog(table), state.schema, schema)
-            schema = delta.read(spark, warehouse.changelog(table)).schema
-            physical = delta.physical_schema(spark, warehouse.changelog(table))
-    return columns, _layout(schema, physical)
+            made = changelog.open_files(spark, warehouse, table, schema, None).delta
+    return columns, _layout(schema, made)
 
 
 def _version(copying: Copying, plan: TablePlan, columns: StructType, versions: Sequence[Version]) -> Version:
@@ -191,10 +187,8 @@ def _tasks(
     copying: Copying,
     plan: TablePlan,
     columns: StructType,
-    directory: Path,
-    layout: Layout,
-    replica_directory: Path | None = None,
-    replica_layout: Layout | None = None,
+    made: _Place,
+    made_replica: _Place | None = None,
 ) -> list[ChunkTask]:
     """Return what executors are to do; ``columns`` are the changelog's."""
     return [
@@ -211,10 +205,10 @@ def _tasks(
             epoch=copying.position.epoch,
             lsn=copying.position.lsn,
             time_us=copying.time_us,
-            directory=str(directory),
-            layout=layout,
-            replica_directory=None if replica_directory is None else str(replica_directory),
-            replica_layout=replica_layout,
+            directory=str(made.path),
+            layout=made.layout,
+            replica_directory=None if made_replica is None else str(made_replica.path),
+            replica_layout=None if made_replica is None else made_replica.layout,
             is_utf8=copying.is_utf8,
         )
         for number, chunk in enumerate(plan.chunks)
@@ -241,12 +235,12 @@ def _run(copying: Copying, table: Table, tasks: list[ChunkTask]) -> list[Written
     return found
 
 
-def _layout(schema: StructType, physical: StructType) -> Layout:
-    """Return how a file looks; for Delta Lake, where columns have other names, a file may lack those that it has nothing for."""
-    arrow = to_arrow_schema(physical, timezone="UTC")
-    fields = [
-        (name, arrow.field(index)) for index, name in enumerate(schema.names) if schema is physical or name not in _NEVER_THERE
-    ]
+def _layout(schema: StructType, table: FileTable | None) -> Layout:
+    """Return how a file looks; one of a Delta table may lack columns that it has nothing for."""
+    if table is None:
+        return Layout(tuple(schema.names), to_arrow_schema(schema, timezone="UTC"))
+    arrow = to_arrow_schema(table.physical, timezone="UTC")
+    fields = [(name, arrow.field(index)) for index, name in enumerate(table.schema.names) if name not in _NEVER_THERE]
     return Layout(tuple(name for name, _ in fields), pa.schema([field for _, field in fields]))
 
 
@@ -254,35 +248,35 @@ _NEVER_THERE = ("_cdc_xid", "_cdc_old")
 """A snapshot's rows have no transaction, and were nothing before. (Of a wide table the second is half of the columns.)"""
 
 
-class _New:
+@dataclass
+class _Place:
+    """Where files are written, and how they look."""
+
+    path: Path
+    layout: Layout
+
+
+class _New(_Place):
     """A table that is being made."""
 
-    def __init__(self, spark: SparkSession, path: Path, format: str) -> None:  # noqa: A002 - Spark's own word for it
-        self.path = path
-        self._spark = spark
-        self._is_delta = format == "delta"
+    def __init__(self, path: Path, format: str, schema: StructType, properties: dict[str, str]) -> None:  # noqa: A002
+        table = delta_files.define(path, schema, properties) if format == "delta" else None
+        super().__init__(path, _layout(schema, table))
+        self._table = table
+        path.mkdir(parents=True)
 
-    def create(self, schema: StructType, properties: dict[str, str]) -> Layout:
-        """Make the table, without rows; return how its files look."""
-        physical = schema
-        if self._is_delta:
-            delta.create_empty(self._spark, self.path, schema, properties)
-            physical = delta.physical_schema(self._spark, self.path)
-        self.path.mkdir(parents=True, exist_ok=True)
-        return _layout(schema, physical)
-
-    def add(self, files: Iterable[WrittenFile], position: Position, layout: Layout) -> None:
-        """Make files that lie there part of the table."""
+    def add(self, files: Iterable[WrittenFile], position: Position) -> None:
+        """Make it a table, of files that lie there."""
         full = []
         for file in files:
             if file.rows:
                 full.append(file)
             else:
                 (self.path / file.name).unlink()
-        if self._is_delta:
-            delta.add_files(self.path, ((f.name, f.size, f.statistics()) for f in full), position)
+        if self._table is not None:
+            delta_files.commit(self._table, full, position)
         elif not full:
-            write_empty(str(self.path), layout)  # without a file there are no columns
+            write_empty(str(self.path), self.layout)  # without a file there are no columns
 
 
 def _move(made: Path, target: Path) -> None:

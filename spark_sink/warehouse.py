@@ -245,7 +245,6 @@ class Warehouse:
             self._identity_path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self._identity_path, {"version": FORMAT, "format": self.format, "types": self.types, **identity, **facts})
             return None
-        self._check_complete(found)
         if found.get("version") != FORMAT:
             raise WarehouseError(f"{self._identity_path} has version {found.get('version')!r}; this program knows {FORMAT}")
         for name, value in identity.items():
@@ -268,19 +267,9 @@ class Warehouse:
             write_json(self._identity_path, found | facts)
         return self.source().position
 
-    def _check_complete(self, found: dict[str, Any]) -> None:
-        if "damaged" in found:
-            raise WarehouseError(
-                f"{self.root} is not complete: {found['damaged']}", hint="restore it from a copy that is older than this error"
-            )
-
     def record(self, position: Position) -> None:
         """Note that every table has all changes up to ``position``."""
         self._note(position=str(position))
-
-    def mark_damaged(self, problem: str) -> None:
-        """Let nobody go on with these tables: one has lost changes, and says that it has them."""
-        self._note(damaged=problem)
 
     def _note(self, **values: str) -> None:
         found = read_json(self._identity_path)
@@ -293,7 +282,6 @@ class Warehouse:
     def source(self) -> Source:
         """Return whose changes these are, and how far they go."""
         found = read_json(self._identity_path) or {}
-        self._check_complete(found)
         try:
             return Source(
                 system_id=str(found["system_id"]),

@@ -204,7 +204,8 @@ def test_commit_times_out_of_order_and_epochs(spark: Any, tmp_path: Path) -> Non
         for row, op, epoch, lsn, time in changes
     ]
     assert COLUMNS.startswith("case int, id int, a int")
-    changelog.append(warehouse, TABLE, spark.createDataFrame(rows, SCHEMA), None, Position(1, 0), Position(2, 50), len(rows))
+    frame = spark.createDataFrame(rows, SCHEMA)
+    changelog.append(spark, warehouse, TABLE, frame.toArrow(), frame.schema, Position(1, 0), Position(2, 50))
     warehouse.record(Position(2, 50))
 
     warehouse.write_versions(Table("public", "keyless"), [Version(0, 0, 8, (), ())])

@@ -47,7 +47,7 @@ def test_change_rate_and_lag(spark: "SparkSession", tmp_path: Path) -> None:
         rows: Any = spark.createDataFrame([(*change, now) for change in changes], schema)
         with delta.recording(spark, Position(1, changes[-1][2])):
             if number:
-                delta.append(house.changelog(fruit), rows)
+                rows.write.format("delta").mode("append").save(str(house.changelog(fruit)))
             else:
                 delta.create(house.changelog(fruit), rows, {})
     spark.sql(f"OPTIMIZE {delta.table_name(house.changelog(fruit))}")

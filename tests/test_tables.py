@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 from spark_sink import changelog, delta, delta_files, reduction, replica
 from spark_sink.parquet_file import FileWriter, Layout
 from spark_sink.staging import Epoch, Position
-from spark_sink.warehouse import Table, Version, Warehouse, WarehouseError
+from spark_sink.warehouse import Table, Version, Warehouse
 
 pytestmark = pytest.mark.spark
 
@@ -131,9 +131,8 @@ def warehouse(tmp_path: Path) -> Warehouse:
 def add(spark: Any, warehouse: Warehouse, changes: list[tuple[Any, ...]], start: int, end: int, schema: str = SCHEMA) -> None:
     """Append the changes whose transactions end in (start, end]."""
     part = [change for change in changes if start < change[7] <= end]
-    before = changelog.state(spark, warehouse, TABLE)
     rows = spark.createDataFrame(part, schema)
-    changelog.append(warehouse, TABLE, rows, before, Position(1, start), Position(1, end), len(part))
+    changelog.append(spark, warehouse, TABLE, rows.toArrow(), rows.schema, Position(1, start), Position(1, end))
 
 
 def test_reduction_equals_the_source(spark: Any) -> None:
@@ -163,34 +162,6 @@ def test_reduction_equals_the_source(spark: Any) -> None:
     )
     assert rows.count() == rows.select("_cdc_key").distinct().count()
     rows.unpersist()
-
-
-@pytest.mark.parametrize("table_format", ["delta", "parquet"])
-@pytest.mark.parametrize("is_first", [True, False])
-def test_an_append_that_lost_rows_is_not_taken(spark: Any, tmp_path: Path, table_format: str, is_first: bool) -> None:
-    warehouse = Warehouse(tmp_path, table_format)
-    warehouse.open(EPOCH)
-    source = Source(random.Random(1))
-    for _ in range(2):
-        source.insert(len(source.rows))
-        source.commit()
-    middle = source.changes[0][7]
-    if not is_first:
-        add(spark, warehouse, source.changes, 0, middle)
-    before = changelog.state(spark, warehouse, TABLE)
-    rows = spark.createDataFrame(source.changes[1:], SCHEMA)
-    start, end = Position(1, middle), Position(1, source.lsn)
-    with pytest.raises(WarehouseError, match=rf"^1 rows were written to the changelog of public\.t up to {end}, .* 2 changes$"):
-        changelog.append(warehouse, TABLE, rows, before, start, end, 2)
-    if table_format == "delta":
-        # The table says that it has them. Nobody goes on from there.
-        with pytest.raises(WarehouseError, match=r"is not complete: 1 rows were written to the changelog of public\.t"):
-            Warehouse(tmp_path, table_format).open(EPOCH)
-        return
-    Warehouse(tmp_path, table_format).open(EPOCH)
-    assert changelog.state(spark, warehouse, TABLE) == before
-    add(spark, warehouse, source.changes, middle if before else 0, source.lsn)
-    assert changelog.read(spark, warehouse, TABLE).count() == 2
 
 
 @pytest.mark.parametrize("table_format", ["delta", "parquet"])
@@ -229,9 +200,6 @@ def test_random_batches_applied_again(spark: Any, tmp_path: Path, table_format: 
         plain = spark.read.option("mergeSchema", "true").parquet(str(warehouse.changelog(TABLE)))
         assert plain.count() == len(source.changes)
         return
-    # Delta itself skips what is recorded, should two pipelines ever be at it.
-    add(spark, warehouse, source.changes, *done[-1])
-    assert changelog.read(spark, warehouse, TABLE).count() == len(source.changes)
     # The replica comes from the changelog alone.
     state = delta.state(spark, warehouse.replica(TABLE))
     assert state is not None
