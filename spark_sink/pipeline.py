@@ -5,11 +5,12 @@
 
     Pipeline(spark, "staging", "warehouse").process_available()
 
-A micro-batch is a range of segments. The driver finds in their indexes which tables they change, and how those look there;
-executors read each such table's changes typed, with the schema that the table has then, and write them to files of its changelog,
-all tables in one job (segment_writer.py). So a running query lives through ADD, DROP and RENAME COLUMN and changes of type.
-Logical messages have a changelog of their own; a micro-batch without any has nothing to do for them. Neither has one without a
-new version of a table's schema for the schemas' history. Replicas follow the changelogs on a rhythm of their own (follower.py).
+A micro-batch is a range of segments (checkpoint.py). The driver finds in their indexes which tables they change, and how those
+look there; executors read each such table's changes typed, with the schema that the table has then, and write them to files of
+its changelog, all tables in one job (segment_writer.py). So a running query lives through ADD, DROP and RENAME COLUMN and changes
+of type. Logical messages have a changelog of their own; a micro-batch without any has nothing to do for them. Neither has one
+without a new version of a table's schema for the schemas' history. Replicas follow the changelogs on a rhythm of their own
+(follower.py).
 
 Nothing twice, nothing missing: a table's commit records the position that it reaches, and a table goes on from its own
 position whatever the micro-batch is. What Spark keeps in its checkpoint only says where to go on reading. A checkpoint that
@@ -34,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Self
 from cdcpipe.errors import CdcpipeError
 from spark_sink import changelog, delta, replica, segment_writer, session, source
 from spark_sink.catalog import CatalogDatabase
+from spark_sink.checkpoint import is_noted, micro_batch
 from spark_sink.contents import Contents, read_contents
 from spark_sink.delta_files import ChangedError
 from spark_sink.directories import local_directory
@@ -83,6 +85,9 @@ _MAX_LATE_STARTS = 10
 
 _CHECKPOINT_COMMITS = 200
 """After so many commits to a changelog Delta's log gets a checkpoint; one costs a second, and so many commits less to read."""
+
+_NOTING_S = 5.0
+"""So long Spark is given to note the end of a micro-batch."""
 
 _THREADS = 4
 """So many tables are opened at a time."""
@@ -160,6 +165,8 @@ class Pipeline:
         self._query: StreamingQuery | None = None
         self._error: BaseException | None = None
         self._stopping = False
+        self._batch_id: int | None = None
+        """The newest micro-batch that is in the tables."""
         self._available_now = False
         self._late_starts = 0
         # Held while a micro-batch runs, so that stop() lets it come to its end.
@@ -229,6 +236,12 @@ class Pipeline:
         query = self._query
         if query is not None and query.isActive:
             with self._running:
+                # Interrupted while it writes that down, Spark says so at length, and asks for the micro-batch once more.
+                until = time.monotonic() + _NOTING_S
+                while self._batch_id is not None and time.monotonic() < until and query.isActive:
+                    if is_noted(self.checkpoint, self._batch_id):
+                        break
+                    time.sleep(0.01)
                 query.stop()
         self._stop_serving()
 
@@ -272,7 +285,7 @@ class Pipeline:
     # --- the stream ---
 
     def _stream(self) -> DataStreamWriter:
-        self._error, self._stopping = None, False
+        self._error, self._stopping, self._batch_id = None, False, None
         start = self._open()
         if not self._staging_shared:
             self._server = session.serve_segments(self.spark, self.staging)
@@ -321,42 +334,43 @@ class Pipeline:
                 hint="restore it, or start anew: another warehouse, another staging directory, another slot",
             )
 
-    def _batch(self, rows: DataFrame, _batch_id: int) -> None:
+    def _batch(self, _rows: DataFrame, batch_id: int) -> None:
         """Take a micro-batch of segments to the tables; called by Spark in a thread of this process."""
         with self._running:
             if self._stopping:
                 raise _StoppedError
             try:
-                segments = [Segment(r["epoch"], r["start_lsn"], r["end_lsn"], Path(r["path"])) for r in rows.collect()]
-                if segments:
-                    with self._lock.shared() as lock_state:
-                        if lock_state != self._lock_state:  # somebody else has written the tables
-                            self._tables.clear()
-                            self._lock_state = lock_state
-                        self._process(sorted(segments, key=lambda segment: segment.end_lsn))
-                    # Not under the lock: merges take it themselves.
-                    if self._follower is not None and not self._replica_interval_s:
-                        self._follower.catch_up()
+                start, end = micro_batch(self.checkpoint, batch_id)
+                with self._lock.shared() as lock_state:
+                    if lock_state != self._lock_state:  # somebody else has written the tables
+                        self._tables.clear()
+                        self._lock_state = lock_state
+                    self._process(start, end)
+                self._batch_id = batch_id
+                # Not under the lock: merges take it themselves.
+                if self._follower is not None and not self._replica_interval_s:
+                    self._follower.catch_up()
             except BaseException as ex:
                 self._error = self._error_of(ex)
                 raise
 
-    def _process(self, segments: list[Segment]) -> None:
-        position, end = self._progress.position, segments[-1].end
+    def _process(self, start: Position | None, end: Position) -> None:
+        """Take the log's (start, end] to the tables, or what of it they do not have yet."""
+        position = self._progress.position
         assert position is not None
-        if segments[0].start_lsn > position.lsn:
+        if start is not None and start.lsn > position.lsn:
             raise WarehouseError(
-                f"the checkpoint {self.checkpoint} is at {segments[0].start}, the tables in {self.warehouse.root} at {position}",
+                f"the checkpoint {self.checkpoint} is at {start}, the tables in {self.warehouse.root} at {position}",
                 hint="the checkpoint is another warehouse's, or newer than this one: delete it, and what is there goes on from "
                 "where the tables are",
             )
         count = message_count = 0
         if end.lsn > position.lsn:
-            after = [segment for segment in segments if segment.end_lsn > position.lsn]
-            contents = read_contents(after)
+            segments = [segment for segment in list_segments(self.staging, position) if segment.end_lsn <= end.lsn]
+            contents = read_contents(segments)
             self._open_tables(contents)
-            self._history.note(contents, lambda table: self._columns(table, contents[table]), after)
-            self._append(contents, after)
+            self._history.note(contents, lambda table: self._columns(table, contents[table]), segments)
+            self._append(contents, segments)
             if self._names is not None:
                 self._names.register(sorted(contents))
             messages = contents.pop(MESSAGES, None)
@@ -374,7 +388,8 @@ class Pipeline:
             messages=self._progress.messages + message_count,
         )
         # Not ``end``: until Spark has noted the end of this micro-batch, it may ask for it again.
-        register_reader(self.staging, READER, segments[0].start)
+        if start is not None:
+            register_reader(self.staging, READER, start)
 
     def _append(self, contents: Mapping[Table, Contents], segments: Sequence[Segment]) -> None:
         """Append to the changelogs what the segments have for them; each goes on from where it is."""

@@ -224,10 +224,17 @@ def reduce(changes: DataFrame, key: Key, columns: Sequence[str], summary: Summar
     # of its last incarnation, or the key is gone.
     row = _row(columns, summary)
     known = _known(summary.unchanged)
-    reduced = events.groupBy("_cdc_key").agg(
-        F.max_by(row, "_cdc_position").alias("_cdc_row"),
-        *(F.max_by(F.struct(quote(name)), position).alias(f"_cdc_known_{i}") for i, (name, position) in enumerate(known)),
+    # Grouped by its fields: Spark sorts rows for this, and by a struct slower.
+    fields = {f"_cdc_key_{i}": F.col("_cdc_key").getField(f"k{i}") for i in range(len(key))}
+    reduced = (
+        events.withColumns(fields)
+        .groupBy(*fields)
+        .agg(
+            F.max_by(row, "_cdc_position").alias("_cdc_row"),
+            *(F.max_by(F.struct(quote(name)), position).alias(f"_cdc_known_{i}") for i, (name, position) in enumerate(known)),
+        )
     )
+    reduced = reduced.withColumn("_cdc_key", F.struct(*(F.col(name).alias(f"k{i}") for i, name in enumerate(fields))))
     return _finish(reduced, columns, summary.unchanged)
 
 

@@ -30,6 +30,7 @@ from spark_sink.options import (
 )
 from spark_sink.slot_monitor import SlotMonitor
 from spark_sink.spark_options import parse_settings, spark_options
+from spark_sink.staging import log_end
 from spark_sink.warehouse import EXACT, TYPES, Warehouse
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _logger = logging.getLogger(__name__)
+
+_LAST_INTERVAL_S = 0.1
+"""How often to look whether the tables have everything, once nothing more comes."""
 
 _EXAMPLE = """\b
 Example:
@@ -218,8 +222,6 @@ def command(
         with on_signals(stopping.set):
             if snapshot.is_needed and not stopping.is_set():
                 _copy(snapshot, spark, launcher, stopping)
-            while config.available_now and not stopping.is_set() and not launcher.wait(line.interval_s):
-                line.update(launcher.progress, time.monotonic())
             pipeline = Pipeline(
                 spark,
                 config.staging,
@@ -242,14 +244,12 @@ def command(
                 merging=pipeline.merging,
             )
             if not stopping.is_set():
-                pipeline.start(available_now=config.available_now)
+                pipeline.start()
                 if not config.available_now:
                     upkeep.start()
-            while not stopping.is_set():
-                if pipeline.wait(line.interval_s):
-                    break
-                if launcher.has_ended and not config.available_now:
-                    launcher.wait()  # raises why
+            while not stopping.is_set() and not pipeline.wait(_LAST_INTERVAL_S if launcher.has_ended else line.interval_s):
+                # With --available-now it ends by itself, and what has landed is all.
+                if launcher.has_ended and launcher.wait() and _has_all(pipeline, config.staging):
                     break
                 show(pipeline)
             launcher.stop()
@@ -279,6 +279,12 @@ def command(
             if pipeline is not None:
                 pipeline.stop()
             spark.stop()
+
+
+def _has_all(pipeline: Pipeline, staging: Path) -> bool:
+    """Tell whether the changelogs have the whole log."""
+    position, end = pipeline.progress.position, log_end(staging)
+    return end is None or (position is not None and position.lsn >= end.lsn)
 
 
 def _jvm_ends(spark: SparkSession, timeout_s: float = 10.0) -> bool:

@@ -74,6 +74,7 @@ from pyspark.sql.types import (
 import cdcpipe
 import spark_sink
 from cdcpipe.errors import InvalidArgumentsError
+from spark_sink.checkpoint import OFFSET_FORMAT, read_offset
 from spark_sink.contents import count_rows
 from spark_sink.directories import local_directory
 from spark_sink.ladder import CommitTimes
@@ -93,7 +94,6 @@ if TYPE_CHECKING:
 __all__ = ["CdcpipeDataSource", "quote_table", "register", "relation_versions", "tables_in"]
 
 FORMAT_NAME: Final = "cdcpipe"
-OFFSET_FORMAT: Final = 1
 
 SEGMENTS_SCHEMA: Final = StructType(
     [
@@ -408,7 +408,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         return ReadAllAvailable() if limit is None else ReadMaxBytes(limit)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        begin = position = _position(start)
+        begin = position = read_offset(start)
         segments = list_segments(self._root, position)
         if self._target is not None:
             segments = [segment for segment in segments if segment.end_lsn <= self._target.lsn]
@@ -442,7 +442,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         }
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return self._options.partitions(_position(start), _position(end))
+        return self._options.partitions(read_offset(start), read_offset(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._options.read(partition, self._schema)
@@ -450,17 +450,6 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
 
 def _offset(position: Position) -> dict[str, Any]:
     return {"format": OFFSET_FORMAT, "position": str(position)}  # keys sorted
-
-
-def _position(offset: dict[str, Any]) -> Position:
-    if offset.get("format") != OFFSET_FORMAT:
-        msg = f"the checkpoint has an offset of format {offset.get('format')!r}; this program knows {OFFSET_FORMAT}"
-        raise StagingError(msg, hint="use the version of cdcpipe that wrote it, or a newer one")
-    try:
-        return Position.parse(str(offset.get("position")))
-    except ValueError as ex:
-        msg = f"the checkpoint has a damaged offset: {ex}"
-        raise StagingError(msg) from ex
 
 
 @functools.cache
