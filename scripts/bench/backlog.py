@@ -66,9 +66,9 @@ class Backlog:
         return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
 
     @contextmanager
-    def slot(self, plugin: str) -> Iterator[str]:
+    def slot(self, plugin: str, number: int = 1) -> Iterator[str]:
         """Make a copy of the plugin's slot, so that each run decodes the same WAL."""
-        name = f"bench_run_{plugin}"
+        name = f"bench_run_{plugin}_{number}"
         with self.cluster.connect() as connection:
             connection.execute("select pg_copy_logical_replication_slot(%s, %s)", [self.slots[plugin], name])
         try:

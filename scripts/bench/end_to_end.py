@@ -1,8 +1,8 @@
 """A backlog from the slot to the tables: `cdcpipe-spark run --available-now`, with Spark's start left out of the clock.
 
-As a program it is one run, in a process of its own: it starts Spark, starts the clock, and calls the command, which finds that
-session. A table's rows are visible when Delta Lake's commit is there, so the clock is read off the commits' files. Prints
-one JSON object.
+As a program it is two runs, in a process of their own: it starts Spark, and for each starts the clock and calls the command, which
+finds that session; in the first one the JVM compiles what the second one finds compiled. A table's rows are visible when Delta
+Lake's commit is there, so the clock is read off the commits' files. Prints a JSON object per run.
 """
 
 from __future__ import annotations
@@ -30,21 +30,23 @@ TABLE = "public.bench_row"
 def measure(made: Backlog, runs: int) -> Iterator[dict[str, Any]]:
     """Yield a line per run."""
     for run in range(1, runs + 1):
-        with made.slot("pgoutput") as slot, tempfile.TemporaryDirectory() as scratch:
-            done = subprocess.run([sys.executable, __file__, made.cluster.dsn, slot, scratch], stdout=subprocess.PIPE, check=True)
-        line = json.loads(done.stdout.splitlines()[-1])
-        fits = line.pop("replica_rows") - 1 == made.replica_rows
-        rows = line.pop("changelog_rows") - 1  # the row beyond the end
-        yield {
-            "benchmark": "backlog",
-            "transport": "unix",
-            "variant": "cdcpipe-spark run --available-now",
-            "reference": False,
-            "run": run,
-            "rows_wanted": made.rows,
-            "rows": rows if fits else -1,
-            **line,
-        }
+        with made.slot("pgoutput", 1) as first, made.slot("pgoutput", 2) as second, tempfile.TemporaryDirectory() as scratch:
+            command = [sys.executable, __file__, made.cluster.dsn, scratch, first, second]
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(b"{")]
+        for name, line in zip(("first", "second"), lines, strict=True):
+            fits = line.pop("replica_rows") - 1 == made.replica_rows
+            rows = line.pop("changelog_rows") - 1  # the row beyond the end
+            yield {
+                "benchmark": "backlog",
+                "transport": "unix",
+                "variant": f"cdcpipe-spark run --available-now, {name} of a session",
+                "reference": False,
+                "run": run,
+                "rows_wanted": made.rows,
+                "rows": rows if fits else -1,
+                **line,
+            }
 
 
 def _visible_s(table: Path, started_at: float) -> float:
@@ -53,27 +55,36 @@ def _visible_s(table: Path, started_at: float) -> float:
 
 
 def main() -> int:
-    """Run the command once."""
-    from backlog import PUBLICATION
+    """Run the command on each slot."""
+    from spark_sink import session
 
-    from spark_sink import run, session
-
-    dsn, slot, scratch = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    dsn, scratch, *slots = sys.argv[1:]
     logging.basicConfig(level=logging.ERROR)
     spark = session.build(app_name="bench")
-    spark.range(1).write.format("delta").save(str(scratch / "warm-up"))
+    spark.range(1).write.format("delta").save(f"{scratch}/warm-up")
     stop, build = spark.stop, session.build
     spark.stop = lambda: None
     session.build = lambda **_: spark
+    for slot in slots:
+        print(json.dumps(_run(spark, dsn, slot, Path(scratch) / slot)), flush=True)
+    session.build = build
+    stop()
+    return 0
+
+
+def _run(spark: Any, dsn: str, slot: str, directory: Path) -> dict[str, Any]:
+    from backlog import PUBLICATION
+
+    from spark_sink import run
+
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     arguments = ["-d", dsn, "-S", slot, "--publication", PUBLICATION, "--available-now"]
-    arguments += ["--staging", str(scratch / "staging"), "--warehouse", str(scratch / "warehouse")]
+    arguments += ["--staging", str(directory / "staging"), "--warehouse", str(directory / "warehouse")]
     started_at, started = time.time(), time.process_time()
     run.command.main(arguments, standalone_mode=False)
     cpu_s = time.process_time() - started
-    session.build = build
-    tables = {name: scratch / "warehouse" / name / TABLE for name in ("changelog", "replica")}
-    result = {
+    tables = {name: directory / "warehouse" / name / TABLE for name in ("changelog", "replica")}
+    return {
         "changelog_s": _visible_s(tables["changelog"], started_at),
         "wall_s": max(_visible_s(table, started_at) for table in tables.values()),
         "driver_cpu_s": round(cpu_s, 3),
@@ -81,9 +92,6 @@ def main() -> int:
         "streamer_peak_rss_kib": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss,
         **{f"{name}_rows": spark.read.format("delta").load(str(path)).count() for name, path in tables.items()},
     }
-    stop()
-    print(json.dumps(result))
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""Time from a commit to its place in a sealed segment: 100 transactions a second of one row, --seal-interval 0.1.
+"""Time from a commit to its place in a sealed segment, and to the changelog: 100 transactions a second, --seal-interval 0.1.
 
-The clock starts when COMMIT has returned and stops when a segment that ends beyond it has its name.
+The clock starts when COMMIT has returned and stops when a segment that ends beyond it has its name, or when the changelog has the
+Delta commit that records a position beyond it.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import statistics
 import subprocess
@@ -12,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,47 +28,88 @@ if TYPE_CHECKING:
 
 __all__ = ["measure"]
 
-PER_SECOND, TRANSACTIONS, WARM_UP = 100, 2000, 200
+PER_SECOND, TRANSACTIONS = 100, 2000
 SEAL_INTERVAL_S = "0.1"
 LOOK_S = 0.002
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 
 
 class _Watch(threading.Thread):
-    """Notes when each segment appears: its end and the time."""
+    """Notes when each file that `_ends` knows appears: the position up to which it has everything, and the time."""
 
-    def __init__(self, staging: Path) -> None:
+    def __init__(self, directory: Path) -> None:
         super().__init__(daemon=True)
-        self.staging = staging
+        self.directory = directory
         self.seen: dict[int, float] = {}
         self.stopped = threading.Event()
 
     def run(self) -> None:
         while not self.stopped.wait(LOOK_S):
-            for epoch in self.staging.glob("0*"):
-                for name in os.listdir(epoch):
-                    if name.endswith(".cdc"):
-                        self.seen.setdefault(int(name[17:33], 16), time.perf_counter())
+            for end in self._ends():
+                self.seen.setdefault(end, time.perf_counter())
+
+    def _ends(self) -> Iterator[int]:
+        raise NotImplementedError
 
 
-def _run(cluster: postgres.Cluster, staging: Path) -> list[float]:
+class _Segments(_Watch):
+    def _ends(self) -> Iterator[int]:
+        for epoch in self.directory.glob("staging/0*"):
+            for name in os.listdir(epoch):
+                if name.endswith(".cdc"):
+                    yield int(name[17:33], 16)
+
+
+class _Changelog(_Watch):
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._log = directory / "warehouse/changelog/public.freshness_row/_delta_log"
+        self._next = 0
+
+    def _ends(self) -> Iterator[int]:
+        path = self._log / f"{self._next:020d}.json"
+        if path.exists():
+            self._next += 1
+            for line in path.read_text().splitlines():
+                if (transaction := json.loads(line).get("txn")) is not None:
+                    yield transaction["version"]
+
+
+@dataclass(frozen=True)
+class _Variant:
+    name: str
+    command: str
+    watch: type[_Watch]
+    warm_up: int
+
+
+VARIANTS = [
+    _Variant("commit to sealed segment", "land", _Segments, 200),
+    # The first micro-batches of a session are slow: 20 seconds of them.
+    _Variant("commit to changelog", "run", _Changelog, 2000),
+]
+
+
+def _run(cluster: postgres.Cluster, directory: Path, variant: _Variant) -> list[float]:
     """Return the milliseconds that each transaction took, in order of size."""
-    options = ["--publication", "freshness", "-c", "--staging", str(staging), "--seal-interval", SEAL_INTERVAL_S]
-    command = [sys.executable, "-m", "spark_sink", "land", "-d", cluster.dsn, "-S", "freshness", *options]
-    launcher = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    watch = _Watch(staging)
+    options = ["--publication", "freshness", "-c", "--staging", str(directory / "staging"), "--seal-interval", SEAL_INTERVAL_S]
+    if variant.command == "run":
+        options += ["--warehouse", str(directory / "warehouse"), "--snapshot", "never"]
+    command = [sys.executable, "-m", "spark_sink", variant.command, "-d", cluster.dsn, "-S", "freshness", *options]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    watch = variant.watch(directory)
     watch.start()
     commits = []
     try:
         with cluster.connect() as connection:
             deadline = time.monotonic() + TIMEOUT_S
-            while not watch.seen:  # until the launcher is at work
+            while not watch.seen:  # until it is at work
                 connection.execute("insert into freshness_row (label) values ('first')")
                 time.sleep(0.1)
                 if time.monotonic() > deadline:
-                    raise SystemExit(f"no segment within {TIMEOUT_S} s")
+                    raise SystemExit(f"nothing arrived within {TIMEOUT_S} s")
             begun = time.perf_counter()
-            for number in range(WARM_UP + TRANSACTIONS):
+            for number in range(variant.warm_up + TRANSACTIONS):
                 time.sleep(max(0.0, begun + number / PER_SECOND - time.perf_counter()))
                 connection.execute("insert into freshness_row (label) values ('a row')")
                 now = time.perf_counter()
@@ -75,15 +120,15 @@ def _run(cluster: postgres.Cluster, staging: Path) -> list[float]:
             while max(watch.seen) < commits[-1][0] - 1000:  # what comes after a commit is no transaction
                 time.sleep(0.1)
                 if time.monotonic() > deadline:
-                    raise SystemExit(f"not all of it was sealed within {TIMEOUT_S} s")
+                    raise SystemExit(f"not all of it arrived within {TIMEOUT_S} s")
     finally:
-        launcher.terminate()
-        launcher.wait()
+        process.terminate()
+        process.wait()
         watch.stopped.set()
         watch.join()
     ends = sorted(watch.seen)
     times, i = [], 0
-    for lsn, committed_at in commits[WARM_UP:-1]:
+    for lsn, committed_at in commits[variant.warm_up : -1]:
         # The commit's record ends at or before this position; the next transaction's lies beyond it.
         while i < len(ends) - 1 and ends[i] < lsn - 64:
             i += 1
@@ -97,14 +142,14 @@ def measure(runs: int) -> Iterator[dict[str, Any]]:
         with cluster.connect() as connection:
             connection.execute("create table freshness_row (id serial primary key, label text)")
             connection.execute("create publication freshness for table freshness_row")
-        for run in range(1, runs + 1):
+        for run, variant in itertools.product(range(1, runs + 1), VARIANTS):
             with tempfile.TemporaryDirectory() as directory:
-                times = _run(cluster, Path(directory) / "staging")
+                times = _run(cluster, Path(directory), variant)
             cluster.drop_slot("freshness")
             yield {
                 "benchmark": "freshness",
                 "transport": "unix",
-                "variant": "commit to sealed segment, --seal-interval 0.1",
+                "variant": f"{variant.name}, --seal-interval {SEAL_INTERVAL_S}",
                 "reference": False,
                 "run": run,
                 "rows": len(times) + 1,
