@@ -31,19 +31,22 @@ def micro_batch(checkpoint: Path, batch_id: int) -> tuple[Position | None, Posit
 
 def is_noted(checkpoint: Path, batch_id: int) -> bool:
     """Tell whether Spark has noted that a micro-batch is done, so that it will not ask for it again."""
-    return (checkpoint / "commits" / str(batch_id)).exists()
+    commits = checkpoint / "commits"
+    # Renamed, and the file with its checksum after it.
+    return (commits / str(batch_id)).exists() and not any(".tmp" in path.name for path in commits.iterdir())
 
 
 def _end(checkpoint: Path, batch_id: int) -> Position:
     path = checkpoint / "offsets" / str(batch_id)
     try:
         _version, _own, offset = path.read_text().splitlines()
-        return read_offset(json.loads(offset))
+        found = json.loads(offset)
     except (OSError, ValueError) as ex:
         raise StagingError(
             f"the checkpoint's {path} can't be read: {ex}",
             hint=f"delete {checkpoint}: the tables go on from where they are",
         ) from ex
+    return read_offset(found)
 
 
 def read_offset(offset: Any) -> Position:

@@ -12,6 +12,7 @@ Nothing here has to be kept: how far a replica is, it records itself. What is be
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
@@ -34,6 +35,12 @@ __all__ = ["Follower"]
 
 _THREADS = 4
 """So many replicas are merged at the same time: most of a small merge is waiting for one task or another."""
+
+
+_CHANGED = "DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS"
+"""A micro-batch has widened the changelog's columns between the plan of a merge and its start: it is planned anew."""
+
+_MAX_ATTEMPTS = 10
 
 
 class Follower:
@@ -144,7 +151,15 @@ class Follower:
         except queue.Empty:
             spark = session.copy(self._spark)
         try:
-            replica.bring(spark, self._warehouse, table, position)
+            self._bring_with(spark, table, position)
         finally:
             self._sessions.put(spark)
         self._merged(table)
+
+    def _bring_with(self, spark: SparkSession, table: Table, position: Position) -> None:
+        for attempt in itertools.count(1):
+            try:
+                return replica.bring(spark, self._warehouse, table, position)
+            except Exception as ex:
+                if _CHANGED not in str(ex) or attempt == _MAX_ATTEMPTS:
+                    raise

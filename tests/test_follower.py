@@ -131,3 +131,22 @@ def test_merges_are_made_side_by_side(merges: Merges, tmp_path: Path, monkeypatc
     made.note(B, Position(1, 1))
     made.catch_up()
     assert len(merges.done) == 2
+
+
+def test_a_merge_is_planned_anew_when_its_changelog_was_widened(
+    merges: Merges, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems = [RuntimeError("[DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS] The schema"), RuntimeError("[ANOTHER] thing")]
+
+    def bring(*_: Any) -> None:
+        if problems:
+            raise problems.pop(0)
+
+    monkeypatch.setattr(replica, "bring", bring)
+    made = make(merges, tmp_path, 0)
+    made.note(A, Position(1, 1))
+    with pytest.raises(RuntimeError, match="ANOTHER"):
+        made.catch_up()
+    made.note(A, Position(1, 1))
+    made.catch_up()
+    assert merges.merged == [A]

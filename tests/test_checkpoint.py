@@ -1,0 +1,51 @@
+"""A micro-batch's range, from what Spark writes: that Spark writes it so is seen in test_source.py and test_pipeline.py."""
+
+from pathlib import Path
+
+import pytest
+
+from spark_sink.checkpoint import is_noted, micro_batch
+from spark_sink.staging import Position, StagingError
+
+
+def note(checkpoint: Path, batch_id: int, offset: str) -> None:
+    (checkpoint / "offsets").mkdir(exist_ok=True)
+    (checkpoint / "offsets" / str(batch_id)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{offset}')
+
+
+def test_a_range_goes_from_one_offset_to_the_next(tmp_path: Path) -> None:
+    note(tmp_path, 0, '{"format": 1, "position": "1:0/10"}')
+    note(tmp_path, 1, '{"format": 1, "position": "2:0/20"}')
+    assert micro_batch(tmp_path, 0) == (None, Position(1, 0x10))
+    assert micro_batch(tmp_path, 1) == (Position(1, 0x10), Position(2, 0x20))
+
+
+@pytest.mark.parametrize(
+    ("offset", "problem"),
+    [
+        ("", "can't be read"),
+        ("{", "can't be read"),
+        ("7\n8", "can't be read"),
+        ("[]", "an offset of format None"),
+        ('{"format": 2}', "an offset of format 2"),
+        ('{"format": 1, "position": "x"}', "a damaged offset"),
+    ],
+)
+def test_what_is_none_is_named(tmp_path: Path, offset: str, problem: str) -> None:
+    note(tmp_path, 0, offset)
+    with pytest.raises(StagingError, match=problem):
+        micro_batch(tmp_path, 0)
+    with pytest.raises(StagingError, match="can't be read"):
+        micro_batch(tmp_path, 5)
+
+
+def test_what_spark_has_noted(tmp_path: Path) -> None:
+    assert not is_noted(tmp_path, 3)
+    commits = tmp_path / "commits"
+    commits.mkdir()
+    being_renamed = commits / "..3.0a.tmp.crc"
+    being_renamed.touch()
+    (commits / "3").touch()
+    assert not is_noted(tmp_path, 3)
+    being_renamed.rename(commits / ".3.crc")
+    assert is_noted(tmp_path, 3)
