@@ -12,7 +12,6 @@ Nothing here has to be kept: how far a replica is, it records itself. What is be
 
 from __future__ import annotations
 
-import itertools
 import queue
 import threading
 import time
@@ -157,9 +156,11 @@ class Follower:
         self._merged(table)
 
     def _bring_with(self, spark: SparkSession, table: Table, position: Position) -> None:
-        for attempt in itertools.count(1):
+        for attempts_left in reversed(range(_MAX_ATTEMPTS)):
             try:
-                return replica.bring(spark, self._warehouse, table, position)
+                replica.bring(spark, self._warehouse, table, position)
             except Exception as ex:
-                if _CHANGED not in str(ex) or attempt == _MAX_ATTEMPTS:
+                if _CHANGED not in str(ex) or not attempts_left:
                     raise
+            else:
+                return
