@@ -16,7 +16,7 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
 from spark_sink.delta import APPLICATION, newest_lsn, write_commit
 from spark_sink.warehouse import WarehouseError
@@ -48,7 +48,7 @@ _KNOWN_FEATURES: Final = {
 }
 """Features of a table that ask nothing more of who adds files than is done here."""
 
-_ID, _PHYSICAL_NAME = "delta.columnMapping.id", "delta.columnMapping.physicalName"
+_ID, _PHYSICAL_NAME, _MAX_ID = (f"delta.columnMapping.{name}" for name in ("id", "physicalName", "maxColumnId"))
 
 
 class ChangedError(Exception):
@@ -114,14 +114,25 @@ def _physical(struct: dict[str, Any]) -> StructType:
     return StructType.fromJson(_renamed(struct, lambda field: field["metadata"][_PHYSICAL_NAME]))
 
 
-def define(path: Path, schema: StructType, properties: Mapping[str, str]) -> FileTable:
-    """Return a table that will be there with its first commit."""
-    numbers = iter(range(1, 1 << 31))
-    mapped = _mapped(schema, numbers)
+def define(path: Path, schema: StructType, properties: Mapping[str, str], like: FileTable | None = None) -> FileTable:
+    """Return a table that will be there with its first commit.
+
+    Its columns may be some of those of another new table, ``like``: then files of that one can be files of this one, too. (What
+    a file has besides the table's columns is nobody's, as it is after DROP COLUMN.)
+    """
+    if like is None:
+        numbers = iter(range(1, 1 << 31))
+        mapped = _mapped(schema, numbers)
+        greatest = next(numbers) - 1
+    else:
+        metadata = like.definition[-1]["metaData"]
+        there = StructType.fromJson(json.loads(metadata["schemaString"]))
+        mapped = StructType([there[name] for name in schema.names])
+        greatest = int(metadata["configuration"][_MAX_ID])
     configuration = {
         # Any name may be a column's, a column may go and come back.
         "delta.columnMapping.mode": "name",
-        "delta.columnMapping.maxColumnId": str(next(numbers) - 1),
+        _MAX_ID: str(greatest),
         **properties,
     }
     metadata = {
@@ -141,7 +152,7 @@ def define(path: Path, schema: StructType, properties: Mapping[str, str]) -> Fil
     return FileTable(path, -1, schema, _physical(mapped.jsonValue()), 0, ({"protocol": protocol}, {"metaData": metadata}))
 
 
-def _mapped(kind: DataType, numbers: Any) -> DataType:
+def _mapped(kind: Any, numbers: Any) -> Any:
     """Give each field, and the fields of structs in it, a number and a name for the files."""
     if isinstance(kind, StructType):
         fields = []
@@ -181,9 +192,10 @@ def commit(table: FileTable, files: Iterable[WrittenFile], position: Position, *
     actions: list[Mapping[str, Any]] = [{"commitInfo": information}, *table.definition]
     if is_reached:
         actions.append({"txn": {"appId": APPLICATION, "version": position.lsn, "lastUpdated": now_ms}})
+    names = set(table.physical.names)
     for file in files:
         added = {"path": file.name, "partitionValues": {}, "size": file.size, "modificationTime": now_ms, "dataChange": True}
-        actions.append({"add": added | {"stats": json.dumps(file.statistics())}})
+        actions.append({"add": added | {"stats": json.dumps(file.statistics(names))}})
     text = "".join(json.dumps(action) + "\n" for action in actions)
     table.version = write_commit(table.path, text, table.version + 1, lambda other: _check(table, other))
     table.definition = ()

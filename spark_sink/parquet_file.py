@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 __all__ = ["FileWriter", "Layout", "WrittenFile"]
 
@@ -41,9 +44,12 @@ class WrittenFile:
     maximum: dict[str, int]
     nulls: dict[str, int]
 
-    def statistics(self) -> dict[str, Any]:
-        """Return what Delta Lake notes of a file."""
-        return {"numRecords": self.rows, "minValues": self.minimum, "maxValues": self.maximum, "nullCount": self.nulls}
+    def statistics(self, names: Collection[str]) -> dict[str, Any]:
+        """Return what Delta Lake notes of a file, of the columns that have these names in it."""
+        found = {"minValues": self.minimum, "maxValues": self.maximum, "nullCount": self.nulls}
+        return {"numRecords": self.rows} | {
+            key: {name: value for name, value in values.items() if name in names} for key, values in found.items()
+        }
 
 
 class FileWriter:

@@ -1,4 +1,4 @@
-"""A chunk of a table -> files of a changelog and of a replica: the part of a snapshot that runs in executors.
+"""A chunk of a table -> a file of its changelog: the part of a snapshot that runs in executors.
 
 The server sends rows in COPY's binary form, ADBC makes Arrow columns of them, and they go to Parquet as they are: no Python per
 row, and no way through the JVM. What binary form and Arrow do not hold exactly comes as text, in a column of its own or, for
@@ -100,8 +100,6 @@ class ChunkTask:
     time_us: int
     directory: str
     layout: Layout
-    replica_directory: str | None = None
-    replica_layout: Layout | None = None
     is_utf8: bool = True
     """Whether the server makes sure that texts are UTF-8."""
 
@@ -111,29 +109,22 @@ class Written:
     """What became of a chunk; ``exact``: how many values their type cannot hold, by column."""
 
     rows: int
-    changelog: WrittenFile
-    replica: WrittenFile | None
+    file: WrittenFile
     exact: dict[str, int]
 
 
 def write_chunk(task: ChunkTask, count_rows: Callable[[int], object]) -> Written:
-    """Copy a chunk into files; ``count_rows`` is told how many rows have come."""
-    name = f"part-{task.number:06d}-{secrets.token_hex(8)}.parquet"
-    changelog = FileWriter(task.directory, name, task.layout)
-    replica = None
-    if task.replica_directory is not None and task.replica_layout is not None:
-        replica = FileWriter(task.replica_directory, name, task.replica_layout)
+    """Copy a chunk into a file; ``count_rows`` is told how many rows have come."""
+    writer = FileWriter(task.directory, f"part-{task.number:06d}-{secrets.token_hex(8)}.parquet", task.layout)
     rows = 0
     exact: Counter[str] = Counter()
     for batch in _read(task):
         count = len(batch)
         arrays = _columns(task, batch, exact)
-        changelog.write(arrays | _metadata(task, rows, count), count)
-        if replica is not None:
-            replica.write(arrays, count)
+        writer.write(arrays | _metadata(task, rows, count), count)
         rows += count
         count_rows(count)
-    return Written(rows, changelog.close(), None if replica is None else replica.close(), dict(exact))
+    return Written(rows, writer.close(), dict(exact))
 
 
 def write_empty(directory: str, layout: Layout) -> None:

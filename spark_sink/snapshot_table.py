@@ -2,10 +2,10 @@
 
 The files are written by executors (snapshot_reader.py) into a directory beside the tables.
 
-A table without a changelog is made there, with Delta Lake by the commit that adds the files. Renamed, it is the table: replica
-first, so that a changelog is only ever there with all that belongs to it. A replica whose rows have values that their columns
-can't hold is made from the changelog instead, like any replica (replica.apply): such a column of texts is rare, and a file can't
-be given it afterwards.
+A table without a changelog is made there, with Delta Lake by the commit that adds the files. The same files are its replica's,
+under a second name (a hard link): what they have besides the replica's columns nobody reads there. Renamed, the two are the tables:
+replica first, so that a changelog is only ever there with all that belongs to it. A replica whose rows have values that their
+columns can't hold is made from the changelog instead, like any replica (replica.apply).
 
 Where there is a changelog, the files come to it in one commit, whatever the changelog has from before their position or from after
 it: a snapshot is the whole table as it was there (replica.py). Of an empty table it is a TRUNCATE. The replica is then made
@@ -16,6 +16,7 @@ has left unfinished. The tables are the snapshot's alone meanwhile (table_lock.p
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import uuid
 from collections import Counter
@@ -101,13 +102,17 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
     schema = typed_schema(columns)
     made = _New(scratch / "changelog", warehouse.format, schema, changelog.properties(table, schema.names))
     made_replica = None
-    if warehouse.format == "delta" and version.key:
-        made_replica = _New(scratch / "replica", warehouse.format, columns, replica.properties(version.key, columns.names))
-    written = _run(copying, table, _tasks(copying, plan, columns, made, made_replica))
+    if made.table is not None and version.key:
+        properties = replica.properties(version.key, columns.names)
+        made_replica = delta_files.define(scratch / "replica", columns, properties, like=made.table)
+    written = _run(copying, table, _tasks(copying, plan, columns, made.path, made.layout))
     has_exact = any(each.exact for each in written)
-    made.add((each.changelog for each in written), copying.position)
+    files = made.add((each.file for each in written), copying.position)
     if made_replica is not None and not has_exact:
-        made_replica.add((each.replica for each in written if each.replica is not None), copying.position)
+        made_replica.path.mkdir()
+        for file in files:
+            os.link(made.path / file.name, made_replica.path / file.name)
+        delta_files.commit(made_replica, files, copying.position)
     with copying.lock.exclusive(copying.is_stopping):
         if changelog.exists(warehouse, table):
             return None
@@ -133,11 +138,11 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
     columns, layout = _prepare_changelog(copying, plan, table)
     directory = copying.scratch / uuid.uuid4().hex
     directory.mkdir(parents=True)
-    written = _run(copying, table, _tasks(copying, plan, columns, _Place(directory, layout)))
-    full = [each.changelog for each in written if each.rows]
+    written = _run(copying, table, _tasks(copying, plan, columns, directory, layout))
+    full = [each.file for each in written if each.rows]
     for each in written:
         if not each.rows:
-            (directory / each.changelog.name).unlink()
+            (directory / each.file.name).unlink()
     if not full:
         full = [write_truncate(str(directory), layout, position.epoch, position.lsn, copying.time_us)]
     with copying.lock.exclusive(copying.is_stopping):
@@ -187,8 +192,8 @@ def _tasks(
     copying: Copying,
     plan: TablePlan,
     columns: StructType,
-    made: _Place,
-    made_replica: _Place | None = None,
+    directory: Path,
+    layout: Layout,
 ) -> list[ChunkTask]:
     """Return what executors are to do; ``columns`` are the changelog's."""
     return [
@@ -205,10 +210,8 @@ def _tasks(
             epoch=copying.position.epoch,
             lsn=copying.position.lsn,
             time_us=copying.time_us,
-            directory=str(made.path),
-            layout=made.layout,
-            replica_directory=None if made_replica is None else str(made_replica.path),
-            replica_layout=None if made_replica is None else made_replica.layout,
+            directory=str(directory),
+            layout=layout,
             is_utf8=copying.is_utf8,
         )
         for number, chunk in enumerate(plan.chunks)
@@ -248,35 +251,28 @@ _NEVER_THERE = ("_cdc_xid", "_cdc_old")
 """A snapshot's rows have no transaction, and were nothing before. (Of a wide table the second is half of the columns.)"""
 
 
-@dataclass
-class _Place:
-    """Where files are written, and how they look."""
-
-    path: Path
-    layout: Layout
-
-
-class _New(_Place):
-    """A table that is being made."""
+class _New:
+    """A changelog that is being made."""
 
     def __init__(self, path: Path, format: str, schema: StructType, properties: dict[str, str]) -> None:  # noqa: A002
-        table = delta_files.define(path, schema, properties) if format == "delta" else None
-        super().__init__(path, _layout(schema, table))
-        self._table = table
+        self.path = path
+        self.table = delta_files.define(path, schema, properties) if format == "delta" else None
+        self.layout = _layout(schema, self.table)
         path.mkdir(parents=True)
 
-    def add(self, files: Iterable[WrittenFile], position: Position) -> None:
-        """Make it a table, of files that lie there."""
+    def add(self, files: Iterable[WrittenFile], position: Position) -> list[WrittenFile]:
+        """Make it a table, of files that lie there; return those that have rows."""
         full = []
         for file in files:
             if file.rows:
                 full.append(file)
             else:
                 (self.path / file.name).unlink()
-        if self._table is not None:
-            delta_files.commit(self._table, full, position)
+        if self.table is not None:
+            delta_files.commit(self.table, full, position)
         elif not full:
             write_empty(str(self.path), self.layout)  # without a file there are no columns
+        return full
 
 
 def _move(made: Path, target: Path) -> None:

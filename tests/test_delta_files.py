@@ -62,6 +62,21 @@ def test_the_first_commit_makes_the_table(table: FileTable) -> None:
     assert (table.version, table.lsn) == (0, 10)
 
 
+def test_files_of_one_table_may_be_anothers(tmp_path: Path) -> None:
+    whole = delta_files.define(tmp_path / "whole", SCHEMA, {})
+    part = delta_files.define(tmp_path / "part", StructType([SCHEMA["old"], SCHEMA["id"]]), {"c": "d"}, like=whole)
+    assert part.physical == StructType([whole.physical[1], whole.physical[0]])
+    least = {name: number for number, name in enumerate(whole.physical.names)}
+    delta_files.commit(part, [WrittenFile("part-1.parquet", 100, 7, least, {}, least)], Position(1, 10))
+    metadata, added = read(part, 0)[2]["metaData"], read(part, 0)[4]["add"]
+    # A column that comes later gets a number that is not one of these.
+    assert metadata["configuration"]["delta.columnMapping.maxColumnId"] == "5"
+    assert metadata["configuration"]["c"] == "d"
+    stats = json.loads(added["stats"])
+    assert stats["minValues"] == stats["nullCount"] == {whole.physical[0].name: 0, whole.physical[1].name: 1}
+    assert len(read(part, 0)) == 5
+
+
 def test_the_order_of_durability(table: FileTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files' names, what the commit says, then that it is there."""
     log, synced = table.path / "_delta_log", []
