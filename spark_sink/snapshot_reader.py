@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ChunkTask", "Select", "Written", "select_columns", "write_chunk", "write_empty", "write_truncate"]
 
+_GONE: Final = ("42703", "42P01")
+"""undefined_column, undefined_table: the catalog is that of the moment, whatever the snapshot."""
+
 _ORDINALS: Final = 1 << 32
 _BATCH_HINT_BYTES: Final = 16 << 20
 
@@ -160,6 +163,11 @@ def _read(task: ChunkTask) -> Iterator[pa.RecordBatch]:
                 )
     except connection.Error as ex:
         problem = str(ex).strip().partition("\n")[0]
+        if ex.sqlstate in _GONE:
+            raise RewrittenError(
+                f"table {task.chunk.table} was altered while it was copied: {problem}",
+                hint="start again: the copy of this table begins anew",
+            ) from ex
         raise SnapshotError(f"table {task.chunk.table} could not be read: {problem}", hint="start again: it begins anew") from ex
     finally:
         connection.close()

@@ -410,11 +410,11 @@ def test_stopped_while_it_waits(database: postgres.Database, spark: Any, tmp_pat
     copied.connection.close()
 
 
-def test_a_table_that_is_written_anew_is_begun_again(
+def test_a_table_that_is_written_anew_or_altered_is_begun_again(
     database: postgres.Database, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied = Copied(database, spark, tmp_path, f"s_{database.name}"[:63])
-    copied.execute("create table t (id int primary key); insert into t values (1)", "create publication p for table t")
+    copied.execute("create table t (id int primary key, v text); insert into t values (1)", "create publication p for table t")
     warehouse = Warehouse(tmp_path / "delta", "delta")
     planned, plans = InitialSnapshot._plan, []
 
@@ -422,11 +422,13 @@ def test_a_table_that_is_written_anew_is_begun_again(
         plans.append(planned(*arguments))
         if len(plans) == 1:
             copied.execute("truncate t", "insert into t values (2)")
+        elif len(plans) == 2:
+            copied.execute("alter table t rename v to w")
         return plans[-1]
 
     monkeypatch.setattr(InitialSnapshot, "_plan", plan_then_write)
     copied.run(warehouse, publications=("p",))
-    assert len(plans) == 2
+    assert len(plans) == 3
     assert [(row["_cdc_op"], row["id"]) for row in copied.changes(warehouse, "t").collect()] == [("snapshot", 2)]
     copied.execute("insert into t values (3)")
     copied.run(warehouse, publications=("p",))

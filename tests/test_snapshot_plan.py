@@ -110,7 +110,7 @@ class Source:
         written = [write_chunk(task, lambda _: None) for task in tasks]
         found: list[dict[str, Any]] = []
         for task, each in zip(tasks, written, strict=True):
-            rows = pq.read_table(Path(task.directory) / each.changelog.name).to_pylist(maps_as_pydicts="strict")
+            rows = pq.read_table(Path(task.directory) / each.file.name).to_pylist(maps_as_pydicts="strict")
             assert len(rows) == each.rows
             found += rows
         return found
@@ -265,6 +265,26 @@ def test_row_filters_of_several_publications_are_joined_by_or(source: Source) ->
     tables = source.tables()
     assert sorted(row["id"] for row in source.rows(tables["t"])) == [1, 2, 7]
     assert sorted(row["id"] for row in source.rows(tables["u"])) == list(range(1, 11))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "alter table t rename v to w",
+        "alter table t drop v",
+        "alter table t rename to u",
+        "alter table t set schema s",
+        "drop table t",
+    ],
+)
+def test_a_table_that_is_altered_is_noticed(source: Source, statement: str) -> None:
+    source.sql("create table t (id int primary key, v text); insert into t values (1, 'x')", "create publication p for table t")
+    source.sql("create schema s")
+    source.take()
+    table = source.tables()["t"]
+    source.sql(statement)
+    with pytest.raises(RewrittenError, match="was altered while it was copied"):
+        source.rows(table)
 
 
 @pytest.mark.parametrize("statement", ["truncate t", "alter table t alter v type int using 1", "vacuum full t"])
