@@ -10,6 +10,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -193,7 +194,9 @@ def checkpoint(spark: SparkSession, path: Path) -> None:
 
 
 def create(path: Path, rows: DataFrame, properties: dict[str, str]) -> None:
-    """Make a table with its first rows, in one commit."""
+    """Make a table with its first rows, in one commit; there is none."""
+    # Files that an attempt left which did not come to its end would be taken for a table.
+    shutil.rmtree(path, ignore_errors=True)
     writer = rows.writeTo(table_name(path)).using("delta")
     for key, value in (_PROPERTIES | properties).items():
         writer = writer.tableProperty(key, value)

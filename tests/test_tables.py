@@ -164,6 +164,16 @@ def test_reduction_equals_the_source(spark: Any) -> None:
     rows.unpersist()
 
 
+def test_a_table_is_made_where_an_attempt_to_was_killed(spark: Any, tmp_path: Path) -> None:
+    path = tmp_path / "replica/public.t"
+    (path / "_delta_log").mkdir(parents=True)
+    (path / "part-0.parquet").write_bytes(b"PAR1")
+    assert not delta.exists(path)
+    delta.create(path, spark.range(3), {})
+    assert delta.read(spark, path).count() == 3
+    assert not (path / "part-0.parquet").exists()
+
+
 @pytest.mark.parametrize("table_format", ["delta", "parquet"])
 def test_random_batches_applied_again(spark: Any, tmp_path: Path, table_format: str) -> None:
     """Batches cut at random, each applied up to three times, old ones after newer ones: the replica is the source."""
