@@ -36,7 +36,7 @@ from cdcpipe.errors import CdcpipeError
 from spark_sink import changelog, delta, replica, segment_writer, session, source
 from spark_sink.catalog import CatalogDatabase
 from spark_sink.checkpoint import is_noted, micro_batch
-from spark_sink.contents import Contents, read_contents
+from spark_sink.contents import Contents, Use, read_contents
 from spark_sink.delta_files import ChangedError
 from spark_sink.directories import local_directory
 from spark_sink.follower import Follower
@@ -56,7 +56,7 @@ from spark_sink.staging import (
 )
 from spark_sink.table_lock import TableLock
 from spark_sink.table_versions import TableVersions
-from spark_sink.types import INEXACT_MESSAGE, MESSAGE_SCHEMA, as_typed, merge_columns, split_schema, typed_schema
+from spark_sink.types import INEXACT_MESSAGE, MESSAGE_SCHEMA, as_typed, assign_columns, merge_columns, split_schema, typed_schema
 from spark_sink.warehouse import EXACT, MESSAGES, Table, Warehouse, WarehouseError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
     from spark_sink.changelog import Files
     from spark_sink.delta import State
@@ -369,7 +369,7 @@ class Pipeline:
             segments = [segment for segment in list_segments(self.staging, position) if segment.end_lsn <= end.lsn]
             contents = read_contents(segments)
             self._open_tables(contents)
-            self._history.note(contents, lambda table: self._columns(table, contents[table]), segments)
+            self._history.note(contents, lambda table, use: self._fields(table, contents[table], use), segments)
             self._append(contents, segments)
             if self._names is not None:
                 self._names.register(sorted(contents))
@@ -428,6 +428,12 @@ class Pipeline:
         state, types = self._tables[table], self.warehouse.types
         relations = (as_typed(use.relation, types) for use in contents.uses if use.last_lsn > state.done_lsn)
         return merge_columns(state.columns, relations, widen=self.warehouse.format == "delta")
+
+    def _fields(self, table: Table, contents: Contents, use: Use) -> list[StructField] | None:
+        """Return the columns of the table's changelog that a relation's are; None if it begins, with a snapshot, after that."""
+        if use.last_lsn <= self._tables[table].done_lsn:
+            return None
+        return assign_columns(self._columns(table, contents), as_typed(use.relation, self.warehouse.types))
 
     def _prepare(self, table: Table, contents: Contents, segments: Sequence[Segment]) -> _Append:
         """Make a changelog ready for what the segments have for it."""

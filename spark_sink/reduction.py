@@ -60,7 +60,7 @@ Key = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What has to be known of some changes to reduce them, found by one pass over a few of their columns."""
+    """What has to be known of some changes to reduce them, found by a pass or two over a few of their columns."""
 
     count: int
     truncated_at: tuple[int, int, int] | None
@@ -176,31 +176,46 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
     from pyspark.sql import functions as F  # noqa: N812
 
     keyed = _with_keys(changes, key)
-    lacks = _lacks_key(key)
-    partial = F.size(F.coalesce(F.col("_cdc_unchanged"), F.array())) > 0
+    leaves_out = F.size(F.coalesce(F.col("_cdc_unchanged"), F.array())) > 0
     integers = [index for index, names in enumerate(key) if _is_integer(changes.schema, names)]
     values = {i: [F.col(side).getField(f"k{i}") for side in ("_cdc_new_key", "_cdc_old_key")] for i in integers}
+    # Numbers and flags alone, which Spark counts by the million; lists of names take it several times as long.
     row = keyed.agg(
         F.count("*").alias("count"),
-        F.max(F.when(F.col("_cdc_op") == "truncate", F.struct(*_POSITION))).alias("truncated_at"),
-        F.array_sort(F.array_distinct(F.flatten(F.collect_set("_cdc_unchanged")))).alias("unchanged"),
+        F.count_if(F.col("_cdc_op") == "truncate").alias("truncates"),
+        F.count_if(leaves_out).alias("partial"),
+        F.count_if(F.size(F.coalesce(F.col("_cdc_exact"), F.create_map())) > 0).alias("inexact"),
         F.max("_cdc_is_move").alias("has_moves"),
-        F.max(F.col("_cdc_is_move") & partial).alias("has_partial_moves"),
-        exact_names().alias("exact"),
-        F.count_if(lacks).alias("keyless"),
+        F.max(F.col("_cdc_is_move") & leaves_out).alias("has_partial_moves"),
+        F.count_if(_lacks_key(key)).alias("keyless"),
         *(F.min(F.least(*both)).alias(f"least_{index}") for index, both in values.items()),
         *(F.max(F.greatest(*both)).alias(f"greatest_{index}") for index, both in values.items()),
     ).collect()[0]
+    has_names = row["truncates"] or row["partial"] or row["inexact"]
+    truncated_at, unchanged, exact = _names(changes) if has_names else (None, (), ())
     return Summary(
         count=row["count"],
-        truncated_at=None if row["truncated_at"] is None else tuple(row["truncated_at"]),
-        unchanged=tuple(row["unchanged"] or ()),
+        truncated_at=truncated_at,
+        unchanged=unchanged,
         has_moves=bool(row["has_moves"]),
         has_partial_moves=bool(row["has_partial_moves"]),
-        exact=tuple(name for name in row["exact"] or () if not name.startswith(_OLD)),
+        exact=tuple(name for name in exact if not name.startswith(_OLD)),
         keyless=row["keyless"],
         ranges=tuple(_range(row, index) if index in integers else None for index in range(len(key))),
     )
+
+
+def _names(changes: DataFrame) -> tuple[tuple[int, int, int] | None, tuple[str, ...], tuple[str, ...]]:
+    """Return of a summary the position of the last TRUNCATE, and the names of columns: of those not sent, of those with texts."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    row = changes.agg(
+        F.max(F.when(F.col("_cdc_op") == "truncate", F.struct(*_POSITION))).alias("truncated_at"),
+        F.array_sort(F.array_distinct(F.flatten(F.collect_set("_cdc_unchanged")))).alias("unchanged"),
+        exact_names().alias("exact"),
+    ).collect()[0]
+    truncated_at = None if row["truncated_at"] is None else tuple(row["truncated_at"])
+    return truncated_at, tuple(row["unchanged"] or ()), tuple(row["exact"] or ())
 
 
 def _range(row: Row, index: int) -> tuple[int, int] | None:

@@ -30,7 +30,6 @@ from cdcpipe.plugins.type_names import format_built_in_type
 from spark_sink import changelog, delta
 from spark_sink.column_numbers import ColumnFacts, numbered
 from spark_sink.staging import Position
-from spark_sink.types import as_typed, assign_columns
 from spark_sink.warehouse import SCHEMA_HISTORY, Table
 
 if TYPE_CHECKING:
@@ -104,9 +103,15 @@ class SchemaHistory:
         self._versions: dict[int, list[SchemaVersion]] | None = None
 
     def note(
-        self, contents: Mapping[Table, Contents], columns_of: Callable[[Table], StructType], segments: Sequence[Segment]
+        self,
+        contents: Mapping[Table, Contents],
+        fields_of: Callable[[Table, Use], Sequence[StructField] | None],
+        segments: Sequence[Segment],
     ) -> None:
-        """Write down the versions that are new in the segments; ``columns_of`` gives the columns of a table's changelog."""
+        """Write down the versions that are new in the segments.
+
+        ``fields_of`` gives the columns of a table's changelog that a relation's are, None for one that the changelog has not had.
+        """
         self._published.begin_batch()
         versions = {relation_id: list(known) for relation_id, known in self._load().items()}
         done_lsn = 0 if self._state is None else self._state.lsn
@@ -117,8 +122,7 @@ class SchemaHistory:
             if not known or _said(known[-1].relation) != _said(use.relation):
                 facts = self._facts(use.relation, known[-1] if known else None)
                 known.append(SchemaVersion(use.end_lsn, use.ordinal, use.relation, facts))
-                fields = assign_columns(columns_of(table), as_typed(use.relation, self._warehouse.types))
-                rows.append(_row(known[-1], _epoch(use, segments), fields))
+                rows.append(_row(known[-1], _epoch(use, segments), fields_of(table, use)))
         if rows:
             end = segments[-1].end
             start = Position(segments[0].epoch, max(segments[0].start_lsn, done_lsn))
@@ -177,9 +181,10 @@ def _version(row: Row) -> SchemaVersion:
     return SchemaVersion(row["_cdc_end_lsn"], row["_cdc_ordinal"], relation, facts if is_known else None)
 
 
-def _row(version: SchemaVersion, epoch: int, fields: Sequence[StructField]) -> dict[str, object]:
+def _row(version: SchemaVersion, epoch: int, fields: Sequence[StructField] | None) -> dict[str, object]:
     relation = version.relation
-    facts = version.facts or (None,) * len(relation.columns)
+    unknown = (None,) * len(relation.columns)
+    facts = version.facts or unknown
     described = [
         (
             column.name,
@@ -188,10 +193,9 @@ def _row(version: SchemaVersion, epoch: int, fields: Sequence[StructField]) -> d
             column.type_modifier,
             column.is_key,
             *((None, None, None) if fact is None else (fact.number, fact.missing, fact.is_filled)),
-            field.name,
-            field.dataType.simpleString(),
+            *((None, None) if field is None else (field.name, field.dataType.simpleString())),
         )
-        for column, fact, field in zip(relation.columns, facts, fields, strict=True)
+        for column, fact, field in zip(relation.columns, facts, unknown if fields is None else fields, strict=True)
     ]
     identity = _IDENTITIES[relation.replica_identity]
     columns = [dict(zip(_COLUMN.names, values, strict=True)) for values in described]

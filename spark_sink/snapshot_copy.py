@@ -116,9 +116,7 @@ class Snapshot:
         if self._spark is not None and self._thread.is_alive():
             self._spark.sparkContext.cancelJobsWithTag(_JOB_TAG)
             self._thread.join()
-        if self._export is not None:
-            self._export.close()
-            self._export = None
+        self._release()
 
     @property
     def progress(self) -> SnapshotProgress:
@@ -149,6 +147,13 @@ class Snapshot:
             self._error = ex
         finally:
             shutil.rmtree(self._scratch, ignore_errors=True)
+            # As long as it is held VACUUM removes nothing that it sees.
+            self._release()
+
+    def _release(self) -> None:
+        if self._export is not None:
+            self._export.close()
+            self._export = None
 
     def _copy(self) -> None:
         """Copy all tables; those that were written anew meanwhile again, with another snapshot."""

@@ -110,6 +110,11 @@ AFTER = [
 ]
 
 
+HELD = """
+    select count(*) from pg_stat_activity
+    where datname = current_database() and backend_type = 'walsender' and backend_xmin is not null"""
+
+
 @dataclass
 class Copied:
     """A database, a slot that is made with a snapshot, its warehouse."""
@@ -154,6 +159,8 @@ class Copied:
                 if snapshot.is_needed:
                     snapshot.start(self.spark, config.staging)
                     snapshot.wait()
+                    # Nothing keeps VACUUM from its work any more, however long the stream goes on.
+                    until(lambda: self.query(HELD) == [(0,)], "the snapshot's end")
                 launcher.wait()
         finally:
             snapshot.stop()
