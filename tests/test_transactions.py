@@ -653,7 +653,7 @@ def test_the_same_as_version_1_from_a_real_server(pg: postgres.Cluster, streamin
         both.begin()
         workload(database, random.Random(seed))
         # DDL that is undone; an undone part with another shape inside a transaction that commits; a truncate.
-        both.run("begin; alter table t add column w int; insert into t select 1, 'x', g from generate_series(1, 400) g; rollback")
+        both.run("begin; alter table t add column w int; insert into t select 1, 'x', g from generate_series(1, 4000) g; rollback")
         both.run(
             "begin; insert into t select g from generate_series(1, 400) g; savepoint a; alter table t add column w int;"
             " insert into t select g, 'x', g from generate_series(1, 400) g; rollback to a; insert into t values (1);"
