@@ -32,8 +32,9 @@ def micro_batch(checkpoint: Path, batch_id: int) -> tuple[Position | None, Posit
 def is_noted(checkpoint: Path, batch_id: int) -> bool:
     """Tell whether Spark has noted that a micro-batch is done, so that it will not ask for it again."""
     commits = checkpoint / "commits"
-    # Renamed, and the file with its checksum after it.
-    return (commits / str(batch_id)).exists() and not any(".tmp" in path.name for path in commits.iterdir())
+    # Written under another name and renamed, and after it the file with its checksum.
+    being_renamed = [path for dots in (".", "..") for path in commits.glob(f"{dots}{batch_id}.*.tmp*")]
+    return (commits / str(batch_id)).exists() and not being_renamed
 
 
 def _end(checkpoint: Path, batch_id: int) -> Position:

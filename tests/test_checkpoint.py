@@ -43,6 +43,7 @@ def test_what_spark_has_noted(tmp_path: Path) -> None:
     assert not is_noted(tmp_path, 3)
     commits = tmp_path / "commits"
     commits.mkdir()
+    (commits / ".2.0a.tmp").touch()  # a run's that was killed
     being_renamed = commits / "..3.0a.tmp.crc"
     being_renamed.touch()
     (commits / "3").touch()
