@@ -9,9 +9,10 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
@@ -19,7 +20,7 @@ from spark_sink.directories import local_directory
 from spark_sink.staging import Retention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from types import FrameType
 
     from spark_sink.launcher import LauncherConfig, Progress
@@ -34,6 +35,7 @@ __all__ = [
     "HOUR_OR_OFF",
     "MINUTE_OR_OFF",
     "SIZE",
+    "Command",
     "ProgressLine",
     "SnapshotLine",
     "connection_arguments",
@@ -44,6 +46,7 @@ __all__ = [
     "log_to_stderr",
     "on_signals",
     "staging_option",
+    "together",
 ]
 
 CONTEXT_SETTINGS = {"help_option_names": ["-?", "--help"], "max_content_width": 120}
@@ -58,7 +61,8 @@ _TERMINAL_INTERVAL_S = 0.2
 _LOOK_INTERVAL_S = 1.0
 """Where a line is due more seldom: somebody who waits between two looks still has to notice a signal."""
 
-Command = TypeVar("Command", bound="Callable[..., Any]")
+Command: TypeAlias = Callable[..., Any]
+Decorator: TypeAlias = Callable[[Command], Command]
 
 
 class _Size(click.ParamType[int]):
@@ -165,6 +169,17 @@ def format_size(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
+def together(*options: Decorator) -> Decorator:
+    """Return one decorator for several, in the order of ``--help``."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
 def staging_option(command: Command) -> Command:
     """Add ``--staging``."""
     return click.option(
@@ -176,26 +191,22 @@ def staging_option(command: Command) -> Command:
     )(command)
 
 
-def connection_options(command: Command) -> Command:
-    """Add libpq's: ``-d -h -p -U -m``, as `connection_arguments` takes them."""
-    options = [
-        click.option("-d", "--dbname", metavar="DBNAME", help="Database to connect to; a conninfo string or a URI as well."),
-        click.option("-h", "--host", metavar="HOSTNAME", help="Database server's host or socket directory."),
-        click.option("-p", "--port", metavar="PORT", help="Database server's port."),
-        click.option("-U", "--username", metavar="USERNAME", help="Database user name."),
-        click.option(
-            "-m",
-            "--param",
-            "params",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="Any other connection parameter of libpq. Passwords come from PGPASSWORD, a password file or a service "
-            "file. Repeatable.",
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+connection_options = together(
+    click.option("-d", "--dbname", metavar="DBNAME", help="Database to connect to; a conninfo string or a URI as well."),
+    click.option("-h", "--host", metavar="HOSTNAME", help="Database server's host or socket directory."),
+    click.option("-p", "--port", metavar="PORT", help="Database server's port."),
+    click.option("-U", "--username", metavar="USERNAME", help="Database user name."),
+    click.option(
+        "-m",
+        "--param",
+        "params",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Any other connection parameter of libpq. Passwords come from PGPASSWORD, a password file or a service "
+        "file. Repeatable.",
+    ),
+)
+"""libpq's: ``-d -h -p -U -m``, as `connection_arguments` takes them."""
 
 
 def connection_arguments(
@@ -211,65 +222,62 @@ def connection_arguments(
     return tuple(arguments)
 
 
-def launcher_options(command: Command) -> Command:
-    """Add everything that `launcher_config` takes."""
-    options = [
-        click.option("-S", "--slot", required=True, metavar="NAME", help="Name of the replication slot."),
-        click.option(
-            "--publication",
-            "publications",
-            required=True,
-            multiple=True,
-            metavar="NAME",
-            help="Publication to take, any name as it is. Repeatable.",
-        ),
-        click.option("-c", "--create-slot", is_flag=True, help="Make the slot, and the publication, if they do not exist."),
-        click.option(
-            "--table",
-            "tables",
-            multiple=True,
-            metavar="SCHEMA.NAME",
-            help="With -c: a publication that does not exist is made for these tables (left out: for all). Repeatable.",
-        ),
-        staging_option,
-        click.option(
-            "--segment-size",
-            type=SIZE,
-            default="64MiB",
-            show_default=True,
-            help="A segment is sealed when it has this size,",
-        ),
-        click.option(
-            "--seal-interval",
-            type=_SECONDS,
-            default=1.0,
-            show_default=True,
-            help="or when its oldest transaction has waited this long.",
-        ),
-        click.option(
-            "--spill",
-            type=_Directory(exists=True),
-            metavar="DIR",
-            help="Where transactions in progress that are too large for memory are held, in files without names. "
-            "Left out: the staging directory.",
-        ),
-        click.option(
-            "--keep-segments",
-            type=_Retention(),
-            metavar="DURATION|SIZE",
-            help="Keep segments that all readers are past for so long (12h, 7d), or so much of them (10GiB). "
-            "Left out: they are removed.",
-        ),
-        click.option(
-            "--available-now",
-            is_flag=True,
-            help="Take all that is committed on the server now, then end.",
-        ),
-        click.option("-v", "--verbose", is_flag=True, help="Say on stderr what happens."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return connection_options(command)
+launcher_options = together(
+    connection_options,
+    click.option("-S", "--slot", required=True, metavar="NAME", help="Name of the replication slot."),
+    click.option(
+        "--publication",
+        "publications",
+        required=True,
+        multiple=True,
+        metavar="NAME",
+        help="Publication to take, any name as it is. Repeatable.",
+    ),
+    click.option("-c", "--create-slot", is_flag=True, help="Make the slot, and the publication, if they do not exist."),
+    click.option(
+        "--table",
+        "tables",
+        multiple=True,
+        metavar="SCHEMA.NAME",
+        help="With -c: a publication that does not exist is made for these tables (left out: for all). Repeatable.",
+    ),
+    staging_option,
+    click.option(
+        "--segment-size",
+        type=SIZE,
+        default="64MiB",
+        show_default=True,
+        help="A segment is sealed when it has this size,",
+    ),
+    click.option(
+        "--seal-interval",
+        type=_SECONDS,
+        default=1.0,
+        show_default=True,
+        help="or when its oldest transaction has waited this long.",
+    ),
+    click.option(
+        "--spill",
+        type=_Directory(exists=True),
+        metavar="DIR",
+        help="Where transactions in progress that are too large for memory are held, in files without names. "
+        "Left out: the staging directory.",
+    ),
+    click.option(
+        "--keep-segments",
+        type=_Retention(),
+        metavar="DURATION|SIZE",
+        help="Keep segments that all readers are past for so long (12h, 7d), or so much of them (10GiB). "
+        "Left out: they are removed.",
+    ),
+    click.option(
+        "--available-now",
+        is_flag=True,
+        help="Take all that is committed on the server now, then end.",
+    ),
+    click.option("-v", "--verbose", is_flag=True, help="Say on stderr what happens."),
+)
+"""Everything that `launcher_config` takes."""
 
 
 def launcher_config(

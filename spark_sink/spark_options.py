@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from cdcpipe.errors import InvalidArgumentsError
-from spark_sink.options import DIRECTORY
+from spark_sink.options import DIRECTORY, Command, together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
 
     from spark_sink.warehouse import Warehouse
 
 __all__ = ["parse_settings", "spark_options", "warehouse_option", "warehouse_session"]
-
-Command = TypeVar("Command", bound="Callable[..., Any]")
 
 
 def warehouse_option(command: Command) -> Command:
@@ -34,23 +32,17 @@ def warehouse_option(command: Command) -> Command:
     )(command)
 
 
-def spark_options(command: Command) -> Command:
-    """Add what `warehouse_session` takes."""
-    options = [
-        click.option(
-            "--jars",
-            type=click.Path(path_type=Path),
-            metavar="DIR",
-            help="Jars to give to Spark, Delta Lake's two among them, where Maven Central can't be reached.",
-        ),
-        click.option(
-            "--master", metavar="URL", help="Spark's master.  [default: local[2]; under spark-submit the one given there]"
-        ),
-        click.option("--conf", "confs", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. Repeatable."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+spark_options = together(
+    click.option(
+        "--jars",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="Jars to give to Spark, Delta Lake's two among them, where Maven Central can't be reached.",
+    ),
+    click.option("--master", metavar="URL", help="Spark's master.  [default: local[2]; under spark-submit the one given there]"),
+    click.option("--conf", "confs", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. Repeatable."),
+)
+"""What `warehouse_session` takes."""
 
 
 def parse_settings(confs: tuple[str, ...]) -> dict[str, str]:
