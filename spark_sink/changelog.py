@@ -176,7 +176,7 @@ def append(
     files = open_files(spark, warehouse, table, schema, None)
     writer = FileWriter(str(files.directory), f"part-{secrets.token_hex(16)}.parquet", files.layout)
     for batch in rows.to_batches():
-        writer.write(dict(zip(batch.schema.names, batch.columns, strict=True)), len(batch))
+        writer.write_batch(batch)
     commit_files(warehouse, table, files, [writer.close()], start, end, rows.num_rows)
 
 

@@ -73,6 +73,10 @@ class FileWriter:
         self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._layout.schema))
         self._rows += count
 
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Write a batch whose columns have the layout's names."""
+        self.write(dict(zip(batch.schema.names, batch.columns, strict=True)), len(batch))
+
     def _open(self, columns: list[pa.Array]) -> Any:
         """Begin the file. Dictionaries, half of the cost of writing, are for columns whose first values repeat."""
         repeated = [field.name for field, array in zip(self._layout.schema, columns, strict=True) if _repeats(array)]

@@ -105,7 +105,7 @@ def _write_table(slices: Iterator[OpenSlice], target: Target) -> Written | None:
         for batch in _reader(opened, target).read():
             if writer is None:
                 writer = FileWriter(target.directory, f"part-{secrets.token_hex(16)}.parquet", target.layout)
-            writer.write(dict(zip(batch.schema.names, batch.columns, strict=True)), len(batch))
+            writer.write_batch(batch)
             if target.table is not None:
                 exact.update(_count_exact(batch))
     return None if writer is None else Written(writer.close(), exact)
