@@ -107,7 +107,8 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
         made_replica = delta_files.define(scratch / "replica", columns, properties, like=made.table)
     written = _run(copying, table, _tasks(copying, plan, columns, made.path, made.layout))
     has_exact = any(each.exact for each in written)
-    files = made.add((each.file for each in written), copying.position)
+    files = _full(made.path, written)
+    made.add(files, copying.position)
     if made_replica is not None and not has_exact:
         made_replica.path.mkdir()
         for file in files:
@@ -139,10 +140,7 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
     directory = copying.scratch / uuid.uuid4().hex
     directory.mkdir(parents=True)
     written = _run(copying, table, _tasks(copying, plan, columns, directory, layout))
-    full = [each.file for each in written if each.rows]
-    for each in written:
-        if not each.rows:
-            (directory / each.file.name).unlink()
+    full = _full(directory, written)
     if not full:
         full = [write_truncate(str(directory), layout, position.epoch, position.lsn, copying.time_us)]
     with copying.lock.exclusive(copying.is_stopping):
@@ -260,19 +258,23 @@ class _New:
         self.layout = _layout(schema, self.table)
         path.mkdir(parents=True)
 
-    def add(self, files: Iterable[WrittenFile], position: Position) -> list[WrittenFile]:
-        """Make it a table, of files that lie there; return those that have rows."""
-        full = []
-        for file in files:
-            if file.rows:
-                full.append(file)
-            else:
-                (self.path / file.name).unlink()
+    def add(self, files: Sequence[WrittenFile], position: Position) -> None:
+        """Make it a table, of files that lie there."""
         if self.table is not None:
-            delta_files.commit(self.table, full, position)
-        elif not full:
+            delta_files.commit(self.table, files, position)
+        elif not files:
             write_empty(str(self.path), self.layout)  # without a file there are no columns
-        return full
+
+
+def _full(directory: Path, written: Iterable[Written]) -> list[WrittenFile]:
+    """Return the files that have rows; delete the others."""
+    full = []
+    for each in written:
+        if each.rows:
+            full.append(each.file)
+        else:
+            (directory / each.file.name).unlink()
+    return full
 
 
 def _move(made: Path, target: Path) -> None:
