@@ -236,14 +236,17 @@ class Pipeline:
         query = self._query
         if query is not None and query.isActive:
             with self._running:
-                # Interrupted while it writes that down, Spark says so at length, and asks for the micro-batch once more.
-                until = time.monotonic() + _NOTING_S
-                while self._batch_id is not None and time.monotonic() < until and query.isActive:
-                    if is_noted(self.checkpoint, self._batch_id):
-                        break
-                    time.sleep(0.01)
+                self._wait_until_noted(query)
                 query.stop()
         self._stop_serving()
+
+    def _wait_until_noted(self, query: StreamingQuery) -> None:
+        """Let Spark note the last micro-batch's end: interrupted at that, it says so at length, and asks for it once more."""
+        until = time.monotonic() + _NOTING_S
+        while self._batch_id is not None and not is_noted(self.checkpoint, self._batch_id):
+            if not query.isActive or time.monotonic() > until:
+                return
+            time.sleep(0.01)
 
     def _stop_serving(self) -> None:
         if self._server is not None:
