@@ -5,7 +5,7 @@
     confirmed   what the slot may forget: confirmed_flush_lsn
     sealed      the end of the staging log: what is durable here
     changelog   what every changelog table has
-    replica     what every replica table has
+    replica     what every replica table has; one that is not there yet has nothing of its table
 
 Stages stand still while there is nothing for them, whatever else is written to the WAL. So one that has all that the stage above it
 has counts as being where that one is: an idle pipeline is not behind.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from spark_sink.ladder import Rung
     from spark_sink.slot_monitor import SlotReport
     from spark_sink.staging import Segment
-    from spark_sink.warehouse import Table
+    from spark_sink.warehouse import Table, Version
 
 __all__ = ["Tables", "command", "describe"]
 
@@ -183,16 +183,18 @@ class Tables:
     def __init__(self, house: Warehouse) -> None:
         self.house = house
         self._known: dict[Path, TableState | None] = {}
+        self._versions: dict[str, list[Version]] = {}
 
     def describe(self) -> list[dict[str, Any]]:
-        """Return an object for each table."""
+        """Return an object for each table, for ``rungs``."""
         tables = self.house.tables()
+        self._versions = {str(table): self.house.versions(table) for table in tables}
         if self.house.changelog(MESSAGES).is_dir():
             tables.append(MESSAGES)
         return [
             {
                 "table": str(table),
-                "versions": len(self.house.versions(table)),
+                "versions": len(self._versions.get(str(table), [])),
                 "changelog": self._changelog(table),
                 "replica": self._delta(self.house.replica(table)) if self.house.format == "delta" else None,
             }
@@ -205,9 +207,18 @@ class Tables:
         replica = position
         for row in rows:
             changelog, own = (Position.parse(row[kind]["position"]) if row[kind] else None for kind in ("changelog", "replica"))
+            if own is None and changelog is not None and changelog.lsn:
+                own = self._beginning(row["table"])
             if replica is not None and changelog is not None and own is not None and own.lsn < min(changelog.lsn, replica.lsn):
                 replica = Position(replica.epoch, own.lsn)
         return [("changelog", position), ("replica", replica)] if self.house.format == "delta" else [("changelog", position)]
+
+    def _beginning(self, name: str) -> Position | None:
+        """Return the place before a table's first change: so far is a replica that is not there; None if there is to be none."""
+        begin, versions = self.house.source().begin or Position(0, 0), self._versions.get(name, [])
+        if not any(version.key for version in versions):
+            return None
+        return Position(begin.epoch, max(begin.lsn, versions[0].end_lsn - 1))
 
     def _changelog(self, table: Table) -> dict[str, Any] | None:
         if self.house.format == "delta":

@@ -1,6 +1,7 @@
 """`cdcpipe-spark status` and what it is made of; `cdcpipe slot`."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -228,6 +229,7 @@ def pipeline(tmp_path: Path) -> Path:
     house.open(Epoch(1, "7123456789", 1, "db", "s", ("p",), {}, START_LSN), tmp_path / "staging")
     end = log_end(tmp_path / "staging")
     assert end is not None
+    house.record(Position(1, START_LSN))
     house.record(end)
     table = Table("public", "fruit")
     house.write_versions(table, [Version(0, 0, 1, ("id",), ("id",))])
@@ -262,6 +264,27 @@ def test_status_as_json(pipeline: Path) -> None:
         "written": "2023-11-14T22:13:20.000Z",
     }
     assert (table["changelog"]["rows"], table["changelog"]["position"]) == (3, "1:0/1300")
+
+
+def test_a_replica_that_is_not_there_is_behind(pipeline: Path) -> None:
+    """It lacks all from its table's first change on; a table without a key, or without changes, is to have none."""
+    house = Warehouse.existing(pipeline / "warehouse")
+
+    def rung() -> tuple[str, int]:
+        found = json.loads(spark_cli("status", "--warehouse", str(house.root), "--json").stdout)
+        replica = found["ladder"][-1]
+        assert replica["rung"] == "replica"
+        return replica["position"], replica["behind_bytes"]
+
+    keyless, new = Table("public", "keyless"), Table("public", "new")
+    house.write_versions(keyless, [Version(0x1100, 0, 2, (), ())])
+    house.write_versions(new, [Version(0x1180, 0, 3, (), ()), Version(0x1280, 0, 3, ("id",), ("id",))])
+    commit(house.changelog(keyless) / "_delta_log", 0, {"txn": {"appId": "cdcpipe", "version": 0x1300}}, added("a", 1))
+    assert rung() == ("1:0/1200", 0x100)
+    commit(house.changelog(new) / "_delta_log", 0, {"txn": {"appId": "cdcpipe", "version": 0x1300}}, added("a", 1))
+    assert rung() == ("1:0/117F", 0x181)
+    shutil.rmtree(house.replica(Table("public", "fruit")))
+    assert rung() == ("1:0/1000", 0x300)
 
 
 def test_status_of_parquet_tables(pipeline: Path) -> None:
