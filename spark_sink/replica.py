@@ -7,7 +7,8 @@ changelog. With Parquet the replica is ``view``, the same reduction over the who
 The rules (the changes of a key in the order of their positions):
 
 - A snapshot is the whole table as it was there, whatever was before.
-- Changes from a time without a key count by the key that came later, if they have its columns.
+- Changes from a time without a key count by the key that came later, if they have its columns. Rows that have no value
+  for a later key, because its columns came after them, are left out as such changes are: nothing would find them again.
 - The last change decides: a row, or none. A change of the key is the end of the old key and the beginning of the new one.
 - TRUNCATE ends all rows before it, and so does another table under the same name.
 - A column that an update did not send (an unchanged TOAST value) has the value that it had before: from an earlier
@@ -72,6 +73,8 @@ class _Piece:
     """What is done with the rows so far."""
     is_before_key: bool = False
     """Whether these are from a time without a key."""
+    is_new_key: bool = False
+    """Whether the rows so far may have no value for the key."""
 
 
 def apply(spark: SparkSession, warehouse: Warehouse, table: Table, until: Position) -> None:
@@ -84,7 +87,7 @@ def apply(spark: SparkSession, warehouse: Warehouse, table: Table, until: Positi
     for until_lsn, together in itertools.groupby(pieces, lambda piece: piece.until_lsn):
         position = Position(until.epoch, until_lsn)
         first, *others = together
-        if others or first.fills:
+        if others or first.fills or (first.is_new_key and _has_keyless(spark, path, changes, first)):
             _apply_anew(spark, warehouse, table, changes, first.after_lsn, position)
         else:
             _apply_piece(spark, path, table, _part(changes, first), first, position)
@@ -189,6 +192,8 @@ def replay(
         if rows is not None and not piece.is_new_table:
             if piece.fills:
                 rows = filled(rows, piece.fills).localCheckpoint()
+            if piece.is_new_key:
+                rows = _with_key(rows, piece, table, "rows")
             if base is not None:
                 rows, untouched = _split(rows, part, piece)
             part = rows.unionByName(part)
@@ -260,6 +265,7 @@ def _pieces_between(versions: Sequence[Version], after_lsn: int, until_lsn: int)
             end_ordinal=end[1] or None,
             fills=version.fills if is_begin else (),
             is_before_key=not version.key,
+            is_new_key=not version.key or (is_begin and versions[index - 1].key != version.key),
         )
 
 
@@ -283,22 +289,29 @@ def _part(changes: DataFrame, piece: _Piece) -> DataFrame:
     return changes.where(wanted)
 
 
-def _with_key(changes: DataFrame, piece: _Piece, table: Table) -> DataFrame:
-    """Leave out changes from a time without a key that have no value for the later one, whose columns came with it."""
-    if not piece.is_before_key:
-        return changes
+def _with_key(changes: DataFrame, piece: _Piece, table: Table, what: str) -> DataFrame:
+    """Leave out changes or rows that have no value for a later key, whose columns came with it; say of ``what`` how many."""
     kept = reduction.with_key(changes, piece.columns)
     left_out = changes.count() - kept.count()
     if left_out:
         _logger.warning(
-            "table %s: %d changes from before it had a key have no value for that (%s), and are in the changelog alone; for the "
+            "table %s: %d %s from before its key was (%s) have no value for that, and are in the changelog alone; for the "
             "replica: cdcpipe-spark snapshot --table %s",
             table,
             left_out,
+            what,
             ", ".join(piece.key),
             table,
         )
     return kept
+
+
+def _has_keyless(spark: SparkSession, path: Path, changes: DataFrame, piece: _Piece) -> bool:
+    """Tell whether the replica has rows that have no value for the key."""
+    if not delta.exists(path):
+        return False
+    rows = _as_changes(delta.read(spark, path), changes.schema)
+    return bool(reduction.with_key(rows, piece.columns).count() < rows.count())
 
 
 def _summarize(changes: DataFrame, piece: _Piece, table: Table) -> Summary:
@@ -333,7 +346,8 @@ def _apply_anew(
 
 def _apply_piece(spark: SparkSession, path: Path, table: Table, changes: DataFrame, piece: _Piece, position: Position) -> None:
     """Merge the changes of one piece into the replica, recording ``position``."""
-    changes = _with_key(changes, piece, table)
+    if piece.is_before_key:
+        changes = _with_key(changes, piece, table, "changes")
     summary = _summarize(changes, piece, table)
     columns = reduction.data_columns(changes.schema)
     rows = reduction.reduce(changes, piece.columns, columns, summary)
@@ -485,7 +499,8 @@ def _current(changes: DataFrame, piece: _Piece, table: Table) -> DataFrame:
     """Return the rows that some changes leave."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    changes = _with_key(changes, piece, table)
+    if piece.is_before_key:
+        changes = _with_key(changes, piece, table, "changes")
     summary = _summarize(changes, piece, table)
     rows = reduction.reduce(changes, piece.columns, reduction.data_columns(changes.schema), summary)
     return rows.where(~F.col("_cdc_gone")).withColumn("_cdc_unchanged", F.array_union("_cdc_missing", "_cdc_moved"))
