@@ -27,7 +27,7 @@ from spark_sink.types import split_schema
 from spark_sink.value_text import value_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame, Row
     from pyspark.sql.types import DataType, StructType
@@ -246,11 +246,11 @@ def reduce(changes: DataFrame, key: Key, columns: Sequence[str], summary: Summar
         .groupBy(*fields)
         .agg(
             F.max_by(row, "_cdc_position").alias("_cdc_row"),
-            *(F.max_by(F.struct(quote(name)), position).alias(f"_cdc_known_{i}") for i, (name, position) in enumerate(known)),
+            *(F.max_by(_held(name, summary), position).alias(f"_cdc_known_{i}") for i, (name, position) in enumerate(known)),
         )
     )
     reduced = reduced.withColumn("_cdc_key", F.struct(*(F.col(name).alias(f"k{i}") for i, name in enumerate(fields))))
-    return _finish(reduced, columns, summary.unchanged)
+    return _finish(reduced, columns, summary)
 
 
 def _events(keyed: DataFrame, summary: Summary) -> DataFrame:
@@ -302,12 +302,34 @@ def _known(unchanged: Sequence[str]) -> list[tuple[str, Column]]:
     return [(name, F.when(~F.col("_cdc_gone") & ~F.array_contains(left_out, name), F.col("_cdc_position"))) for name in unchanged]
 
 
-def _finish(reduced: DataFrame, columns: Sequence[str], unchanged: Sequence[str]) -> DataFrame:
+def _held(name: str, summary: Summary) -> Column:
+    """Return what a change has for a column that others leave out: its value, and its exact text if any change has one."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    texts = [F.col("_cdc_exact").getItem(name).alias("_cdc_text")] if name in summary.exact else []
+    return F.struct(quote(name), *texts)
+
+
+def _with_texts(exact: Column, texts: Mapping[str, Column]) -> Column:
+    """Return a row's exact texts with those of some columns in place of its own, null if there are none."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    own = F.map_filter(F.coalesce(exact, F.create_map().cast("map<string,string>")), lambda name, _: ~name.isin(*texts))
+    pairs = [part for name, text in texts.items() for part in (F.lit(name), text)]
+    merged = F.map_concat(own, F.map_filter(F.create_map(*pairs), lambda _, text: text.isNotNull()))
+    return F.when(F.size(merged) > 0, merged)
+
+
+def _finish(reduced: DataFrame, columns: Sequence[str], summary: Summary) -> DataFrame:
     """Lay out reduced rows: ``_cdc_row`` is the last change, ``_cdc_known_N`` what is known of the N-th unsent column."""
     from pyspark.sql import functions as F  # noqa: N812
 
     row = F.col("_cdc_row")
-    known = {name: F.col(f"_cdc_known_{i}") for i, name in enumerate(unchanged)}
+    known = {name: F.col(f"_cdc_known_{i}") for i, name in enumerate(summary.unchanged)}
+    exact = row.getField("_cdc_exact")
+    texts = {name: field.getField("_cdc_text") for name, field in known.items() if name in summary.exact}
+    if texts:
+        exact = _with_texts(exact, texts)
     values = [(known[name].getField(name) if name in known else row.getField(name)).alias(name) for name in columns]
     lacking = F.filter(
         F.array(*(F.when(field.isNull() & ~row.getField("_cdc_gone"), F.lit(name)) for name, field in known.items())).cast(
@@ -326,7 +348,7 @@ def _finish(reduced: DataFrame, columns: Sequence[str], unchanged: Sequence[str]
         "_cdc_key",
         row.getField("_cdc_gone").alias("_cdc_gone"),
         *values,
-        row.getField("_cdc_exact").alias("_cdc_exact"),
+        exact.alias("_cdc_exact"),
         missing.alias("_cdc_missing"),
         moved.alias("_cdc_moved"),
         origin.alias("_cdc_origin"),
@@ -348,7 +370,7 @@ def _reduce_chains(events: DataFrame, columns: Sequence[str], summary: Summary) 
         F.max_by(row, "_cdc_position").alias("_cdc_row"),
         F.max("_cdc_position").alias("_cdc_end"),
         F.max_by("_cdc_origin", F.when(begins, F.col("_cdc_position"))).alias("_cdc_parent"),
-        *(F.max_by(F.struct(quote(name)), at).alias(names[i]) for i, (name, at) in enumerate(_known(unchanged))),
+        *(F.max_by(_held(name, summary), at).alias(names[i]) for i, (name, at) in enumerate(_known(unchanged))),
     )
     # One that did not begin here was there before, under its own key. One that began by insert has every value.
     incarnations = incarnations.withColumn("_cdc_origin", F.when(F.col("_cdc_begin").isNull(), F.col("_cdc_key")))
@@ -371,4 +393,4 @@ def _reduce_chains(events: DataFrame, columns: Sequence[str], summary: Summary) 
         incarnations = incarnations.localCheckpoint()
     everything = F.struct("_cdc_row", "_cdc_origin", *names)
     last = incarnations.groupBy("_cdc_key").agg(F.max_by(everything, "_cdc_end").alias("_cdc_last"))
-    return _finish(last.select("_cdc_key", "_cdc_last.*"), columns, unchanged)
+    return _finish(last.select("_cdc_key", "_cdc_last.*"), columns, summary)

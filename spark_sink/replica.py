@@ -15,7 +15,8 @@ The rules (the changes of a key in the order of their positions):
   change, else from the replica; after a change of the key, from the row under its old key. Where nobody has it, because
   the row is older than the slot or the column was renamed since, it is NULL and its name is in ``_cdc_unchanged``, a
   column that the replica gets the first time it needs it. (A TOAST value itself is never NULL.)
-- A value that its column can't hold is NULL and stands in ``_cdc_exact``, which the replica gets in the same way.
+- A value that its column can't hold is NULL and stands in ``_cdc_exact``, which the replica gets in the same way. The text goes
+  where the value goes: it is found for a column that was not sent, too.
 - A key's column that has had several types is matched over all of them, as text.
 - Where the catalog says for certain what rows from before have in a new column (table_versions.py), they get that.
 """
@@ -40,7 +41,7 @@ from spark_sink.warehouse import Fill, Table, Version, Warehouse, WarehouseError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from spark_sink.reduction import Key, Summary
 
@@ -414,9 +415,11 @@ def _fill_moved(rows: DataFrame, current: DataFrame, piece: _Piece, summary: Sum
     """Give rows that came from another key the values that the replica has under that key."""
     from pyspark.sql import functions as F  # noqa: N812
 
+    has_texts = "_cdc_exact" in current.columns
     origin = current.select(
         reduction.key_struct(current, piece.columns).alias("_cdc_at"),
-        F.struct(*(delta.quote(name) for name in summary.unchanged)).alias("_cdc_there"),
+        F.struct(*map(delta.quote, [*summary.unchanged, *(["_cdc_exact"] if has_texts else [])])).alias("_cdc_there"),
+        _absent(current, summary.unchanged).alias("_cdc_absent"),
     )
     is_moved = F.size("_cdc_moved") > 0
     joined = rows.join(origin, is_moved & (F.col("_cdc_origin") == F.col("_cdc_at")), "left")
@@ -425,9 +428,32 @@ def _fill_moved(rows: DataFrame, current: DataFrame, piece: _Piece, summary: Sum
         name: F.when(F.array_contains("_cdc_moved", name), value).otherwise(F.col(delta.quote(name)))
         for name, value in there.items()
     }
-    absent = F.array_compact(F.array(*(F.when(value.isNull(), F.lit(name)) for name, value in there.items())))
-    still = F.array_intersect("_cdc_moved", absent)
-    return joined.withColumns(filled | {"_cdc_moved": still}).drop("_cdc_at", "_cdc_there")
+    if has_texts:
+        filled["_cdc_exact"] = F.expr(_exact_sql("_cdc_exact", "_cdc_there._cdc_exact", "_cdc_moved"))
+    still = F.when(F.col("_cdc_at").isNull(), F.col("_cdc_moved")).otherwise(F.array_intersect("_cdc_moved", "_cdc_absent"))
+    return joined.withColumns(filled | {"_cdc_moved": still}).drop("_cdc_at", "_cdc_there", "_cdc_absent")
+
+
+def _absent(rows: DataFrame, names: Sequence[str]) -> Column:
+    """Return those of the columns of which a replica's row has neither a value nor an exact text."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.expr(_absent_sql(rows, names))
+
+
+def _absent_sql(rows: DataFrame, names: Sequence[str], row: str = "") -> str:
+    has_texts = "_cdc_exact" in rows.columns
+    parts = []
+    for name in names:
+        text = f" AND {row}_cdc_exact[{delta.literal(name)}] IS NULL" if has_texts else ""
+        parts.append(f"IF({row}{delta.quote(name)} IS NULL{text}, {delta.literal(name)}, NULL)")
+    return f"array_compact(CAST(array({', '.join(parts)}) AS ARRAY<STRING>))"
+
+
+def _exact_sql(exact: str, before: str, names: str) -> str:
+    """Return, as SQL, a row's exact texts with those that it had before of the columns ``names``, an array."""
+    kept = f"map_filter({before}, (name, _) -> array_contains({names}, name))"
+    return f"IF(size({kept}) > 0, map_concat(coalesce({exact}, CAST(map() AS MAP<STRING, STRING>)), {kept}), {exact})"
 
 
 def _has_unknown(rows: DataFrame, current: DataFrame, piece: _Piece, later: Sequence[str]) -> bool:
@@ -439,10 +465,8 @@ def _has_unknown(rows: DataFrame, current: DataFrame, piece: _Piece, later: Sequ
 
     is_moved = F.size("_cdc_moved") > 0
     incomplete = rows.where((F.size("_cdc_missing") > 0) | is_moved).select("_cdc_key", "_cdc_missing", "_cdc_moved")
-    absent = F.array_compact(
-        F.array(*(F.when(F.col(delta.quote(name)).isNull(), F.lit(name)) for name in later)).cast("array<string>")
-    )
-    there = current.select(reduction.key_struct(current, piece.columns).alias("_cdc_key"), absent.alias("_cdc_absent"))
+    absent = _absent(current, later).alias("_cdc_absent")
+    there = current.select(reduction.key_struct(current, piece.columns).alias("_cdc_key"), absent)
     unknown = incomplete.join(there, "_cdc_key", "left").where(
         is_moved | F.col("_cdc_absent").isNull() | F.arrays_overlap("_cdc_missing", "_cdc_absent")
     )
@@ -472,12 +496,13 @@ def _merge(
         updated[name] = f"IF(array_contains(s._cdc_missing, {delta.literal(name)}), t.{quoted}, s.{quoted})"
     if "_cdc_exact" in current.columns:
         inserted["_cdc_exact"] = updated["_cdc_exact"] = "s._cdc_exact"
+        if summary.unchanged:
+            updated["_cdc_exact"] = _exact_sql("s._cdc_exact", "t._cdc_exact", "s._cdc_missing")
     if "_cdc_unchanged" in current.columns:
         unknown = "array_union(s._cdc_missing, s._cdc_moved)"
         inserted["_cdc_unchanged"] = f"IF(size({unknown}) > 0, {unknown}, NULL)"
-        absent = ", ".join(f"IF(t.{delta.quote(n)} IS NULL, {delta.literal(n)}, NULL)" for n in summary.unchanged)
-        unknown = f"array_union(array_intersect(s._cdc_missing, array_compact(array({absent}))), s._cdc_moved)"
-        updated["_cdc_unchanged"] = f"IF(size({unknown}) > 0, {unknown}, NULL)" if absent else "NULL"
+        unknown = f"array_union(array_intersect(s._cdc_missing, {_absent_sql(current, summary.unchanged, 't.')}), s._cdc_moved)"
+        updated["_cdc_unchanged"] = f"IF(size({unknown}) > 0, {unknown}, NULL)" if summary.unchanged else "NULL"
     if summary.count <= _BROADCAST_ROWS:
         rows = rows.hint("broadcast")
     source = f"cdcpipe_replica_source_{next(_view_numbers)}"
