@@ -34,10 +34,10 @@ class PublishedTables:
         """Let the catalog be asked again: what was in the stream by now is in it, or has been changed since."""
         self._is_fresh = False
 
-    def primary_key(self, relation: Relation) -> tuple[str, ...]:
-        """Return the columns of the primary key; none where there is none, or no such table any more."""
+    def primary_key(self, relation: Relation) -> tuple[str, ...] | None:
+        """Return the columns of the primary key, none where there is none; None where there is no such table any more."""
         found = self._find(relation)
-        return () if found is None else tuple(found["primary_key"])
+        return None if found is None else tuple(found["primary_key"])
 
     def columns(self, relation: Relation) -> list[Mapping[str, Any]]:
         """Return what ``prepare`` says of the table's columns, the relation's or later ones; none if it can't be asked."""

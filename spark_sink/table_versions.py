@@ -1,7 +1,7 @@
 """A table's versions as they come: what identifies its rows from some change on, and what rows from before have in new columns.
 
 The key is in the stream (keys.py), but for tables with REPLICA IDENTITY FULL or NOTHING: those are asked for in the catalog,
-unless the user has named their keys.
+unless the user has named their keys. The catalog is of today: where its key can't be that of these changes, the one before goes on.
 
 PostgreSQL rewrites no rows for RENAME COLUMN and ADD COLUMN … DEFAULT, and the stream tells of neither. The catalog numbers the
 columns (column_numbers.py): by its number a column under a new name is found again, and of one that was added the catalog says
@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spark_sink.keys import identifying_columns, version_of
-from spark_sink.types import as_typed, assign_columns, holds
+from spark_sink.types import as_typed, assign_columns, holds, original_name
 from spark_sink.warehouse import Fill
 
 if TYPE_CHECKING:
@@ -100,19 +100,29 @@ class TableVersions:
             before_it = [version for version in versions if version.place < (use.end_lsn, ordinal)]
             is_remade = bool(before_it) and before_it[-1].relation_id != use.relation.relation_id
             fills = () if is_remade else self._fills(table, use, before_it, before, columns)
-            key = self._key(table, use.relation)
+            key = self._key(table, use.relation, before_it)
             relation = as_typed(use.relation, self._warehouse.types)
             versions = _insert(versions, version_of(use.end_lsn, ordinal, relation, columns, key, fills))
         if versions != known:
             self._warehouse.write_versions(table, versions)
         return versions
 
-    def _key(self, table: Table, relation: Relation) -> tuple[str, ...]:
+    def _key(self, table: Table, relation: Relation, known: Sequence[Version]) -> tuple[str, ...]:
         """Return the names of the columns that identify a row, in PostgreSQL's spelling; none if nothing does."""
+        names = {column.name for column in relation.columns}
         key = self._keys.get(str(table))
-        if key is None:
-            return identifying_columns(relation, lambda: self._published.primary_key(relation))
-        return key if set(key) <= {column.name for column in relation.columns} else ()
+        if key is not None:
+            return key if set(key) <= names else ()
+
+        def primary_key() -> tuple[str, ...]:
+            found = self._published.primary_key(relation)
+            if found is not None and set(found) <= names:
+                return found
+            # The table has gone, or has got a key since whose columns these changes lack: what held before goes on.
+            before = known[-1] if known and known[-1].relation_id == relation.relation_id else None
+            return () if before is None else tuple(map(original_name, before.key))
+
+        return identifying_columns(relation, primary_key)
 
     def _fills(
         self, table: Table, use: Use, known: Sequence[Version], before: StructType | None, columns: StructType

@@ -15,15 +15,17 @@ from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.messages import Relation
 from spark_sink import changelog, replica
 from spark_sink.column_numbers import numbered
+from spark_sink.contents import Use
 from spark_sink.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline import Pipeline
+from spark_sink.published import PublishedTables
 from spark_sink.run import _Catalog
 from spark_sink.schema_history import SchemaHistory, SchemaVersion
 from spark_sink.segment_filler import SealPolicy
-from spark_sink.staging import Position, list_epochs, register_reader
-from spark_sink.table_versions import fills_between, insert_snapshot
+from spark_sink.staging import Epoch, Position, list_epochs, register_reader
+from spark_sink.table_versions import TableVersions, fills_between, insert_snapshot
 from spark_sink.types import assign_columns, merge_columns
-from spark_sink.warehouse import SCHEMA_HISTORY, Fill, Version, Warehouse
+from spark_sink.warehouse import SCHEMA_HISTORY, Fill, Table, Version, Warehouse
 
 ID, CODE, NONE = ("id",), ("code",), ()
 
@@ -255,6 +257,41 @@ def test_what_a_late_snapshots_rows_have(at_snapshot: str, after: str, fills: li
     assert [each.place for each in found] == [(10, 0), (20, 0), (30, 2)]
     assert found[1:] == [snapshot, replace(known[1], fills=tuple(fills))]
     assert Version.from_json(snapshot.to_json()) == snapshot
+
+
+@pytest.mark.parametrize(
+    ("known", "primary_key", "expected"),
+    [
+        ([], ["id"], ID),
+        ([version(10, 0, CODE)], ["id"], ID),
+        # It has got a column since, which is the key now; nobody knows what was before, or somebody does.
+        ([], ["later"], NONE),
+        ([version(10, 0, ID)], ["later"], ID),
+        ([version(10, 0, ("gone",))], ["later"], NONE),
+        ([version(10, 0, ID, 2)], ["later"], NONE),
+        # It has been dropped, or has no key any more.
+        ([version(10, 0, ID)], None, ID),
+        ([version(10, 0, ID)], [], NONE),
+    ],
+)
+def test_a_key_that_the_catalog_has_of_another_time(
+    tmp_path: Path, known: list[Version], primary_key: list[str] | None, expected: tuple[str, ...]
+) -> None:
+    warehouse = Warehouse(tmp_path, "delta")
+    warehouse.open(Epoch(1, "7", 1, "db", "slot", ("p",), {}, 0))
+    described = [] if primary_key is None else [{"relation_id": 1, "primary_key": primary_key}]
+    full = replace(table("id code"), replica_identity="f")
+    columns = merge_columns(None, [full])
+    versions = TableVersions(warehouse, cast("SchemaHistory", NoHistory()), PublishedTables(lambda: described))
+    noted = versions.note(Table("public", "t"), known, [Use(20, 0, full, 20)], 15, None, columns)
+    assert noted[-1].key == expected
+
+
+class NoHistory:
+    """What `TableVersions` asks of a schema history."""
+
+    def step(self, _use: Use) -> None:
+        return None
 
 
 KINDS = ("full",)
