@@ -548,12 +548,13 @@ class _EnvelopeRow:
         key: Row | None = None,
         step: int = 0,
     ) -> _EnvelopeRow:
-        """Read a change's rows; as in the typed rows, an unchanged TOAST value is filled in from the whole old row."""
+        """Read a change's rows; as in the typed rows, an unchanged TOAST value is filled in from the old row or key."""
         after, before = _pairs(relation, new), _pairs(relation, key if old is None else old)
+        if before:
+            known = [n if o is None or n is not UNCHANGED_TOAST else o for (_, n), (_, o) in zip(after, before, strict=False)]
+            after = [(column, value) for (column, _), value in zip(after, known, strict=True)]
         if old is None:
             before = [(column, value) for column, value in before if column.is_key]
-        else:
-            after = [(c, o if n is UNCHANGED_TOAST else n) for (c, n), (_, o) in zip(after, before, strict=False)]
         return cls(
             record,
             step,

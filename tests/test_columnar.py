@@ -96,12 +96,12 @@ def expected(message: Insert | Update | Delete) -> tuple[int, list[object] | Non
     match message:
         case Insert(_, _, new):
             return 0, list(new), None
-        case Update(_, _, key, None, new):
-            return (ord("K") if key is not None else 0), list(new), None if key is None else list(key)
-        case Update(_, _, _, old, new):
-            assert old is not None
-            filled = [o if n is UNCHANGED_TOAST else n for n, o in zip(new, old, strict=True)]
-            return ord("O"), filled, list(old)
+        case Update(_, _, None, None, new):
+            return 0, list(new), None
+        case Update(_, _, key, old, new):
+            before = list(old if key is None else key)  # type: ignore[arg-type] # one of them is there
+            filled = [o if n is UNCHANGED_TOAST and o is not None else n for n, o in zip(new, before, strict=True)]
+            return ord("O" if key is None else "K"), filled, before
         case Delete(_, _, key, old):
             row = list(old if key is None else key)  # type: ignore[arg-type] # one of them is there
             return (ord("O") if key is None else ord("K")), row, row

@@ -503,17 +503,19 @@ def test_odd_columns(log: Log) -> None:
     assert envelope[2]["_cdc_unchanged"] == ["", "_cdc_op", "a.b\n"]
 
 
-def test_unchanged_values_are_filled_in_from_the_whole_old_row_alone(log: Log) -> None:
+def test_unchanged_values_are_filled_in_from_the_old_row_or_key(log: Log) -> None:
     log.segment(
         [
             A,
             Update(None, 11, None, (b"1", b"big"), (b"2", UNCHANGED_TOAST)),
             Update(None, 11, (b"1", None), None, (b"2", UNCHANGED_TOAST)),
+            # A key that is TOASTed: the server sends it as the old one with every update.
+            Update(None, 11, (b"3", None), None, (UNCHANGED_TOAST, UNCHANGED_TOAST)),
         ]
     )
-    assert only(typed(log.root), "t", "_cdc_unchanged") == [("big", []), (None, ["t"])]
+    assert only(typed(log.root), "id", "t", "_cdc_unchanged") == [(2, "big", []), (2, None, ["t"]), (3, None, ["t"])]
     envelope, _ = read(log.root)
-    assert only(envelope, "new", "_cdc_unchanged") == [({"id": "2", "t": "big"}, []), ({"id": "2"}, ["t"])]
+    assert only(envelope, "new", "_cdc_unchanged") == [({"id": "2", "t": "big"}, []), ({"id": "2"}, ["t"]), ({"id": "3"}, ["t"])]
 
 
 def test_messages_and_other_tables_do_not_count(log: Log) -> None:

@@ -79,6 +79,11 @@ class Values:
         """The rows whose value is an unchanged TOAST value, that is, was not sent."""
         return np.equal(self.kind, _UNCHANGED)
 
+    @property
+    def sent(self) -> Mask:
+        """The rows that have a value."""
+        return np.equal(self.kind, _TEXT) | np.equal(self.kind, _BINARY)
+
     def text(self) -> pa.StringArray:
         """Return the texts; ProtocolError if one is not UTF-8, or malformed, UnknownTypeError for a type that is not built in."""
         return self._text(np.flatnonzero(self.kind == _BINARY))
@@ -153,7 +158,7 @@ class Changes:
     """Changes of one relation, row by row as the caller gave them.
 
     ``columns`` is the row after the change: the new tuple, for a delete the old one as far as it was sent. An unchanged
-    TOAST value that the old row (never the key) has is filled in from there.
+    TOAST value that the old tuple has is filled in from there: of a whole row, or of a key, which may be TOASTed, too.
     ``old`` is the old tuple, None when no row has one; in a row whose ``old_kind`` is K only the key's columns are there.
     """
 
@@ -208,13 +213,13 @@ def decode_changes(buffer: Bytes, offset: Int64s, length: Int64s, relation: Rela
     old_kind = np.where(has_old, marker, 0).astype(np.uint8)
     if old is not None:
         for after, before in zip(columns, old, strict=True):
-            _fill_in(after, before, is_delete, old_kind == _OLD)
+            _fill_in(after, before, is_delete)
     return Changes(kind, old_kind, columns, old)
 
 
-def _fill_in(after: Values, before: Values, is_delete: Mask, old_is_whole: Mask) -> None:
-    """Give a delete's row its old values, and an unchanged TOAST value what the whole old row says it is."""
-    known = is_delete | (after.unchanged & old_is_whole)
+def _fill_in(after: Values, before: Values, is_delete: Mask) -> None:
+    """Give a delete's row its old values, and an unchanged TOAST value what the old tuple says it is."""
+    known = is_delete | (after.unchanged & before.sent)
     for mine, theirs in ((after.kind, before.kind), (after.start, before.start), (after.length, before.length)):
         np.copyto(mine, theirs, where=known)
 
