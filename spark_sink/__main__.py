@@ -29,6 +29,7 @@ _logger = logging.getLogger("cdcpipe-spark")
 _COMMANDS = {
     "as-of": "Show a table as it was at a time or an LSN.",
     "land": "Take a slot's changes to a staging directory; no Spark.",
+    "purge": "Remove old changes from changelogs.",
     "run": "Take a slot's changes to Spark tables, by way of a staging directory.",
     "snapshot": "Copy tables into a warehouse that is there, anew or for the first time.",
     "status": "Show a staging directory.",

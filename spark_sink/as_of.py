@@ -14,7 +14,8 @@ from the earlier changes of a row, a change of the key ends one row and begins a
 same name end all rows before them. The columns are those that the changelog has today; one that was added later is NULL.
 
 The changelog knows what the log knows: rows from before its beginning are there from their first change on, or from their
-snapshot on. A time or an LSN before that is an error, and so is an LSN that the tables have not reached yet.
+snapshot on. A time or an LSN before that is an error, and so is an LSN that the tables have not reached yet. Of a changelog whose
+old days were dropped (purge.py) it knows what was from the first snapshot after these on.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from spark_sink.warehouse import Table
 
-__all__ = ["At", "command", "parse_at", "print_rows", "view"]
+__all__ = ["At", "command", "moment", "parse_at", "print_rows", "view"]
 
 _logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ def view(spark: SparkSession, warehouse: str | Path, table: str, at: At | str) -
         at = _aware(at)
     if not any(version.key for version in house.versions(known)):
         raise WarehouseError(f"{table} has no key: its rows can't be told apart, and there is its changelog alone")
-    changes = changelog.read(spark, house, known)
+    changes = changelog.read_as_is(spark, house, known)
     until_lsn = _last_lsn(spark, house, known, changes, at)
     _logger.info("%s up to %s", table, format_lsn(until_lsn))
     return replica.without_unneeded(replica.replay(house, known, changes, until_lsn=until_lsn))
@@ -125,12 +126,19 @@ def _is_after(at: At) -> Column:
     from pyspark.sql import functions as F  # noqa: N812
 
     if isinstance(at, datetime):
-        since_epoch = at - datetime(1970, 1, 1, tzinfo=UTC)
-        microseconds = (since_epoch.days * 86400 + since_epoch.seconds) * 1_000_000 + since_epoch.microseconds
-        return F.col("_cdc_commit_time") > F.timestamp_micros(F.lit(microseconds))
+        return F.col("_cdc_commit_time") > moment(at)
     if isinstance(at, Position):
         return F.col("_cdc_epoch") > at.epoch
     return F.col("_cdc_end_lsn") > int(at)
+
+
+def moment(at: datetime) -> Column:
+    """Return a time as Spark compares it, to the microsecond."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    since_epoch = at - datetime(1970, 1, 1, tzinfo=UTC)
+    microseconds = (since_epoch.days * 86400 + since_epoch.seconds) * 1_000_000 + since_epoch.microseconds
+    return F.timestamp_micros(F.lit(microseconds))
 
 
 def _check_begun(spark: SparkSession, house: Warehouse, at: datetime) -> None:

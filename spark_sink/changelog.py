@@ -51,12 +51,14 @@ __all__ = [
     "Files",
     "append",
     "batch_name",
+    "batches_before",
     "commit_files",
     "exists",
     "open_files",
     "parquet_lsn",
     "properties",
     "read",
+    "read_as_is",
     "snapshot_name",
     "state",
 ]
@@ -111,6 +113,14 @@ def read(spark: SparkSession, warehouse: Warehouse, table: Table) -> DataFrame:
     if not batches:
         raise WarehouseError(f"there is no changelog of {table} in {warehouse.root}")
     return spark.read.schema(_parquet_schema(spark, path, batches)).parquet(str(path)).drop(BATCH_COLUMN)
+
+
+def read_as_is(spark: SparkSession, warehouse: Warehouse, table: Table) -> DataFrame:
+    """Return all changes as of now; should some be removed later, it shows them all the same, or is an error."""
+    path = warehouse.changelog(table)
+    if warehouse.format == "delta" and delta.exists(path):
+        return delta.read_version(spark, path, delta.newest_version(path))
+    return read(spark, warehouse, table)
 
 
 @dataclass(slots=True)
@@ -195,6 +205,18 @@ def batch_name(start: Position, end: Position) -> str:
 def snapshot_name(position: Position) -> str:
     """Return the name of the directory of a snapshot that came to a Parquet changelog later."""
     return batch_name(position, position) + _SNAPSHOT_SUFFIX
+
+
+def batches_before(warehouse: Warehouse, table: Table, lsn: int) -> list[tuple[int, Path]]:
+    """Return the appends, and snapshots, of a Parquet changelog that end at or before ``lsn``, each with its end.
+
+    Not the newest append, whatever its end: it says how far the changelog is.
+    """
+    path = warehouse.changelog(table)
+    newest = [entry for _, entry in _batches(path)[-1:]]
+    found = [(_BATCH_NAME.match(entry.name), entry) for entry in path.glob(f"{BATCH_COLUMN}=*") if entry not in newest]
+    ends = [(int(match[3], 16), entry) for match, entry in found if match is not None]
+    return sorted((end_lsn, entry) for end_lsn, entry in ends if end_lsn <= lsn)
 
 
 def _wrong_count(table: Table, written: int, count: int, end: Position) -> str:

@@ -34,6 +34,7 @@ __all__ = [
     "exists",
     "literal",
     "newest_lsn",
+    "newest_version",
     "overwrite",
     "pin",
     "quote",
@@ -128,13 +129,14 @@ def newest_lsn(spark: SparkSession, path: Path) -> int | None:
 def pin(spark: SparkSession, path: Path) -> tuple[int, int] | None:
     """Return the table's version, for `read_version`, and the LSN that it has reached; None if there is no table."""
     while exists(path):
-        before, found = _newest_version(path), state(spark, path)
-        if found is not None and before == _newest_version(path):
+        before, found = newest_version(path), state(spark, path)
+        if found is not None and before == newest_version(path):
             return before, found.lsn
     return None
 
 
-def _newest_version(path: Path) -> int:
+def newest_version(path: Path) -> int:
+    """Return the number of the table's newest commit."""
     return max(int(entry.stem) for entry in (path / "_delta_log").iterdir() if _COMMIT_NAME.fullmatch(entry.name))
 
 

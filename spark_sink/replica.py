@@ -84,6 +84,7 @@ def apply(spark: SparkSession, warehouse: Warehouse, table: Table, until: Positi
     pieces = list(_pieces(warehouse.versions(table), delta.newest_lsn(spark, path) or 0, until.lsn))
     if not pieces:
         return
+    warehouse.check_changes(table, pieces[0].after_lsn)
     changes = changelog.read(spark, warehouse, table)
     for until_lsn, together in itertools.groupby(pieces, lambda piece: piece.until_lsn):
         position = Position(until.epoch, until_lsn)
@@ -172,7 +173,7 @@ def replay(
     """Return the rows that the changes in (after_lsn, until_lsn] leave, in the changelog's layout (`without_unneeded`).
 
     ``base`` are the rows of the replica as it stood at ``after_lsn``; those that no change touches are passed on as they are.
-    It begins with the last snapshot, if there is one.
+    It begins with the last snapshot, if there is one. WarehouseError if changes that it needs have been purged.
     """
     from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
@@ -180,6 +181,7 @@ def replay(
     snapshot_lsn = taken.agg(F.max("_cdc_end_lsn")).collect()[0][0]
     if snapshot_lsn is not None:
         base, after_lsn = taken.where(F.col("_cdc_end_lsn") == snapshot_lsn), snapshot_lsn
+    _check_kept(warehouse, table, changes, after_lsn if snapshot_lsn is None else snapshot_lsn - 1, until_lsn)
     rows = None if base is None else _as_changes(base, changes.schema)
     versions = warehouse.versions(table)
     if not any(version.key for version in versions):
@@ -203,6 +205,17 @@ def replay(
             rows = rows.unionByName(untouched)
     # Without any change that counts the table is empty.
     return _as_changes(changes.limit(0), changes.schema) if rows is None else rows
+
+
+def _check_kept(warehouse: Warehouse, table: Table, changes: DataFrame, after_lsn: int, until_lsn: int) -> None:
+    """Raise WarehouseError if changes in (after_lsn, until_lsn] have been purged, unless a TRUNCATE ends all that came of them."""
+    from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+    purged_lsn = warehouse.purged_lsn(table)
+    if after_lsn < purged_lsn:
+        is_kept = F.col("_cdc_end_lsn").between(purged_lsn + 1, until_lsn)
+        if changes.where((F.col("_cdc_op") == "truncate") & is_kept).isEmpty():
+            warehouse.check_changes(table, after_lsn)
 
 
 def _split(rows: DataFrame, changes: DataFrame, piece: _Piece) -> tuple[DataFrame, DataFrame | None]:

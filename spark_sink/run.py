@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdcpipe.errors import CdcpipeError
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from spark_sink import last_error
 from spark_sink.command import environment
 from spark_sink.launcher import Launcher, LauncherConfig, Prepared
@@ -149,6 +149,14 @@ Example:
     show_default=True,
     help="Delta: once a day delete files that have not been part of the table for so long, an hour at least. Or off.",
 )
+@click.option(
+    "--keep-changelog",
+    type=HOUR_OR_OFF,
+    default="off",
+    show_default=True,
+    help="Delta: once a day drop changes that committed longer ago (30d) from the changelogs, as cdcpipe-spark purge does: a "
+    "table's past, and a replica that is lost, can't be made of the rest until cdcpipe-spark snapshot --table.",
+)
 def command(
     *,
     warehouse: Path,
@@ -168,6 +176,7 @@ def command(
     snapshot_chunk_size: int,
     optimize_interval: float | None,
     vacuum_retention: float | None,
+    keep_changelog: float | None,
     **options: Any,
 ) -> None:
     """Keep Spark tables in step with a slot: every change once in a changelog, the current rows in a replica.
@@ -190,6 +199,11 @@ def command(
     house = Warehouse(warehouse, table_format, types)
     if catalog_database is not None:
         parse_database(catalog_database)
+    if keep_changelog is not None and table_format != "delta":
+        raise InvalidArgumentsError(
+            "--keep-changelog is for Delta tables: with Parquet the current rows are made of the changelog",
+            hint="now and then cdcpipe-spark snapshot --table, and cdcpipe-spark purge for what is before it",
+        )
     config = launcher_config(**options)
     log_to_stderr(verbose=config.verbose)
     # What is certain to fail had better do so before there is a slot.
@@ -241,6 +255,7 @@ def command(
                 house,
                 optimize_interval_s=optimize_interval,
                 vacuum_retention_s=vacuum_retention,
+                keep_changelog_s=keep_changelog,
                 merging=pipeline.merging,
             )
             if not stopping.is_set():

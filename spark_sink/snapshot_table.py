@@ -144,6 +144,7 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
     if not full:
         full = [write_truncate(str(directory), layout, position.epoch, position.lsn, copying.time_us)]
     with copying.lock.exclusive(copying.is_stopping):
+        warehouse.check_changes(table, position.lsn - 1)  # have some since gone that this is to be followed by?
         warehouse.note_snapshot(table, position)
         versions = warehouse.versions(table)
         history = SchemaHistory(spark, warehouse, PublishedTables(None))

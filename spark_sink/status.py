@@ -195,6 +195,7 @@ class Tables:
             {
                 "table": str(table),
                 "versions": len(self._versions.get(str(table), [])),
+                "purged": format_lsn(lsn) if (lsn := self.house.purged_lsn(table)) else None,
                 "changelog": self._changelog(table),
                 "replica": self._delta(self.house.replica(table)) if self.house.format == "delta" else None,
             }

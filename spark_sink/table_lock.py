@@ -3,7 +3,7 @@
     lock = TableLock(warehouse.root)
     with lock.shared() as state:        # the pipeline, around each micro-batch and each merge
         ...                             # another state than the last time: read the tables' columns and versions again
-    with lock.exclusive():              # a snapshot, while it lands a table
+    with lock.exclusive():              # a snapshot, while it lands a table; whoever drops old changes
         ...
 
 Between processes of one machine, or of several that share a file system with locks (flock); the end of a process, however it

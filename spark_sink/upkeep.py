@@ -1,12 +1,13 @@
-"""Upkeep of Delta tables: small files are made into large ones, and files that no version needs any more are deleted.
+"""Upkeep of Delta tables: small files are made into large ones, old changes and files that no version needs any more are deleted.
 
 A micro-batch leaves a file per table, so a changelog gets one a second, and reading it takes longer and longer. ``Upkeep.run``
 looks at tables at most once in ``optimize_interval_s`` each, in their logs alone (delta_log.py: no Spark), and has OPTIMIZE put
 together what is small where that has become much. What is large already is never rewritten. Once a day, noted in the warehouse,
-VACUUM deletes what has not been part of the table for ``vacuum_retention_s``: older versions can't be read from then on.
+VACUUM deletes what has not been part of the table for ``vacuum_retention_s``: older versions can't be read from then on. Before
+that, and as often, changes that are older than ``keep_changelog_s`` are dropped from the changelogs (purge.py).
 
-Rows stay what they are, so a reader notices nothing. Appends to a changelog may happen meanwhile: Delta lets both commit. A
-MERGE may not: whichever commits second fails. So a replica is looked after under the lock that whoever merges holds meanwhile.
+All other rows stay what they are, so a reader notices nothing. Appends to a changelog may happen while it is compacted: Delta lets
+both commit. A MERGE may not: whichever commits second fails. So a replica is looked after under the lock that whoever merges holds.
 
 What goes wrong here costs nothing but time, and is tried again: it is a warning.
 """
@@ -17,10 +18,11 @@ import logging
 import threading
 import time
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from cdcpipe.errors import CdcpipeError
-from spark_sink import delta, delta_log
+from spark_sink import delta, delta_log, purge
 from spark_sink.staging import read_json, write_json
 from spark_sink.warehouse import MESSAGES
 
@@ -41,13 +43,15 @@ _LARGE_BYTES = 64 << 20
 """A file of this size stays as it is."""
 _MOST_SMALL_FILES = 16
 """So many small files a table may have."""
-_VACUUM_INTERVAL_S = 86_400.0
+_DAY_S = 86_400.0
 _LONGEST_PAUSE_S = 3600.0
 """After so long at the latest it is looked whether the day has come for VACUUM."""
+_PURGE = "purge"
+"""Under which it is noted when changes were dropped; a table's name has a slash."""
 
 
 class Upkeep:
-    """Looks after the tables of one warehouse. None for an interval or a retention: not at all.
+    """Looks after the tables of one warehouse. None for an interval, a retention or an age: not at all.
 
     ``start`` does so in a thread until ``stop``, ``run`` looks at each table once. ``merging`` is held around replicas.
     """
@@ -59,6 +63,7 @@ class Upkeep:
         *,
         optimize_interval_s: float | None,
         vacuum_retention_s: float | None,
+        keep_changelog_s: float | None = None,
         merging: AbstractContextManager[Any] | None = None,
     ) -> None:
         # A session of its own: the settings below are not for those who write.
@@ -66,11 +71,12 @@ class Upkeep:
         self._warehouse = warehouse
         self._optimize_interval_s = optimize_interval_s
         self._vacuum_retention_s = vacuum_retention_s
+        self._keep_changelog_s = keep_changelog_s
         self._merging: AbstractContextManager[Any] = nullcontext() if merging is None else merging
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
         self._states: dict[Path, TableState | None] = {}
-        self._vacuumed: dict[str, Any] | None = None
+        self._noted: dict[str, Any] | None = None
         settings = {
             "spark.databricks.delta.optimize.minFileSize": _LARGE_BYTES,
             "spark.databricks.delta.optimize.maxFileSize": 2 * _LARGE_BYTES,
@@ -100,9 +106,16 @@ class Upkeep:
         """Look after each table, one after the other, until ``is_stopping`` says so or ``stop`` is called."""
         if self._warehouse.format != "delta":
             return
+
+        def is_ending() -> bool:
+            return self._stopping.is_set() or is_stopping()
+
         with _forgiving(self._warehouse.root):
+            if self._keep_changelog_s is not None and not is_ending():
+                with _forgiving(self._warehouse.root / "changelog", "purged"):
+                    self._purge(self._keep_changelog_s, is_ending)
             for path, lock in self._paths():
-                if self._stopping.is_set() or is_stopping():
+                if is_ending():
                     return
                 with _forgiving(path), lock:
                     if self._optimize_interval_s is not None:
@@ -125,23 +138,49 @@ class Upkeep:
             _logger.info("%s: %d files compacted in %.1f s", path, state.files, time.monotonic() - started)
 
     def _vacuum(self, path: Path, retention_s: float) -> None:
-        noted, now = self._warehouse.root / "_cdcpipe/vacuumed.json", round(time.time())
-        if self._vacuumed is None:
-            self._vacuumed = read_json(noted) or {}
         name = f"{path.parent.name}/{path.name}"
-        before = self._vacuumed.get(name)
-        if before is None or now - before >= _VACUUM_INTERVAL_S:
-            if before is not None:  # a new table has nothing to delete
+        is_known = name in self._noted_times()
+        if self._is_due(name):
+            if is_known:  # a new table has nothing to delete
                 self._spark.sql(f"VACUUM {delta.table_name(path)} RETAIN {retention_s / 3600:.6f} HOURS")
-            self._vacuumed[name] = now
-            write_json(noted, self._vacuumed)
+            self._note(name)
+
+    def _purge(self, age_s: float, is_stopping: Callable[[], bool]) -> None:
+        if self._is_due(_PURGE) and self._warehouse.source().position is not None:
+            before = datetime.now(UTC) - timedelta(seconds=age_s)
+            try:
+                found = purge.purge(self._spark, self._warehouse.root, before, is_stopping=is_stopping)
+            except InterruptedError:
+                return
+            for each in found:
+                if each.rows:
+                    _logger.info("%s: %d changes from before %s removed", each.table, each.rows, before.isoformat(" "))
+            self._note(_PURGE)
+
+    def _is_due(self, name: str) -> bool:
+        """Tell whether a day has gone since this was noted."""
+        before = self._noted_times().get(name)
+        return before is None or time.time() - before >= _DAY_S
+
+    def _note(self, name: str) -> None:
+        self._noted_times()[name] = round(time.time())
+        write_json(self._noted_path, self._noted_times())
+
+    def _noted_times(self) -> dict[str, Any]:
+        if self._noted is None:
+            self._noted = read_json(self._noted_path) or {}
+        return self._noted
+
+    @property
+    def _noted_path(self) -> Path:
+        return self._warehouse.root / "_cdcpipe/vacuumed.json"
 
 
 @contextmanager
-def _forgiving(path: Path) -> Iterator[None]:
+def _forgiving(path: Path, done: str = "compacted") -> Iterator[None]:
     """Make a warning of an error: whatever it is, the tables are as good as before."""
     try:
         yield
     except Exception as ex:  # noqa: BLE001
         said = ex.message if isinstance(ex, CdcpipeError) else str(ex).strip().partition("\n")[0]
-        _logger.warning("%s was not compacted this time: %s", path, said)
+        _logger.warning("%s was not %s this time: %s", path, done, said)

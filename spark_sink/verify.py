@@ -328,11 +328,12 @@ class _Comparison:
             return replica.replay(self._house, table, changes)
         rows = delta.read_version(self._spark, self._house.replica(table), base.version)
         if changes.isEmpty():
+            self._house.check_changes(table, base.lsn)
             return rows
         return replica.replay(self._house, table, changes, rows, after_lsn=base.lsn)
 
     def _changes(self, table: Table) -> DataFrame:
-        return changelog.read(self._spark, self._house, table)
+        return changelog.read_as_is(self._spark, self._house, table)
 
 
 def _differences(key: Sequence[str], ours: Collection[Sequence[Any]], theirs: Collection[Sequence[Any]]) -> list[Difference]:

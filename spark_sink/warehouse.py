@@ -3,8 +3,9 @@
     _cdcpipe/warehouse.json        whose changes these are: server, database, slot; the table format; --types; the position reached
     _cdcpipe/tables/NAME.json      a table's versions: its key, and from which change on
     _cdcpipe/snapshots/NAME.json   a snapshot of the table that is being landed
+    _cdcpipe/purged/NAME.json      up to where the table's changelog may lack changes (purge.py)
     _cdcpipe/tables*.lock          who may write the tables (table_lock.py)
-    _cdcpipe/vacuumed.json         when VACUUM last looked at each table (upkeep.py)
+    _cdcpipe/vacuumed.json         when VACUUM last looked at each table, and when old changes were last dropped (upkeep.py)
     _cdcpipe/checkpoint/           Spark's checkpoint of the stream of segments
     changelog/NAME/                every change once (changelog.py)
     changelog/_cdc_message/        every logical message once
@@ -337,6 +338,32 @@ class Warehouse:
         """Return the tables of whose snapshot something may be lacking, and its position."""
         found = _read_all(self.root / "_cdcpipe/snapshots")
         return sorted((_table(value), Position.parse(value["position"])) for value in found)
+
+    def _purged_path(self, table: Table) -> Path:
+        return self.root / "_cdcpipe/purged" / f"{encode_name(table)}.json"
+
+    def note_purged(self, table: Table, lsn: int) -> None:
+        """Note, before anything is removed from a table's changelog, that changes up to ``lsn`` may be missing there."""
+        path = self._purged_path(table)
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, {"schema": table.schema, "name": table.name, "lsn": format_lsn(max(lsn, self.purged_lsn(table)))})
+
+    def purged_lsn(self, table: Table) -> int:
+        """Return the LSN up to which the table's changelog may lack changes, 0 if it has all."""
+        found = read_json(self._purged_path(table))
+        return 0 if found is None else int(LSN.parse(found["lsn"]))
+
+    def check_changes(self, table: Table, after_lsn: int) -> None:
+        """Raise WarehouseError unless the table's changelog has all changes that it ever had from after ``after_lsn``.
+
+        To be asked wherever something is made of these changes: once the changelog is being read as it is at that moment.
+        """
+        lsn = self.purged_lsn(table)
+        if after_lsn < lsn:
+            raise WarehouseError(
+                f"changes of {table} that this takes are gone: its changelog was purged up to {format_lsn(lsn)}",
+                hint=f"cdcpipe-spark snapshot --table {table} gives it a new beginning",
+            )
 
     def tables(self) -> list[Table]:
         """Return every table that the warehouse knows, in order."""

@@ -1,0 +1,253 @@
+"""Old changes dropped from changelogs: what goes, what stays, and what is refused from then on."""
+
+import json
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import postgres
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from test_snapshot_tables import Copied
+from test_status import spark_cli
+from test_tables import EPOCH, KEY, SCHEMA, TABLE, add
+
+from cdcpipe.errors import CdcpipeError
+from cdcpipe.lsn import LSN
+from spark_sink import as_of, changelog, replica, upkeep
+from spark_sink import purge as purge_module
+from spark_sink.purge import Purged, purge
+from spark_sink.staging import Position
+from spark_sink.types import MESSAGE_SCHEMA
+from spark_sink.upkeep import Upkeep
+from spark_sink.warehouse import MESSAGES, Table, Version, Warehouse, WarehouseError
+
+pytestmark = pytest.mark.spark
+
+NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def change(op: str, lsn: int, value: int | None, row: int = 1) -> tuple[Any, ...]:
+    """A change of one row; each LSN is a second."""
+    return (1, row, value, None, None, op, 1, lsn, 0, 1, NEW_YEAR + timedelta(seconds=lsn), None, None, None)
+
+
+CHANGES = [
+    change("insert", 10, 10),
+    change("insert", 20, 20, row=2),
+    change("update", 30, 30),
+    change("update", 40, 40),
+    change("update", 50, 50, row=2),
+]
+
+
+def warehouse(root: Path, table_format: str) -> Warehouse:
+    made = Warehouse(root, table_format)
+    made.open(EPOCH)
+    for lsn in (0, 50):
+        made.record(Position(1, lsn))
+    made.write_versions(TABLE, [Version(0, 0, 7, KEY, KEY)])
+    return made
+
+
+def current(rows: Any) -> dict[int, int]:
+    return {row["id"]: row["a"] for row in rows.collect()}
+
+
+def places(spark: SparkSession, house: Warehouse, table: Table = TABLE) -> list[int]:
+    return sorted(row[0] for row in changelog.read(spark, house, table).select("_cdc_end_lsn").collect())
+
+
+def assert_refused(what: Any, *arguments: Any, **options: Any) -> None:
+    with pytest.raises(WarehouseError, match="changelog was purged up to") as caught:
+        what(*arguments, **options)
+    assert caught.value.hint == "cdcpipe-spark snapshot --table public.t gives it a new beginning"
+
+
+def test_delta(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = warehouse(tmp_path, "delta")
+    for start, end in ((0, 25), (25, 50)):
+        add(spark, house, CHANGES, start, end)
+    message = ("p", b"", False, 1, 15, 0, 15, None, None), ("p", b"", True, 1, 30, 0, 29, 1, NEW_YEAR + timedelta(seconds=30))
+    schema = to_arrow_schema(MESSAGE_SCHEMA, timezone="UTC")
+    messages = spark.createDataFrame(list(message), MESSAGE_SCHEMA).toArrow().cast(schema)
+    changelog.append(spark, house, MESSAGES, messages, MESSAGE_SCHEMA, Position(1, 0), Position(1, 50))
+
+    # Nothing that the replica does not have: there is none yet.
+    assert purge(spark, tmp_path, LSN(31), tables=["public.t"]) == [Purged(TABLE, 0, 3, "there is no replica")]
+    assert house.purged_lsn(TABLE) == 0
+    replica.bring(spark, house, TABLE, Position(1, 30))
+    wanted = [Purged(TABLE, 3, 1, "the replica is at 0/1E"), Purged(MESSAGES, 2)]
+    assert [(each.rows, each.kept) for each in purge(spark, tmp_path, LSN(41), is_dry_run=True)] == [(3, 1), (2, 0)]
+    assert (house.purged_lsn(TABLE), len(places(spark, house))) == (0, 5)
+
+    # Killed after the note: nothing has gone, and nobody relies on it.
+    history = as_of.view(spark, tmp_path, "public.t", LSN(20))
+    with monkeypatch.context() as patched:
+        patched.setattr(purge_module._DeltaPurge, "remove", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            purge(spark, tmp_path, LSN(41))
+    assert (house.purged_lsn(TABLE), len(places(spark, house))) == (30, 5)
+    assert_refused(as_of.view, spark, tmp_path, "public.t", LSN(20))
+
+    found = purge(spark, tmp_path, LSN(41))
+    assert [(each.rows, each.kept) for each in found] == [(each.rows, each.kept) for each in wanted]
+    assert found[0].reason == "the replica is at 0/1E"
+    assert (places(spark, house), places(spark, house, MESSAGES)) == ([40, 50], [])
+    assert current(history) == {1: 10, 2: 20}  # who had begun to read goes on with what was there
+    row = next(
+        each
+        for each in json.loads(spark_cli("status", "--warehouse", str(tmp_path), "--staging", str(tmp_path), "--json").stdout)[
+            "tables"
+        ]
+        if each["table"] == "public.t"
+    )
+    assert row["purged"] == "0/1E"
+
+    # The replica goes on; its table's past is gone, and so is what it could be made of again.
+    replica.bring(spark, house, TABLE, Position(1, 50))
+    assert current(replica.view(spark, tmp_path, "public.t")) == {1: 40, 2: 50}
+    for lsn in (20, 50):
+        assert_refused(as_of.view, spark, tmp_path, "public.t", LSN(lsn))
+    assert_refused(replica.remake, spark, house, TABLE, Position(1, 50))
+    shutil.rmtree(house.replica(TABLE))
+    assert_refused(replica.bring, spark, house, TABLE, Position(1, 50))
+
+    # A snapshot is a new beginning, and so is a TRUNCATE.
+    house.write_versions(TABLE, [Version(0, 0, 7, KEY, KEY), Version(60, 0, 7, KEY, KEY, snapshot=((1, "id"),))])
+    add(spark, house, [change("snapshot", 60, 60), change("update", 70, 70)], 50, 70)
+    house.record(Position(1, 70))
+    replica.bring(spark, house, TABLE, Position(1, 70))
+    assert current(replica.view(spark, tmp_path, "public.t")) == {1: 70}
+    assert current(as_of.view(spark, tmp_path, "public.t", LSN(60))) == {1: 60}
+    assert_refused(as_of.view, spark, tmp_path, "public.t", LSN(59))
+    assert purge(spark, tmp_path, NEW_YEAR + timedelta(seconds=61), tables=["public.t"])[0].rows == 3
+    assert_refused(as_of.view, spark, tmp_path, "public.t", LSN(70))
+    add(spark, house, [change("truncate", 80, None), change("insert", 90, 90)], 70, 90)
+    house.record(Position(1, 90))
+    assert current(as_of.view(spark, tmp_path, "public.t", LSN(90))) == {1: 90}
+    assert_refused(as_of.view, spark, tmp_path, "public.t", LSN(79))
+
+
+def test_parquet(spark: SparkSession, tmp_path: Path) -> None:
+    """There the current rows are made of the changelog: only what is before a snapshot goes, append by append."""
+    house = warehouse(tmp_path, "parquet")
+    for start, end in ((0, 10), (10, 30), (30, 50)):
+        add(spark, house, CHANGES, start, end)
+    for is_dry_run in (True, False):
+        with pytest.raises(WarehouseError, match=r"current rows of public\.t are made of all changes: ") as caught:
+            purge(spark, tmp_path, LSN(31), is_dry_run=is_dry_run)
+    assert caught.value.hint is not None
+    assert "cdcpipe-spark snapshot --table public.t" in caught.value.hint
+    frame = spark.createDataFrame([change("snapshot", 45, 45), change("snapshot", 45, 20, row=2)], SCHEMA)
+    frame.coalesce(1).write.parquet(str(house.changelog(TABLE) / changelog.snapshot_name(Position(1, 45))))
+    with pytest.raises(WarehouseError, match="are made of all changes since 0/2D: "):
+        purge(spark, tmp_path, LSN(46))
+    reason = "they are in one append with later ones, or in the newest"
+    for is_dry_run in (True, False):
+        assert purge(spark, tmp_path, LSN(45), is_dry_run=is_dry_run) == [Purged(TABLE, 3, 1, reason)]
+    assert places(spark, house) == [40, 45, 45, 50]
+    assert not (house.changelog(TABLE) / "_purged").exists()
+    assert current(replica.view(spark, tmp_path, "public.t")) == {1: 45, 2: 50}
+    assert current(as_of.view(spark, tmp_path, "public.t", LSN(45))) == {1: 45, 2: 20}
+    assert_refused(as_of.view, spark, tmp_path, "public.t", LSN(44))
+    # The newest append says how far the changelog is, also if it is older than the snapshot.
+    house.record(Position(1, 60))
+    frame = spark.createDataFrame([change("snapshot", 60, 60)], SCHEMA)
+    frame.coalesce(1).write.parquet(str(house.changelog(TABLE) / changelog.snapshot_name(Position(1, 60))))
+    assert purge(spark, tmp_path, LSN(60)) == [Purged(TABLE, 2, 2, reason)]
+    assert (places(spark, house), changelog.parquet_lsn(house, TABLE)) == ([40, 50, 60], 50)
+
+
+def test_the_place_of_a_time(spark: SparkSession, tmp_path: Path) -> None:
+    """It is before the first transaction of any table that is not older, whatever the times of those behind it."""
+    house = warehouse(tmp_path, "delta")
+    early, late = NEW_YEAR + timedelta(seconds=30), NEW_YEAR + timedelta(seconds=35)
+    out_of_order = [(*each[:10], {20: late, 40: early}.get(each[7], each[10]), *each[11:]) for each in CHANGES]
+    add(spark, house, out_of_order, 0, 50)
+
+    seconds = [(10, 0), (11, 10), (34, 19), (36, 40), (51, 50)]
+    times = [NEW_YEAR + timedelta(seconds=second) for second, _ in seconds]
+    assert [purge_module._place(spark, house, time) for time in times] == [place for _, place in seconds]
+    assert [purge_module._place(spark, house, place) for place in (LSN(41), Position(1, 41))] == [40, 40]
+    for beyond in (LSN(51), Position(2, 50)):
+        with pytest.raises(WarehouseError, match="not yet at"):
+            purge(spark, tmp_path, beyond)
+    arguments = ("purge", "--warehouse", str(tmp_path), "--before")
+    assert "is still to come" in spark_cli(*arguments, "2999-01-01", code=1).stderr
+    assert "neither a time nor an LSN" in spark_cli(*arguments, "long ago", code=1).stderr
+    assert "has no table 'public.x'" in spark_cli(*arguments, "0/1", "--table", "public.x", code=1).stderr
+
+
+def test_run_does_so_once_a_day(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = warehouse(tmp_path, "delta")
+    monkeypatch.setattr(upkeep, "datetime", Later)
+    care = Upkeep(spark, house, optimize_interval_s=None, vacuum_retention_s=None, keep_changelog_s=3600.0)
+    for end, left in ((30, [40, 50]), (50, [40, 50])):
+        if end == 30:
+            add(spark, house, CHANGES, 0, 50)
+            replica.bring(spark, house, TABLE, Position(1, 30))
+        else:
+            replica.bring(spark, house, TABLE, Position(1, 50))
+        care.run()
+        assert places(spark, house) == left
+    noted = tmp_path / "_cdcpipe/vacuumed.json"
+    assert list(json.loads(noted.read_text())) == ["purge"]
+    noted.write_text('{"purge": 0}')
+    Upkeep(spark, house, optimize_interval_s=None, vacuum_retention_s=None, keep_changelog_s=3600.0).run(lambda: True)
+    assert places(spark, house) == [40, 50]  # asked to stop
+    Upkeep(spark, house, optimize_interval_s=None, vacuum_retention_s=None, keep_changelog_s=3600.0).run()
+    assert places(spark, house) == []
+    assert current(replica.view(spark, tmp_path, "public.t")) == {1: 40, 2: 50}
+    assert "was not" not in caplog.text
+    arguments = ("run", "-S", "s", "--publication", "p", "--staging", str(tmp_path / "s"), "--warehouse", str(tmp_path / "w"))
+    refused = spark_cli(*arguments, "--format", "parquet", "--keep-changelog", "30d", code=1)
+    assert "--keep-changelog is for Delta tables" in refused.stderr
+
+
+class Later(datetime):
+    """An hour and a little after the last change."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> "Later":
+        return cls(2026, 1, 1, 1, 1, tzinfo=UTC)
+
+
+def test_a_snapshot_gives_a_new_beginning(database: postgres.Database, spark: SparkSession, tmp_path: Path) -> None:
+    """Beside a server: purged by the command while a copy is held, which can't be landed then; the next one can."""
+    road = Copied(database, spark, tmp_path, f"s_{database.name}"[:63])
+    road.execute(
+        "create table t (id int primary key, v text)",
+        "alter table t alter v set storage external",
+        "create publication everything for table t",
+    )
+    road.land()
+    road.execute(
+        "insert into t select g, repeat('x', 5000) || g from generate_series(1, 10) g", "update t set id = -id where id < 4"
+    )
+    road.run()
+
+    def go_on_and_purge() -> None:
+        road.execute("delete from t where id = 5")
+        road.run()
+        ((now,),) = road.query("select now()")
+        arguments = ("--before", now.isoformat(), "--table", "public.t")
+        done = spark_cli("purge", "--warehouse", str(road.warehouse), *arguments)
+        assert done.stdout == "public.t: 14 rows removed\n"
+
+    with pytest.raises(CdcpipeError, match="changelog was purged up to"):
+        road.snapshot("t", while_held=go_on_and_purge)
+    assert not road.house.unfinished_snapshots()
+    shutil.rmtree(road.house.replica(Table("public", "t")))
+    with pytest.raises(WarehouseError, match="changelog was purged up to"):
+        road.run()
+    road.snapshot("t")
+    road.execute("update t set id = 100 where id = 10")
+    road.run()
+    road.assert_verified()
+    assert as_of.view(spark, road.warehouse, "public.t", datetime.now(UTC)).count() == 9
+    road.connection.close()
