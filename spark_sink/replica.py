@@ -279,8 +279,13 @@ def _pieces_between(versions: Sequence[Version], after_lsn: int, until_lsn: int)
             end_ordinal=end[1] or None,
             fills=version.fills if is_begin else (),
             is_before_key=not version.key,
-            is_new_key=not version.key or (is_begin and versions[index - 1].key != version.key),
+            is_new_key=not version.key or (is_begin and _is_new_key(versions[index - 1], version)),
         )
+
+
+def _is_new_key(before: Version, version: Version) -> bool:
+    """Tell whether rows under the version before may have no value for this one's key."""
+    return before.key != version.key or any(fill.column in version.columns for fill in version.fills)
 
 
 def _key_columns(versions: Sequence[Version], version: Version) -> Key:

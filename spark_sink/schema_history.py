@@ -138,6 +138,11 @@ class SchemaHistory:
                 return before, after
         return None
 
+    def before(self, version: SchemaVersion) -> list[SchemaVersion]:
+        """Return the relation's versions before this one."""
+        known = (self._versions or {}).get(version.relation.relation_id, [])
+        return [other for other in known if other.place < version.place]
+
     def version(self, relation_id: int, place: tuple[int, int]) -> SchemaVersion | None:
         """Return the version in force at a place among the table's changes; None if none is known."""
         known = self._load().get(relation_id, [])

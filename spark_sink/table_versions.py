@@ -19,7 +19,7 @@ from spark_sink.types import as_typed, assign_columns, holds, original_name
 from spark_sink.warehouse import Fill
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from pyspark.sql.types import StructField, StructType
 
@@ -154,9 +154,15 @@ class TableVersions:
             )
             return ()
         self._name_retyped(table, previous, version, columns)
-        fills, unknown = fills_between(previous, version, columns)
+        fills, unknown = fills_between(previous, version, columns, self._columns_before(step[0], known, columns))
         self._name(table, unknown)
         return fills
+
+    def _columns_before(self, version: SchemaVersion, known: Sequence[Version], columns: StructType) -> set[str]:
+        """Return the changelog's columns in which rows from before a version may have values."""
+        earlier = (replace(each, relation=as_typed(each.relation, self._warehouse.types)) for each in self._history.before(version))
+        of_changes = {field.name for each in earlier for field in _fields(each, columns).values()}
+        return of_changes | {name for each in known for _, name in each.snapshot}
 
     @staticmethod
     def _name(table: Table, names: Sequence[str]) -> None:
@@ -189,11 +195,18 @@ def _fields(version: SchemaVersion, columns: StructType) -> dict[str, StructFiel
     return dict(zip(names, assign_columns(columns, version.relation), strict=True))
 
 
-def fills_between(previous: SchemaVersion, version: SchemaVersion, columns: StructType) -> tuple[tuple[Fill, ...], list[str]]:
-    """Return what rows of the previous version have in the new version's new columns, and the columns where that is unknown."""
+def fills_between(
+    previous: SchemaVersion, version: SchemaVersion, columns: StructType, dropped: Collection[str] = ()
+) -> tuple[tuple[Fill, ...], list[str]]:
+    """Return what rows of the previous version have in the new version's new columns, and the columns where that is unknown.
+
+    In the changelog's columns ``dropped`` before they may still have a value.
+    """
     old, new = _fields(previous, columns), _fields(version, columns)
+    used = {*dropped, *(field.name for field in old.values())}
     if previous.facts is None or version.facts is None:
-        return (), [name for name in new if name not in old]
+        unknown = [name for name in new if name not in old]
+        return tuple(Fill(new[name].name) for name in unknown if new[name].name in used), unknown
     old_numbers = {fact.number: name for name, fact in zip(old, previous.facts, strict=True)}
     fills, unknown = [], []
     for name, fact in zip(new, version.facts, strict=True):
@@ -201,11 +214,12 @@ def fills_between(previous: SchemaVersion, version: SchemaVersion, columns: Stru
         if source is not None and old[source].name == new[name].name:
             continue
         fill = _fill(new[name], None if source is None else old[source], fact)
-        if fill is None and source != name:
-            unknown.append(name)
-        elif fill is None:
+        if fill is None and source == name:
             continue  # another type: `_name_retyped`
-        elif fill.source is not None or fill.value is not None or name in old:  # a column of that name that was dropped has values
+        if fill is None:
+            unknown.append(name)
+            fill = Fill(new[name].name)
+        if fill != Fill(fill.column) or fill.column in used:
             fills.append(fill)
     return tuple(fills), unknown
 
@@ -223,6 +237,8 @@ def _fills_after_snapshot(snapshot: Version, version: SchemaVersion, columns: St
         fill = _fill(field, None if source is None else columns[source], fact)
         if fill is None and source is None:
             unknown.append(name)
+            if field.name in known.values():
+                fills.append(Fill(field.name))
         elif fill is not None and (fill.source is not None or fill.value is not None or field.name in known.values()):
             fills.append(fill)
     return tuple(fills), unknown

@@ -86,6 +86,20 @@ def test_pieces(versions: list[Version], after_lsn: int, expected: list[tuple[ob
     assert found == expected
 
 
+@pytest.mark.parametrize(
+    ("versions", "after_lsn", "expected"),
+    [
+        ([version(10, 0, ID), version(20, 0, CODE)], 0, [False, True]),
+        ([version(10, 0, ID), version(20, 0, CODE)], 20, [False]),
+        ([version(10, 0, NONE), version(20, 0, CODE)], 0, [True, True]),
+        ([version(10, 0, ID), replace(version(20, 0, ID), fills=(Fill("id"),))], 0, [False, True]),
+        ([version(10, 0, ID), replace(version(20, 0, ID), fills=(Fill("v"),))], 0, [False, False]),
+    ],
+)
+def test_where_rows_from_before_may_lack_the_key(versions: list[Version], after_lsn: int, expected: list[bool]) -> None:
+    assert [piece.is_new_key for piece in replica._pieces(versions, after_lsn, 99)] == expected
+
+
 INT2, INT4, INT8, FLOAT4, FLOAT8, DATE, TIMESTAMP, TIMESTAMPTZ, TEXT = 21, 23, 20, 700, 701, 1082, 1114, 1184, 25
 
 
@@ -206,7 +220,7 @@ def test_numbers_of_columns(before: str | None, columns: str, now: str, numbers:
         # Dropped and added again: not what was there before.
         ("id=1 a=2", "id=1 a=3", [Fill("a")], []),
         ("id=1 a=2", "id=1 a=3'7", [Fill("a", value="7")], []),
-        ("id=1 a=2", "id=1 a=3!", [], ["a"]),
+        ("id=1 a=2", "id=1 a=3!", [Fill("a")], ["a"]),
         ("id=1 a=2", "id=1", [], []),
     ],
 )
@@ -216,7 +230,11 @@ def test_what_rows_from_before_have(before: str, after: str, fills: list[Fill], 
     assert fills_between(versions[0], versions[1], columns) == (tuple(fills), unknown)
     nobody_knows = SchemaVersion(2, 0, versions[1].relation, None)
     names = [column.name for column in versions[1].relation.columns]
-    assert fills_between(versions[0], nobody_knows, columns) == ((), [name for name in names if name not in before])
+    new = [name for name in names if name not in before]
+    assert fills_between(versions[0], nobody_knows, columns) == ((), new)
+    # Where an earlier version had them, rows may still have values: they are another column's.
+    assert {fill.column for fill in fills_between(versions[0], versions[1], columns, new)[0]} >= set(new)
+    assert fills_between(versions[0], nobody_knows, columns, new) == (tuple(map(Fill, new)), new)
 
 
 class History:
@@ -239,6 +257,7 @@ class History:
         ("a=1 b=2", "b=1 a=2", [Fill("b", "a"), Fill("a", "b")]),
         # Dropped and added anew under the same name.
         ("id=1 a=2", "id=1 a=3", [Fill("a")]),
+        ("id=1 a=2", "id=1 a=3!", [Fill("a")]),
         # Added after it: nothing is to be done where there is no default.
         ("id=1", "id=1 a=2", []),
         ("id=1", "id=1 a=2'7", [Fill("a", value="7")]),
@@ -413,6 +432,11 @@ AFTER = [
     "alter table columned drop gone, add gone text default 'late', add noted timestamp default '2024-01-01 12:00'",
     "update columned set c = null where id = 3",
     "insert into columned (id) values (8)",
+    # The same name again, after a change without it: what rows have from before is another column's.
+    "alter table columned drop e",
+    "update columned set c = null where id = 8",
+    "alter table columned add e text",
+    "update columned set e = 'new' where id = 8",
 ]
 
 
