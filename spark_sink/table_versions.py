@@ -128,11 +128,13 @@ class TableVersions:
         self, table: Table, use: Use, known: Sequence[Version], before: StructType | None, columns: StructType
     ) -> tuple[Fill, ...]:
         """Return what is certain of rows from before ``use``, and name what is not; ``known`` are the versions so far."""
-        step = self._history.step(use)
-        if step is not None and known and known[-1].snapshot and known[-1].place > step[0].place:
+        step, place = self._history.step(use), (use.end_lsn, use.ordinal)
+        here = self._history.version(use.relation.relation_id, place)
+        is_after_snapshot = bool(known and known[-1].snapshot) and (step is None or known[-1].place > step[0].place)
+        if is_after_snapshot and here is not None and here.place == place:
             # The rows from before are the snapshot's.
-            relation = as_typed(step[1].relation, self._warehouse.types)
-            fills, unknown = _fills_after_snapshot(known[-1], replace(step[1], relation=relation), columns)
+            relation = as_typed(here.relation, self._warehouse.types)
+            fills, unknown = _fills_after_snapshot(known[-1], replace(here, relation=relation), columns)
             self._name(table, unknown)
             return fills
         if step is None:

@@ -28,6 +28,7 @@ from spark_sink.types import assign_columns, merge_columns
 from spark_sink.warehouse import SCHEMA_HISTORY, Fill, Table, Version, Warehouse
 
 ID, CODE, NONE = ("id",), ("code",), ()
+EPOCH = Epoch(1, "7", 1, "db", "slot", ("p",), {}, 0)
 
 
 def version(end_lsn: int, ordinal: int, key: tuple[str, ...], relation_id: int = 1) -> Version:
@@ -238,13 +239,16 @@ def test_what_rows_from_before_have(before: str, after: str, fills: list[Fill], 
 
 
 class History:
-    """What `insert_snapshot` asks of a schema history."""
+    """What is asked of a schema history that has one version."""
 
     def __init__(self, version: SchemaVersion) -> None:
         self._version = version
 
     def version(self, _relation_id: int, place: tuple[int, int]) -> SchemaVersion | None:
         return self._version if self._version.place <= place else None
+
+    def step(self, _use: Use) -> None:
+        return None
 
 
 @pytest.mark.parametrize(
@@ -263,8 +267,8 @@ class History:
         ("id=1", "id=1 a=2'7", [Fill("a", value="7")]),
     ],
 )
-def test_what_a_late_snapshots_rows_have(at_snapshot: str, after: str, fills: list[Fill]) -> None:
-    """Its rows come when the stream has passed it, and has settled what rows from before a later change have."""
+def test_what_a_snapshots_rows_have(tmp_path: Path, at_snapshot: str, after: str, fills: list[Fill]) -> None:
+    """A late one's rows come when the stream has passed it, and has settled what rows from before a later change have."""
     relations = [table(at_snapshot), table(after)]
     columns = merge_columns(None, relations)
     numbers = [int(part.partition("=")[2][:1]) for part in at_snapshot.split()]
@@ -276,6 +280,13 @@ def test_what_a_late_snapshots_rows_have(at_snapshot: str, after: str, fills: li
     assert [each.place for each in found] == [(10, 0), (20, 0), (30, 2)]
     assert found[1:] == [snapshot, replace(known[1], fills=tuple(fills))]
     assert Version.from_json(snapshot.to_json()) == snapshot
+
+    # So is what the first description says that comes after a snapshot in time.
+    warehouse = Warehouse(tmp_path, "delta")
+    warehouse.open(EPOCH)
+    versions = TableVersions(warehouse, cast("SchemaHistory", History(later)), PublishedTables(None))
+    noted = versions.note(Table("public", "t"), [snapshot], [Use(30, 2, relations[1], 30)], 20, columns, columns)
+    assert noted[-1].fills == tuple(fills)
 
 
 @pytest.mark.parametrize(
@@ -297,20 +308,14 @@ def test_a_key_that_the_catalog_has_of_another_time(
     tmp_path: Path, known: list[Version], primary_key: list[str] | None, expected: tuple[str, ...]
 ) -> None:
     warehouse = Warehouse(tmp_path, "delta")
-    warehouse.open(Epoch(1, "7", 1, "db", "slot", ("p",), {}, 0))
+    warehouse.open(EPOCH)
     described = [] if primary_key is None else [{"relation_id": 1, "primary_key": primary_key}]
     full = replace(table("id code"), replica_identity="f")
     columns = merge_columns(None, [full])
-    versions = TableVersions(warehouse, cast("SchemaHistory", NoHistory()), PublishedTables(lambda: described))
+    history = cast("SchemaHistory", History(SchemaVersion(1, 0, full, None)))
+    versions = TableVersions(warehouse, history, PublishedTables(lambda: described))
     noted = versions.note(Table("public", "t"), known, [Use(20, 0, full, 20)], 15, None, columns)
     assert noted[-1].key == expected
-
-
-class NoHistory:
-    """What `TableVersions` asks of a schema history."""
-
-    def step(self, _use: Use) -> None:
-        return None
 
 
 KINDS = ("full",)
