@@ -335,12 +335,13 @@ class Round:
 
 
 def _lacks_changes(house: Warehouse, row: dict[str, Any]) -> bool:
-    """Tell, of a table as `status` has it, whether it has a key and its replica is not where its changelog is."""
+    """Tell, of a table as `status` has it, whether it has a key and its replica is not where its changelog is, or further."""
     versions = house.versions(house.find(row["table"])) if row["versions"] else []
     if row["changelog"] is None or not versions or not versions[-1].key:
         return False
     replica: dict[str, Any] | None = row["replica"]
-    return replica is None or replica["position"] != row["changelog"]["position"]
+    # A replica that was made again stands where the warehouse was, the changelog at the table's last change.
+    return replica is None or Position.parse(replica["position"]).lsn < Position.parse(row["changelog"]["position"]).lsn
 
 
 class _Worker(threading.Thread):
