@@ -81,7 +81,7 @@ def state(spark: SparkSession, warehouse: Warehouse, table: Table) -> State | No
     """Return the changelog's columns and the LSN up to which it has the table's changes; None if there is none yet."""
     path = warehouse.changelog(table)
     if warehouse.format == "delta":
-        return delta.state(spark, path)
+        return delta.state(path)
     batches = _batches(path)
     if not batches:
         return None
@@ -149,12 +149,12 @@ def open_files(spark: SparkSession, warehouse: Warehouse, table: Table, schema: 
     if before is not None and before.delta is not None:
         found = before.delta
     elif delta.exists(path):
-        found = delta_files.open_table(spark, path)
+        found = delta_files.open_table(path)
     else:
         found = delta_files.define(path, schema, properties(table, schema.names))
     is_widened = delta.widen(spark, path, found.schema, schema)
     if delta.add_columns(spark, path, found.schema, schema) or is_widened:
-        found = delta_files.open_table(spark, path)
+        found = delta_files.open_table(path)
     path.mkdir(parents=True, exist_ok=True)
     layout = Layout(tuple(found.schema.names), to_arrow_schema(found.physical, timezone="UTC"))
     return Files(found.schema, path, layout, found)

@@ -1,7 +1,7 @@
 """The little that is needed of Delta Lake: names, a table's state, commits that record where the table stands.
 
-Delta's Python package is not used (it pins another pyspark): SQL does everything but the reading of a table's recorded
-transaction version, for which there is no SQL; that comes from Delta's log in the JVM.
+Delta's Python package is not used (it pins another pyspark): SQL does what changes a table, and what is to be known of one is
+read in its log (delta_log.py), without the JVM, for which it is a job.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from spark_sink.delta_log import APPLICATION, TableLog
+from spark_sink.delta_schema import columns
 from spark_sink.staging import fsync_directory
 
 if TYPE_CHECKING:
@@ -46,13 +48,6 @@ __all__ = [
     "widen",
     "write_commit",
 ]
-
-APPLICATION = "cdcpipe"
-"""Under this name a table's transaction version is the LSN up to which it has its changes.
-
-LSNs only grow, over all epochs of a staging directory, so Delta skips a commit that is made a second time. The number of a
-micro-batch would not do: a new checkpoint starts it at 0 again.
-"""
 
 _COMMIT_NAME = re.compile(r"[0-9]{20}\.json", re.ASCII)
 _NEWEST_COMMITS = 20
@@ -101,38 +96,26 @@ def read(spark: SparkSession, path: Path) -> DataFrame:
     return spark.read.format("delta").load(str(path))
 
 
-def state(spark: SparkSession, path: Path) -> State | None:
+def state(path: Path) -> State | None:
     """Return the state of the table, None if there is none."""
-    if not exists(path):
+    log = TableLog(path).refresh()
+    if log.version < 0:
         return None
-    jvm = spark._jvm  # noqa: SLF001 - the only way to the log
-    session = spark._jsparkSession  # noqa: SLF001
-    snapshot = jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(session, str(path))._2()  # noqa: SLF001 - Scala's name
-    lsn = _newest_lsn(path)
-    if lsn is None:
-        version = snapshot.transactions().get(APPLICATION)
-        lsn = version.get() if version.isDefined() else 0
-    properties = dict(jvm.scala.jdk.javaapi.CollectionConverters.asJava(snapshot.metadata().configuration()))
-    return State(read(spark, path).schema, lsn, properties)
+    return State(columns(log.metadata), log.lsn or 0, log.metadata["configuration"])
 
 
-def newest_lsn(spark: SparkSession, path: Path) -> int | None:
+def newest_lsn(path: Path) -> int | None:
     """Return the LSN that the table has reached, None if there is no table."""
     if not exists(path):
         return None
     newest = _newest_lsn(path)
-    if newest is None and (found := state(spark, path)) is not None:
-        newest = found.lsn
-    return newest
+    return (TableLog(path).refresh().lsn or 0) if newest is None else newest
 
 
-def pin(spark: SparkSession, path: Path) -> tuple[int, int] | None:
+def pin(path: Path) -> tuple[int, int] | None:
     """Return the table's version, for `read_version`, and the LSN that it has reached; None if there is no table."""
-    while exists(path):
-        before, found = newest_version(path), state(spark, path)
-        if found is not None and before == newest_version(path):
-            return before, found.lsn
-    return None
+    log = TableLog(path).refresh()
+    return None if log.version < 0 else (log.version, log.lsn or 0)
 
 
 def newest_version(path: Path) -> int:
@@ -146,10 +129,7 @@ def read_version(spark: SparkSession, path: Path, version: int) -> DataFrame:
 
 
 def _newest_lsn(path: Path) -> int | None:
-    """Find the LSN in the newest commits; None if they are all somebody else's.
-
-    The snapshot has it, but makes a second's work of finding it.
-    """
+    """Find the LSN in the newest commits, where it nearly always is; None if they are all somebody else's."""
     commits = sorted(entry for entry in (path / "_delta_log").iterdir() if _COMMIT_NAME.fullmatch(entry.name))
     for commit in reversed(commits[-_NEWEST_COMMITS:]):
         for line in commit.read_text().splitlines():

@@ -1,9 +1,9 @@
 """Delta tables whose files we write: a commit adds files to a table, and records up to where the table has its changes.
 
 Commits are written as Delta's protocol has them (PROTOCOL.md, "Delta Log Entries"). Delta's own way to commit takes half a
-second of a core, because it makes sure of what all of the table looks like; here nothing of the table is read, and rows are only
-added, so a commit may follow any other. What must not have come in between is another definition of the table, or a commit that
-records what this one does.
+second of a core, because it makes sure of what all of the table looks like; here nothing of the table is read. Where rows are only
+added, a commit may follow any other. What must not have come in between is another definition of the table, or a commit that
+records what this one does. Where files are replaced, nothing must have.
 
 A file that no commit has added is not part of the table: Delta's VACUUM removes it.
 """
@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
-from spark_sink.delta import APPLICATION, newest_lsn, write_commit
+from spark_sink.delta import write_commit
+from spark_sink.delta_log import APPLICATION, TableLog
+from spark_sink.delta_schema import PHYSICAL_NAME, columns, physical_columns
 from spark_sink.warehouse import WarehouseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
-
-    from pyspark.sql import SparkSession
 
     from spark_sink.parquet_file import WrittenFile
     from spark_sink.staging import Position
 
-__all__ = ["ChangedError", "FileTable", "commit", "define", "open_table"]
+__all__ = ["ChangedError", "FileTable", "Replaced", "commit", "define", "of_log", "open_table"]
 
 _KNOWN_FEATURES: Final = {
     "appendOnly",
@@ -48,11 +48,20 @@ _KNOWN_FEATURES: Final = {
 }
 """Features of a table that ask nothing more of who adds files than is done here."""
 
-_ID, _PHYSICAL_NAME, _MAX_ID = (f"delta.columnMapping.{name}" for name in ("id", "physicalName", "maxColumnId"))
+_ID, _MAX_ID = (f"delta.columnMapping.{name}" for name in ("id", "maxColumnId"))
 
 
 class ChangedError(Exception):
-    """The table's definition has been changed: files in its old columns were not added."""
+    """The table has been changed meanwhile: nothing was committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A file of which rows go: those in its new deletion ``vector``, or without one the whole file."""
+
+    file: Mapping[str, Any]
+    """The action that added it."""
+    vector: Mapping[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -71,47 +80,22 @@ class FileTable:
     """What a new table's first commit has to say."""
 
 
-def open_table(spark: SparkSession, path: Path) -> FileTable:
+def open_table(path: Path) -> FileTable:
     """Return the table as it is now; WarehouseError for one that asks for more than is done here."""
-    jvm, session = spark._jvm, spark._jsparkSession  # noqa: SLF001 - the only way to the log
-    snapshot = jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(session, str(path))._2()  # noqa: SLF001
-    metadata = json.loads(snapshot.metadata().json())["metaData"]
-    protocol = json.loads(snapshot.protocol().json())["protocol"]
-    unknown = set(protocol.get("writerFeatures", ())) - _KNOWN_FEATURES
-    if unknown or metadata.get("partitionColumns"):
+    log = TableLog(path).refresh()
+    unknown = set(log.protocol.get("writerFeatures", ())) - _KNOWN_FEATURES
+    if unknown or log.metadata.get("partitionColumns"):
         problem = f"the feature {min(unknown)}" if unknown else "partitions"
         raise WarehouseError(
             f"the Delta table {path} has {problem}, and cdcpipe can't add to such a table",
             hint="ALTER TABLE ... DROP FEATURE, or let the table be made anew",
         )
-    schema = json.loads(metadata["schemaString"])
-    return FileTable(
-        path,
-        snapshot.version(),
-        _schema(schema),
-        _physical(schema),
-        newest_lsn(spark, path) or 0,
-    )
+    return of_log(log)
 
 
-def _renamed(kind: Any, name: Callable[[dict[str, Any]], str]) -> Any:
-    """Return a type, as Delta's metadata has it, with other names for fields of structs, and without what it says of them."""
-    if not isinstance(kind, dict):
-        return kind
-    if kind["type"] == "struct":
-        fields = [each | {"name": name(each), "type": _renamed(each["type"], name), "metadata": {}} for each in kind["fields"]]
-        return kind | {"fields": fields}
-    return kind | {key: _renamed(kind[key], name) for key in ("elementType", "keyType", "valueType") if key in kind}
-
-
-def _schema(struct: dict[str, Any]) -> StructType:
-    """Return a table's columns."""
-    return StructType.fromJson(_renamed(struct, lambda field: field["name"]))
-
-
-def _physical(struct: dict[str, Any]) -> StructType:
-    """Return the columns of a table's files."""
-    return StructType.fromJson(_renamed(struct, lambda field: field["metadata"][_PHYSICAL_NAME]))
+def of_log(log: TableLog) -> FileTable:
+    """Return the table as its log has it; whether it asks for more than is done here is not looked at."""
+    return FileTable(log.path, log.version, columns(log.metadata), physical_columns(log.metadata), log.lsn or 0)
 
 
 def define(path: Path, schema: StructType, properties: Mapping[str, str], like: FileTable | None = None) -> FileTable:
@@ -149,7 +133,7 @@ def define(path: Path, schema: StructType, properties: Mapping[str, str], like: 
         reader.append("deletionVectors")
     writer = [*reader, "appendOnly", "invariants"]
     protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": reader, "writerFeatures": writer}
-    return FileTable(path, -1, schema, _physical(mapped.jsonValue()), 0, ({"protocol": protocol}, {"metaData": metadata}))
+    return FileTable(path, -1, schema, physical_columns(metadata), 0, ({"protocol": protocol}, {"metaData": metadata}))
 
 
 def _mapped(kind: Any, numbers: Any) -> Any:
@@ -157,7 +141,7 @@ def _mapped(kind: Any, numbers: Any) -> Any:
     if isinstance(kind, StructType):
         fields = []
         for field in kind:
-            metadata = {_ID: next(numbers), _PHYSICAL_NAME: f"col-{uuid.uuid4()}"}
+            metadata = {_ID: next(numbers), PHYSICAL_NAME: f"col-{uuid.uuid4()}"}
             fields.append(StructField(field.name, _mapped(field.dataType, numbers), field.nullable, metadata))
         return StructType(fields)
     if isinstance(kind, ArrayType):
@@ -167,20 +151,27 @@ def _mapped(kind: Any, numbers: Any) -> Any:
     return kind
 
 
-def commit(table: FileTable, files: Iterable[WrittenFile], position: Position, *, is_reached: bool = True) -> None:
+def commit(
+    table: FileTable,
+    files: Iterable[WrittenFile],
+    position: Position,
+    *,
+    is_reached: bool = True,
+    replaced: Sequence[Replaced] | None = None,
+) -> None:
     """Make files that lie in the table's directory part of it, in one commit.
 
-    With ``is_reached`` it records that the table has all changes up to ``position`` then.
-    ChangedError if the table is no longer defined as it was when it was opened; WarehouseError if somebody else has recorded a
-    position since.
+    With ``is_reached`` it records that the table has all changes up to ``position`` then. With ``replaced`` other files go.
+    ChangedError if the table is no longer defined as it was when it was opened, or with ``replaced`` if there is any commit that
+    was not known; WarehouseError if somebody else has recorded a position since.
     """
     now_ms = time.time_ns() // 1_000_000
     files = list(files)
     information = {
         "timestamp": now_ms,
-        "operation": "WRITE",
-        "operationParameters": {"mode": "Append", "partitionBy": "[]"},
-        "isBlindAppend": True,
+        "operation": "WRITE" if replaced is None else "MERGE",
+        "operationParameters": {"mode": "Append", "partitionBy": "[]"} if replaced is None else {},
+        "isBlindAppend": replaced is None,
         "operationMetrics": {
             "numFiles": str(len(files)),
             "numOutputRows": str(sum(file.rows for file in files)),
@@ -192,24 +183,38 @@ def commit(table: FileTable, files: Iterable[WrittenFile], position: Position, *
     actions: list[Mapping[str, Any]] = [{"commitInfo": information}, *table.definition]
     if is_reached:
         actions.append({"txn": {"appId": APPLICATION, "version": position.lsn, "lastUpdated": now_ms}})
+    for each in replaced or ():
+        actions += _replacing(each, now_ms)
     names = set(table.physical.names)
     for file in files:
         added = {"path": file.name, "partitionValues": {}, "size": file.size, "modificationTime": now_ms, "dataChange": True}
         actions.append({"add": added | {"stats": json.dumps(file.statistics(names))}})
     text = "".join(json.dumps(action) + "\n" for action in actions)
-    table.version = write_commit(table.path, text, table.version + 1, lambda other: _check(table, other))
+    table.version = write_commit(table.path, text, table.version + 1, lambda other: _check(table, other, replaced is not None))
     table.definition = ()
     if is_reached:
         table.lsn = position.lsn
 
 
-def _check(table: FileTable, commit: Path) -> None:
+def _replacing(replaced: Replaced, now_ms: int) -> list[Mapping[str, Any]]:
+    """Return what a commit says of a file of which rows go."""
+    file = replaced.file
+    removed = {name: file[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in file}
+    removed |= {"deletionTimestamp": now_ms, "dataChange": True, "extendedFileMetadata": True}
+    if replaced.vector is None:
+        return [{"remove": removed}]
+    # Least and greatest value may be those of rows that are gone.
+    statistics = json.loads(file["stats"]) | {"tightBounds": False}
+    added = {**file, "deletionVector": replaced.vector, "dataChange": True, "stats": json.dumps(statistics)}
+    return [{"remove": removed}, {"add": added}]
+
+
+def _check(table: FileTable, commit: Path, is_alone: bool) -> None:
     """Raise unless ours may follow a commit of somebody else's."""
-    for line in commit.read_text().splitlines():
-        action = json.loads(line)
-        if "metaData" in action or "protocol" in action:
-            raise ChangedError
-        if action.get("txn", {}).get("appId") == APPLICATION:
-            raise WarehouseError(
-                f"somebody else writes changes to {table.path}", hint="a warehouse has one cdcpipe-spark run: stop the other"
-            )
+    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    if any(action.get("txn", {}).get("appId") == APPLICATION for action in actions):
+        raise WarehouseError(
+            f"somebody else writes changes to {table.path}", hint="a warehouse has one cdcpipe-spark run: stop the other"
+        )
+    if is_alone or any("metaData" in action or "protocol" in action for action in actions):
+        raise ChangedError

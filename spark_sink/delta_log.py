@@ -1,7 +1,7 @@
-"""What a Delta table's log says of the table, read without Spark and without Java: `read_table`.
+"""What a Delta table's log says of the table, read without Spark and without Java: `TableLog`, `read_table`.
 
-The log is replayed as Delta's protocol has it (PROTOCOL.md, "Action Reconciliation"): the newest checkpoint in the classic
-form, in one file or several, and the commits after it. Rows are counted from the files' statistics, less what their deletion
+The log is replayed as Delta's protocol has it (PROTOCOL.md, "Action Reconciliation"): the newest checkpoint, in one file or
+several, and the commits after it. Rows are counted from the files' statistics, less what their deletion
 vectors take away.
 """
 
@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["TableState", "read_table"]
+__all__ = ["APPLICATION", "TableLog", "TableState", "read_table", "row_count"]
 
-_APPLICATION = "cdcpipe"
+APPLICATION = "cdcpipe"
+"""Under this name a table's transaction version is the LSN up to which it has its changes.
+
+LSNs only grow, over all epochs of a staging directory, so Delta skips a commit that is made a second time. The number of a
+micro-batch would not do: a new checkpoint starts it at 0 again.
+"""
 _COMMIT = re.compile(r"([0-9]{20})\.json", re.ASCII)
 _CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint(?:\.([0-9]{10})\.([0-9]{10}))?\.parquet", re.ASCII)
+_CHECKPOINT_V2 = re.compile(r"([0-9]{20})\.checkpoint\.[0-9a-f-]{36}\.(?:json|parquet)", re.ASCII)
+"""Of that form one file is all, which may name others ("sidecars")."""
 _ATTEMPTS = 3
 """A log may be cleaned up while it is read: what was listed is gone then, and a newer checkpoint is there."""
 
@@ -54,67 +61,118 @@ class TableState:
         return sum(each < size for each in self.sizes)
 
 
+class TableLog:
+    """A table's log, replayed up to its newest commit: by ``refresh``, each time from where it was.
+
+    ``refresh`` raises OSError, or ValueError for a log that is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._log = path / "_delta_log"
+        self._forget()
+
+    def _forget(self) -> None:
+        self.version = -1
+        """The newest commit; -1 if there is no table."""
+        self.lsn: int | None = None
+        """Up to where it has its changes: what delta.recording noted; None for a table that is not ours."""
+        self.written_ms: int | None = None
+        """When it was last written to, in milliseconds since 1970."""
+        self.metadata: Mapping[str, Any] = {}
+        """The action that defines its columns and properties."""
+        self.protocol: Mapping[str, Any] = {}
+        self._files: dict[tuple[str, str], Mapping[str, Any]] = {}
+
+    @property
+    def files(self) -> Collection[Mapping[str, Any]]:
+        """The actions that have added the files that it has."""
+        return self._files.values()
+
+    def refresh(self) -> Self:
+        """Read what is new."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._read()
+            except FileNotFoundError:
+                self._forget()
+                if attempt == _ATTEMPTS - 1 and self._log.is_dir():
+                    raise
+            except BaseException:
+                self._forget()
+                raise
+            else:
+                break
+        return self
+
+    def _read(self) -> None:
+        names = [entry.name for entry in self._log.iterdir()]
+        commits = sorted(int(match[1]) for name in names if (match := _COMMIT.fullmatch(name)))
+        if not commits or commits[-1] < self.version:
+            self._forget()  # another table may be there in its place
+        if not commits or commits[-1] == self.version:
+            return
+        checkpoint, parts = _newest_checkpoint(names)
+        if self.version < max(checkpoint, commits[0] - 1):
+            self._forget()
+            for name in parts:
+                for action in _checkpoint_actions(self._log / name):
+                    self._apply(action)
+            self.version = checkpoint
+        for version in commits:
+            if version > self.version:
+                if version != self.version + 1:
+                    raise ValueError(f"the log of {self.path} lacks what comes before version {version}")
+                for line in self._commit(version):
+                    self._apply(json.loads(line))
+                self.version = version
+        if commits[-1] <= checkpoint:  # the checkpoint has no commitInfo
+            for line in self._commit(commits[-1]):
+                if b'"commitInfo"' in line:
+                    self._apply(json.loads(line))
+
+    def _commit(self, version: int) -> list[bytes]:
+        return (self._log / f"{version:020d}.json").read_bytes().splitlines()
+
+    def _apply(self, action: Mapping[str, Any]) -> None:
+        if (add := action.get("add")) is not None:
+            self._files[_identity(add)] = add
+        elif (remove := action.get("remove")) is not None:
+            self._files.pop(_identity(remove), None)
+        elif (transaction := action.get("txn")) is not None:
+            if transaction["appId"] == APPLICATION:
+                self.lsn = int(transaction["version"])
+        elif (information := action.get("commitInfo")) is not None:
+            self.written_ms = int(information["timestamp"]) if "timestamp" in information else self.written_ms
+        elif (metadata := action.get("metaData")) is not None:
+            self.metadata = metadata
+        elif (protocol := action.get("protocol")) is not None:
+            self.protocol = protocol
+
+
 def read_table(path: Path, known: TableState | None = None) -> TableState | None:
     """Return the state of the table, None if there is none; ``known`` itself if nothing has changed since.
 
     Raises OSError, or ValueError for a log that is damaged.
     """
-    log = path / "_delta_log"
-    for attempt in range(_ATTEMPTS):
-        try:
-            return _replay(log, known)
-        except FileNotFoundError:
-            if attempt == _ATTEMPTS - 1 and log.is_dir():
-                raise
-    return None
-
-
-@dataclass(slots=True)
-class _Replay:
-    files: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
-    lsn: int | None = None
-    written_ms: int | None = None
-
-    def apply(self, action: Mapping[str, Any]) -> None:
-        if (add := action.get("add")) is not None:
-            self.files[_identity(add)] = add
-        elif (remove := action.get("remove")) is not None:
-            self.files.pop(_identity(remove), None)
-        elif (transaction := action.get("txn")) is not None and transaction["appId"] == _APPLICATION:
-            self.lsn = int(transaction["version"])
-        elif (information := action.get("commitInfo")) is not None and "timestamp" in information:
-            self.written_ms = int(information["timestamp"])
-
-
-def _replay(log: Path, known: TableState | None) -> TableState | None:
-    names = [entry.name for entry in log.iterdir()] if log.is_dir() else []
-    commits = sorted(int(match[1]) for name in names if (match := _COMMIT.fullmatch(name)))
-    if not commits:
-        return None
-    if known is not None and known.version == commits[-1]:
+    if known is not None and _is_newest(path, known.version):
         return known
-    checkpoint, parts = _newest_checkpoint(names)
-    replay = _Replay()
-    for name in parts:
-        for action in _checkpoint_actions(log / name):
-            replay.apply(action)
-    for version in commits:
-        if version > checkpoint:
-            for line in (log / f"{version:020d}.json").read_bytes().splitlines():
-                replay.apply(json.loads(line))
-    if commits[-1] <= checkpoint:  # the checkpoint has no commitInfo
-        for line in (log / f"{commits[-1]:020d}.json").read_bytes().splitlines():
-            if b'"commitInfo"' in line:
-                replay.apply(json.loads(line))
-    sizes = tuple(int(file["size"]) for file in replay.files.values())
-    counts = [_rows(file) for file in replay.files.values()]
+    log = TableLog(path).refresh()
+    if log.version < 0:
+        return None
+    counts = [row_count(file) for file in log.files]
     return TableState(
-        version=max(commits[-1], checkpoint),
-        lsn=replay.lsn,
-        written_ms=replay.written_ms,
+        version=log.version,
+        lsn=log.lsn,
+        written_ms=log.written_ms,
         rows=None if None in counts else sum(count for count in counts if count is not None),
-        sizes=sizes,
+        sizes=tuple(int(file["size"]) for file in log.files),
     )
+
+
+def _is_newest(path: Path, version: int) -> bool:
+    log = path / "_delta_log"
+    return (log / f"{version:020d}.json").exists() and not (log / f"{version + 1:020d}.json").exists()
 
 
 def _newest_checkpoint(names: list[str]) -> tuple[int, list[str]]:
@@ -125,16 +183,39 @@ def _newest_checkpoint(names: list[str]) -> tuple[int, list[str]]:
         if match is not None:
             found.setdefault((int(match[1]), int(match[3] or 1)), []).append(name)
     complete = [(version, sorted(parts)) for (version, count), parts in found.items() if len(parts) == count]
+    complete += [(int(match[1]), [match[0]]) for match in map(_CHECKPOINT_V2.fullmatch, names) if match is not None]
     return max(complete, default=(-1, []))
 
 
 def _checkpoint_actions(path: Path) -> Iterator[Mapping[str, Any]]:
+    if path.suffix == ".json":
+        actions: Iterable[Mapping[str, Any]] = map(json.loads, path.read_bytes().splitlines())
+    else:
+        actions = _parquet_actions(path)
+    for action in actions:
+        if (sidecar := action.get("sidecar")) is None:
+            yield action
+        else:
+            yield from _parquet_actions(path.parent / "_sidecars" / sidecar["path"])
+
+
+def _parquet_actions(path: Path) -> Iterator[Mapping[str, Any]]:
     import pyarrow.parquet as parquet
 
     file = parquet.ParquetFile(path)
-    wanted = [name for name in ("add", "txn") if name in file.schema_arrow.names]
+    wanted = [name for name in ("add", "txn", "metaData", "protocol", "sidecar") if name in file.schema_arrow.names]
     for batch in file.iter_batches(columns=wanted):
-        yield from batch.to_pylist()
+        for action in batch.to_pylist(maps_as_pydicts="strict"):
+            yield {kind: _said(body) for kind, body in action.items() if body}
+
+
+def _said(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an action as a commit would have it: without what is null, and what is there a second time, as columns."""
+    return {
+        key: _said(value) if isinstance(value, dict) else value
+        for key, value in body.items()
+        if value is not None and not key.endswith("_parsed")
+    }
 
 
 def _identity(file: Mapping[str, Any]) -> tuple[str, str]:
@@ -145,7 +226,8 @@ def _identity(file: Mapping[str, Any]) -> tuple[str, str]:
     return file["path"], f"{vector['storageType']}{vector['pathOrInlineDv']}@{vector.get('offset')}"
 
 
-def _rows(file: Mapping[str, Any]) -> int | None:
+def row_count(file: Mapping[str, Any]) -> int | None:
+    """Return how many rows a file has that its deletion vector leaves; None if it has no statistics."""
     count = json.loads(file.get("stats") or "{}").get("numRecords")
     if count is None:
         return None

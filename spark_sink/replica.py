@@ -81,7 +81,7 @@ class _Piece:
 def apply(spark: SparkSession, warehouse: Warehouse, table: Table, until: Position) -> None:
     """Bring a Delta replica from where it stands to ``until``; a table without a key gets none."""
     path = warehouse.replica(table)
-    pieces = list(_pieces(warehouse.versions(table), delta.newest_lsn(spark, path) or 0, until.lsn))
+    pieces = list(_pieces(warehouse.versions(table), delta.newest_lsn(path) or 0, until.lsn))
     if not pieces:
         return
     warehouse.check_changes(table, pieces[0].after_lsn)
@@ -113,7 +113,7 @@ def remake(spark: SparkSession, warehouse: Warehouse, table: Table, position: Po
     keys = [version.key for version in versions if version.key]
     if not keys:
         return
-    changes_lsn, state = delta.newest_lsn(spark, warehouse.changelog(table)), delta.state(spark, path)
+    changes_lsn, state = delta.newest_lsn(warehouse.changelog(table)), delta.state(path)
     if changes_lsn is None:
         return
     reached = (warehouse.source().position, Position(position.epoch, changes_lsn))
@@ -370,7 +370,7 @@ def _apply_piece(spark: SparkSession, path: Path, table: Table, changes: DataFra
     summary = _summarize(changes, piece, table)
     columns = reduction.data_columns(changes.schema)
     rows = reduction.reduce(changes, piece.columns, columns, summary)
-    state = delta.state(spark, path)
+    state = delta.state(path)
     if state is not None:
         delta.widen(spark, path, state.schema, changes.select(*map(delta.quote, columns)).schema)
     if state is None or summary.truncated_at is not None or piece.is_new_table:

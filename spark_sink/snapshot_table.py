@@ -155,7 +155,7 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
             for file in full:
                 (directory / file.name).touch()  # for VACUUM, which knows nothing of locks, it is new
                 (directory / file.name).rename(target / file.name)
-            delta_files.commit(delta_files.open_table(spark, target), full, position, is_reached=False)
+            delta_files.commit(delta_files.open_table(target), full, position, is_reached=False)
             replica.remake(spark, warehouse, table, position)
         else:
             directory.rename(target / changelog.snapshot_name(position))

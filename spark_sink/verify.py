@@ -216,7 +216,7 @@ class _Comparison:
     def _base(self, table: Table) -> _Base:
         found = None
         if self._house.format == "delta":
-            found = delta.pin(self._spark, self._house.replica(table))
+            found = delta.pin(self._house.replica(table))
         return _Base(None, 0) if found is None else _Base(*found)
 
     def _wait_for_log(self, source: Source, deadline: float, tell: Callable[[str, float], None]) -> None:

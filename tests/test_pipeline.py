@@ -476,11 +476,11 @@ def test_a_running_pipeline_follows(road: Road) -> None:
     replica_path = Warehouse.existing(road.warehouse).replica(Table("public", "followed"))
     with road.pipeline(trigger_interval_s=0.2, replica_interval_s=86400) as pipeline:
         wait_until(lambda: pipeline.progress.position == log_end(road.staging))
-        stands_at = delta.newest_lsn(road.spark, replica_path)
+        stands_at = delta.newest_lsn(replica_path)
         road.execute("alter table followed add column later text", "insert into followed values (20, 'later')")
         road.land()
         wait_until(lambda: pipeline.progress.position == log_end(road.staging))
-        assert delta.newest_lsn(road.spark, replica_path) == stands_at
+        assert delta.newest_lsn(replica_path) == stands_at
     road.assert_equal("followed", "id", "later")
     assert pipeline.progress.changes
     assert sorted(log.iterdir()) == before

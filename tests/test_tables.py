@@ -211,7 +211,7 @@ def test_random_batches_applied_again(spark: Any, tmp_path: Path, table_format: 
         assert plain.count() == len(source.changes)
         return
     # The replica comes from the changelog alone.
-    state = delta.state(spark, warehouse.replica(TABLE))
+    state = delta.state(warehouse.replica(TABLE))
     assert state is not None
     assert state.lsn == source.lsn
 
@@ -241,7 +241,7 @@ def test_commits_by_hand_are_delta_s(spark: Any, tmp_path: Path) -> None:
     assert rows.schema == schema
     assert sorted((row["id"], row["a.b"]["x"]) for row in rows.where("id is not null").collect()) == [(n, n) for n in range(3)]
     assert rows.where("`a.b` is null and id is null").count() == 3
-    found = delta_files.open_table(spark, path)
+    found = delta_files.open_table(path)
     assert (found.version, found.lsn, found.schema, found.physical) == (3, 20, schema, made.physical)
 
     wider = StructType(
@@ -250,6 +250,6 @@ def test_commits_by_hand_are_delta_s(spark: Any, tmp_path: Path) -> None:
     wider = StructType([*wider.fields, *schema.fields[3:], StructField("new", DecimalType(12, 2))])
     assert delta.add_columns(spark, path, schema, wider)
     assert not delta.add_columns(spark, path, wider, wider)
-    assert delta_files.open_table(spark, path).schema == wider
+    assert delta_files.open_table(path).schema == wider
     with pytest.raises(delta_files.ChangedError):
         delta_files.commit(made, [], Position(1, 30))

@@ -64,7 +64,7 @@ def test_small_files_become_one_and_old_ones_go(
     care.run()
     assert (state(path).files, state(path).rows, state(path).lsn) == (1, 3, 3)
     # The pipeline goes on, and a commit that was made before is still known to be.
-    found = delta.state(spark, path)
+    found = delta.state(path)
     assert found is not None
     assert found.lsn == 3
     with delta.recording(spark, Position(1, 3)):

@@ -335,7 +335,7 @@ def test_the_order_of_commits_is_not_that_of_their_visibility(spark: Any, tmp_pa
                 assert local.execute("select n from t order by id").fetchall() == [(1,), (20,)]
                 # The changelog gets both after the replica was looked at: one of them counts.
                 road.prepared = road.land().prepared
-                base = delta.pin(spark, Warehouse.existing(road.warehouse).replica(Table("public", "t")))
+                base = delta.pin(Warehouse.existing(road.warehouse).replica(Table("public", "t")))
                 assert base is not None
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(delta, "pin", lambda *_: base)

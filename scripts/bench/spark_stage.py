@@ -44,7 +44,7 @@ def stages(spark: SparkSession, staging: Path, scratch: Path) -> dict[str, Calla
         pipeline.query.awaitTermination()  # and no last round of merges
 
     def replica_delta() -> None:
-        lsn = delta.newest_lsn(spark, warehouse.changelog(TABLE))
+        lsn = delta.newest_lsn(warehouse.changelog(TABLE))
         assert lsn is not None
         replica.apply(spark, warehouse, TABLE, Position(1, lsn))
 
