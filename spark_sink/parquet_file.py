@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["FileWriter", "Layout", "WrittenFile"]
+__all__ = ["FileWriter", "Layout", "WrittenFile", "fitted"]
 
 _SAMPLE_ROWS: Final = 1000
 
@@ -65,7 +65,7 @@ class FileWriter:
     def write(self, arrays: dict[str, pa.Array], count: int) -> None:
         """Write the layout's columns; what there is nothing for is null."""
         columns = [
-            _fitted(arrays[name], field.type) if name in arrays else pa.nulls(count, field.type)
+            fitted(arrays[name], field.type) if name in arrays else pa.nulls(count, field.type)
             for name, field in zip(self._layout.names, self._layout.schema, strict=True)
         ]
         if self._writer is None:
@@ -104,16 +104,16 @@ class FileWriter:
         return WrittenFile(self._path.name, self._path.stat().st_size, self._rows, minimum, maximum, nulls)
 
 
-def _fitted(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def fitted(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return the values in the file's type; the fields of a struct may be called otherwise there."""
     if array.type == kind:
         return array
     if pa.types.is_list(kind) and pa.types.is_struct(kind.value_type):
-        values = _fitted(array.values, kind.value_type)
+        values = fitted(array.values, kind.value_type)
         return pa.ListArray.from_arrays(array.offsets, values, kind, mask=array.is_null() if array.null_count else None)
     if not pa.types.is_struct(kind):
         return array.cast(kind)
-    children = [_fitted(array.field(number), kind.field(number).type) for number in range(kind.num_fields)]
+    children = [fitted(array.field(number), kind.field(number).type) for number in range(kind.num_fields)]
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
 
 

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.types import ArrayType, MapType, StringType, StructField, StructType
 
-from spark_sink import changelog, delta, reduction
+from spark_sink import changelog, delta, reduction, small_merge
 from spark_sink.fills import filled
 from spark_sink.staging import Position
 from spark_sink.warehouse import Fill, Table, Version, Warehouse, WarehouseError
@@ -77,12 +77,19 @@ class _Piece:
     is_new_key: bool = False
     """Whether the rows so far may have no value for the key."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing to it but changes that share one key, each column of it of one type."""
+        is_whole = not self.first_ordinal and self.end_ordinal is None
+        has_one_type = all(len(names) == 1 for names in self.columns)
+        return is_whole and has_one_type and not (self.is_new_table or self.fills or self.is_before_key)
+
 
 def apply(spark: SparkSession, warehouse: Warehouse, table: Table, until: Position) -> None:
     """Bring a Delta replica from where it stands to ``until``; a table without a key gets none."""
     path = warehouse.replica(table)
     pieces = list(_pieces(warehouse.versions(table), delta.newest_lsn(path) or 0, until.lsn))
-    if not pieces:
+    if not pieces or _is_merged_here(warehouse, table, pieces, until):
         return
     warehouse.check_changes(table, pieces[0].after_lsn)
     changes = changelog.read(spark, warehouse, table)
@@ -93,6 +100,21 @@ def apply(spark: SparkSession, warehouse: Warehouse, table: Table, until: Positi
             _apply_anew(spark, warehouse, table, changes, first.after_lsn, position)
         else:
             _apply_piece(spark, path, table, _part(changes, first), first, position)
+
+
+def _is_merged_here(warehouse: Warehouse, table: Table, pieces: Sequence[_Piece], until: Position) -> bool:
+    """Bring the replica there without Spark, if that can be done; return whether it was."""
+    piece = pieces[0]
+    if len(pieces) > 1 or not piece.is_plain:
+        return False
+    return small_merge.apply(
+        warehouse.changelog(table),
+        warehouse.replica(table),
+        [names[0] for names in piece.columns],
+        piece.after_lsn,
+        Position(until.epoch, piece.until_lsn),
+        lambda columns: properties(piece.key, columns),
+    )
 
 
 def bring(spark: SparkSession, warehouse: Warehouse, table: Table, until: Position) -> None:

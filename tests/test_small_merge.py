@@ -1,0 +1,298 @@
+"""Merges without Spark: what they leave is what Spark reads; what is not ordinary is left alone."""
+
+import base64
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_tables import EPOCH, KEY, SCHEMA, TABLE, Source, add, comparable
+
+from spark_sink import changelog, deletion_vector, delta, delta_files, replica, small_merge
+from spark_sink.delta_log import TableLog, read_table
+from spark_sink.staging import Position
+from spark_sink.warehouse import Version, Warehouse
+
+pytestmark = pytest.mark.spark
+
+
+@dataclass
+class House:
+    """A warehouse with one table, and what small merges said."""
+
+    spark: Any
+    warehouse: Warehouse
+    said: list[bool]
+
+    def add(self, changes: list[tuple[Any, ...]], start: int, end: int) -> None:
+        add(self.spark, self.warehouse, changes, start, end)
+
+    def append(self, schema: str, changes: list[tuple[Any, ...]], start: int, end: int) -> None:
+        rows = self.spark.createDataFrame(changes, schema)
+        changelog.append(self.spark, self.warehouse, TABLE, rows.toArrow(), rows.schema, Position(1, start), Position(1, end))
+
+    def apply(self, lsn: int) -> bool:
+        """Bring the replica to a position; tell whether that took no Spark."""
+        replica.apply(self.spark, self.warehouse, TABLE, Position(1, lsn))
+        return self.said.pop()
+
+    @property
+    def replica(self) -> Path:
+        return self.warehouse.replica(TABLE)
+
+    def rows(self, *columns: str) -> list[Any]:
+        return comparable(delta.read(self.spark, self.replica).select(*columns or ("case", "id", "a", "blob", "other")).collect())
+
+
+@pytest.fixture
+def house(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
+    made = Warehouse(tmp_path / "warehouse", "delta")
+    made.open(EPOCH)
+    made.write_versions(TABLE, [Version(0, 0, 7, KEY, KEY)])
+    said: list[bool] = []
+    apply = small_merge.apply
+
+    def listened(*arguments: Any) -> bool:
+        said.append(apply(*arguments))
+        return said[-1]
+
+    monkeypatch.setattr(small_merge, "apply", listened)
+    return House(spark, made, said)
+
+
+class Ordinary(Source):
+    """Does what is merged without Spark: an update that changes a key sends all columns."""
+
+    def update(self, key: int, to: int | None = None) -> None:
+        if to is not None:
+            self.rows[key] = (*self.rows[key][:3], None, None)  # none is large, so none is left out
+        super().update(key, to)
+
+
+@pytest.mark.parametrize("small_bytes", [0, 1 << 20], ids=["deletion vectors", "files written anew"])
+def test_random_changes(house: House, monkeypatch: pytest.MonkeyPatch, small_bytes: int) -> None:
+    monkeypatch.setattr(small_merge, "_SMALL_BYTES", small_bytes)
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    source = Ordinary(random.Random(seed))
+    for _ in range(14):
+        start = source.lsn
+        for _ in range(source.rng.randint(1, 6)):
+            for _ in range(source.rng.randint(1, 10)):
+                source.step(keys=60)
+            source.commit()
+        house.add(source.changes, start, source.lsn)
+        assert house.apply(source.lsn)
+        assert not house.said
+    assert house.rows() == comparable(source.rows.values())
+    state = read_table(house.replica)
+    assert state is not None
+    assert (state.lsn, state.rows) == (source.lsn, len(source.rows))
+    vectors = [file for file in TableLog(house.replica).refresh().files if "deletionVector" in file]
+    assert bool(vectors) == (small_bytes == 0)
+    # Spark goes on from there, and then it is our turn again.
+    source.truncate()
+    for _ in range(3):
+        source.insert(len(source.rows))
+    house.add(source.changes, source.lsn, source.commit())
+    assert not house.apply(source.lsn)
+    source.update(0)
+    house.add(source.changes, source.lsn, source.commit())
+    assert house.apply(source.lsn)
+    assert house.rows() == comparable(source.rows.values())
+
+
+def test_what_spark_has_written(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica made, merged and checkpointed by Spark, with deletion vectors of its own: changes go on here, and there again."""
+    monkeypatch.setattr(small_merge, "_SMALL_BYTES", 0)
+    source = Ordinary(random.Random(5))
+    for key in range(40):
+        source.insert(key)
+    house.add(source.changes, 0, source.commit())
+    with monkeypatch.context() as spark_alone:
+        spark_alone.setattr(small_merge, "apply", lambda *_: house.said.append(False))
+        assert not house.apply(source.lsn)
+        for turn in range(3):
+            for key in range(turn, 40, 7):
+                source.update(key)
+            house.add(source.changes, source.lsn, source.commit())
+            assert not house.apply(source.lsn)
+    before = [file for file in TableLog(house.replica).refresh().files if "deletionVector" in file]
+    assert before
+    delta.checkpoint(house.spark, house.replica)
+    for key in range(0, 40, 3):
+        source.update(key)
+    source.delete(1)
+    source.update(2, 77)
+    house.add(source.changes, source.lsn, source.commit())
+    assert house.apply(source.lsn)
+    assert house.rows() == comparable(source.rows.values())
+    house.spark.sql(f"OPTIMIZE {delta.table_name(house.replica)}")
+    source.update(77)
+    house.add(source.changes, source.lsn, source.commit())
+    assert house.apply(source.lsn)
+    assert house.rows() == comparable(source.rows.values())
+
+
+NEW = "case int, id int, a int, blob string, other binary"
+META = (
+    "_cdc_op string, _cdc_epoch int, _cdc_end_lsn bigint, _cdc_ordinal int, _cdc_xid bigint, _cdc_commit_time timestamp, "
+    "_cdc_unchanged array<string>"
+)
+
+
+def schema_of(columns: str) -> str:
+    return f"{columns}, {META}, _cdc_old struct<{columns.replace(' ', ':').replace(',:', ',')}>, _cdc_exact map<string,string>"
+
+
+def change(
+    lsn: int, op: str, values: tuple[Any, ...], unchanged: list[str] | None = None, old: Any = None, exact: Any = None
+) -> tuple[Any, ...]:
+    return (*values, op, 1, lsn, 0, 1, None, unchanged, old, exact)
+
+
+ONE = (1, 1, 5, "blob", b"o")
+LEFT_TO_SPARK = {
+    "a truncate": (SCHEMA, [change(20, "truncate", (None,) * 5)], []),
+    "an exact text": (SCHEMA, [change(20, "insert", (1, 2, None, "x", b""), exact={"a": "9" * 99})], [(1, 2, None, "x", b"")]),
+    "a moved row with a column left out": (
+        SCHEMA,
+        [change(20, "update", (1, 9, 6, None, b"n"), ["blob"], (1, 1, None, None, None))],
+        [(1, 9, 6, "blob", b"n")],
+    ),
+    "a new column": (
+        schema_of(f"{NEW}, more int"),
+        [change(20, "insert", (1, 2, 3, "x", b"", 4))],
+        [(1, 2, 3, "x", b"")],
+    ),
+    "a wider column": (
+        schema_of(NEW.replace("a int", "a bigint")),
+        [change(20, "insert", (1, 2, 1 << 40, "x", b""))],
+        [(1, 2, 1 << 40, "x", b"")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_TO_SPARK)
+def test_what_is_not_ordinary(house: House, name: str) -> None:
+    schema, changes, added = LEFT_TO_SPARK[name]
+    house.append(SCHEMA, [change(10, "insert", ONE)], 0, 10)
+    assert house.apply(10)
+    house.append(schema, changes, 10, 20)
+    files, log = sorted(house.replica.rglob("*")), TableLog(house.replica).refresh().version
+    key = list(KEY)
+    properties = {"delta.enableDeletionVectors": "true"}
+    assert not small_merge.apply(house.warehouse.changelog(TABLE), house.replica, key, 10, Position(1, 20), lambda _: properties)
+    house.said.clear()
+    assert (sorted(house.replica.rglob("*")), TableLog(house.replica).refresh().version) == (files, log)
+    assert not house.apply(20)
+    stays = [] if name in ("a truncate", "a moved row with a column left out") else [ONE]
+    assert house.rows() == comparable([*stays, *added])
+
+
+@pytest.mark.parametrize("kind", ["float", "double", "array<int>"])
+def test_keys_that_are_compared_otherwise(house: House, kind: str) -> None:
+    value = [1, 2] if kind == "array<int>" else 0.5
+    house.warehouse.write_versions(TABLE, [Version(0, 0, 7, ("k",), ("k",))])
+    schema = f"k {kind}, {META}, _cdc_old struct<k:{kind}>, _cdc_exact map<string,string>"
+    house.append(schema, [change(10, "insert", (value,))], 0, 10)
+    assert not house.apply(10)
+    assert house.rows("k") == [(value,)]
+
+
+def test_a_value_that_was_not_sent_and_is_not_known(house: House) -> None:
+    """A row that is older than the slot is updated without its large column: Spark says so in the replica."""
+    house.append(SCHEMA, [change(10, "update", (1, 1, 5, None, b"o"), ["blob"])], 0, 10)
+    assert not house.apply(10)
+    assert house.rows("id", "blob", "_cdc_unchanged") == [(1, None, ["blob"])]
+    # From then on each column that was not sent may be one that is not known.
+    house.append(SCHEMA, [change(20, "update", (1, 1, 6, None, b"o"), ["blob"])], 10, 20)
+    assert not house.apply(20)
+    house.append(SCHEMA, [change(30, "update", (1, 1, 6, "now", b"o"))], 20, 30)
+    assert house.apply(30)
+    assert house.rows("id", "blob", "_cdc_unchanged") == [(1, "now", None)]
+
+
+def test_somebody_commits_meanwhile(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row is deleted by hand between the look at the files and the commit: the merge looks again."""
+    monkeypatch.setattr(small_merge, "_SMALL_BYTES", 0)
+    source = Ordinary(random.Random(6))
+    for key in range(4):
+        source.insert(key)
+    house.add(source.changes, 0, source.commit())
+    assert house.apply(source.lsn)
+    source.update(2)
+    house.add(source.changes, source.lsn, source.commit())
+    commit, calls = delta_files.commit, []
+
+    def late(*arguments: Any, **options: Any) -> None:
+        if not calls:
+            house.spark.sql(f"DELETE FROM {delta.table_name(house.replica)} WHERE id = 3")
+        calls.append(arguments)
+        commit(*arguments, **options)
+
+    monkeypatch.setattr(delta_files, "commit", late)
+    assert house.apply(source.lsn)
+    assert len(calls) == 2
+    source.rows.pop(3)
+    assert house.rows() == comparable(source.rows.values())
+
+
+def test_small_files_do_not_pile_up(house: House) -> None:
+    for number in range(30):
+        lsn = 10 * (number + 1)
+        house.append(SCHEMA, [change(lsn, "insert", (1, number, 0, "x", b""))], lsn - 10, lsn)
+        assert house.apply(lsn)
+    state = read_table(house.replica)
+    assert state is not None
+    assert state.files <= 9
+    assert [row[0] for row in house.rows("id")] == list(range(30))
+
+
+def test_deletion_vectors(tmp_path: Path) -> None:
+    rows = [np.array([0, 5, 70_000]), np.arange(0, 200_000, 3), np.array([], dtype=np.int64)]
+    said = deletion_vector.write(tmp_path, rows)
+    assert [each["cardinality"] for each in said] == [3, 66_667, 0]
+    for each, numbers in zip(said, rows, strict=True):
+        assert np.array_equal(deletion_vector.read(tmp_path, each), numbers)
+    (path,) = tmp_path.iterdir()
+    data = path.read_bytes()
+    path.write_bytes(data[:20] + bytes([data[20] ^ 1]) + data[21:])
+    with pytest.raises(ValueError, match="has no deletion vector"):
+        deletion_vector.read(tmp_path, said[0])
+    with pytest.raises(ValueError, match="storage type"):
+        deletion_vector.read(tmp_path, said[0] | {"storageType": "x"})
+
+
+def test_a_vector_in_the_log() -> None:
+    data = deletion_vector._ONE_BITMAP + deletion_vector.BitMap([3, 4, 7, 11, 18, 29]).serialize()
+    text = base64.b85encode(data, pad=True).decode().translate(deletion_vector._TO_Z85)
+    said = {"storageType": "i", "pathOrInlineDv": text, "sizeInBytes": len(data), "cardinality": 6}
+    assert deletion_vector.read(Path("/"), said).tolist() == [3, 4, 7, 11, 18, 29]
+    # The example in the protocol's text has another, older form.
+    text = "wi5b=000010000siXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L"
+    with pytest.raises(ValueError, match="of another form: 6439d3d0"):
+        deletion_vector.read(Path("/"), said | {"pathOrInlineDv": text, "sizeInBytes": 40})
+
+
+def test_a_checkpoint_of_the_second_form(spark: Any, tmp_path: Path) -> None:
+    name = delta.table_name(tmp_path / "t")
+    spark.sql(f"CREATE TABLE {name} (id bigint) USING delta TBLPROPERTIES ('delta.checkpointPolicy' = 'v2')")
+    for number in range(3):
+        spark.sql(f"INSERT INTO {name} VALUES ({number})")
+    whole = TableLog(tmp_path / "t").refresh()
+    delta.checkpoint(spark, tmp_path / "t")
+    spark.sql(f"INSERT INTO {name} VALUES (3)")
+    for number in range(2):
+        (tmp_path / f"t/_delta_log/{number:020d}.json").unlink()
+    again = TableLog(tmp_path / "t").refresh()
+    assert again.version == whole.refresh().version == 4
+    assert {file["path"] for file in again.files} == {file["path"] for file in whole.files}
+    assert (again.metadata["schemaString"], again.protocol) == (whole.metadata["schemaString"], whole.protocol)
+    assert json.loads(next(iter(again.files))["stats"])["numRecords"] == 1
+    (tmp_path / f"t/_delta_log/{4:020d}.json").rename(tmp_path / f"t/_delta_log/{5:020d}.json")
+    with pytest.raises(ValueError, match="lacks what comes before version 5"):
+        TableLog(tmp_path / "t").refresh()
