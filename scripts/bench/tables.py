@@ -2,9 +2,9 @@
 
     scripts/bench/run tables --tables 200 --touched 100 --runs 3
 
-Each turn changes ten rows in each of the tables that are touched, in one transaction, lands that, and takes it to the tables with
-a pipeline of its own, in one session; the first turn makes the tables and is not counted. Clock: from the pipeline's start to its
-end, without and with replicas, in turns. Prints one JSON object.
+Each turn adds ten rows to each of the tables that are touched, in one transaction, and lands it; a pipeline that runs takes it to
+the tables. Clock: from the end of landing until the last table has it, first in the changelogs, then with a pipeline that merges
+each micro-batch in the replicas. The first turn of each is not counted: it makes the tables. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -21,20 +21,34 @@ from pathlib import Path
 import postgres
 
 from spark_sink import delta, session
+from spark_sink.delta_log import read_table
 from spark_sink.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline import Pipeline
+from spark_sink.staging import log_end
 from spark_sink.warehouse import Table, Warehouse
 
 CREATE = "create table many_{number} (id bigint generated always as identity primary key, number integer, label text)"
 CHANGE = "insert into many_{number} (number, label) select i, 'row ' || i from generate_series(1, 10) i"
 NEVER_S = 86400.0
+MODES = {"changelogs": NEVER_S, "changelogs and replicas": 0.0}
+"""The replicas' interval."""
 
 
-def land(dsn: str, staging: Path) -> None:
-    """Bring what has been committed to the staging directory."""
+def land(dsn: str, staging: Path) -> int:
+    """Bring what has been committed to the staging directory; return the log's end."""
     config = LauncherConfig("many", staging, ("many",), ("-d", dsn), create_slot=True, available_now=True)
     with Launcher(config) as launcher:
         launcher.wait()
+    end = log_end(staging)
+    assert end is not None
+    return int(end.lsn)
+
+
+def wait_for(paths: list[Path], lsn: int) -> None:
+    """Wait until each of the tables has reached a position."""
+    for path in paths:
+        while (delta.newest_lsn(path) or 0) < lsn:
+            time.sleep(0.005)
 
 
 def main() -> int:
@@ -45,37 +59,32 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3)
     args = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
-    times: dict[str, list[float]] = {"changelogs": [], "changelogs and replicas": []}
+    times: dict[str, list[float]] = {name: [] for name in MODES}
     with postgres.Cluster("18") as cluster, tempfile.TemporaryDirectory() as directory:
         staging, warehouse = Path(directory) / "staging", Path(directory) / "warehouse"
+        house = Warehouse(warehouse, "delta")
+        touched = [Table("public", f"many_{number}") for number in range(args.touched)]
+        changes = "; ".join(CHANGE.format(number=number) for number in range(args.touched))
         spark = session.build(app_name="bench")
         with cluster.connect() as connection:
             for number in range(args.tables):
                 connection.execute(CREATE.format(number=number).encode())
             connection.execute("create publication many for all tables")
             land(cluster.dsn, staging)
-            for turn in range(args.runs + 1):
-                for name, found in times.items():
-                    changes = [CHANGE.format(number=number) for number in range(args.touched)]
-                    connection.execute(f"begin; {'; '.join(changes)}; commit".encode())
-                    land(cluster.dsn, staging)
-                    started = time.perf_counter()
-                    pipeline = Pipeline(spark, staging, warehouse, replica_interval_s=NEVER_S).start(available_now=True)
-                    assert pipeline.query is not None
-                    pipeline.query.awaitTermination()
-                    seconds = time.perf_counter() - started
-                    pipeline.wait()
-                    if name == "changelogs and replicas":
-                        seconds = time.perf_counter() - started
-                    if turn:
-                        found.append(seconds)
-        house = Warehouse(warehouse, "delta")
-        paths = [
-            of_table(Table("public", f"many_{n}")) for n in range(args.touched) for of_table in (house.changelog, house.replica)
-        ]
-        wanted = 10 * len(times) * (args.runs + 1)
-        wrong = [str(path) for path in paths if delta.read(spark, path).count() != wanted]
+            for name, interval_s in MODES.items():
+                of_table = house.replica if name.endswith("replicas") else house.changelog
+                with Pipeline(spark, staging, warehouse, replica_interval_s=interval_s, trigger_interval_s=0.05):
+                    for turn in range(args.runs + 1):
+                        connection.execute(f"begin; {changes}; commit".encode())
+                        end = land(cluster.dsn, staging)
+                        started = time.perf_counter()
+                        wait_for([of_table(table) for table in touched], end)
+                        if turn:
+                            times[name].append(time.perf_counter() - started)
+        wanted = 10 * len(MODES) * (args.runs + 1)
+        paths = [of_table(table) for table in touched for of_table in (house.changelog, house.replica)]
         spark.stop()
+        wrong = [str(path) for path in paths if (state := read_table(path)) is None or state.rows != wanted]
     if wrong:
         raise SystemExit(f"not {wanted} rows in {', '.join(wrong)}")
     medians = {name: round(statistics.median(found), 3) for name, found in times.items()}
