@@ -164,7 +164,7 @@ class _DeltaPurge:
         """Return up to where what is before ``lsn`` may go."""
         if not _has_key(self._house, self.table):
             return lsn
-        return min(lsn, delta.newest_lsn(self._spark, self._house.replica(self.table)) or 0)
+        return min(lsn, delta.newest_lsn(self._house.replica(self.table)) or 0)
 
     def check(self) -> None:
         """Raise WarehouseError if the replica has gone back since, or away."""

@@ -82,16 +82,18 @@ class _Piece:
         """Whether there is nothing to it but changes that share one key, each column of it of one type."""
         is_whole = not self.first_ordinal and self.end_ordinal is None
         has_one_type = all(len(names) == 1 for names in self.columns)
-        return is_whole and has_one_type and not (self.is_new_table or self.fills or self.is_before_key)
+        return is_whole and has_one_type and not (self.is_new_table or self.is_new_key or self.fills or self.is_before_key)
 
 
 def apply(spark: SparkSession, warehouse: Warehouse, table: Table, until: Position) -> None:
     """Bring a Delta replica from where it stands to ``until``; a table without a key gets none."""
     path = warehouse.replica(table)
     pieces = list(_pieces(warehouse.versions(table), delta.newest_lsn(path) or 0, until.lsn))
-    if not pieces or _is_merged_here(warehouse, table, pieces, until):
+    if not pieces:
         return
     warehouse.check_changes(table, pieces[0].after_lsn)
+    if _is_merged_here(warehouse, table, pieces, until):
+        return
     changes = changelog.read(spark, warehouse, table)
     for until_lsn, together in itertools.groupby(pieces, lambda piece: piece.until_lsn):
         position = Position(until.epoch, until_lsn)

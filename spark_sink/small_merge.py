@@ -18,24 +18,23 @@ import secrets
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
 
 from spark_sink import deletion_vector, delta_files
 from spark_sink.delta_files import ChangedError, FileTable, Replaced
 from spark_sink.delta_log import TableLog
-from spark_sink.parquet_file import FileWriter, Layout, fitted
+from spark_sink.delta_reader import UnreadableError, fields_of, present_rows, read_columns, statistics, uncompressed_bytes
+from spark_sink.parquet_file import FileWriter, Layout
 from spark_sink.types import split_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+
+    from pyspark.sql.types import StructType
 
     from spark_sink.parquet_file import WrittenFile
     from spark_sink.staging import Position
@@ -47,8 +46,8 @@ __all__ = ["apply"]
 
 _logger = logging.getLogger(__name__)
 
-_MOST_CHANGED_BYTES: Final = 64 << 20
-"""Files of changes, as they are on disk: several times as much is in memory."""
+_MOST_BYTES: Final = 256 << 20
+"""So much, uncompressed, is read at most of changes, and of a file's values: some times as much is in memory."""
 _MOST_ROWS: Final = 20_000_000
 """So many rows of the replica may have to be looked through."""
 _SMALL_BYTES: Final = 1 << 20
@@ -106,7 +105,7 @@ def apply(
             _merge(changelog, replica, key, after_lsn, position, properties)
         except ChangedError:
             continue
-        except (_NotOrdinaryError, OSError, ValueError, pa.ArrowNotImplementedError) as ex:
+        except (_NotOrdinaryError, UnreadableError, OSError, ValueError, pa.ArrowNotImplementedError) as ex:
             _logger.debug("%s is left to Spark: %s", replica.name, ex)
             return False
         return True
@@ -138,50 +137,6 @@ def _merge(
     target.commit(new, touched, position)
 
 
-# --- files of Delta tables ---
-
-
-def _fields(physical: StructType, names: Sequence[str]) -> dict[str, pa.Field]:
-    """Return, by the table's names, the columns as its files have them."""
-    fields = dict(zip(names, to_arrow_schema(physical, timezone="UTC"), strict=True))
-    if any("." in field.name for field in fields.values()):
-        raise _NotOrdinaryError("a point in a column's name")  # it would be that of a field in a struct
-    return fields
-
-
-def _read(directory: Path, file: Mapping[str, Any], fields: Mapping[str, pa.Field]) -> dict[str, pa.Array]:
-    """Read columns of a file, all rows, as the table has them."""
-    with pq.ParquetFile(directory / unquote(file["path"]), coerce_int96_timestamp_unit="us") as opened:
-        there = set(opened.schema_arrow.names)
-        columns = [path for field in fields.values() if field.name in there for path in _paths(field)]
-        rows, count = opened.read(columns=columns), opened.metadata.num_rows
-    return {
-        name: fitted(rows[field.name].combine_chunks(), field.type) if field.name in there else pa.nulls(count, field.type)
-        for name, field in fields.items()
-    }
-
-
-def _paths(field: pa.Field) -> list[str]:
-    if pa.types.is_struct(field.type):
-        return [f"{field.name}.{child.name}" for child in field.type]
-    return [field.name]
-
-
-def _present(directory: Path, file: Mapping[str, Any], count: int) -> Flags:
-    """Tell of each row of a file whether it is part of the table."""
-    present = np.ones(count, dtype=bool)
-    if (vector := file.get("deletionVector")) is not None:
-        present[deletion_vector.read(directory, vector)] = False
-    return present
-
-
-def _statistics(file: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(file.get("stats") or "{}")
-    if "numRecords" not in found:
-        raise _NotOrdinaryError("a file without statistics")
-    return found
-
-
 # --- the changes ---
 
 
@@ -208,34 +163,35 @@ class _Source:
             raise _NotOrdinaryError("no changelog")
         self._log = log
         table = delta_files.of_log(log)
-        self._fields = _fields(table.physical, table.schema.names)
+        self._fields = fields_of(table.physical, table.schema.names)
         self.columns = split_schema(table.schema)[0]
         self._schema = table.schema
 
     def read(self, key: Sequence[str], after_lsn: int, until_lsn: int) -> _Changes:
         """Read the changes in (after_lsn, until_lsn]."""
         position, old = self._fields["_cdc_end_lsn"].name, self._fields["_cdc_old"]
-        # Of old rows the key alone: by the number of its columns in the table.
-        children = [old.type.field(self.columns.names.index(name)) for name in key]
+        # Of old rows the key alone.
+        names = self._schema["_cdc_old"].dataType.names
+        children = [old.type.field(names.index(name)) for name in key]
         old_key = pa.field(old.name, pa.struct(children))
         wanted = (*self.columns.names, "_cdc_op", "_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal", "_cdc_unchanged", "_cdc_exact")
         fields = {name: self._fields[name] for name in wanted} | {"_cdc_old": old_key}
         files = []
         for file in self._log.files:
-            found = _statistics(file)
+            found = statistics(file)
             least, greatest = (found.get(kind, {}).get(position) for kind in ("minValues", "maxValues"))
             if least is None or (least <= until_lsn and greatest > after_lsn):
                 files.append(file)
-        if sum(int(file["size"]) for file in files) > _MOST_CHANGED_BYTES:
+        if sum(uncompressed_bytes(self._log.path, file) for file in files) > _MOST_BYTES:
             raise _NotOrdinaryError("many changes")
         parts = [self._part(file, fields, after_lsn, until_lsn) for file in files]
         rows = {name: _joined([part[name] for part in parts], field.type) for name, field in fields.items()}
         return self._checked(_sorted(rows), key)
 
     def _part(self, file: Mapping[str, Any], fields: Mapping[str, pa.Field], after_lsn: int, until_lsn: int) -> dict[str, pa.Array]:
-        rows = _read(self._log.path, file, fields)
+        rows = read_columns(self._log.path, file, fields)
         lsn = rows["_cdc_end_lsn"].to_numpy()
-        wanted = (lsn > after_lsn) & (lsn <= until_lsn) & _present(self._log.path, file, len(lsn))
+        wanted = (lsn > after_lsn) & (lsn <= until_lsn) & present_rows(self._log.path, file, len(lsn))
         return rows if wanted.all() else {name: values.filter(pa.array(wanted)) for name, values in rows.items()}
 
     def _checked(self, rows: dict[str, pa.Array], key: Sequence[str]) -> _Changes:
@@ -375,7 +331,7 @@ class _Target:
     def __init__(self, table: FileTable, key: Sequence[str], files: Sequence[Mapping[str, Any]] = ()) -> None:
         self._table = table
         self.files = files
-        self._fields = _fields(table.physical, table.schema.names)
+        self._fields = fields_of(table.physical, table.schema.names)
         self._key = {f"k{index}": self._fields[name] for index, name in enumerate(key)}
 
     @classmethod
@@ -406,21 +362,21 @@ class _Target:
                 ranges[field.name] = pc.min_max(last.keys[name]).as_py()
         found = []
         for file in self.files:
-            statistics = _statistics(file)
-            least, greatest = (statistics.get(kind, {}) for kind in ("minValues", "maxValues"))
+            known = statistics(file)
+            least, greatest = (known.get(kind, {}) for kind in ("minValues", "maxValues"))
             if all(
                 name not in least or (least[name] <= of_key["max"] and greatest[name] >= of_key["min"])
                 for name, of_key in ranges.items()
             ):
                 found.append(file)
-        if sum(_statistics(file)["numRecords"] for file in found) > _MOST_ROWS:
+        if sum(statistics(file)["numRecords"] for file in found) > _MOST_ROWS:
             raise _NotOrdinaryError("many rows to look through")
         return found
 
     def find(self, file: Mapping[str, Any], last: _Last) -> _Touched:
         """Look the keys up in a file."""
-        keys = _read(self._table.path, file, self._key)
-        present = _present(self._table.path, file, len(keys["k0"]))
+        keys = read_columns(self._table.path, file, self._key)
+        present = present_rows(self._table.path, file, len(keys["k0"]))
         if len(keys) == 1:
             found = pc.index_in(keys["k0"], value_set=last.keys["k0"])
             rows = np.flatnonzero(found.is_valid().to_numpy(zero_copy_only=False))
@@ -435,7 +391,9 @@ class _Target:
 
     def values(self, file: Mapping[str, Any], name: str, rows: Numbers) -> pa.Array:
         """Return what some rows of a file have in a column."""
-        return _read(self._table.path, file, {name: self._fields[name]})[name].take(pa.array(rows))
+        if uncompressed_bytes(self._table.path, file) > _MOST_BYTES:
+            raise _NotOrdinaryError("much to read for columns that were not sent")
+        return read_columns(self._table.path, file, {name: self._fields[name]})[name].take(pa.array(rows))
 
     def commit(self, new: Mapping[str, pa.Array], touched: Sequence[_Touched], position: Position) -> None:
         """Add new rows, end those that were touched, and record the position, in one commit."""
@@ -447,8 +405,8 @@ class _Target:
         for file in self.files:
             each = by_path.get(file["path"])
             if _is_small(file) and (each is not None or are_many):
-                rows = _read(self._table.path, file, self._fields)
-                left = _present(self._table.path, file, len(next(iter(rows.values())))) if each is None else each.left()
+                rows = read_columns(self._table.path, file, self._fields)
+                left = present_rows(self._table.path, file, len(next(iter(rows.values())))) if each is None else each.left()
                 writer.add({name: values.filter(pa.array(left)) for name, values in rows.items()})
                 replaced.append(Replaced(file))
             elif each is not None:

@@ -137,6 +137,20 @@ def test_what_spark_has_written(house: House, monkeypatch: pytest.MonkeyPatch) -
     assert house.rows() == comparable(source.rows.values())
 
 
+def test_a_key_in_another_order_than_the_columns(house: House) -> None:
+    house.warehouse.write_versions(TABLE, [Version(0, 0, 7, KEY[::-1], KEY[::-1])])
+    rows = [(1, 2, 0, "x", b""), (2, 1, 0, "y", b""), (1, 1, 0, "z", b""), (2, 2, 0, "v", b"")]
+    house.append(SCHEMA, [change(lsn, "insert", row) for lsn, row in enumerate(rows, 1)], 0, 10)
+    assert house.apply(10)
+    deleted = (1, 2, None, None, None)
+    moved = (3, 3, 7, "y", b"")
+    house.append(
+        SCHEMA, [change(11, "delete", deleted, old=deleted), change(12, "update", moved, old=(2, 1, None, None, None))], 10, 20
+    )
+    assert house.apply(20)
+    assert house.rows() == comparable([moved, *rows[2:]])
+
+
 NEW = "case int, id int, a int, blob string, other binary"
 META = (
     "_cdc_op string, _cdc_epoch int, _cdc_end_lsn bigint, _cdc_ordinal int, _cdc_xid bigint, _cdc_commit_time timestamp, "
