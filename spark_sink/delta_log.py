@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["APPLICATION", "TableLog", "TableState", "read_table", "row_count"]
+__all__ = ["APPLICATION", "TableLog", "TableState", "is_long", "read_table", "row_count"]
 
 APPLICATION = "cdcpipe"
 """Under this name a table's transaction version is the LSN up to which it has its changes.
@@ -28,6 +28,8 @@ _COMMIT = re.compile(r"([0-9]{20})\.json", re.ASCII)
 _CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint(?:\.([0-9]{10})\.([0-9]{10}))?\.parquet", re.ASCII)
 _CHECKPOINT_V2 = re.compile(r"([0-9]{20})\.checkpoint\.[0-9a-f-]{36}\.(?:json|parquet)", re.ASCII)
 """Of that form one file is all, which may name others ("sidecars")."""
+_MANY_COMMITS = 200
+"""A checkpoint costs a second, and so many commits less to read."""
 _ATTEMPTS = 3
 """A log may be cleaned up while it is read: what was listed is gone then, and a newer checkpoint is there."""
 
@@ -168,6 +170,13 @@ def read_table(path: Path, known: TableState | None = None) -> TableState | None
         rows=None if None in counts else sum(count for count in counts if count is not None),
         sizes=tuple(int(file["size"]) for file in log.files),
     )
+
+
+def is_long(path: Path) -> bool:
+    """Tell whether a table's log has so many commits behind its newest checkpoint that another one saves readers time."""
+    names = [entry.name for entry in (path / "_delta_log").iterdir()]
+    checkpoint, _ = _newest_checkpoint(names)
+    return sum(int(match[1]) > checkpoint for match in map(_COMMIT.fullmatch, names) if match is not None) >= _MANY_COMMITS
 
 
 def _is_newest(path: Path, version: int) -> bool:

@@ -5,7 +5,7 @@ thread of their own, ``interval_s`` after one another; with an interval of 0 it 
 made by ``catch_up``. In a round tables are merged side by side, each thread in a session of its own: a commit's settings are a
 session's.
 
-The changelogs' logs, too, are looked after here: Delta makes checkpoints of them with its own commits only.
+The tables' logs, too, are looked after here: Delta makes checkpoints of them with its own commits only.
 
 Nothing here has to be kept: how far a replica is, it records itself. What is behind at the start is seen in the tables.
 """
@@ -18,7 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from spark_sink import delta, replica, session
+from spark_sink import delta, delta_log, replica, session
 from spark_sink.staging import Position
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Follower:
         self._lock = threading.Lock()
         self._merging = merging
         self._behind: dict[Table, Position] = {}
-        self._long: set[Path] = set()
+        self._written: set[Path] = set()
         self._ending = threading.Event()
         self._is_last_round_wanted = True
         self._thread: threading.Thread | None = None
@@ -85,9 +85,9 @@ class Follower:
             self._behind[table] = position
 
     def note_log(self, path: Path) -> None:
-        """Take note of a Delta table of whose log many commits have to be read."""
+        """Take note of a Delta table that has got a commit: its log may be long by now."""
         with self._lock:
-            self._long.add(path)
+            self._written.add(path)
 
     def start(self) -> None:
         """Begin with the rounds."""
@@ -126,11 +126,13 @@ class Follower:
         with self._merging:
             with self._lock:
                 behind, self._behind = self._behind, {}
-                long, self._long = self._long, set()
             if behind:
                 self._bring_all(behind)
-            for path in long:
-                delta.checkpoint(self._spark, path)
+            with self._lock:
+                written, self._written = self._written, set()
+            for path in written:
+                if delta_log.is_long(path):
+                    delta.checkpoint(self._spark, path)
 
     def _bring_all(self, behind: Mapping[Table, Position]) -> None:
         with ThreadPoolExecutor(min(_THREADS, len(behind)), "replica") as pool:
@@ -153,6 +155,8 @@ class Follower:
             self._bring_with(spark, table, position)
         finally:
             self._sessions.put(spark)
+        if delta.exists(self._warehouse.replica(table)):
+            self.note_log(self._warehouse.replica(table))
         self._merged(table)
 
     def _bring_with(self, spark: SparkSession, table: Table, position: Position) -> None:

@@ -83,9 +83,6 @@ _LATE = "Python worker failed to connect back"
 
 _MAX_LATE_STARTS = 10
 
-_CHECKPOINT_COMMITS = 200
-"""After so many commits to a changelog Delta's log gets a checkpoint; one costs a second, and so many commits less to read."""
-
 _NOTING_S = 5.0
 """So long Spark is given to note the end of a micro-batch."""
 
@@ -470,8 +467,7 @@ class Pipeline:
             return
         if state.has_key:
             self._follower.note(table, end)
-        if state.files.delta is not None and state.files.delta.version % _CHECKPOINT_COMMITS == _CHECKPOINT_COMMITS - 1:
-            self._follower.note_log(state.files.directory)
+        self._follower.note_log(state.files.directory)
 
     # --- what to tell ---
 

@@ -80,11 +80,18 @@ def test_long_logs_get_a_checkpoint(merges: Merges, tmp_path: Path, monkeypatch:
     paths: list[Path] = []
     monkeypatch.setattr(delta, "checkpoint", lambda _spark, path: paths.append(path))
     made = make(merges, tmp_path, 0)
-    made.note_log(tmp_path / "a")
-    made.note_log(tmp_path / "a")
+    for name, commits, checkpoint in (("a", 200, None), ("b", 199, None), ("c", 250, 50), ("d", 250, 49)):
+        log = tmp_path / name / "_delta_log"
+        log.mkdir(parents=True)
+        for number in range(commits):
+            (log / f"{number:020d}.json").touch()
+        if checkpoint is not None:
+            (log / f"{checkpoint:020d}.checkpoint.parquet").touch()
+        made.note_log(tmp_path / name)
+        made.note_log(tmp_path / name)
     made.catch_up()
     made.catch_up()
-    assert paths == [tmp_path / "a"]
+    assert sorted(paths) == [tmp_path / "a", tmp_path / "d"]
 
 
 def test_an_end_without_a_last_round(merges: Merges, tmp_path: Path) -> None:
