@@ -1,10 +1,12 @@
 """What a micro-batch costs that touches many tables: from sealed segments to their changelogs, then to their replicas.
 
     scripts/bench/run tables --tables 200 --touched 100 --runs 3
+    scripts/bench/run tables --tables 1 --touched 1 --rows 5000000
 
-Each turn adds ten rows to each of the tables that are touched, in one transaction, and lands it; a pipeline that runs takes it to
-the tables. Clock: from the end of landing until the last table has it, first in the changelogs, then with a pipeline that merges
-each micro-batch in the replicas. The first turn of each is not counted: it makes the tables. Prints one JSON object.
+Each turn inserts, updates and deletes ten rows in each of the tables that are touched, in one transaction, and lands it; a pipeline
+that runs takes it to the tables. Clock: from the end of landing until the last table has it, first in the changelogs, then with a
+pipeline that merges each micro-batch in the replicas. The first turn of each is not counted: it makes the tables. Prints one JSON
+object.
 """
 
 from __future__ import annotations
@@ -28,7 +30,14 @@ from spark_sink.staging import log_end
 from spark_sink.warehouse import Table, Warehouse
 
 CREATE = "create table many_{number} (id bigint generated always as identity primary key, number integer, label text)"
-CHANGE = "insert into many_{number} (number, label) select i, 'row ' || i from generate_series(1, 10) i"
+INSERT = "insert into many_{number} (number, label) select i, 'row ' || i from generate_series(1, {rows}) i"
+CHANGE = (
+    "insert into many_{number} (number, label) select i, 'row ' || i from generate_series(1, 6) i; "
+    "update many_{number} set number = number + 1 where id in (select id from many_{number} order by id desc limit 3); "
+    "delete from many_{number} where id = (select min(id) from many_{number})"
+)
+CHANGES, MORE_ROWS = 10, 5
+"""What that is, and leaves."""
 NEVER_S = 86400.0
 MODES = {"changelogs": NEVER_S, "changelogs and replicas": 0.0}
 """The replicas' interval."""
@@ -56,6 +65,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench/run tables", description=__doc__)
     parser.add_argument("--tables", type=int, default=200)
     parser.add_argument("--touched", type=int, default=100)
+    parser.add_argument("--rows", type=int, default=10, help="that each table has before")
     parser.add_argument("--runs", type=int, default=3)
     args = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
@@ -71,6 +81,8 @@ def main() -> int:
                 connection.execute(CREATE.format(number=number).encode())
             connection.execute("create publication many for all tables")
             land(cluster.dsn, staging)
+            for number in range(args.touched):
+                connection.execute(INSERT.format(number=number, rows=args.rows).encode())
             for name, interval_s in MODES.items():
                 of_table = house.replica if name.endswith("replicas") else house.changelog
                 with Pipeline(spark, staging, warehouse, replica_interval_s=interval_s, trigger_interval_s=0.05):
@@ -81,15 +93,20 @@ def main() -> int:
                         wait_for([of_table(table) for table in touched], end)
                         if turn:
                             times[name].append(time.perf_counter() - started)
-        wanted = 10 * len(MODES) * (args.runs + 1)
-        paths = [of_table(table) for table in touched for of_table in (house.changelog, house.replica)]
         spark.stop()
-        wrong = [str(path) for path in paths if (state := read_table(path)) is None or state.rows != wanted]
+        turns = len(MODES) * (args.runs + 1)
+        wanted = {house.changelog: args.rows + CHANGES * turns, house.replica: args.rows + MORE_ROWS * turns}
+        wrong = []
+        for of_table, rows in wanted.items():
+            for path in map(of_table, touched):
+                state = read_table(path)
+                if state is None or state.rows != rows:
+                    wrong.append(f"{path} has not {rows} rows")
     if wrong:
-        raise SystemExit(f"not {wanted} rows in {', '.join(wrong)}")
+        raise SystemExit("; ".join(wrong))
     medians = {name: round(statistics.median(found), 3) for name, found in times.items()}
     per_table = {f"{name}, ms per table": round(1000 * median / args.touched, 1) for name, median in medians.items()}
-    print(json.dumps({"tables": args.tables, "touched": args.touched, **medians, **per_table}))
+    print(json.dumps({"tables": args.tables, "touched": args.touched, "rows": args.rows, **medians, **per_table}))
     return 0
 
 
