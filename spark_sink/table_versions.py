@@ -156,15 +156,12 @@ class TableVersions:
             )
             return ()
         self._name_retyped(table, previous, version, columns)
-        fills, unknown = fills_between(previous, version, columns, self._columns_before(step[0], known, columns))
+        # (By their names: under another name of the table, or before a snapshot, they need not be the changelog's.)
+        before_it = {column.name for each in self._history.before(step[0]) for column in each.relation.columns}
+        copied = {name for each in known for _, name in each.snapshot}
+        fills, unknown = fills_between(previous, version, columns, before_it | copied)
         self._name(table, unknown)
         return fills
-
-    def _columns_before(self, version: SchemaVersion, known: Sequence[Version], columns: StructType) -> set[str]:
-        """Return the changelog's columns in which rows from before a version may have values."""
-        earlier = (replace(each, relation=as_typed(each.relation, self._warehouse.types)) for each in self._history.before(version))
-        of_changes = {field.name for each in earlier for field in _fields(each, columns).values()}
-        return of_changes | {name for each in known for _, name in each.snapshot}
 
     @staticmethod
     def _name(table: Table, names: Sequence[str]) -> None:
@@ -202,13 +199,13 @@ def fills_between(
 ) -> tuple[tuple[Fill, ...], list[str]]:
     """Return what rows of the previous version have in the new version's new columns, and the columns where that is unknown.
 
-    In the changelog's columns ``dropped`` before they may still have a value.
+    In a column that has a name of one ``dropped`` before they may still have a value.
     """
     old, new = _fields(previous, columns), _fields(version, columns)
-    used = {*dropped, *(field.name for field in old.values())}
+    used = {*dropped, *old}
     if previous.facts is None or version.facts is None:
         unknown = [name for name in new if name not in old]
-        return tuple(Fill(new[name].name) for name in unknown if new[name].name in used), unknown
+        return tuple(Fill(new[name].name) for name in unknown if used & {name, new[name].name}), unknown
     old_numbers = {fact.number: name for name, fact in zip(old, previous.facts, strict=True)}
     fills, unknown = [], []
     for name, fact in zip(new, version.facts, strict=True):
@@ -221,7 +218,7 @@ def fills_between(
         if fill is None:
             unknown.append(name)
             fill = Fill(new[name].name)
-        if fill != Fill(fill.column) or fill.column in used:
+        if fill != Fill(fill.column) or used & {name, fill.column}:
             fills.append(fill)
     return tuple(fills), unknown
 

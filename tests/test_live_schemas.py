@@ -289,6 +289,30 @@ def test_what_a_snapshots_rows_have(tmp_path: Path, at_snapshot: str, after: str
     assert noted[-1].fills == tuple(fills)
 
 
+class Renamed(History):
+    """That of a table which had other columns under another name, of which the changelog of this one knows nothing."""
+
+    def step(self, _use: Use) -> Any:
+        facts = [
+            SchemaVersion(n, 0, table(text), numbered(table(text), catalog(text), None))
+            for n, text in ((20, "id=1"), (30, "id=1 a=3"))
+        ]
+        return tuple(facts)
+
+    def before(self, _version: SchemaVersion) -> list[SchemaVersion]:
+        return [SchemaVersion(10, 0, table("id a elsewhere"), None)]
+
+
+def test_a_column_that_the_table_had_under_another_name(tmp_path: Path) -> None:
+    warehouse = Warehouse(tmp_path, "delta")
+    warehouse.open(EPOCH)
+    history = Renamed(SchemaVersion(30, 0, table("id a"), None))
+    versions = TableVersions(warehouse, cast("SchemaHistory", history), PublishedTables(None))
+    columns = merge_columns(None, [table("id a")])
+    noted = versions.note(Table("public", "t"), [version(20, 0, ID)], [Use(30, 0, table("id a"), 30)], 20, columns, columns)
+    assert noted[-1].fills == (Fill("a"),)
+
+
 @pytest.mark.parametrize(
     ("known", "primary_key", "expected"),
     [
