@@ -9,6 +9,7 @@ a checkpoint or a replica deleted, or batches cut otherwise. At the end, once ev
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -226,10 +227,13 @@ class Round:
 
     def _children(self, is_wanted: Callable[[list[str]], bool]) -> list[psutil.Process]:
         assert self._process is not None
-        try:
-            return [c for c in psutil.Process(self._process.pid).children(recursive=True) if is_wanted(c.cmdline())]
-        except psutil.NoSuchProcess:
-            return []
+        found = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self._process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):  # that one may have ended
+                    if is_wanted(child.cmdline()):
+                        found.append(child)
+        return found
 
     def _kill_all(self, children: list[psutil.Process]) -> None:
         for child in children:
