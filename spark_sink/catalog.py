@@ -5,9 +5,11 @@
 | the replica of shop.orders | shop__orders |
 | its changelog | shop__orders__changelog |
 | the logical messages | _cdc_message |
+| the versions of the tables' schemas | _cdc_schema_history |
 
 Catalogs know letters, digits and underscores, and not all tell upper case from lower: names are in lower case, with an
-underscore for any other character. Two that become one are an error, and so is a name that something else has.
+underscore for any other character. Two that become one are an error, and so is a name that something else has. (Every table's has
+two underscores in a row, the last two have not.)
 
 With Delta Lake each is an external table: the catalog holds its location, and all else is in the table. A Parquet changelog is a
 view that reads its directory; a Parquet replica is not to be had here, because no SQL makes it (replica.register_views).
@@ -22,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink import changelog, delta
-from spark_sink.warehouse import MESSAGES, Table, Warehouse, WarehouseError
+from spark_sink.warehouse import MESSAGES, SCHEMA_HISTORY, Table, Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -35,6 +37,7 @@ __all__ = ["CatalogDatabase", "parse_database"]
 _logger = logging.getLogger(__name__)
 
 _OTHER = re.compile("[^a-z0-9_]")
+_OURS = {MESSAGES: "the changelog of logical messages", SCHEMA_HISTORY: "the history of the tables' schemas"}
 
 
 def parse_database(text: str) -> tuple[str, ...]:
@@ -82,8 +85,8 @@ class CatalogDatabase:
 
     def _entries(self, table: Table) -> Iterator[tuple[str, str, Path]]:
         """Yield what a table may have: what it is, its name in the database, where it is."""
-        if table == MESSAGES:
-            yield "the changelog of logical messages", table.name, self._warehouse.changelog(table)
+        if table in _OURS:
+            yield _OURS[table], table.name, self._warehouse.changelog(table)
             return
         name = _OTHER.sub("_", f"{table.schema}__{table.name}".lower())
         yield f"the changelog of {table}", f"{name}__changelog", self._warehouse.changelog(table)

@@ -57,7 +57,7 @@ from spark_sink.staging import (
 from spark_sink.table_lock import TableLock
 from spark_sink.table_versions import TableVersions
 from spark_sink.types import INEXACT_MESSAGE, MESSAGE_SCHEMA, as_typed, assign_columns, merge_columns, split_schema, typed_schema
-from spark_sink.warehouse import EXACT, MESSAGES, Table, Warehouse, WarehouseError
+from spark_sink.warehouse import EXACT, MESSAGES, SCHEMA_HISTORY, Table, Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -319,7 +319,7 @@ class Pipeline:
             for table in self.warehouse.tables():
                 self._check_changelog(table, position)
         if self._names is not None:
-            self._names.register([*self.warehouse.tables(), MESSAGES])
+            self._names.register([*self.warehouse.tables(), MESSAGES, SCHEMA_HISTORY])
         if self.warehouse.format == "delta":
             follower = Follower(self.spark, self.warehouse, self._replica_interval_s, self.merging, self._merged, self._fail)
             follower.look(position.epoch)
@@ -372,7 +372,7 @@ class Pipeline:
             self._history.note(contents, lambda table, use: self._fields(table, contents[table], use), segments)
             self._append(contents, segments)
             if self._names is not None:
-                self._names.register(sorted(contents))
+                self._names.register([*sorted(contents), SCHEMA_HISTORY])
             messages = contents.pop(MESSAGES, None)
             message_count = 0 if messages is None else messages.count
             count = sum(found.count for found in contents.values())

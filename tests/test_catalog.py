@@ -63,7 +63,14 @@ def test_delta_tables(spark: SparkSession, database: str, tmp_path: Path, caplog
 
     run()
     assert "is in memory" in caplog.text
-    assert names(spark, database) == {"_cdc_message", "public__fruit", "public__fruit__changelog", "public__keyless__changelog"}
+    assert names(spark, database) == {
+        "_cdc_message",
+        "_cdc_schema_history",
+        "public__fruit",
+        "public__fruit__changelog",
+        "public__keyless__changelog",
+    }
+    assert spark.table(f"{database}._cdc_schema_history").count() == 2
     assert [tuple(row) for row in spark.sql(f"select id, string(at) from {database}.public__fruit").collect()] == [
         (1, "2025-01-01 12:00:00")
     ]
@@ -119,7 +126,8 @@ def test_a_parquet_changelog_is_a_view(spark: SparkSession, database: str, tmp_p
     assert changes.count() == 1
     log.segment([FRUIT_LATER, into(FRUIT_LATER, b"2", None, b"red")])
     Pipeline(spark, log.root, tmp_path / "warehouse", **options).process_available()
-    assert names(spark, database) == {"public__fruit__changelog"}
+    assert names(spark, database) == {"public__fruit__changelog", "_cdc_schema_history"}
+    assert spark.table(f"{database}._cdc_schema_history").selectExpr("size(columns)").orderBy(1).collect() == [(2,), (3,)]
     found = spark.sql(f"select id, colour from {database}.public__fruit__changelog order by id").collect()
     assert [tuple(row) for row in found] == [(1, None), (2, "red")]
 
