@@ -11,6 +11,10 @@ Catalogs know letters, digits and underscores, and not all tell upper case from 
 underscore for any other character. Two that become one are an error, and so is a name that something else has. (Every table's has
 two underscores in a row, the last two have not.)
 
+For whom json as text is not enough there is a view beside a table: ``shop__orders_variant`` is ``shop__orders`` with its columns of
+json and jsonb as VARIANT. It is made anew when the table has other such columns; others come by themselves. Names of tables come
+first: where something else has the view's, there is no view, and a warning.
+
 With Delta Lake each is an external table: the catalog holds its location, and all else is in the table. A Parquet changelog is a
 view that reads its directory; a Parquet replica is not to be had here, because no SQL makes it (replica.register_views).
 """
@@ -20,17 +24,23 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pyspark.sql.types import ArrayType
 
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink import changelog, delta
+from spark_sink.types import is_json, json_fields
 from spark_sink.warehouse import MESSAGES, SCHEMA_HISTORY, Table, Warehouse, WarehouseError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator
 
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructField
+
+    from cdcpipe.pgoutput.messages import Relation
 
 __all__ = ["CatalogDatabase", "parse_database"]
 
@@ -38,6 +48,11 @@ _logger = logging.getLogger(__name__)
 
 _OTHER = re.compile("[^a-z0-9_]")
 _OURS = {MESSAGES: "the changelog of logical messages", SCHEMA_HISTORY: "the history of the tables' schemas"}
+
+
+_VARIANT = "_variant"
+_VARIANT_OF = "cdcpipe.variant_of"
+"""The property of a view that says which table's it is."""
 
 
 def parse_database(text: str) -> tuple[str, ...]:
@@ -49,9 +64,18 @@ def parse_database(text: str) -> tuple[str, ...]:
 
 
 class CatalogDatabase:
-    """Gives the tables of a warehouse names in a database, and remembers which have one. For any thread."""
+    """Gives the tables of a warehouse names in a database, and remembers which have one. For any thread.
 
-    def __init__(self, spark: SparkSession, database: str, warehouse: Warehouse) -> None:
+    With ``relation_of``, which returns a table's newest description or None, those with json have a view beside them.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        database: str,
+        warehouse: Warehouse,
+        relation_of: Callable[[Table], Relation | None] | None = None,
+    ) -> None:
         """Make the database if it is not there."""
         self._spark = spark
         self._parts = parse_database(database)
@@ -59,6 +83,9 @@ class CatalogDatabase:
         self._lock = threading.Lock()
         self._owners: dict[str, str] = {}
         self._registered: set[str] = set()
+        self._relation_of = relation_of
+        self._variants: dict[str, tuple[str, ...]] = {}
+        """By a table's name, the columns of json that its view was made for."""
         name = self._quoted()
         if not spark.catalog.databaseExists(name):
             spark.sql(f"CREATE DATABASE IF NOT EXISTS {name}")
@@ -67,13 +94,20 @@ class CatalogDatabase:
 
     def register(self, tables: Iterable[Table]) -> None:
         """Name what these tables have by now and what has no name yet; WarehouseError if a name is another's."""
+        entries = [(table, *entry) for table in tables for entry in self._entries(table)]
         with self._lock:
-            for table in tables:
-                for owner, name, path in self._entries(table):
-                    self._claim(name, owner)
-                    if name not in self._registered and self._exists(table, path):
-                        self._name(owner, name, path)
-                        self._registered.add(name)
+            for table, owner, name, path in entries:
+                self._claim(name, owner)
+                if name not in self._registered and self._exists(table, path):
+                    if self._relation_of is not None and self._is_variant(name, self._warehouse.root):
+                        self._spark.sql(f"DROP VIEW {self._quoted(name)}")
+                        self._tell_taken(name)
+                    self._name(owner, name, path)
+                    self._registered.add(name)
+            if self._relation_of is not None:
+                for table, _, name, path in entries:
+                    if name in self._registered and table not in _OURS:
+                        self._show_variants(name, path, self._relation_of(table))
 
     def _claim(self, name: str, owner: str) -> None:
         other = self._owners.setdefault(name, owner)
@@ -115,8 +149,51 @@ class CatalogDatabase:
                 hint="drop it, or give another --catalog-database",
             )
 
+    def _show_variants(self, name: str, path: Path, relation: Relation | None) -> None:
+        """Make a view that has a table's json as VARIANT, if it has some, and not such a view already."""
+        wanted = () if relation is None else tuple(column.name for column in relation.columns if is_json(column))
+        if relation is None or not wanted or self._variants.get(name) == wanted:
+            return
+        view, columns = f"{name}{_VARIANT}", self._spark.table(self._quoted(name)).schema
+        fields = json_fields(columns, relation)
+        is_taken = view in self._owners or (self._is_there(view) and not self._is_variant(view, path))
+        if is_taken:
+            self._tell_taken(view)
+        elif fields:
+            names = [delta.quote(field.name) for field in fields]
+            parsed = [f"{_parsed(field)} AS {quoted}" for field, quoted in zip(fields, names, strict=True)]
+            others = [f"* EXCEPT ({', '.join(names)})"] if len(fields) < len(columns) else []
+            self._spark.sql(
+                f"CREATE OR REPLACE VIEW {self._quoted(view)} TBLPROPERTIES ('{_VARIANT_OF}' = {delta.literal(str(path))}) "
+                f"WITH SCHEMA EVOLUTION AS SELECT {', '.join(others + parsed)} FROM {self._quoted(name)}"
+            )
+        if is_taken or len(fields) == len(wanted):  # a replica gets its columns later than the changelog
+            self._variants[name] = wanted
+
+    def _tell_taken(self, view: str) -> None:
+        name = view.removesuffix(_VARIANT)
+        _logger.warning(
+            "%s in the catalog is something else: %s has no view with VARIANT columns", self._text(view), self._text(name)
+        )
+
+    def _is_there(self, name: str) -> bool:
+        return bool(self._spark.catalog.tableExists(self._quoted(name)))
+
+    def _is_variant(self, name: str, path: Path) -> bool:
+        """Tell whether this is a view that was made here, of the table at ``path`` or of one in it."""
+        if not self._is_there(name):
+            return False
+        found = {row["key"]: row["value"] for row in self._spark.sql(f"SHOW TBLPROPERTIES {self._quoted(name)}").collect()}
+        return _VARIANT_OF in found and Path(found[_VARIANT_OF]).is_relative_to(path)
+
     def _quoted(self, *name: str) -> str:
         return ".".join(map(delta.quote, (*self._parts, *name)))
 
     def _text(self, name: str) -> str:
         return ".".join((*self._parts, name))
+
+
+def _parsed(field: StructField) -> str:
+    """Return a column of json as VARIANT, in SQL: with parse_json, as try_parse_json makes NULL of what it can't read."""
+    name = delta.quote(field.name)
+    return f"transform({name}, element -> parse_json(element))" if isinstance(field.dataType, ArrayType) else f"parse_json({name})"

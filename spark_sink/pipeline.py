@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from cdcpipe.errors import CdcpipeError
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from spark_sink import changelog, delta, replica, segment_writer, session, source
 from spark_sink.catalog import CatalogDatabase
 from spark_sink.checkpoint import is_noted, micro_batch
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
     from pyspark.sql.types import StructField, StructType
 
+    from cdcpipe.pgoutput.messages import Relation
     from spark_sink.changelog import Files
     from spark_sink.delta import State
     from spark_sink.segment_server import SegmentServer
@@ -113,7 +114,8 @@ class Pipeline:
     A table without a key has a changelog and no replica.
 
     Executors read the staging directory at the path that it has here; without ``staging_shared`` they get its segments from
-    this process. With ``catalog_database`` the tables are named in that database of the session's catalog (catalog.py).
+    this process. With ``catalog_database`` the tables are named in that database of the session's catalog (catalog.py), and with
+    ``json_variants`` those with json have a view beside them that has it as VARIANT.
 
     Every ``replica_interval_s`` seconds the replicas are brought to where the changelogs are; with 0 each micro-batch does.
     """
@@ -133,6 +135,7 @@ class Pipeline:
         trigger_interval_s: float = 1.0,
         staging_shared: bool = True,
         catalog_database: str | None = None,
+        json_variants: bool = False,
         replica_interval_s: float = 10.0,
     ) -> None:
         session.check(spark, format)
@@ -141,13 +144,20 @@ class Pipeline:
         self.staging = local_directory(staging, "the staging directory")
         self.warehouse = Warehouse(warehouse, format, types)
         self.checkpoint = self.warehouse.checkpoint if checkpoint is None else local_directory(checkpoint, "the checkpoint")
-        published = PublishedTables(describe)
-        self._history = SchemaHistory(spark, self.warehouse, published)
-        self._versions = TableVersions(self.warehouse, self._history, published, keys)
+        self._published = PublishedTables(describe)
+        self._history = SchemaHistory(spark, self.warehouse, self._published)
+        self._versions = TableVersions(self.warehouse, self._history, self._published, keys)
         self._max_bytes_per_trigger = max_bytes_per_trigger
         self._trigger_interval_s = trigger_interval_s
         self._staging_shared = staging_shared
-        self._names = None if catalog_database is None else CatalogDatabase(spark, catalog_database, self.warehouse)
+        if json_variants and catalog_database is None:
+            raise InvalidArgumentsError(
+                "json as VARIANT is in views in the catalog", hint="name a database there: --catalog-database"
+            )
+        relation_of = self._relation_of if json_variants else None
+        self._names = None
+        if catalog_database is not None:
+            self._names = CatalogDatabase(spark, catalog_database, self.warehouse, relation_of)
         self._server: SegmentServer | None = None
         self._replica_interval_s = replica_interval_s
         self._follower: Follower | None = None
@@ -253,6 +263,14 @@ class Pipeline:
     def _merged(self, table: Table) -> None:
         if self._names is not None:
             self._names.register([table])
+
+    def _relation_of(self, table: Table) -> Relation | None:
+        """Return the newest description of a table: the stream's, or the catalog's of one that it has not described yet."""
+        versions = self.warehouse.versions(table)
+        if not versions:
+            return None
+        described = self._history.version(versions[-1].relation_id, (1 << 64, 0))
+        return self._published.relation(versions[-1].relation_id) if described is None else described.relation
 
     def _fail(self, ex: BaseException) -> None:
         """Take an error of the follower's as the pipeline's, and end."""

@@ -10,11 +10,10 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from cdcpipe.errors import CdcpipeError
+from cdcpipe.pgoutput.messages import Column, Relation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-
-    from cdcpipe.pgoutput.messages import Relation
 
 __all__ = ["PublishedTables"]
 
@@ -47,6 +46,20 @@ class PublishedTables:
             _logger.info("the columns of %s.%s can't be looked up: %s", relation.namespace, relation.name, ex)
             return []
         return [] if found is None else list(found.get("columns", ()))
+
+    def relation(self, relation_id: int) -> Relation | None:
+        """Return a table's columns as the catalog has them when it is asked for this table the first time; None if it can't be."""
+        if relation_id not in self._tables and relation_id not in self._asked and self._describe is not None:
+            self._asked.add(relation_id)
+            try:
+                self._tables = {table["relation_id"]: table for table in self._describe()}
+            except CdcpipeError as ex:
+                _logger.info("table %d can't be looked up: %s", relation_id, ex)
+        found = self._tables.get(relation_id)
+        if found is None:
+            return None
+        columns = tuple(Column(0, each["name"], each["type_id"], each["type_modifier"]) for each in found.get("columns", ()))
+        return Relation(None, relation_id, found["schema"], found["name"], "d", columns)
 
     def _find(self, relation: Relation) -> Mapping[str, Any] | None:
         found = self._tables.get(relation.relation_id)

@@ -92,6 +92,14 @@ Example:
     metavar="NAME",
     help="Name the tables in this database, or CATALOG.DATABASE, of Spark's catalog: SCHEMA__TABLE, SCHEMA__TABLE__changelog.",
 )
+@click.option(
+    "--json",
+    "json_as",
+    type=click.Choice(["text", "variant"]),
+    default="text",
+    show_default=True,
+    help="With variant, beside each table with json or jsonb in the catalog, a view NAME_variant that has it as VARIANT.",
+)
 @click.option("--ui", is_flag=True, help="Let Spark serve its user interface.")
 @click.option(
     "--checkpoint",
@@ -167,6 +175,7 @@ def command(
     confs: tuple[str, ...],
     staging_shared: str,
     catalog_database: str | None,
+    json_as: str,
     ui: bool,
     checkpoint: Path | None,
     max_bytes_per_trigger: int,
@@ -199,6 +208,8 @@ def command(
     house = Warehouse(warehouse, table_format, types)
     if catalog_database is not None:
         parse_database(catalog_database)
+    elif json_as == "variant":
+        raise InvalidArgumentsError("--json variant makes views in the catalog", hint="name a database there: --catalog-database")
     if keep_changelog is not None and table_format != "delta":
         raise InvalidArgumentsError(
             "--keep-changelog is for Delta tables: with Parquet the current rows are made of the changelog",
@@ -248,6 +259,7 @@ def command(
                 trigger_interval_s=trigger_interval,
                 staging_shared=staging_shared == "yes",
                 catalog_database=catalog_database,
+                json_variants=json_as == "variant",
                 replica_interval_s=replica_interval,
             )
             upkeep = Upkeep(

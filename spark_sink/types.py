@@ -67,6 +67,8 @@ __all__ = [
     "assign_columns",
     "column_names",
     "holds",
+    "is_json",
+    "json_fields",
     "merge_columns",
     "original_name",
     "spark_type",
@@ -84,6 +86,7 @@ INEXACT_MESSAGE: Final = (
 OPS: Final = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}
 
 _NUMERIC_ID: Final = 1700
+_JSON_IDS: Final = (114, 3802)
 _MAX_PRECISION: Final = 38
 _NATIVE_SCALE: Final = 18
 
@@ -228,6 +231,19 @@ def assign_columns(columns: StructType, relation: Relation) -> list[StructField]
             )
         found.append(field)
     return found
+
+
+def is_json(column: Column) -> bool:
+    """Tell whether a column is json or jsonb, or an array of one of them."""
+    return ARRAYS.get(column.type_id, column.type_id) in _JSON_IDS
+
+
+def json_fields(columns: StructType, relation: Relation) -> list[StructField]:
+    """Return the fields that hold the relation's columns of json and jsonb and of arrays of them, without those that have none."""
+    known = _Columns(columns)
+    names = zip(column_names(relation), relation.columns, strict=True)
+    found = [known.find(name, column) for name, column in names if is_json(column)]
+    return [field for field in found if field is not None]
 
 
 class _Columns:

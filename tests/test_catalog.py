@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql.types import VariantType
 from segments import Log, relation
 
 from cdcpipe.errors import InvalidArgumentsError
@@ -130,6 +132,81 @@ def test_a_parquet_changelog_is_a_view(spark: SparkSession, database: str, tmp_p
     assert spark.table(f"{database}._cdc_schema_history").selectExpr("size(columns)").orderBy(1).collect() == [(2,), (3,)]
     found = spark.sql(f"select id, colour from {database}.public__fruit__changelog order by id").collect()
     assert [tuple(row) for row in found] == [(1, None), (2, "red")]
+
+
+JSON, JSONB, JSON_ARRAY = 114, 3802, 199
+DOCS = relation(5, "docs", ("id", INT), ("doc", JSONB), ("list", JSON_ARRAY), ("text", TEXT))
+DOCS_LATER = relation(5, "docs", ("id", INT), ("doc", JSONB), ("list", JSON_ARRAY), ("text", TEXT), ("n", INT), ("More", JSON))
+DOCS_VARIANT = relation(6, "docs_variant", ("id", INT))
+
+
+@pytest.mark.parametrize("table_format", ["delta", "parquet"])
+def test_json_as_variant(
+    spark: SparkSession, database: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, table_format: str
+) -> None:
+    """In views, which keep up with their tables, and make room for tables."""
+    log = Log(tmp_path / "staging")
+    described = {"relation_id": 5, "schema": "public", "name": "docs", "primary_key": ["id"]}
+    columns = [
+        {"name": c.name, "type_id": c.type_id, "type_modifier": -1, "number": n, "missing": None, "is_filled": False}
+        for n, c in enumerate(DOCS.columns, 1)
+    ]
+    table = f"{database}.public__docs" + ("__changelog" if table_format == "parquet" else "")
+
+    def run(**options: Any) -> None:
+        Pipeline(
+            spark,
+            log.root,
+            tmp_path / "warehouse",
+            format=table_format,
+            describe=lambda: [described | {"columns": columns}],
+            **{"catalog_database": database, "json_variants": True} | options,
+        ).process_available()
+
+    with pytest.raises(InvalidArgumentsError, match="in the catalog"):
+        run(catalog_database=None)
+    log.segment([DOCS, into(DOCS, b"1", b'{"a": [1.5, 1e400]}', b'{"{\\"b\\": 1}",NULL}', b"[")])
+    run()
+    found = spark.sql(f"select doc:a[0]::double, list[0]:b::int, list[1], text from {table}_variant").collect()
+    assert [tuple(row) for row in found] == [(1.5, 1, None, "[")]
+    assert spark.table(table).select("doc").first() == ('{"a": [1.5, 1e400]}',)
+
+    # The stream has not told of it: the catalog does.
+    spark.sql(f"drop view {table}_variant")
+    shutil.rmtree(tmp_path / "warehouse/changelog/_cdc_schema_history")
+    run()
+    assert spark.table(f"{table}_variant").schema["doc"].dataType == VariantType()
+
+    log.segment([DOCS_LATER, into(DOCS_LATER, b"2", b"1", None, b"]", b"3", b'{"k": 1, "k": 2}')])
+    run()
+    view = spark.sql(f"select n, text, doc::int, `More` from {table}_variant where id = 2")
+    with pytest.raises(Exception, match="MALFORMED_RECORD"):
+        view.collect()
+    # A view goes by the settings of the session that made it.
+    spark.conf.set("spark.sql.variant.allowDuplicateKeys", "true")
+    try:
+        run()
+    finally:
+        spark.conf.unset("spark.sql.variant.allowDuplicateKeys")
+    n, text, doc, more = spark.sql(f"select n, text, doc::int, to_json(`More`) from {table}_variant where id = 2").first()
+    assert (n, text, doc, more) == (3, "]", 1, '{"k":2}')
+
+    # Somebody else's is left alone; a table has its name, whoever had it.
+    view = f"{table}_variant"
+    spark.sql(f"drop view {view}")
+    spark.sql(f"create view {view} as select 1 as theirs")
+    run()
+    assert spark.table(view).columns == ["theirs"]
+    assert f"{view} in the catalog is something else" in caplog.text
+    if table_format == "delta":
+        spark.sql(f"drop view {view}")
+        run()
+        log.segment([DOCS_VARIANT, into(DOCS_VARIANT, b"8")])
+        caplog.clear()
+        for _ in range(2):
+            run()
+            assert spark.table(view).first() == (8,)
+            assert f"{view} in the catalog is something else" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["", ".", "a.", ".b", "a.b.c"])
