@@ -27,7 +27,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from cdcpipe.lsn import format_lsn
-from spark_sink import delta, delta_files
+from spark_sink import delta, delta_files, storage
 from spark_sink.delta import State
 from spark_sink.parquet_file import FileWriter, Layout
 from spark_sink.staging import fsync_directory
@@ -155,7 +155,7 @@ def open_files(spark: SparkSession, warehouse: Warehouse, table: Table, schema: 
     is_widened = delta.widen(spark, path, found.schema, schema)
     if delta.add_columns(spark, path, found.schema, schema) or is_widened:
         found = delta_files.open_table(path)
-    path.mkdir(parents=True, exist_ok=True)
+    storage.make_directory(path)
     layout = Layout(tuple(found.schema.names), to_arrow_schema(found.physical, timezone="UTC"))
     return Files(found.schema, path, layout, found)
 

@@ -7,7 +7,6 @@ that may hold those of several data files, or in the log itself.
 from __future__ import annotations
 
 import base64
-import os
 import string
 import struct
 import uuid
@@ -16,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from pyroaring import BitMap
+
+from spark_sink import storage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,21 +79,18 @@ def write(directory: Path, vectors: Sequence[np.ndarray[Any, Any]]) -> list[dict
     identity = uuid.uuid4()
     where = base64.b85encode(identity.bytes).decode().translate(_TO_Z85)
     found = []
-    path = _file(directory, where)
-    with path.open("xb") as stream:
-        stream.write(_FILE_VERSION)
-        for rows in vectors:
-            data = _ONE_BITMAP + BitMap(rows.astype(np.uint32)).serialize()
-            found.append(
-                {
-                    "storageType": "u",
-                    "pathOrInlineDv": where,
-                    "offset": stream.tell(),
-                    "sizeInBytes": len(data),
-                    "cardinality": len(rows),
-                }
-            )
-            stream.write(_framed(data))
-        stream.flush()
-        os.fsync(stream.fileno())
+    written = bytearray(_FILE_VERSION)
+    for rows in vectors:
+        data = _ONE_BITMAP + BitMap(rows.astype(np.uint32)).serialize()
+        found.append(
+            {
+                "storageType": "u",
+                "pathOrInlineDv": where,
+                "offset": len(written),
+                "sizeInBytes": len(data),
+                "cardinality": len(rows),
+            }
+        )
+        written += _framed(data)
+    storage.write_file(_file(directory, where), bytes(written))
     return found

@@ -7,17 +7,14 @@ read in its log (delta_log.py), without the JVM, for which it is a job.
 from __future__ import annotations
 
 import json
-import os
 import re
-import secrets
-import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from spark_sink import storage
 from spark_sink.delta_log import APPLICATION, TableLog
 from spark_sink.delta_schema import columns
-from spark_sink.staging import fsync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -178,7 +175,7 @@ def checkpoint(spark: SparkSession, path: Path) -> None:
 def create(path: Path, rows: DataFrame, properties: dict[str, str]) -> None:
     """Make a table with its first rows, in one commit; there is none."""
     # Files that an attempt left which did not come to its end would be taken for a table.
-    shutil.rmtree(path, ignore_errors=True)
+    storage.remove_tree(path)
     writer = rows.writeTo(table_name(path)).using("delta")
     for key, value in (_PROPERTIES | properties).items():
         writer = writer.tableProperty(key, value)
@@ -247,25 +244,15 @@ def write_commit(path: Path, text: str, version: int, check: Callable[[Path], No
     That is ``version``, or the first after it that nobody has taken; ``check`` is called with each commit that is there.
     """
     log = path / "_delta_log"
-    log.mkdir(parents=True, exist_ok=True)
+    storage.make_directory(log)
     for directory in (path, path.parent):
-        fsync_directory(directory)
-    temporary = log / f".cdcpipe-{secrets.token_hex(8)}.tmp"
-    try:
-        with temporary.open("x") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        while True:
-            name = log / f"{version:020d}.json"
-            try:
-                # Unlike a rename a link fails where somebody else's commit is.
-                os.link(temporary, name)
-            except FileExistsError:
-                check(name)
-                version += 1
-            else:
-                fsync_directory(log)
-                return version
-    finally:
-        temporary.unlink(missing_ok=True)
+        storage.sync_directory(directory)
+    while True:
+        name = log / f"{version:020d}.json"
+        try:
+            storage.put_if_absent(name, text.encode())
+        except FileExistsError:
+            check(name)
+            version += 1
+        else:
+            return version

@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from spark_sink import storage
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
@@ -209,9 +211,7 @@ def _checkpoint_actions(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _parquet_actions(path: Path) -> Iterator[Mapping[str, Any]]:
-    import pyarrow.parquet as parquet
-
-    file = parquet.ParquetFile(path)
+    file = storage.parquet_reader(path)
     wanted = [name for name in ("add", "txn", "metaData", "protocol", "sidecar") if name in file.schema_arrow.names]
     for batch in file.iter_batches(columns=wanted):
         for action in batch.to_pylist(maps_as_pydicts="strict"):

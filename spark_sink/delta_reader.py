@@ -13,10 +13,9 @@ from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from spark_sink import deletion_vector
+from spark_sink import deletion_vector, storage
 from spark_sink.parquet_file import fitted
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def fields_of(physical: StructType, names: Sequence[str]) -> dict[str, pa.Field]
 
 def read_columns(directory: Path, file: Mapping[str, Any], fields: Mapping[str, pa.Field]) -> dict[str, pa.Array]:
     """Read columns of a file, all rows, as the table has them; of structs those fields that are asked for."""
-    with pq.ParquetFile(directory / unquote(file["path"]), coerce_int96_timestamp_unit="us") as opened:
+    with storage.parquet_reader(directory / unquote(file["path"]), coerce_int96_timestamp_unit="us") as opened:
         present = {field.name: field.type for field in opened.schema_arrow}
         paths = []
         for field in fields.values():
@@ -78,7 +77,7 @@ def present_rows(directory: Path, file: Mapping[str, Any], count: int) -> Flags:
 
 def uncompressed_bytes(directory: Path, file: Mapping[str, Any]) -> int:
     """Return how much is in a file, which may be a thousand times its size."""
-    with pq.ParquetFile(directory / unquote(file["path"])) as opened:
+    with storage.parquet_reader(directory / unquote(file["path"])) as opened:
         return sum(opened.metadata.row_group(number).total_byte_size for number in range(opened.metadata.num_row_groups))
 
 

@@ -5,14 +5,14 @@ Spark's way there goes through the JVM, as rows, and takes several times as long
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
+
+from spark_sink import storage
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -80,7 +80,7 @@ class FileWriter:
     def _open(self, columns: list[pa.Array]) -> Any:
         """Begin the file. Dictionaries, half of the cost of writing, are for columns whose first values repeat."""
         repeated = [field.name for field, array in zip(self._layout.schema, columns, strict=True) if _repeats(array)]
-        return pq.ParquetWriter(
+        return storage.parquet_writer(
             self._path,
             self._layout.schema,
             # As quick as snappy at this level, and half the bytes.
@@ -98,8 +98,7 @@ class FileWriter:
         self._writer.add_key_value_metadata(_FILE_METADATA)
         self._writer.close()
         # Segments go once a changelog has what was in them: it must not be less durable.
-        with self._path.open("rb") as written:
-            os.fsync(written.fileno())
+        storage.sync_file(self._path)
         minimum, maximum, nulls = _statistics(self._collected[0]) if self._rows else ({}, {}, {})
         return WrittenFile(self._path.name, self._path.stat().st_size, self._rows, minimum, maximum, nulls)
 

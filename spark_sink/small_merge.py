@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_sink import deletion_vector, delta_files
+from spark_sink import deletion_vector, delta_files, storage
 from spark_sink.delta_files import ChangedError, FileTable, Replaced
 from spark_sink.delta_log import TableLog
 from spark_sink.delta_reader import UnreadableError, fields_of, present_rows, read_columns, statistics, uncompressed_bytes
@@ -127,8 +126,8 @@ def _merge(
     last = _reduce(changes, key)
     if log.version < 0:
         # What an attempt left that did not come to its end.
-        shutil.rmtree(replica, ignore_errors=True)
-        replica.mkdir(parents=True)
+        storage.remove_tree(replica)
+        storage.make_directory(replica)
         target = _Target(delta_files.define(replica, source.columns, properties(source.columns.names)), key)
     else:
         target = _Target.of_log(log, key, source.columns, last)

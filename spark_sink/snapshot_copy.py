@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import logging
 import re
-import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cdcpipe.errors import CdcpipeError
-from spark_sink import snapshot_plan, source
+from spark_sink import snapshot_plan, source, storage
 from spark_sink.exported import ExportedSnapshot
 from spark_sink.snapshot_plan import LockedError, RewrittenError, SnapshotError
 from spark_sink.snapshot_table import Copying, copy_table, table_of
@@ -146,7 +145,7 @@ class Snapshot:
         except BaseException as ex:  # noqa: BLE001 - it is raised again in the thread that waits
             self._error = ex
         finally:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            storage.remove_tree(self._scratch)
             # As long as it is held VACUUM removes nothing that it sees.
             self._release()
 
@@ -158,7 +157,7 @@ class Snapshot:
     def _copy(self) -> None:
         """Copy all tables; those that were written anew meanwhile again, with another snapshot."""
         self._begin()
-        shutil.rmtree(self._scratch, ignore_errors=True)  # a killed run's
+        storage.remove_tree(self._scratch)  # a killed run's
         rewritten: list[Table] = []
         for number in range(_ROUNDS):
             if number:

@@ -16,8 +16,6 @@ has left unfinished. The tables are the snapshot's alone meanwhile (table_lock.p
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 import uuid
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -26,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from spark_sink import changelog, delta_files, replica
+from spark_sink import changelog, delta_files, replica, storage
 from spark_sink.keys import identifying_columns, version_of
 from spark_sink.parquet_file import Layout
 from spark_sink.published import PublishedTables
@@ -111,8 +109,7 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
     made.add(files, copying.position)
     if made_replica is not None and not has_exact:
         made_replica.path.mkdir()
-        for file in files:
-            os.link(made.path / file.name, made_replica.path / file.name)
+        storage.copy_files(made.path, made_replica.path, (file.name for file in files))
         delta_files.commit(made_replica, files, copying.position)
     with copying.lock.exclusive(copying.is_stopping):
         if changelog.exists(warehouse, table):
@@ -120,7 +117,7 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
         warehouse.note_snapshot(table, copying.position)
         warehouse.write_versions(table, [version])
         # A replica without a changelog is what is left of an attempt that ended between the two.
-        shutil.rmtree(warehouse.replica(table), ignore_errors=True)
+        storage.remove_tree(warehouse.replica(table))
         if made_replica is not None and not has_exact:
             _move(made_replica.path, warehouse.replica(table))
         target = warehouse.changelog(table)
@@ -152,9 +149,7 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
         warehouse.write_versions(table, insert_snapshot(versions, version, history, columns, warehouse.types))
         target = warehouse.changelog(table)
         if warehouse.format == "delta":
-            for file in full:
-                (directory / file.name).touch()  # for VACUUM, which knows nothing of locks, it is new
-                (directory / file.name).rename(target / file.name)
+            storage.move_files(directory, target, (file.name for file in full))
             delta_files.commit(delta_files.open_table(target), full, position, is_reached=False)
             replica.remake(spark, warehouse, table, position)
         else:
@@ -280,6 +275,6 @@ def _full(directory: Path, written: Iterable[Written]) -> list[WrittenFile]:
 
 def _move(made: Path, target: Path) -> None:
     """Put a directory in its place; what is there is no table, but left of a first commit that did not come about."""
-    shutil.rmtree(target, ignore_errors=True)
+    storage.remove_tree(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     made.rename(target)
