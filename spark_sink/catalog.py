@@ -24,18 +24,18 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import ArrayType
 
 from cdcpipe.errors import InvalidArgumentsError
-from spark_sink import changelog, delta
+from spark_sink import changelog, delta, storage
 from spark_sink.types import is_json, json_fields
 from spark_sink.warehouse import MESSAGES, SCHEMA_HISTORY, Table, Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructField
@@ -133,7 +133,7 @@ class CatalogDatabase:
     def _name(self, owner: str, name: str, path: Path) -> None:
         quoted = self._quoted(name)
         if self._warehouse.format == "delta":
-            self._spark.sql(f"CREATE TABLE IF NOT EXISTS {quoted} USING delta LOCATION {delta.literal(str(path))}")
+            self._spark.sql(f"CREATE TABLE IF NOT EXISTS {quoted} USING delta LOCATION {delta.literal(storage.name(path))}")
         else:
             # Each append has all columns of those before it, and the view those of all.
             self._spark.sql(
@@ -143,7 +143,7 @@ class CatalogDatabase:
         # What has the name already is left alone by IF NOT EXISTS.
         found = {row["col_name"]: row["data_type"] for row in self._spark.sql(f"DESCRIBE TABLE EXTENDED {quoted}").collect()}
         location = str(found.get("Location", "")).removeprefix("file:")
-        if location != str(path) and delta.quote(str(path)) not in str(found.get("View Text", "")):
+        if location != storage.name(path) and delta.quote(str(path)) not in str(found.get("View Text", "")):
             raise WarehouseError(
                 f"{self._text(name)} in the catalog is not {owner}, but something else{location and f', at {location}'}",
                 hint="drop it, or give another --catalog-database",
@@ -163,8 +163,9 @@ class CatalogDatabase:
             names = [delta.quote(field.name) for field in fields]
             parsed = [f"{_parsed(field)} AS {quoted}" for field, quoted in zip(fields, names, strict=True)]
             others = [f"* EXCEPT ({', '.join(names)})"] if len(fields) < len(columns) else []
+            of = delta.literal(storage.name(path))
             self._spark.sql(
-                f"CREATE OR REPLACE VIEW {self._quoted(view)} TBLPROPERTIES ('{_VARIANT_OF}' = {delta.literal(str(path))}) "
+                f"CREATE OR REPLACE VIEW {self._quoted(view)} TBLPROPERTIES ('{_VARIANT_OF}' = {of}) "
                 f"WITH SCHEMA EVOLUTION AS SELECT {', '.join(others + parsed)} FROM {self._quoted(name)}"
             )
         if is_taken or len(fields) == len(wanted):  # a replica gets its columns later than the changelog
@@ -184,7 +185,7 @@ class CatalogDatabase:
         if not self._is_there(name):
             return False
         found = {row["key"]: row["value"] for row in self._spark.sql(f"SHOW TBLPROPERTIES {self._quoted(name)}").collect()}
-        return _VARIANT_OF in found and Path(found[_VARIANT_OF]).is_relative_to(path)
+        return _VARIANT_OF in found and f"{found[_VARIANT_OF]}/".startswith(f"{storage.name(path)}/")
 
     def _quoted(self, *name: str) -> str:
         return ".".join(map(delta.quote, (*self._parts, *name)))

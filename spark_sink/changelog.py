@@ -184,7 +184,7 @@ def append(
 ) -> None:
     """Append rows that this process has, of the changes in (start, end]."""
     files = open_files(spark, warehouse, table, schema, None)
-    writer = FileWriter(str(files.directory), f"part-{secrets.token_hex(16)}.parquet", files.layout)
+    writer = FileWriter(storage.name(files.directory), f"part-{secrets.token_hex(16)}.parquet", files.layout)
     for batch in rows.to_batches():
         writer.write_batch(batch)
     commit_files(warehouse, table, files, [writer.close()], start, end, rows.num_rows)

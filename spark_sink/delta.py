@@ -79,18 +79,17 @@ def literal(text: str) -> str:
 
 def table_name(path: Path) -> str:
     """Return a Delta table's name in SQL."""
-    return f"delta.{quote(str(path))}"
+    return f"delta.{quote(storage.name(path))}"
 
 
 def exists(path: Path) -> bool:
     """Tell whether a Delta table is there: its first commit is what makes it one."""
-    log = path / "_delta_log"
-    return log.is_dir() and any(log.glob("*.json"))
+    return any(name.endswith(".json") for name in storage.list_names(path / "_delta_log"))
 
 
 def read(spark: SparkSession, path: Path) -> DataFrame:
     """Return the table's rows as of now."""
-    return spark.read.format("delta").load(str(path))
+    return spark.read.format("delta").load(storage.name(path))
 
 
 def state(path: Path) -> State | None:
@@ -117,19 +116,21 @@ def pin(path: Path) -> tuple[int, int] | None:
 
 def newest_version(path: Path) -> int:
     """Return the number of the table's newest commit."""
-    return max(int(entry.stem) for entry in (path / "_delta_log").iterdir() if _COMMIT_NAME.fullmatch(entry.name))
+    commits = [name for name in storage.list_names(path / "_delta_log") if _COMMIT_NAME.fullmatch(name)]
+    return int(max(commits).removesuffix(".json"))
 
 
 def read_version(spark: SparkSession, path: Path, version: int) -> DataFrame:
     """Return the rows that the table had as of one of its versions."""
-    return spark.read.format("delta").option("versionAsOf", version).load(str(path))
+    return spark.read.format("delta").option("versionAsOf", version).load(storage.name(path))
 
 
 def _newest_lsn(path: Path) -> int | None:
     """Find the LSN in the newest commits, where it nearly always is; None if they are all somebody else's."""
-    commits = sorted(entry for entry in (path / "_delta_log").iterdir() if _COMMIT_NAME.fullmatch(entry.name))
+    log = path / "_delta_log"
+    commits = sorted(name for name in storage.list_names(log) if _COMMIT_NAME.fullmatch(name))
     for commit in reversed(commits[-_NEWEST_COMMITS:]):
-        for line in commit.read_text().splitlines():
+        for line in (log / commit).read_text().splitlines():
             transaction = json.loads(line).get("txn") if '"txn"' in line else None
             if transaction is not None and transaction["appId"] == APPLICATION:
                 return int(transaction["version"])
@@ -168,7 +169,7 @@ def recording(spark: SparkSession, position: Position) -> Iterator[None]:
 def checkpoint(spark: SparkSession, path: Path) -> None:
     """Let Delta write the table's state down as a whole, for readers, and drop what is too old of its log."""
     jvm, session = spark._jvm, spark._jsparkSession  # noqa: SLF001 - only its own commits do that by themselves
-    found = jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(session, str(path))
+    found = jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(session, storage.name(path))
     found._1().checkpointAndCleanUpDeltaLog(found._2(), jvm.scala.Option.empty())  # noqa: SLF001 - Scala's names
 
 
@@ -184,7 +185,7 @@ def create(path: Path, rows: DataFrame, properties: dict[str, str]) -> None:
 
 def overwrite(path: Path, rows: DataFrame) -> None:
     """Replace all rows in one commit; the table's columns stay, new ones are added."""
-    rows.write.format("delta").mode("overwrite").option("mergeSchema", "true").save(str(path))
+    rows.write.format("delta").mode("overwrite").option("mergeSchema", "true").save(storage.name(path))
 
 
 def add_columns(spark: SparkSession, path: Path, present: StructType, wanted: StructType) -> bool:

@@ -110,7 +110,7 @@ class TableLog:
         return self
 
     def _read(self) -> None:
-        names = [entry.name for entry in self._log.iterdir()]
+        names = storage.list_names(self._log)
         commits = sorted(int(match[1]) for name in names if (match := _COMMIT.fullmatch(name)))
         if not commits or commits[-1] < self.version:
             self._forget()  # another table may be there in its place
@@ -176,7 +176,7 @@ def read_table(path: Path, known: TableState | None = None) -> TableState | None
 
 def is_long(path: Path) -> bool:
     """Tell whether a table's log has so many commits behind its newest checkpoint that another one saves readers time."""
-    names = [entry.name for entry in (path / "_delta_log").iterdir()]
+    names = storage.list_names(path / "_delta_log")
     checkpoint, _ = _newest_checkpoint(names)
     return sum(int(match[1]) > checkpoint for match in map(_COMMIT.fullmatch, names) if match is not None) >= _MANY_COMMITS
 

@@ -1,4 +1,4 @@
-"""Directories on a local or mounted file system: the staging log, the warehouse and the checkpoint are such. No pyspark."""
+"""Directories on a local or mounted file system: the staging log and the checkpoint are such, and most warehouses. No pyspark."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def local_directory(path: Path | str, what: str) -> Path:
     if _URL.match(str(path)):
         raise InvalidArgumentsError(
             f"{path}: {what} is a directory of a local or mounted file system, not a URL",
-            hint="give a path; a store that has to be reached by a URL can be a place to copy finished tables to",
+            hint="give a path; a warehouse can be in an object store, with all else in a file system",
         )
     return Path(path).absolute()

@@ -18,6 +18,7 @@ import click
 
 from spark_sink.directories import local_directory
 from spark_sink.staging import Retention
+from spark_sink.storage import place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +35,7 @@ __all__ = [
     "DURATION",
     "HOUR_OR_OFF",
     "MINUTE_OR_OFF",
+    "PLACE",
     "SIZE",
     "Command",
     "ProgressLine",
@@ -152,10 +154,22 @@ class _Retention(click.ParamType[Retention]):
         return self.fail(f"{value!r} is neither a duration nor a size (like 12h, 7d, 10GiB)", param, ctx)
 
 
+class _Place(click.ParamType[Path]):
+    """A directory, or a place in an object store."""
+
+    name = "DIR|URL"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if isinstance(value, str) and "://" not in value:
+            return Path(DIRECTORY.convert(value, param, ctx))
+        return place(value, "this" if param is None else param.opts[-1])
+
+
 SIZE = _Size()
 DURATION = _Duration()
 MINUTE_OR_OFF, HOUR_OR_OFF = _DurationOrOff(60.0), _DurationOrOff(3600.0)
 DIRECTORY = _Directory()
+PLACE = _Place()
 _SECONDS = _Seconds()
 
 

@@ -6,7 +6,6 @@ Spark's way there goes through the JVM, as rows, and takes several times as long
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -56,7 +55,7 @@ class FileWriter:
     """Writes batches of columns to one Parquet file."""
 
     def __init__(self, directory: str, name: str, layout: Layout) -> None:
-        self._path = Path(directory) / name
+        self._path = storage.place(directory) / name
         self._layout = layout
         self._rows = 0
         self._collected: list[Any] = []

@@ -27,13 +27,13 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
-from spark_sink import changelog, delta, replica, segment_writer, session, source
+from spark_sink import changelog, delta, replica, segment_writer, session, source, storage
 from spark_sink.catalog import CatalogDatabase
 from spark_sink.checkpoint import is_noted, micro_batch
 from spark_sink.contents import Contents, Use, read_contents
@@ -57,7 +57,7 @@ from spark_sink.staging import (
 from spark_sink.table_lock import TableLock
 from spark_sink.table_versions import TableVersions
 from spark_sink.types import INEXACT_MESSAGE, MESSAGE_SCHEMA, as_typed, assign_columns, merge_columns, split_schema, typed_schema
-from spark_sink.warehouse import EXACT, MESSAGES, SCHEMA_HISTORY, Table, Warehouse, WarehouseError
+from spark_sink.warehouse import CHECKPOINT, EXACT, MESSAGES, SCHEMA_HISTORY, Table, Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -143,7 +143,9 @@ class Pipeline:
         self.spark = spark
         self.staging = local_directory(staging, "the staging directory")
         self.warehouse = Warehouse(warehouse, format, types)
-        self.checkpoint = self.warehouse.checkpoint if checkpoint is None else local_directory(checkpoint, "the checkpoint")
+        session.check_reach(spark, self.warehouse.root)
+        local_root = self.warehouse.local_root(self.staging)
+        self.checkpoint = local_root / CHECKPOINT if checkpoint is None else local_directory(checkpoint, "the checkpoint")
         self._published = PublishedTables(describe)
         self._history = SchemaHistory(spark, self.warehouse, self._published)
         self._versions = TableVersions(self.warehouse, self._history, self._published, keys)
@@ -162,7 +164,7 @@ class Pipeline:
         self._replica_interval_s = replica_interval_s
         self._follower: Follower | None = None
         self._tables: dict[Table, _TableState] = {}
-        self._lock = TableLock(self.warehouse.root)
+        self._lock = TableLock(local_root)
         self._lock_state = b""
         self._progress = PipelineProgress()
         self._seen: set[Table] = set()
@@ -299,6 +301,15 @@ class Pipeline:
     def merging(self) -> AbstractContextManager[Any]:
         """Held while replicas are merged: whoever else writes to one has to hold it (upkeep.py)."""
         return _Merging(self._merging, self._lock)
+
+    @property
+    def appending(self) -> AbstractContextManager[Any]:
+        """To be held by whoever else has Spark commit to a changelog (upkeep.py).
+
+        In a file system that is nothing: of two commits one fails, and is made again. In an object store Spark may put its commit
+        in the place of ours.
+        """
+        return nullcontext() if storage.is_local(self.warehouse.root) else _Merging(self._running, self._lock)
 
     # --- the stream ---
 
@@ -470,7 +481,9 @@ class Pipeline:
         if state.done_lsn > segments[0].start_lsn:  # it is further than the others
             count = read_contents(segments, state.done_lsn)[table].count
         return _Append(
-            table, count, Target(name, files.schema, str(files.directory), files.layout, state.done_lsn, self.warehouse.types)
+            table,
+            count,
+            Target(name, files.schema, storage.name(files.directory), files.layout, state.done_lsn, self.warehouse.types),
         )
 
     def _commit(self, append: _Append, written: Sequence[Written], segments: Sequence[Segment]) -> None:

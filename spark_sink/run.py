@@ -20,6 +20,7 @@ from spark_sink.options import (
     DIRECTORY,
     HOUR_OR_OFF,
     MINUTE_OR_OFF,
+    PLACE,
     SIZE,
     ProgressLine,
     SnapshotLine,
@@ -60,9 +61,9 @@ Example:
 @click.option(
     "--warehouse",
     required=True,
-    type=DIRECTORY,
-    metavar="DIR",
-    help="Where the tables are: changelog/SCHEMA.TABLE and replica/SCHEMA.TABLE.",
+    type=PLACE,
+    metavar="DIR|URL",
+    help="Where the tables are: changelog/SCHEMA.TABLE and replica/SCHEMA.TABLE. Or a URL of an object store: s3a://BUCKET/KEY.",
 )
 @click.option(
     "--format",
@@ -105,7 +106,7 @@ Example:
     "--checkpoint",
     type=DIRECTORY,
     metavar="DIR",
-    help="Spark's checkpoint. Left out: _cdcpipe/checkpoint in the warehouse.",
+    help="Spark's checkpoint. Left out: _cdcpipe/checkpoint in the warehouse, or for one in a store in the staging directory.",
 )
 @click.option(
     "--max-bytes-per-trigger",
@@ -269,6 +270,7 @@ def command(
                 vacuum_retention_s=vacuum_retention,
                 keep_changelog_s=keep_changelog,
                 merging=pipeline.merging,
+                appending=pipeline.appending,
             )
             if not stopping.is_set():
                 pipeline.start()

@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING
 
 from cdcpipe.errors import InitError, InvalidArgumentsError
 from spark_sink.segment_server import SegmentServer
+from spark_sink.storage import is_local, name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
-__all__ = ["FORMATS", "active", "build", "check", "copy", "find_java", "serve_segments"]
+__all__ = ["FORMATS", "active", "build", "check", "check_reach", "copy", "find_java", "serve_segments"]
 
 FORMATS = ("delta", "parquet")
 
@@ -38,6 +39,8 @@ DELTA_JARS = (f"delta-spark_4.2_2.13-{DELTA_VERSION}.jar", f"delta-storage-{DELT
 DELTA_PACKAGES = f"io.delta:delta-spark_4.2_2.13:{DELTA_VERSION},io.delta:delta-storage:{DELTA_VERSION}"
 # Ivy patterns for every dependency of the two but themselves.
 DELTA_EXCLUDES = "com.*:*,org.*:*,javax.*:*,commons-*:*,io.airlift:*,io.unitycatalog:*,io.delta:delta-kernel*"
+# The same where others' packages are resolved, too: what the two need for themselves.
+DELTA_EXCLUDES_AMONG_OTHERS = "org.scala-lang:*,io.unitycatalog:*,io.delta:delta-kernel*"
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
@@ -94,6 +97,7 @@ def build(
         master = master or settings.get("spark.master")
     else:
         settings |= _jar_settings(format, jars_dir)
+        _join_packages(settings, conf)
         if "spark.driver.extraJavaOptions" in conf:
             conf["spark.driver.extraJavaOptions"] = f"{_java_options()} {conf['spark.driver.extraJavaOptions']}"
         os.environ["JAVA_HOME"] = str(find_java())
@@ -134,6 +138,22 @@ def check(spark: SparkSession, format: str) -> None:  # noqa: A002
             f"spark.sql.catalog.spark_catalog={DELTA_CATALOG} and the packages {DELTA_PACKAGES} (spark-submit --packages), "
             "let spark_sink.session.build() make it, or use the format parquet",
         )
+
+
+def check_reach(spark: SparkSession, place: Path) -> None:
+    """Raise InitError if Spark has not what reaches the object store of a warehouse."""
+    if is_local(place):
+        return
+    path = spark._jvm.org.apache.hadoop.fs.Path(name(place))  # noqa: SLF001 - Hadoop has no Python
+    try:
+        path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
+    except Exception as ex:
+        said = str(getattr(ex, "java_exception", None) or _first_line(ex)).strip().partition("\n")[0]
+        raise InitError(
+            f"Spark can't reach {place}: {said}",
+            hint="it needs the jars of that store's Hadoop connector (for S3 hadoop-aws: README, Object stores), with --conf "
+            "spark.jars.packages=… or in --jars",
+        ) from ex
 
 
 @contextmanager
@@ -267,6 +287,14 @@ def _jar_settings(format: str, jars_dir: str | os.PathLike[str] | None) -> dict[
     if all(zipfile.is_zipfile(jar) for jar in cached):
         return {"spark.jars": ",".join(map(str, cached))}
     return {"spark.jars.packages": DELTA_PACKAGES, "spark.jars.excludes": DELTA_EXCLUDES}
+
+
+def _join_packages(settings: dict[str, str], conf: dict[str, str]) -> None:
+    """Add Delta Lake, where it comes as a package, to the packages that somebody asks for."""
+    if "spark.jars.packages" in settings and "spark.jars.packages" in conf:
+        conf["spark.jars.packages"] += f",{settings['spark.jars.packages']}"
+        excludes = conf.get("spark.jars.excludes")
+        conf["spark.jars.excludes"] = ",".join(filter(None, [excludes, DELTA_EXCLUDES_AMONG_OTHERS]))
 
 
 def _jars(directory: Path) -> list[str]:

@@ -428,7 +428,7 @@ class _Writer:
     """The file that a merge adds, if there are rows for it."""
 
     def __init__(self, directory: Path, fields: Mapping[str, pa.Field]) -> None:
-        self._directory = str(directory)
+        self._directory = storage.name(directory)
         self._layout = Layout(tuple(fields), pa.schema(fields.values()))
         self._writer: FileWriter | None = None
 

@@ -87,7 +87,7 @@ class TableSnapshot(Snapshot):
 
     def _begin(self) -> None:
         assert self._spark is not None
-        with TableLock(self.warehouse.root).exclusive(lambda: self._stopping):
+        with TableLock(self.warehouse.local_root(self.config.staging)).exclusive(lambda: self._stopping):
             replica.finish_snapshots(self._spark, self.warehouse)
 
     def _choose(self, plan: Plan) -> list[TablePlan]:
@@ -163,7 +163,9 @@ def command(
     config = LauncherConfig(source.slot, staging, source.publications, connection_arguments(**connection), verbose=verbose)
     stopping = threading.Event()
     snapshot = TableSnapshot(config, house, tables, snapshot_chunk_size)
-    with hold_alone(house.root / "_cdcpipe/snapshot.lock") as is_alone:
+    lock = house.local_root(staging) / "_cdcpipe/snapshot.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with hold_alone(lock) as is_alone:
         if not is_alone:
             raise SnapshotError(f"another cdcpipe-spark snapshot is at work in {warehouse}", hint="wait for its end")
         try:

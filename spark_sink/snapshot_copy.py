@@ -197,7 +197,7 @@ class Snapshot:
             rows=self._counts[0],
             chunks=self._counts[1],
             is_stopping=lambda: self._stopping,
-            lock=TableLock(self.warehouse.root),
+            lock=TableLock(self.warehouse.local_root(self.config.staging)),
         )
         if is_first:
             self._tables = len(wanted)

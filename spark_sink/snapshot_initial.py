@@ -21,7 +21,7 @@ from spark_sink import changelog
 from spark_sink.exported import ExportedSnapshot, slot_exists
 from spark_sink.snapshot_copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot_table import table_of
-from spark_sink.staging import read_json, write_json
+from spark_sink.storage import make_directory, read_json, write_json
 from spark_sink.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
@@ -104,5 +104,5 @@ class InitialSnapshot(Snapshot):
 
     def _note(self, *, is_complete: bool) -> None:
         path = _path(self.warehouse)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         write_json(path, {"version": FORMAT, "slot": self.config.slot, "is_complete": is_complete})

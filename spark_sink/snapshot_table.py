@@ -1,11 +1,12 @@
 """One table of a snapshot -> its changelog and its replica, whole or not at all.
 
-The files are written by executors (snapshot_reader.py) into a directory beside the tables.
+The files are written by executors (snapshot_reader.py) into a directory beside the tables; in an object store, where nothing can be
+renamed, those of a new table where it will be. (What a killed attempt leaves there no commit has added.)
 
 A table without a changelog is made there, with Delta Lake by the commit that adds the files. The same files are its replica's,
-under a second name (a hard link): what they have besides the replica's columns nobody reads there. Renamed, the two are the tables:
-replica first, so that a changelog is only ever there with all that belongs to it. A replica whose rows have values that their
-columns can't hold is made from the changelog instead, like any replica (replica.apply).
+under a second name (a hard link, in a store a copy): what they have besides the replica's columns nobody reads there. Renamed, the
+two are the tables: replica first, so that a changelog is only ever there with all that belongs to it. A replica whose rows have
+values that their columns can't hold is made from the changelog instead, like any replica (replica.apply).
 
 Where there is a changelog, the files come to it in one commit, whatever the changelog has from before their position or from after
 it: a snapshot is the whole table as it was there (replica.py). Of an empty table it is a TRUNCATE. The replica is then made
@@ -96,21 +97,22 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
     warehouse = copying.warehouse
     columns = merge_columns(None, [plan.relation])
     version = _version(copying, plan, columns, [])
+    schema, has_rename = typed_schema(columns), storage.is_local(warehouse.root)
     scratch = copying.scratch / uuid.uuid4().hex
-    schema = typed_schema(columns)
-    made = _New(scratch / "changelog", warehouse.format, schema, changelog.properties(table, schema.names))
+    path, replica_path = warehouse.changelog(table), warehouse.replica(table)
+    if has_rename:
+        path, replica_path = scratch / "changelog", scratch / "replica"
+    made = _New(path, warehouse.format, schema, changelog.properties(table, schema.names))
     made_replica = None
     if made.table is not None and version.key:
         properties = replica.properties(version.key, columns.names)
-        made_replica = delta_files.define(scratch / "replica", columns, properties, like=made.table)
+        made_replica = delta_files.define(replica_path, columns, properties, like=made.table)
     written = _run(copying, table, _tasks(copying, plan, columns, made.path, made.layout))
     has_exact = any(each.exact for each in written)
     files = _full(made.path, written)
-    made.add(files, copying.position)
-    if made_replica is not None and not has_exact:
-        made_replica.path.mkdir()
-        storage.copy_files(made.path, made_replica.path, (file.name for file in files))
-        delta_files.commit(made_replica, files, copying.position)
+    ready_replica = None if has_exact else made_replica
+    if has_rename:
+        made.commit(files, copying.position, ready_replica)
     with copying.lock.exclusive(copying.is_stopping):
         if changelog.exists(warehouse, table):
             return None
@@ -118,12 +120,15 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
         warehouse.write_versions(table, [version])
         # A replica without a changelog is what is left of an attempt that ended between the two.
         storage.remove_tree(warehouse.replica(table))
-        if made_replica is not None and not has_exact:
-            _move(made_replica.path, warehouse.replica(table))
-        target = warehouse.changelog(table)
-        if warehouse.format == "parquet":
-            target = target / changelog.batch_name(copying.position, copying.position)
-        _move(made.path, target)
+        if not has_rename:
+            made.commit(files, copying.position, ready_replica)
+        else:
+            if ready_replica is not None:
+                _move(ready_replica.path, warehouse.replica(table))
+            target = warehouse.changelog(table)
+            if warehouse.format == "parquet":
+                target = target / changelog.batch_name(copying.position, copying.position)
+            _move(made.path, target)
         if made_replica is not None and has_exact:
             replica.apply(copying.spark, warehouse, table, copying.position)
         warehouse.note_finished(table)
@@ -135,11 +140,11 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
     spark, warehouse, position = copying.spark, copying.warehouse, copying.position
     columns, layout = _prepare_changelog(copying, plan, table)
     directory = copying.scratch / uuid.uuid4().hex
-    directory.mkdir(parents=True)
+    storage.make_directory(directory)
     written = _run(copying, table, _tasks(copying, plan, columns, directory, layout))
     full = _full(directory, written)
     if not full:
-        full = [write_truncate(str(directory), layout, position.epoch, position.lsn, copying.time_us)]
+        full = [write_truncate(storage.name(directory), layout, position.epoch, position.lsn, copying.time_us)]
     with copying.lock.exclusive(copying.is_stopping):
         warehouse.check_changes(table, position.lsn - 1)  # have some since gone that this is to be followed by?
         warehouse.note_snapshot(table, position)
@@ -204,7 +209,7 @@ def _tasks(
             epoch=copying.position.epoch,
             lsn=copying.position.lsn,
             time_us=copying.time_us,
-            directory=str(directory),
+            directory=storage.name(directory),
             layout=layout,
             is_utf8=copying.is_utf8,
         )
@@ -252,14 +257,18 @@ class _New:
         self.path = path
         self.table = delta_files.define(path, schema, properties) if format == "delta" else None
         self.layout = _layout(schema, self.table)
-        path.mkdir(parents=True)
+        storage.make_directory(path)
 
-    def add(self, files: Sequence[WrittenFile], position: Position) -> None:
-        """Make it a table, of files that lie there."""
+    def commit(self, files: Sequence[WrittenFile], position: Position, replica: FileTable | None) -> None:
+        """Make it a table, of files that lie there, and before that a replica of the same files."""
+        if replica is not None:
+            storage.make_directory(replica.path)
+            storage.copy_files(self.path, replica.path, (file.name for file in files))
+            delta_files.commit(replica, files, position)
         if self.table is not None:
             delta_files.commit(self.table, files, position)
         elif not files:
-            write_empty(str(self.path), self.layout)  # without a file there are no columns
+            write_empty(storage.name(self.path), self.layout)  # without a file there are no columns
 
 
 def _full(directory: Path, written: Iterable[Written]) -> list[WrittenFile]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cdcpipe.errors import InvalidArgumentsError
-from spark_sink.options import DIRECTORY, Command, together
+from spark_sink.options import PLACE, Command, together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,9 +26,9 @@ def warehouse_option(command: Command) -> Command:
     return click.option(
         "--warehouse",
         required=True,
-        type=DIRECTORY,
-        metavar="DIR",
-        help="The warehouse directory: where the tables are.",
+        type=PLACE,
+        metavar="DIR|URL",
+        help="The warehouse: where the tables are.",
     )(command)
 
 
@@ -65,6 +65,7 @@ def warehouse_session(
 
     spark = session.build(app_name=app_name, master=master, format=warehouse.format, conf=parse_settings(confs), jars_dir=jars)
     try:
+        session.check_reach(spark, warehouse.root)
         yield spark
     finally:
         spark.stop()

@@ -19,7 +19,7 @@ import click
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
 from spark_sink import ladder, last_error
-from spark_sink.options import CONTEXT_SETTINGS, DIRECTORY, connection_arguments, connection_options, format_size
+from spark_sink.options import CONTEXT_SETTINGS, DIRECTORY, PLACE, connection_arguments, connection_options, format_size
 from spark_sink.slot_monitor import SlotMonitor
 from spark_sink.staging import (
     Position,
@@ -62,8 +62,8 @@ Example:
 )
 @click.option(
     "--warehouse",
-    type=DIRECTORY,
-    metavar="DIR",
+    type=PLACE,
+    metavar="DIR|URL",
     help="The warehouse: its tables are shown, too.",
 )
 @click.option(

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdcpipe.errors import CdcpipeError
 from spark_sink import delta, delta_log, purge
-from spark_sink.staging import read_json, write_json
+from spark_sink.storage import read_json, write_json
 from spark_sink.warehouse import MESSAGES
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class Upkeep:
         vacuum_retention_s: float | None,
         keep_changelog_s: float | None = None,
         merging: AbstractContextManager[Any] | None = None,
+        appending: AbstractContextManager[Any] | None = None,
     ) -> None:
         # A session of its own: the settings below are not for those who write.
         self._spark = spark.newSession()
@@ -73,6 +74,7 @@ class Upkeep:
         self._vacuum_retention_s = vacuum_retention_s
         self._keep_changelog_s = keep_changelog_s
         self._merging: AbstractContextManager[Any] = nullcontext() if merging is None else merging
+        self._appending: AbstractContextManager[Any] = nullcontext() if appending is None else appending
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
         self._states: dict[Path, TableState | None] = {}
@@ -126,7 +128,10 @@ class Upkeep:
     def _paths(self) -> Iterator[tuple[Path, AbstractContextManager[Any]]]:
         """Yield the tables, each with what is to be held meanwhile."""
         for table in [*self._warehouse.tables(), MESSAGES]:
-            for path, lock in ((self._warehouse.changelog(table), nullcontext()), (self._warehouse.replica(table), self._merging)):
+            for path, lock in (
+                (self._warehouse.changelog(table), self._appending),
+                (self._warehouse.replica(table), self._merging),
+            ):
                 if delta.exists(path):
                     yield path, lock
 

@@ -1,4 +1,4 @@
-"""The warehouse directory: where each table is, whose changes it holds, how far they go. No pyspark.
+"""The warehouse: where each table is, whose changes it holds, how far they go. No pyspark.
 
     _cdcpipe/warehouse.json        whose changes these are: server, database, slot; the table format; --types; the position reached
     _cdcpipe/tables/NAME.json      a table's versions: its key, and from which change on
@@ -6,11 +6,14 @@
     _cdcpipe/purged/NAME.json      up to where the table's changelog may lack changes (purge.py)
     _cdcpipe/tables*.lock          who may write the tables (table_lock.py)
     _cdcpipe/vacuumed.json         when VACUUM last looked at each table, and when old changes were last dropped (upkeep.py)
-    _cdcpipe/checkpoint/           Spark's checkpoint of the stream of segments
+    _cdcpipe/checkpoint/           Spark's checkpoint of the stream of segments (CHECKPOINT)
     changelog/NAME/                every change once (changelog.py)
     changelog/_cdc_message/        every logical message once
     changelog/_cdc_schema_history/ every version of a table's schema once (schema_history.py)
     replica/NAME/                  the current rows (replica.py; only with Delta Lake, otherwise a view)
+
+Of a warehouse in an object store locks and checkpoint are in the staging directory (`Warehouse.local_root`), and there is a file
+_cdcpipe/store_check (storage.py).
 
 NAME is ``<schema>.<table>``, each of the two with every byte but ``a-z 0-9 _ -`` percent-encoded: Spark skips names that
 begin with ``_`` or ``.``, reads ``{a,b}`` and ``[1]`` as patterns and ``a=1`` as a partition; a name may be ``..`` or hold
@@ -27,8 +30,8 @@ from urllib.parse import unquote
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
-from spark_sink.directories import local_directory
-from spark_sink.staging import Epoch, Position, read_json, write_json
+from spark_sink.staging import Epoch, Position
+from spark_sink.storage import check_store, is_local, make_directory, place, read_json, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,6 +54,9 @@ __all__ = [
 
 EXACT, NATIVE = TYPES = ("exact", "native")
 """What the columns of a warehouse are like: types.py."""
+
+CHECKPOINT: Final = "_cdcpipe/checkpoint"
+"""Where below `Warehouse.local_root` Spark keeps its checkpoint unless told otherwise."""
 
 FORMAT = 1
 """The version of this layout; another one is refused."""
@@ -195,25 +201,42 @@ def _encode(text: str) -> str:
 
 
 class Warehouse:
-    """A warehouse directory on a local or mounted file system."""
+    """A warehouse, in a directory of a local or mounted file system or in an object store."""
 
     def __init__(self, root: Path | str, format: str, types: str = EXACT) -> None:  # noqa: A002 - Spark's own word for it
-        self.root = local_directory(root, "the warehouse")
+        self.root = place(root, "the warehouse")
         self.format = format
+        if format != "delta" and not is_local(self.root):
+            raise InvalidArgumentsError(
+                f"{self.root}: Parquet tables can't be in an object store: an append is a directory that is renamed",
+                hint="use --format delta",
+            )
         self.types = types
 
     @classmethod
     def existing(cls, root: Path | str) -> Warehouse:
         """Return the warehouse at ``root`` in the format that it has."""
-        found = read_json(local_directory(root, "the warehouse") / "_cdcpipe/warehouse.json")
+        found = read_json(place(root, "the warehouse") / "_cdcpipe/warehouse.json")
         if found is None:
             raise WarehouseError(f"{root} is not a warehouse of cdcpipe: it has no _cdcpipe/warehouse.json")
         return cls(root, str(found.get("format")), str(found.get("types", EXACT)))
 
-    @property
-    def checkpoint(self) -> Path:
-        """Where Spark keeps its checkpoint unless told otherwise."""
-        return self.root / "_cdcpipe/checkpoint"
+    def local_root(self, staging: Path | None = None) -> Path:
+        """Return where locks and checkpoint are, below ``_cdcpipe``: what has to be in a file system.
+
+        That is the warehouse's own directory. For one in an object store it is in the staging directory, the noted one if left out;
+        WarehouseError if that is not there.
+        """
+        if is_local(self.root):
+            return self.root
+        staging = staging or self.source().staging
+        if staging is None or not staging.is_dir():
+            raise WarehouseError(
+                f"the locks of {self.root} are in its staging directory, {staging or 'which is not noted'}, and that is not here",
+                hint="do this where the staging directory is, at the path where cdcpipe-spark run had it",
+            )
+        bucket_and_key = str(self.root).partition("://")[2].rstrip("/")  # s3a and s3 are the same store
+        return staging / f"warehouse-{hashlib.sha256(bucket_and_key.encode()).hexdigest()[:8]}"
 
     def changelog(self, table: Table) -> Path:
         """Return where the table's changelog is."""
@@ -234,6 +257,7 @@ class Warehouse:
         publications are, is noted for those who look at the warehouse later.
         """
         found = read_json(self._identity_path)
+        check_store(self.root)
         identity = {"system_id": epoch.system_id, "database": epoch.database, "slot": epoch.slot}
         facts = {"publications": list(epoch.publications)} | ({} if staging is None else {"staging": str(staging)})
         if found is None:
@@ -243,7 +267,7 @@ class Warehouse:
                         f"{self.root} holds tables, and not the file _cdcpipe/warehouse.json that says whose they are",
                         hint="restore that file, or give an empty directory as warehouse",
                     )
-            self._identity_path.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(self._identity_path.parent)
             write_json(self._identity_path, {"version": FORMAT, "format": self.format, "types": self.types, **identity, **facts})
             return None
         if found.get("version") != FORMAT:
@@ -311,7 +335,7 @@ class Warehouse:
     def write_versions(self, table: Table, versions: list[Version]) -> None:
         """Replace a table's versions."""
         path = self._versions_path(table)
-        path.parent.mkdir(exist_ok=True)
+        make_directory(path.parent)
         write_json(
             path,
             {"schema": table.schema, "name": table.name, "versions": [version.to_json() for version in versions]},
@@ -327,7 +351,7 @@ class Warehouse:
     def note_snapshot(self, table: Table, position: Position) -> None:
         """Note, before anything of a table's snapshot comes to the warehouse, that it begins."""
         path = self._snapshot_path(table)
-        path.parent.mkdir(exist_ok=True)
+        make_directory(path.parent)
         write_json(path, {"schema": table.schema, "name": table.name, "position": str(position)})
 
     def note_finished(self, table: Table) -> None:
@@ -345,7 +369,7 @@ class Warehouse:
     def note_purged(self, table: Table, lsn: int) -> None:
         """Note, before anything is removed from a table's changelog, that changes up to ``lsn`` may be missing there."""
         path = self._purged_path(table)
-        path.parent.mkdir(exist_ok=True)
+        make_directory(path.parent)
         write_json(path, {"schema": table.schema, "name": table.name, "lsn": format_lsn(max(lsn, self.purged_lsn(table)))})
 
     def purged_lsn(self, table: Table) -> int:

@@ -26,7 +26,7 @@ from spark_sink import changelog, delta, last_error, replica, session, types
 from spark_sink.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline import Pipeline
 from spark_sink.staging import Position, list_segments, log_end, read_readers, register_reader
-from spark_sink.warehouse import MESSAGES, SCHEMA_HISTORY, Table, Warehouse, WarehouseError
+from spark_sink.warehouse import CHECKPOINT, MESSAGES, SCHEMA_HISTORY, Table, Warehouse, WarehouseError
 
 pytestmark = pytest.mark.spark
 
@@ -425,10 +425,10 @@ def test_nothing_twice_whatever_the_batches(road: Road) -> None:
     counts = {name: road.changelog("public", name).count() for name in ("kinds", "identity_full", "keyless")}
     house = Warehouse.existing(road.warehouse)
     versions = changelog.read(road.spark, house, SCHEMA_HISTORY).count()
-    shutil.rmtree(house.checkpoint)
+    shutil.rmtree(house.local_root() / CHECKPOINT)
     road.pipeline().process_available()
     # As if it had been killed before it could note how far it was, with some tables further than others.
-    shutil.rmtree(house.checkpoint)
+    shutil.rmtree(house.local_root() / CHECKPOINT)
     house.record(Position(1, list_segments(road.staging)[0].start_lsn))
     shutil.rmtree(house.replica(Table("public", "identity_full")))
     before = len(list((house.changelog(Table("public", "kinds")) / "_delta_log").glob("*.json")))

@@ -113,15 +113,24 @@ def test_a_damaged_identity_is_refused(tmp_path: Path, text: str) -> None:
         warehouse.open(EPOCH)
 
 
-@pytest.mark.parametrize(
-    "url", ["s3a://bucket/lake", "abfss://lake@account.dfs.core.windows.net/x", "gs://b", "file:/srv", "HDFS://n/x"]
-)
-def test_a_url_is_refused(url: str) -> None:
+@pytest.mark.parametrize("url", ["file:/srv", "file:///srv", "HDFS://n/x", Path("s3a://bucket/lake")])
+def test_a_url_of_something_else_than_a_store_is_refused(url: Path | str) -> None:
     for path in (url, Path(url)):
-        with pytest.raises(InvalidArgumentsError, match="not a URL"):
+        with pytest.raises(InvalidArgumentsError, match=r"not a URL|can't be there"):
             Warehouse(path, "delta")
-        with pytest.raises(InvalidArgumentsError, match="not a URL"):
+        with pytest.raises(InvalidArgumentsError, match=r"not a URL|can't be there"):
             Warehouse.existing(path)
+
+
+def test_packages_of_somebody_else_come_beside_delta_lakes() -> None:
+    settings, conf = {"spark.jars.packages": session.DELTA_PACKAGES}, {"spark.jars.packages": "a:b:1", "spark.jars.excludes": "c:d"}
+    session._join_packages(settings, conf)
+    assert conf["spark.jars.packages"].split(",") == ["a:b:1", *session.DELTA_PACKAGES.split(",")]
+    assert conf["spark.jars.excludes"].split(",") == ["c:d", *session.DELTA_EXCLUDES_AMONG_OTHERS.split(",")]
+    for own, theirs in (({}, {"spark.jars.packages": "a:b:1"}), (settings, {"spark.jars": "x.jar"})):
+        before = dict(theirs)
+        session._join_packages(dict(own), theirs)
+        assert theirs == before
 
 
 def test_a_directory_without_delta(tmp_path: Path) -> None:

@@ -1,0 +1,305 @@
+"""Warehouses in an object store: S3, as moto plays it. Without Spark, but for the last one."""
+
+import json
+import logging
+import random
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import postgres
+import pyarrow as pa
+import pytest
+from moto.server import ThreadedMotoServer
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+from test_imports import import_without
+
+from cdcpipe.errors import InvalidArgumentsError
+from spark_sink import changelog, deletion_vector, delta, delta_files, replica, small_merge, storage
+from spark_sink.delta_files import ChangedError, Replaced
+from spark_sink.delta_log import TableLog, read_table
+from spark_sink.parquet_file import FileWriter, Layout, WrittenFile
+from spark_sink.staging import Epoch, Position
+from spark_sink.storage import StorageError, place
+from spark_sink.types import typed_schema
+from spark_sink.warehouse import CHECKPOINT, Table, Version, Warehouse, WarehouseError
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
+TABLE = Table("public", "Odd %1/ü")  # what URLs and Hadoop's paths write otherwise
+COLUMNS = StructType([StructField("id", LongType()), StructField("name", StringType())])
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    made = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    made.start()
+    host, port = made.get_host_and_port()
+    yield f"http://{host}:{port}"
+    made.stop()
+
+
+@pytest.fixture
+def root(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A place in a bucket of its own."""
+    for name, value in {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "REGION": "us-east-1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+    bucket = f"lake{random.randrange(10**9)}"
+    made: Any = place(f"s3a://{bucket}/shop")
+    made.fs.mkdir(bucket)
+    return made
+
+
+@pytest.fixture
+def house(root: Any, tmp_path: Path) -> Warehouse:
+    made = Warehouse(root, "delta")
+    made.open(EPOCH, tmp_path)
+    made.write_versions(TABLE, [Version(0, 0, 7, ("id",), ("id",))])
+    return made
+
+
+def change(op: str, key: int, name: str | None, lsn: int, unchanged: list[str] | None = None) -> dict[str, Any]:
+    return {
+        "id": key,
+        "name": name,
+        "_cdc_op": op,
+        "_cdc_epoch": 1,
+        "_cdc_end_lsn": lsn,
+        "_cdc_ordinal": key,
+        "_cdc_unchanged": unchanged,
+    }
+
+
+def append(house: Warehouse, changes: list[dict[str, Any]], start: int, end: int) -> None:
+    schema = typed_schema(COLUMNS)
+    rows = pa.Table.from_pylist(changes, schema=to_arrow_schema(schema, timezone="UTC"))
+    no_spark: Any = None
+    changelog.append(no_spark, house, TABLE, rows, schema, Position(1, start), Position(1, end))
+
+
+def merge(house: Warehouse, after: int, until: int) -> None:
+    arguments = (["id"], after, Position(1, until), lambda columns: replica.properties(("id",), columns))
+    assert small_merge.apply(house.changelog(TABLE), house.replica(TABLE), *arguments)
+
+
+def rows(house: Warehouse) -> list[Any]:
+    """What the replica's files have, less what their deletion vectors take away."""
+    log, found = TableLog(house.replica(TABLE)).refresh(), []
+    for file in log.files:
+        there = storage.parquet_reader(log.path / file["path"]).read().to_pydict().values()
+        gone = deletion_vector.read(log.path, file["deletionVector"]) if "deletionVector" in file else []
+        found += [row for number, row in enumerate(zip(*there, strict=True)) if number not in gone]
+    return sorted(found)
+
+
+def test_from_changes_to_a_replica(house: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(house, [change("insert", key, f"n{key}", 10) for key in range(9)], 0, 10)
+    merge(house, 0, 10)
+    monkeypatch.setattr(small_merge, "_SMALL_BYTES", 0)  # deletion vectors, also for small files
+    append(house, [change("update", 3, None, 20, ["name"]), change("update", 4, "x", 20), change("delete", 5, None, 20)], 10, 20)
+    append(house, [change("insert", 9, "y", 30)], 20, 30)
+    merge(house, 10, 30)
+    assert rows(house) == [(0, "n0"), (1, "n1"), (2, "n2"), (3, "n3"), (4, "x"), (6, "n6"), (7, "n7"), (8, "n8"), (9, "y")]
+    state = read_table(house.replica(TABLE))
+    assert state is not None
+    assert (state.lsn, state.rows, state.version) == (30, 9, 1)
+    assert read_table(house.replica(TABLE), state) is state
+    assert delta.newest_lsn(house.changelog(TABLE)) == delta.newest_lsn(house.replica(TABLE)) == 30
+    assert delta.exists(house.changelog(TABLE))
+    assert read_table(house.changelog(Table("public", "none"))) is None
+    assert delta.newest_lsn(house.replica(Table("public", "none"))) is None
+
+
+def test_two_writers_and_one_name(root: Any) -> None:
+    """Each of them gets a commit, whichever comes first."""
+    first = delta_files.define(root / "t", COLUMNS, {})
+    delta_files.commit(first, [], Position(1, 10))
+    tables = [delta_files.open_table(root / "t") for _ in range(4)]
+
+    def write(number: int) -> None:
+        file = WrittenFile(f"part-{number}.parquet", 100, 1, {}, {}, {})
+        delta_files.commit(tables[number], [file], Position(1, 10), is_reached=False)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(table.version for table in tables) == [1, 2, 3, 4]
+    log = TableLog(root / "t").refresh()
+    assert (log.version, len(log.files)) == (4, 4)
+    with pytest.raises(ChangedError):  # who replaces files has to know all commits
+        delta_files.commit(first, [], Position(1, 20), replaced=[Replaced({"path": "part-1.parquet"})])
+
+
+def test_a_put_whose_answer_was_lost(root: Any) -> None:
+    storage.put_if_absent(root / "x", b"one")
+    storage.put_if_absent(root / "x", b"one")  # made again
+    with pytest.raises(FileExistsError):
+        storage.put_if_absent(root / "x", b"two")
+    assert (root / "x").read_bytes() == b"one"
+
+
+def test_a_store_without_conditional_writes_is_refused(root: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe_file = root.fs.pipe_file
+    monkeypatch.setattr(root.fs, "pipe_file", lambda path, data, **_kwargs: pipe_file(path, data))
+    with pytest.raises(StorageError, match="no conditional writes"):
+        Warehouse(root, "delta").open(EPOCH, tmp_path)
+
+
+def test_what_cannot_be_reached_is_said(root: Any, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"s3a://nowhere/x.*can't be reached: .*bucket does not exist"):
+        Warehouse("s3a://nowhere/x", "delta").open(EPOCH, tmp_path)
+    with pytest.raises(WarehouseError, match="not a warehouse"):
+        Warehouse.existing(root / "other")
+
+
+def test_files_of_one_table_for_another(root: Any) -> None:
+    names = ["a", "b%41"]
+    for name in names:
+        storage.write_file(root / "one" / name, name.encode())
+    storage.copy_files(root / "one", root / "two", names)
+    storage.copy_files(root / "one", root / "two", [])
+    storage.remove_tree(root / "one")
+    storage.remove_tree(root / "one")
+    assert (storage.list_names(root / "one"), sorted(storage.list_names(root / "two"))) == ([], names)
+    assert (root / "two" / "b%41").read_bytes() == b"b%41"
+
+
+def test_a_file_by_name(root: Any) -> None:
+    """As an executor writes it, who gets the directory's name."""
+    layout = Layout(("a",), pa.schema([("a", pa.int64())]))
+    writer = FileWriter(storage.name(root / "t"), "part-1.parquet", layout)
+    writer.write({"a": pa.array(np.arange(5))}, 5)
+    written = writer.close()
+    assert (written.rows, written.size) == (5, (root / "t/part-1.parquet").stat().st_size)
+    assert storage.parquet_reader(root / "t/part-1.parquet").read()["a"].to_pylist() == [0, 1, 2, 3, 4]
+
+
+def test_the_warehouse_knows_itself_again(house: Warehouse, tmp_path: Path) -> None:
+    house.record(Position(1, 5))
+    again = Warehouse.existing(str(house.root))
+    assert again.open(EPOCH) == Position(1, 5)
+    assert again.tables() == [TABLE]
+    assert again.versions(TABLE)[0].key == ("id",)
+    assert again.local_root() == house.local_root(tmp_path)
+    assert Warehouse(str(house.root).replace("s3a://", "s3://") + "/", "delta").local_root(tmp_path) == again.local_root()
+    assert again.local_root().parent == tmp_path
+    house.note_snapshot(TABLE, Position(1, 7))
+    assert again.unfinished_snapshots() == [(TABLE, Position(1, 7))]
+    house.note_finished(TABLE)
+    assert again.unfinished_snapshots() == []
+    tmp_path.rename(tmp_path.with_name("elsewhere"))
+    with pytest.raises(WarehouseError, match=r"locks of s3a://.* are in its staging directory"):
+        again.local_root()
+
+
+def test_what_a_store_is_not_for(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentsError, match="Parquet tables can't be in an object store"):
+        Warehouse("s3a://bucket/lake", "parquet")
+    for url in ("hdfs://node/lake", "file:///srv/lake", "https://host/lake"):
+        with pytest.raises(InvalidArgumentsError, match="the warehouse can't be there"):
+            Warehouse(url, "delta")
+    with pytest.raises(InvalidArgumentsError, match="not a URL"):
+        Warehouse(Path("s3a://bucket/lake"), "delta")
+    assert place(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("option", ["--staging", "--checkpoint", "--spill"])
+def test_all_else_is_in_a_file_system(option: str) -> None:
+    options = {"--staging": "staging", "--warehouse": "s3a://bucket/lake"} | {option: "s3a://bucket/x"}
+    arguments = [text for pair in options.items() for text in pair]
+    command = [sys.executable, "-m", "spark_sink", "run", "-S", "s", "--publication", "p", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1
+    assert f"{option} is a directory of a local or mounted file system, not a URL" in done.stderr
+
+
+def test_what_reaches_a_store_is_named_where_it_is_missing() -> None:
+    for url, module, extra in (("s3a://b/x", "upath", "s3"), ("s3a://b/x", "s3fs", "s3"), ("gs://b/x", "gcsfs", "gcs")):
+        done = import_without({module}, f"spark_sink.__main__ as m; sys.exit(m.invoke(['verify', '--warehouse', {url!r}]))")
+        assert f"error: {url}: " in done.stderr
+        assert f"hint: pip install 'cdcpipe[{extra}]'" in done.stderr
+
+
+def test_the_names_that_spark_takes() -> None:
+    assert storage.name(place("s3a://bucket/lake/") / "t") == "s3a://bucket/lake/t"
+    assert delta.table_name(place("s3a://bucket/a b") / "public.%41") == "delta.`s3a://bucket/a b/public.%41`"
+
+    class Azure:
+        storage_options: ClassVar = {"account_name": "account"}
+        protocol = "abfss"
+        path = "container/lake/t"
+
+    azure: Any = Azure()
+    assert storage.name(azure) == "abfss://container@account.dfs.core.windows.net/lake/t"
+
+
+def test_commits_say_the_same_everywhere(root: Any, tmp_path: Path) -> None:
+    found = []
+    for path in (root / "t", tmp_path / "t"):
+        table = delta_files.define(path, COLUMNS, {"a": "b"})
+        delta_files.commit(table, [WrittenFile("part-1.parquet", 100, 7, {}, {}, {})], Position(1, 10))
+        text = (path / "_delta_log" / f"{0:020d}.json").read_text()
+        found.append([sorted(json.loads(line)) for line in text.splitlines()])
+    assert found[0] == found[1]
+
+
+SCRIPT = """
+import os, sys
+import psycopg
+from spark_sink.__main__ import invoke
+
+dsn, staging, warehouse, *conf = sys.argv[1:]
+run = ["run", "-d", dsn, "-S", "stored", "--publication", "p", "--staging", staging, "--warehouse", warehouse]
+run += ["--available-now", *conf]
+server = psycopg.connect(dsn, autocommit=True)
+code = invoke([*run, "-c"])
+server.execute("update fruit set name = 'x' where id < 3")
+server.execute("insert into fruit values (8, 'eight')")
+server.execute("truncate odd")  # that is merged by Spark
+server.execute("insert into odd values (3, 'NaN')")
+code = code or invoke(run)
+code = code or invoke(["verify", "-d", dsn, "--warehouse", warehouse, *conf])
+server.close()
+sys.exit(code)
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_with_spark_as_the_readme_has_it(root: Any, server: str, database: postgres.Database, tmp_path: Path) -> None:
+    conf = re.findall(r"--conf (spark\.\S+)", README.partition("### Object stores")[2].partition("\n### ")[0])
+    assert len(conf) == 5
+    conf = [text.replace("http://minio:9000", server) for text in conf]
+    with database.connect() as connection:
+        connection.execute("create table fruit (id int primary key, name text)")
+        connection.execute("insert into fruit select n, 'fruit ' || n from generate_series(1, 7) n")
+        connection.execute('create table odd (id int primary key, "%1" numeric)')
+        connection.execute("insert into odd values (1, 1.5)")
+        connection.execute("create publication p for table fruit, odd")
+    # As for the session that the other tests share (conftest.py).
+    conf += ["spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m"]
+    conf += ["spark.sql.codegen.wholeStage=false", "spark.sql.shuffle.partitions=2"]
+    options = [text for each in conf for text in ("--conf", each)]
+    command = [sys.executable, "-c", SCRIPT, database.dsn, str(tmp_path / "staging"), str(root), *options]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "public.fruit: equal, 8 rows\npublic.odd: equal, 1 rows\n", done.stderr
+    house = Warehouse.existing(root)
+    operations = []
+    for table in ("fruit", "odd"):
+        log = house.replica(Table("public", table)) / "_delta_log"
+        commits = [(log / name).read_text() for name in sorted(storage.list_names(log)) if name.endswith(".json")]
+        operations.append(['engineInfo": "cdcpipe' in text for text in commits])
+    assert operations == [[True, True], [True, False]]
+    assert (house.local_root() / CHECKPOINT / "offsets/0").exists()
