@@ -723,7 +723,8 @@ def test_progress_on_a_terminal_and_a_signal_to_all_processes(database: postgres
     ("options", "code", "message"),
     [
         (("--conf", "novalue"), 1, "--conf takes KEY=VALUE"),
-        (("--warehouse", "s3://bucket/lake", "--available-now"), 1, "--warehouse is a directory"),
+        (("--warehouse", "hdfs://node/lake", "--available-now"), 1, "--warehouse can't be there"),
+        (("--warehouse", "s3a://bucket/lake", "--format", "parquet"), 1, "Parquet tables can't be in an object store"),
         (("--staging", "s3a://bucket/staging"), 1, "--staging is a directory"),
         (("--checkpoint", "abfss://lake@account/checkpoint"), 1, "--checkpoint is a directory"),
         (("--format", "iceberg"), 1, "iceberg"),
