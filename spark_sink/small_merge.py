@@ -101,7 +101,16 @@ def apply(
     """
     for _ in range(_ATTEMPTS):
         try:
-            _merge(changelog, replica, key, after_lsn, position, properties)
+            source, log = _Source(TableLog(changelog).refresh()), TableLog(replica).refresh()
+            if (log.lsn or 0) < position.lsn:
+                changes = source.read(key, after_lsn, position.lsn)
+                last = _reduce(changes, key)
+                if log.version < 0:
+                    target = _Target.new(replica, key, source.columns, properties(source.columns.names))
+                else:
+                    target = _Target.of_log(log, key, source.columns, last)
+                touched = [target.find(file, last) for file in target.candidates(last)]
+                target.commit(_new_rows(changes, last, target, touched), touched, position)
         except ChangedError:
             continue
         except (_NotOrdinaryError, UnreadableError, OSError, ValueError, pa.ArrowNotImplementedError) as ex:
@@ -109,31 +118,6 @@ def apply(
             return False
         return True
     return False
-
-
-def _merge(
-    changelog: Path,
-    replica: Path,
-    key: Sequence[str],
-    after_lsn: int,
-    position: Position,
-    properties: Callable[[Sequence[str]], Mapping[str, str]],
-) -> None:
-    source, log = _Source(TableLog(changelog).refresh()), TableLog(replica).refresh()
-    if (log.lsn or 0) >= position.lsn:
-        return
-    changes = source.read(key, after_lsn, position.lsn)
-    last = _reduce(changes, key)
-    if log.version < 0:
-        # What an attempt left that did not come to its end.
-        storage.remove_tree(replica)
-        storage.make_directory(replica)
-        target = _Target(delta_files.define(replica, source.columns, properties(source.columns.names)), key)
-    else:
-        target = _Target.of_log(log, key, source.columns, last)
-    touched = [target.find(file, last) for file in target.candidates(last)]
-    new = _new_rows(changes, last, target, touched)
-    target.commit(new, touched, position)
 
 
 # --- the changes ---
@@ -332,6 +316,14 @@ class _Target:
         self.files = files
         self._fields = fields_of(table.physical, table.schema.names)
         self._key = {f"k{index}": self._fields[name] for index, name in enumerate(key)}
+
+    @classmethod
+    def new(cls, path: Path, key: Sequence[str], columns: StructType, properties: Mapping[str, str]) -> _Target:
+        """Return a replica that its first commit will make."""
+        # What an attempt left that did not come to its end.
+        storage.remove_tree(path)
+        storage.make_directory(path)
+        return cls(delta_files.define(path, columns, properties), key)
 
     @classmethod
     def of_log(cls, log: TableLog, key: Sequence[str], columns: StructType, last: _Last) -> _Target:
