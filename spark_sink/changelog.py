@@ -29,6 +29,7 @@ from pyspark.sql.types import StructType
 from cdcpipe.lsn import format_lsn
 from spark_sink import delta, delta_files, storage
 from spark_sink.delta import State
+from spark_sink.delta_log import commits
 from spark_sink.parquet_file import FileWriter, Layout
 from spark_sink.staging import fsync_directory
 from spark_sink.types import split_schema, typed_schema
@@ -118,8 +119,8 @@ def read(spark: SparkSession, warehouse: Warehouse, table: Table) -> DataFrame:
 def read_as_is(spark: SparkSession, warehouse: Warehouse, table: Table) -> DataFrame:
     """Return all changes as of now; should some be removed later, it shows them all the same, or is an error."""
     path = warehouse.changelog(table)
-    if warehouse.format == "delta" and delta.exists(path):
-        return delta.read_version(spark, path, delta.newest_version(path))
+    if warehouse.format == "delta" and (versions := commits(path)):
+        return delta.read_version(spark, path, versions[-1])
     return read(spark, warehouse, table)
 
 

@@ -7,13 +7,12 @@ read in its log (delta_log.py), without the JVM, for which it is a job.
 from __future__ import annotations
 
 import json
-import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from spark_sink import storage
-from spark_sink.delta_log import APPLICATION, TableLog
+from spark_sink.delta_log import APPLICATION, TableLog, commits
 from spark_sink.delta_schema import columns
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ __all__ = [
     "exists",
     "literal",
     "newest_lsn",
-    "newest_version",
     "overwrite",
     "pin",
     "quote",
@@ -46,7 +44,6 @@ __all__ = [
     "write_commit",
 ]
 
-_COMMIT_NAME = re.compile(r"[0-9]{20}\.json", re.ASCII)
 _NEWEST_COMMITS = 20
 
 _PROPERTIES = {
@@ -102,10 +99,16 @@ def state(path: Path) -> State | None:
 
 def newest_lsn(path: Path) -> int | None:
     """Return the LSN that the table has reached, None if there is no table."""
-    if not exists(path):
+    versions = commits(path)
+    if not versions:
         return None
-    newest = _newest_lsn(path)
-    return (TableLog(path).refresh().lsn or 0) if newest is None else newest
+    # It is nearly always in one of the newest.
+    for version in reversed(versions[-_NEWEST_COMMITS:]):
+        for line in (path / "_delta_log" / f"{version:020d}.json").read_text().splitlines():
+            transaction = json.loads(line).get("txn") if '"txn"' in line else None
+            if transaction is not None and transaction["appId"] == APPLICATION:
+                return int(transaction["version"])
+    return TableLog(path).refresh().lsn or 0
 
 
 def pin(path: Path) -> tuple[int, int] | None:
@@ -114,27 +117,9 @@ def pin(path: Path) -> tuple[int, int] | None:
     return None if log.version < 0 else (log.version, log.lsn or 0)
 
 
-def newest_version(path: Path) -> int:
-    """Return the number of the table's newest commit."""
-    commits = [name for name in storage.list_names(path / "_delta_log") if _COMMIT_NAME.fullmatch(name)]
-    return int(max(commits).removesuffix(".json"))
-
-
 def read_version(spark: SparkSession, path: Path, version: int) -> DataFrame:
     """Return the rows that the table had as of one of its versions."""
     return spark.read.format("delta").option("versionAsOf", version).load(storage.name(path))
-
-
-def _newest_lsn(path: Path) -> int | None:
-    """Find the LSN in the newest commits, where it nearly always is; None if they are all somebody else's."""
-    log = path / "_delta_log"
-    commits = sorted(name for name in storage.list_names(log) if _COMMIT_NAME.fullmatch(name))
-    for commit in reversed(commits[-_NEWEST_COMMITS:]):
-        for line in (log / commit).read_text().splitlines():
-            transaction = json.loads(line).get("txn") if '"txn"' in line else None
-            if transaction is not None and transaction["appId"] == APPLICATION:
-                return int(transaction["version"])
-    return None
 
 
 @contextmanager

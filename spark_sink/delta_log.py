@@ -1,8 +1,7 @@
 """What a Delta table's log says of the table, read without Spark and without Java: `TableLog`, `read_table`.
 
 The log is replayed as Delta's protocol has it (PROTOCOL.md, "Action Reconciliation"): the newest checkpoint, in one file or
-several, and the commits after it. Rows are counted from the files' statistics, less what their deletion
-vectors take away.
+several, and the commits after it. Rows are counted from the files' statistics, less what their deletion vectors take away.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["APPLICATION", "TableLog", "TableState", "is_long", "read_table", "row_count"]
+__all__ = ["APPLICATION", "TableLog", "TableState", "commits", "is_long", "read_table"]
 
 APPLICATION = "cdcpipe"
 """Under this name a table's transaction version is the LSN up to which it has its changes.
@@ -66,7 +65,7 @@ class TableState:
 
 
 class TableLog:
-    """A table's log, replayed up to its newest commit: by ``refresh``, each time from where it was.
+    """A table's log, replayed up to the commit that was the newest at the last ``refresh``.
 
     ``refresh`` raises OSError, or ValueError for a log that is damaged.
     """
@@ -94,44 +93,38 @@ class TableLog:
         return self._files.values()
 
     def refresh(self) -> Self:
-        """Read what is new."""
+        """Read it."""
         for attempt in range(_ATTEMPTS):
+            self._forget()
             try:
                 self._read()
             except FileNotFoundError:
-                self._forget()
                 if attempt == _ATTEMPTS - 1 and self._log.is_dir():
                     raise
-            except BaseException:
-                self._forget()
-                raise
             else:
-                break
+                return self
+        self._forget()
         return self
 
     def _read(self) -> None:
         names = storage.list_names(self._log)
-        commits = sorted(int(match[1]) for name in names if (match := _COMMIT.fullmatch(name)))
-        if not commits or commits[-1] < self.version:
-            self._forget()  # another table may be there in its place
-        if not commits or commits[-1] == self.version:
+        versions = _versions(names)
+        if not versions:
             return
         checkpoint, parts = _newest_checkpoint(names)
-        if self.version < max(checkpoint, commits[0] - 1):
-            self._forget()
-            for name in parts:
-                for action in _checkpoint_actions(self._log / name):
-                    self._apply(action)
-            self.version = checkpoint
-        for version in commits:
-            if version > self.version:
+        for name in parts:
+            for action in _checkpoint_actions(self._log / name):
+                self._apply(action)
+        self.version = checkpoint
+        for version in versions:
+            if version > checkpoint:
                 if version != self.version + 1:
                     raise ValueError(f"the log of {self.path} lacks what comes before version {version}")
                 for line in self._commit(version):
                     self._apply(json.loads(line))
                 self.version = version
-        if commits[-1] <= checkpoint:  # the checkpoint has no commitInfo
-            for line in self._commit(commits[-1]):
+        if versions[-1] <= checkpoint:  # the checkpoint has no commitInfo
+            for line in self._commit(versions[-1]):
                 if b'"commitInfo"' in line:
                     self._apply(json.loads(line))
 
@@ -164,7 +157,7 @@ def read_table(path: Path, known: TableState | None = None) -> TableState | None
     log = TableLog(path).refresh()
     if log.version < 0:
         return None
-    counts = [row_count(file) for file in log.files]
+    counts = [_row_count(file) for file in log.files]
     return TableState(
         version=log.version,
         lsn=log.lsn,
@@ -174,11 +167,20 @@ def read_table(path: Path, known: TableState | None = None) -> TableState | None
     )
 
 
+def commits(path: Path) -> list[int]:
+    """Return the numbers of the commits that are in a table's log, in order; none if there is no table."""
+    return _versions(storage.list_names(path / "_delta_log"))
+
+
 def is_long(path: Path) -> bool:
     """Tell whether a table's log has so many commits behind its newest checkpoint that another one saves readers time."""
     names = storage.list_names(path / "_delta_log")
     checkpoint, _ = _newest_checkpoint(names)
-    return sum(int(match[1]) > checkpoint for match in map(_COMMIT.fullmatch, names) if match is not None) >= _MANY_COMMITS
+    return sum(version > checkpoint for version in _versions(names)) >= _MANY_COMMITS
+
+
+def _versions(names: Iterable[str]) -> list[int]:
+    return sorted(int(match[1]) for match in map(_COMMIT.fullmatch, names) if match is not None)
 
 
 def _is_newest(path: Path, version: int) -> bool:
@@ -235,7 +237,7 @@ def _identity(file: Mapping[str, Any]) -> tuple[str, str]:
     return file["path"], f"{vector['storageType']}{vector['pathOrInlineDv']}@{vector.get('offset')}"
 
 
-def row_count(file: Mapping[str, Any]) -> int | None:
+def _row_count(file: Mapping[str, Any]) -> int | None:
     """Return how many rows a file has that its deletion vector leaves; None if it has no statistics."""
     count = json.loads(file.get("stats") or "{}").get("numRecords")
     if count is None:

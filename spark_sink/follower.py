@@ -155,8 +155,7 @@ class Follower:
             self._bring_with(spark, table, position)
         finally:
             self._sessions.put(spark)
-        if delta.exists(self._warehouse.replica(table)):
-            self.note_log(self._warehouse.replica(table))
+        self.note_log(self._warehouse.replica(table))
         self._merged(table)
 
     def _bring_with(self, spark: SparkSession, table: Table, position: Position) -> None:

@@ -351,7 +351,7 @@ class _Target:
         for name, field in self._key.items():
             if pa.types.is_integer(field.type) and len(last.row):
                 ranges[field.name] = pc.min_max(last.keys[name]).as_py()
-        found = []
+        found, count = [], 0
         for file in self.files:
             known = statistics(file)
             least, greatest = (known.get(kind, {}) for kind in ("minValues", "maxValues"))
@@ -360,7 +360,8 @@ class _Target:
                 for name, of_key in ranges.items()
             ):
                 found.append(file)
-        if sum(statistics(file)["numRecords"] for file in found) > _MOST_ROWS:
+                count += known["numRecords"]
+        if count > _MOST_ROWS:
             raise _NotOrdinaryError("many rows to look through")
         return found
 
