@@ -4,21 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_tables import EPOCH, TABLE, schema_of
 
 from spark_sink import changelog, delta, replica
-from spark_sink.staging import Epoch, Position
-from spark_sink.warehouse import Table, Version, Warehouse
+from spark_sink.staging import Position
+from spark_sink.warehouse import Version, Warehouse
 
 pytestmark = pytest.mark.spark
 
-TABLE = Table("public", "t")
-EPOCH = Epoch(1, "7", 1, "db", "slot", ("p",), {}, 0)
-COLUMNS = "k int, c int, v string, m array<int>"
-SCHEMA = (
-    f"{COLUMNS}, _cdc_op string, _cdc_epoch int, _cdc_end_lsn bigint, _cdc_ordinal int, _cdc_xid bigint, "
-    "_cdc_commit_time timestamp, _cdc_unchanged array<string>, "
-    f"_cdc_old struct<{COLUMNS.replace(' ', ':').replace(',:', ',')}>, _cdc_exact map<string,string>"
-)
+SCHEMA = schema_of("k int, c int, v string, m array<int>")
 
 Row = tuple[Any, ...]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_tables import EPOCH, KEY, SCHEMA, TABLE, Source, add, comparable
+from test_tables import COLUMNS, EPOCH, KEY, SCHEMA, TABLE, Source, add, comparable, schema_of
 
 from spark_sink import changelog, deletion_vector, delta, delta_files, replica, small_merge
 from spark_sink.delta_log import TableLog, read_table
@@ -72,6 +72,15 @@ class Ordinary(Source):
         super().update(key, to)
 
 
+def filled(house: House, seed: int, keys: int) -> Ordinary:
+    """Return a source with so many rows, which the changelog has."""
+    source = Ordinary(random.Random(seed))
+    for key in range(keys):
+        source.insert(key)
+    house.add(source.changes, 0, source.commit())
+    return source
+
+
 @pytest.mark.parametrize("small_bytes", [0, 1 << 20], ids=["deletion vectors", "files written anew"])
 def test_random_changes(house: House, monkeypatch: pytest.MonkeyPatch, small_bytes: int) -> None:
     monkeypatch.setattr(small_merge, "_SMALL_BYTES", small_bytes)
@@ -108,10 +117,7 @@ def test_random_changes(house: House, monkeypatch: pytest.MonkeyPatch, small_byt
 def test_what_spark_has_written(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica made, merged and checkpointed by Spark, with deletion vectors of its own: changes go on here, and there again."""
     monkeypatch.setattr(small_merge, "_SMALL_BYTES", 0)
-    source = Ordinary(random.Random(5))
-    for key in range(40):
-        source.insert(key)
-    house.add(source.changes, 0, source.commit())
+    source = filled(house, 5, 40)
     with monkeypatch.context() as spark_alone:
         spark_alone.setattr(small_merge, "apply", lambda *_: house.said.append(False))
         assert not house.apply(source.lsn)
@@ -151,17 +157,6 @@ def test_a_key_in_another_order_than_the_columns(house: House) -> None:
     assert house.rows() == comparable([moved, *rows[2:]])
 
 
-NEW = "case int, id int, a int, blob string, other binary"
-META = (
-    "_cdc_op string, _cdc_epoch int, _cdc_end_lsn bigint, _cdc_ordinal int, _cdc_xid bigint, _cdc_commit_time timestamp, "
-    "_cdc_unchanged array<string>"
-)
-
-
-def schema_of(columns: str) -> str:
-    return f"{columns}, {META}, _cdc_old struct<{columns.replace(' ', ':').replace(',:', ',')}>, _cdc_exact map<string,string>"
-
-
 def change(
     lsn: int, op: str, values: tuple[Any, ...], unchanged: list[str] | None = None, old: Any = None, exact: Any = None
 ) -> tuple[Any, ...]:
@@ -178,12 +173,12 @@ LEFT_TO_SPARK = {
         [(1, 9, 6, "blob", b"n")],
     ),
     "a new column": (
-        schema_of(f"{NEW}, more int"),
+        schema_of(f"{COLUMNS}, more int"),
         [change(20, "insert", (1, 2, 3, "x", b"", 4))],
         [(1, 2, 3, "x", b"")],
     ),
     "a wider column": (
-        schema_of(NEW.replace("a int", "a bigint")),
+        schema_of(COLUMNS.replace("a int", "a bigint")),
         [change(20, "insert", (1, 2, 1 << 40, "x", b""))],
         [(1, 2, 1 << 40, "x", b"")],
     ),
@@ -211,8 +206,7 @@ def test_what_is_not_ordinary(house: House, name: str) -> None:
 def test_keys_that_are_compared_otherwise(house: House, kind: str) -> None:
     value = [1, 2] if kind == "array<int>" else 0.5
     house.warehouse.write_versions(TABLE, [Version(0, 0, 7, ("k",), ("k",))])
-    schema = f"k {kind}, {META}, _cdc_old struct<k:{kind}>, _cdc_exact map<string,string>"
-    house.append(schema, [change(10, "insert", (value,))], 0, 10)
+    house.append(schema_of(f"k {kind}"), [change(10, "insert", (value,))], 0, 10)
     assert not house.apply(10)
     assert house.rows("k") == [(value,)]
 
@@ -233,10 +227,7 @@ def test_a_value_that_was_not_sent_and_is_not_known(house: House) -> None:
 def test_somebody_commits_meanwhile(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row is deleted by hand between the look at the files and the commit: the merge looks again."""
     monkeypatch.setattr(small_merge, "_SMALL_BYTES", 0)
-    source = Ordinary(random.Random(6))
-    for key in range(4):
-        source.insert(key)
-    house.add(source.changes, 0, source.commit())
+    source = filled(house, 6, 4)
     assert house.apply(source.lsn)
     source.update(2)
     house.add(source.changes, source.lsn, source.commit())

@@ -29,11 +29,18 @@ pytestmark = pytest.mark.spark
 TABLE = Table("public", "t")
 EPOCH = Epoch(1, "7", 1, "db", "slot", ("p",), {}, 0)
 COLUMNS = "case int, id int, a int, blob string, other binary"
-SCHEMA = (
-    f"{COLUMNS}, _cdc_op string, _cdc_epoch int, _cdc_end_lsn bigint, _cdc_ordinal int, _cdc_xid bigint, "
-    "_cdc_commit_time timestamp, _cdc_unchanged array<string>, "
-    f"_cdc_old struct<{COLUMNS.replace(' ', ':').replace(',:', ',')}>, _cdc_exact map<string,string>"
-)
+
+
+def schema_of(columns: str) -> str:
+    """Return the schema of a changelog of a table with these columns."""
+    return (
+        f"{columns}, _cdc_op string, _cdc_epoch int, _cdc_end_lsn bigint, _cdc_ordinal int, _cdc_xid bigint, "
+        "_cdc_commit_time timestamp, _cdc_unchanged array<string>, "
+        f"_cdc_old struct<{columns.replace(' ', ':').replace(',:', ',')}>, _cdc_exact map<string,string>"
+    )
+
+
+SCHEMA = schema_of(COLUMNS)
 KEY = ("case", "id")
 
 Row = tuple[int, int, int | None, str | None, bytes | None]
