@@ -162,8 +162,8 @@ def commit(
     """Make files that lie in the table's directory part of it, in one commit.
 
     With ``is_reached`` it records that the table has all changes up to ``position`` then. With ``replaced`` other files go.
-    ChangedError if the table is no longer defined as it was when it was opened, or with ``replaced`` if there is any commit that
-    was not known; WarehouseError if somebody else has recorded a position since.
+    ChangedError if the table is no longer defined as it was when it was opened, if its log does not go back so far, or with
+    ``replaced`` if there is any commit that was not known; WarehouseError if somebody else has recorded a position since.
     """
     now_ms = time.time_ns() // 1_000_000
     files = list(files)
@@ -190,10 +190,19 @@ def commit(
         added = {"path": file.name, "partitionValues": {}, "size": file.size, "modificationTime": now_ms, "dataChange": True}
         actions.append({"add": added | {"stats": json.dumps(file.statistics(names))}})
     text = "".join(json.dumps(action) + "\n" for action in actions)
-    table.version = write_commit(table.path, text, table.version + 1, lambda other: _check(table, other, replaced is not None))
+    version = write_commit(table.path, text, table.version + 1, lambda other: _check(table, other, replaced is not None))
+    if version and not _commit_path(table, version - 1).exists():
+        # The table is further than that, and its log no longer has how it came there (delta_log.shorten): nobody would read this.
+        _commit_path(table, version).unlink()
+        raise ChangedError
+    table.version = version
     table.definition = ()
     if is_reached:
         table.lsn = position.lsn
+
+
+def _commit_path(table: FileTable, version: int) -> Path:
+    return table.path / "_delta_log" / f"{version:020d}.json"
 
 
 def _replacing(replaced: Replaced, now_ms: int) -> list[Mapping[str, Any]]:

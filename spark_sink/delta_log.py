@@ -1,4 +1,4 @@
-"""What a Delta table's log says of the table, read without Spark and without Java: `TableLog`, `read_table`.
+"""What a Delta table's log says of the table, read without Spark and without Java: `TableLog`, `read_table`; and `shorten`.
 
 The log is replayed as Delta's protocol has it (PROTOCOL.md, "Action Reconciliation"): the newest checkpoint, in one file or
 several, and the commits after it. Rows are counted from the files' statistics, less what their deletion vectors take away.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["APPLICATION", "TableLog", "TableState", "commits", "is_long", "read_table"]
+__all__ = ["APPLICATION", "TableLog", "TableState", "commits", "is_long", "read_table", "shorten"]
 
 APPLICATION = "cdcpipe"
 """Under this name a table's transaction version is the LSN up to which it has its changes.
@@ -29,6 +31,10 @@ _COMMIT = re.compile(r"([0-9]{20})\.json", re.ASCII)
 _CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint(?:\.([0-9]{10})\.([0-9]{10}))?\.parquet", re.ASCII)
 _CHECKPOINT_V2 = re.compile(r"([0-9]{20})\.checkpoint\.[0-9a-f-]{36}\.(?:json|parquet)", re.ASCII)
 """Of that form one file is all, which may name others ("sidecars")."""
+_OF_VERSION = re.compile(r"\.?([0-9]{20})\.", re.ASCII)
+"""How the names of all begin that a log has of one version, checksums among it."""
+_LAST_CHECKPOINT = "_last_checkpoint"
+_OWN_RETENTION = {"delta.logRetentionDuration", "delta.enableExpiredLogCleanup"}
 _MANY_COMMITS = 200
 """A checkpoint costs a second, and so many commits less to read."""
 _ATTEMPTS = 3
@@ -107,7 +113,7 @@ class TableLog:
         return self
 
     def _read(self) -> None:
-        names = storage.list_names(self._log)
+        names = _names(self._log)
         versions = _versions(names)
         if not versions:
             return
@@ -168,15 +174,49 @@ def read_table(path: Path, known: TableState | None = None) -> TableState | None
 
 
 def commits(path: Path) -> list[int]:
-    """Return the numbers of the commits that are in a table's log, in order; none if there is no table."""
-    return _versions(storage.list_names(path / "_delta_log"))
+    """Return the numbers of a table's commits from its last checkpoint on, in order; none if there is no table."""
+    return _versions(_names(path / "_delta_log"))
 
 
 def is_long(path: Path) -> bool:
     """Tell whether a table's log has so many commits behind its newest checkpoint that another one saves readers time."""
-    names = storage.list_names(path / "_delta_log")
+    names = _names(path / "_delta_log")
     checkpoint, _ = _newest_checkpoint(names)
     return sum(version > checkpoint for version in _versions(names)) >= _MANY_COMMITS
+
+
+def shorten(path: Path, age_s: float) -> int:
+    """Delete what a log has from before the newest checkpoint that is so old; return how many commits that were.
+
+    A reader who has begun since then finds all that it wants. Left alone are logs of tables with a property that says how long
+    they are to be, and those with checkpoints that are more than their files: Delta shortens these itself.
+    """
+    log = path / "_delta_log"
+    names = storage.list_names(log)
+    checkpoints = sorted(_checkpoints(names))
+    until = time.time() - age_s
+    old = bisect_right(checkpoints, until, key=lambda each: (log / each[1][-1]).stat().st_mtime)
+    first = checkpoints[old - 1][0] if old else 0
+    # In order: a commit is there as long as the one before it is, and who makes the next one looks for that (delta_files.py).
+    gone = sorted(name for name in names if (match := _OF_VERSION.match(name)) and int(match[1]) < first)
+    if not gone or any(map(_CHECKPOINT_V2.fullmatch, names)):
+        return 0
+    if _OWN_RETENTION & TableLog(path).refresh().metadata.get("configuration", {}).keys():
+        return 0
+    storage.remove_files(log, gone)
+    return len(_versions(gone))
+
+
+def _names(log: Path) -> list[str]:
+    """Return the names in a log from its last checkpoint on. What is before may be much, and only `shorten` needs it."""
+    try:
+        version = int(json.loads((log / _LAST_CHECKPOINT).read_bytes())["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        version = 0  # it is but a hint
+    names = storage.list_names(log)
+    first = f"{version:020d}."
+    kept = [name for name in names if name >= first]
+    return kept if f"{first}json" in kept and _newest_checkpoint(kept)[1] else names
 
 
 def _versions(names: Iterable[str]) -> list[int]:
@@ -188,16 +228,21 @@ def _is_newest(path: Path, version: int) -> bool:
     return (log / f"{version:020d}.json").exists() and not (log / f"{version + 1:020d}.json").exists()
 
 
-def _newest_checkpoint(names: list[str]) -> tuple[int, list[str]]:
+def _newest_checkpoint(names: Iterable[str]) -> tuple[int, list[str]]:
     """Return the version of the newest checkpoint that is complete, and its files; -1 and none if there is none."""
+    return max(_checkpoints(names), default=(-1, []))
+
+
+def _checkpoints(names: Iterable[str]) -> list[tuple[int, list[str]]]:
+    """Return the checkpoints that are complete: their versions and files."""
     found: dict[tuple[int, int], list[str]] = {}
+    complete = []
     for name in names:
-        match = _CHECKPOINT.fullmatch(name)
-        if match is not None:
+        if (match := _CHECKPOINT.fullmatch(name)) is not None:
             found.setdefault((int(match[1]), int(match[3] or 1)), []).append(name)
-    complete = [(version, sorted(parts)) for (version, count), parts in found.items() if len(parts) == count]
-    complete += [(int(match[1]), [match[0]]) for match in map(_CHECKPOINT_V2.fullmatch, names) if match is not None]
-    return max(complete, default=(-1, []))
+        elif (match := _CHECKPOINT_V2.fullmatch(name)) is not None:
+            complete.append((int(match[1]), [name]))
+    return complete + [(version, sorted(parts)) for (version, count), parts in found.items() if len(parts) == count]
 
 
 def _checkpoint_actions(path: Path) -> Iterator[Mapping[str, Any]]:

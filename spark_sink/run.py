@@ -159,6 +159,14 @@ Example:
     help="Delta: once a day delete files that have not been part of the table for so long, an hour at least. Or off.",
 )
 @click.option(
+    "--log-retention",
+    type=HOUR_OR_OFF,
+    default="1d",
+    show_default=True,
+    help="Delta: keep the tables' logs, a file for each commit, for so long, an hour at least: a stream that reads a table can "
+    "stand still no longer. Or off: as Delta does, for 30 days.",
+)
+@click.option(
     "--keep-changelog",
     type=HOUR_OR_OFF,
     default="off",
@@ -186,6 +194,7 @@ def command(
     snapshot_chunk_size: int,
     optimize_interval: float | None,
     vacuum_retention: float | None,
+    log_retention: float | None,
     keep_changelog: float | None,
     **options: Any,
 ) -> None:
@@ -268,6 +277,7 @@ def command(
                 house,
                 optimize_interval_s=optimize_interval,
                 vacuum_retention_s=vacuum_retention,
+                log_retention_s=log_retention,
                 keep_changelog_s=keep_changelog,
                 merging=pipeline.merging,
                 appending=pipeline.appending,

@@ -24,7 +24,7 @@ from spark_sink import staging
 from spark_sink.directories import local_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import pyarrow.parquet as pq
 
@@ -42,6 +42,7 @@ __all__ = [
     "place",
     "put_if_absent",
     "read_json",
+    "remove_files",
     "remove_tree",
     "sync_directory",
     "sync_file",
@@ -141,7 +142,7 @@ def list_names(path: Path) -> list[str]:
     """Return the names in a directory, none if it is not there."""
     try:
         if is_local(path):
-            return [entry.name for entry in path.iterdir()]
+            return os.listdir(path)  # noqa: PTH208 - a log may have 100,000 names, and for each a Path would be made
         return [entry.rstrip("/").rpartition("/")[2] for entry in _store(path).fs.ls(_store(path).path, detail=False)]
     except (FileNotFoundError, NotADirectoryError):
         return []
@@ -156,6 +157,15 @@ def remove_tree(path: Path) -> None:
         _store(path).fs.rm(_store(path).path, recursive=True)
     except OSError:
         return
+
+
+def remove_files(path: Path, names: Sequence[str]) -> None:
+    """Remove files of a directory, in this order in a file system; those that have gone already are left out."""
+    if is_local(path):
+        for each in names:
+            (path / each).unlink(missing_ok=True)
+    elif names:
+        _store(path).fs.rm([str(_store(path / each).path) for each in names])
 
 
 def sync_directory(path: Path) -> None:

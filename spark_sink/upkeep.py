@@ -1,10 +1,11 @@
-"""Upkeep of Delta tables: small files are made into large ones, old changes and files that no version needs any more are deleted.
+"""Upkeep of Delta tables: small files are made into large ones; old changes, old logs, and files that no version needs are deleted.
 
 A micro-batch leaves a file per table, so a changelog gets one a second, and reading it takes longer and longer. ``Upkeep.run``
 looks at tables at most once in ``optimize_interval_s`` each, in their logs alone (delta_log.py: no Spark), and has OPTIMIZE put
 together what is small where that has become much. What is large already is never rewritten. Once a day, noted in the warehouse,
 VACUUM deletes what has not been part of the table for ``vacuum_retention_s``: older versions can't be read from then on. Before
-that, and as often, changes that are older than ``keep_changelog_s`` are dropped from the changelogs (purge.py).
+that, and as often, changes that are older than ``keep_changelog_s`` are dropped from the changelogs (purge.py). A log, which has a
+file for each commit, is cut off before the newest checkpoint that is ``log_retention_s`` old each time that the table is looked at.
 
 All other rows stay what they are, so a reader notices nothing. Appends to a changelog may happen while it is compacted: Delta lets
 both commit. A MERGE may not: whichever commits second fails. So a replica is looked after under the lock that whoever merges holds.
@@ -45,7 +46,7 @@ _MOST_SMALL_FILES = 16
 """So many small files a table may have."""
 _DAY_S = 86_400.0
 _LONGEST_PAUSE_S = 3600.0
-"""After so long at the latest it is looked whether the day has come for VACUUM."""
+"""After so long at the latest it is looked whether the day has come for VACUUM, and how long the logs are."""
 _PURGE = "purge"
 """Under which it is noted when changes were dropped; a table's name has a slash."""
 
@@ -63,6 +64,7 @@ class Upkeep:
         *,
         optimize_interval_s: float | None,
         vacuum_retention_s: float | None,
+        log_retention_s: float | None = None,
         keep_changelog_s: float | None = None,
         merging: AbstractContextManager[Any] | None = None,
         appending: AbstractContextManager[Any] | None = None,
@@ -72,6 +74,7 @@ class Upkeep:
         self._warehouse = warehouse
         self._optimize_interval_s = optimize_interval_s
         self._vacuum_retention_s = vacuum_retention_s
+        self._log_retention_s = log_retention_s
         self._keep_changelog_s = keep_changelog_s
         self._merging: AbstractContextManager[Any] = nullcontext() if merging is None else merging
         self._appending: AbstractContextManager[Any] = nullcontext() if appending is None else appending
@@ -119,6 +122,9 @@ class Upkeep:
             for path, lock in self._paths():
                 if is_ending():
                     return
+                if self._log_retention_s is not None:
+                    with _forgiving(path / "_delta_log", "shortened"), lock:
+                        self._shorten(path, self._log_retention_s)
                 with _forgiving(path), lock:
                     if self._optimize_interval_s is not None:
                         self._optimize(path)
@@ -141,6 +147,11 @@ class Upkeep:
             started = time.monotonic()
             self._spark.sql(f"OPTIMIZE {delta.table_name(path)}")
             _logger.info("%s: %d files compacted in %.1f s", path, state.files, time.monotonic() - started)
+
+    def _shorten(self, path: Path, retention_s: float) -> None:
+        count = delta_log.shorten(path, retention_s)
+        if count:
+            _logger.debug("%s: %d commits removed from the log", path, count)
 
     def _vacuum(self, path: Path, retention_s: float) -> None:
         name = f"{path.parent.name}/{path.name}"

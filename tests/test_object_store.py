@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -174,6 +175,10 @@ def test_files_of_one_table_for_another(root: Any) -> None:
     storage.remove_tree(root / "one")
     assert (storage.list_names(root / "one"), sorted(storage.list_names(root / "two"))) == ([], names)
     assert (root / "two" / "b%41").read_bytes() == b"b%41"
+    assert abs((root / "two" / "b%41").stat().st_mtime - time.time()) < 600.0  # as delta_log.shorten asks for it
+    storage.remove_files(root / "two", names)
+    storage.remove_files(root / "two", [])
+    assert storage.list_names(root / "two") == []
 
 
 def test_a_file_by_name(root: Any) -> None:

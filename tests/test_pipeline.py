@@ -730,6 +730,7 @@ def test_progress_on_a_terminal_and_a_signal_to_all_processes(database: postgres
         (("--format", "iceberg"), 1, "iceberg"),
         (("--optimize-interval", "30s"), 1, "less than 1min"),
         (("--vacuum-retention", "7"), 1, "not a duration"),
+        (("--log-retention", "59min"), 1, "less than 60min"),
         (("--types", "spark"), 1, "spark"),
     ],
 )

@@ -1,8 +1,10 @@
 """Upkeep of the tables: what is compacted and deleted, and that nobody notices."""
 
+import itertools
 import json
 import logging
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -14,8 +16,9 @@ from pgoutput_build import build
 from segments import Log, relation
 
 from cdcpipe.pgoutput.messages import Insert
-from spark_sink import delta, replica, upkeep
-from spark_sink.delta_log import read_table
+from spark_sink import delta, delta_files, replica, upkeep
+from spark_sink.delta_files import ChangedError
+from spark_sink.delta_log import commits, read_table
 from spark_sink.pipeline import Pipeline
 from spark_sink.staging import Position
 from spark_sink.upkeep import Upkeep
@@ -103,6 +106,59 @@ def _aged(action: dict[str, Any]) -> dict[str, Any]:
     if "remove" in action:
         action["remove"]["deletionTimestamp"] -= 7_200_000
     return action
+
+
+def test_logs_are_cut_off_at_an_old_checkpoint(spark: "SparkSession", house: Warehouse, caplog: pytest.LogCaptureFixture) -> None:
+    path, kept = house.changelog(FRUIT), house.replica(FRUIT)
+    log = path / "_delta_log"
+    forever = {"delta.logRetentionDuration": "interval 1000 days"}
+    delta.create(kept, spark.range(3), forever)
+    left_behind = delta_files.open_table(path)
+    for number in range(3, 9):
+        table = delta_files.open_table(path)
+        assert table.version == number - 1
+        delta_files.commit(table, [], Position(1, 10 + number))
+        if number in (4, 7):
+            delta.checkpoint(spark, path)
+    delta.checkpoint(spark, kept)
+    delta_files.commit(delta_files.open_table(kept), [], Position(1, 20))
+    older = delta.read(spark, path)  # as of now
+    delta_files.commit(delta_files.open_table(path), [], Position(1, 30))
+    assert commits(path) == [7, 8, 9]  # the others nobody needs
+    care = Upkeep(spark, house, optimize_interval_s=None, vacuum_retention_s=None, log_retention_s=86_400.0)
+    care.run()
+    assert len(list(log.glob("*.json"))) == 10
+    two_days_ago = time.time() - 172_800
+    old = [files for version, files in of_versions(log).items() if version < 6]
+    for file in itertools.chain(*old, *of_versions(kept / "_delta_log").values()):
+        os.utime(file, (two_days_ago, two_days_ago))
+    care.run()
+    # All that came since then is there, and what it begins with; of what was before nothing is.
+    assert sorted(of_versions(log)) == list(range(4, 10))
+    assert len(list(kept.joinpath("_delta_log").glob("*.json"))) == 2
+    (log / "_last_checkpoint").unlink()  # it is but a hint
+    assert commits(path) == list(range(4, 10))
+    assert (delta.newest_lsn(path), state(path).rows, state(path).lsn) == (30, 3, 30)
+    assert older.count() == 3
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    assert [delta.read_version(spark, path, version).count() for version in (4, 7, 9)] == [3, 3, 3]
+    # Somebody who knew the table before must not make a commit that nobody would read.
+    with pytest.raises(ChangedError):
+        delta_files.commit(left_behind, [], Position(1, 40))
+    assert commits(path) == list(range(4, 10))
+    delta_files.commit(delta_files.open_table(path), [], Position(1, 40))
+    spark.range(1).coalesce(1).write.format("delta").mode("append").save(str(path))
+    assert (delta.newest_lsn(path), state(path).rows, delta.read(spark, path).count()) == (40, 4, 4)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING and record.name == "spark_sink.upkeep"]
+
+
+def of_versions(log: Path) -> dict[int, list[Path]]:
+    """Return by version the files that a log has of it, checksums among them."""
+    found: dict[int, list[Path]] = {}
+    for path in log.iterdir():
+        if (match := re.match(r"\.?([0-9]{20})\.", path.name)) is not None:
+            found.setdefault(int(match[1]), []).append(path)
+    return found
 
 
 def test_upkeep_that_fails_is_a_warning(
