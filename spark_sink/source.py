@@ -80,7 +80,7 @@ from spark_sink.directories import local_directory
 from spark_sink.ladder import CommitTimes
 from spark_sink.segment_reader import EnvelopeReader, MessageReader, Slice, TypedReader, divide, read_relations
 from spark_sink.segment_server import Origin, name_of
-from spark_sink.staging import Position, Segment, StagingError, list_segments, log_end
+from spark_sink.staging import LogView, Position, Segment, StagingError, list_segments, log_end
 from spark_sink.types import CHANGE_FIELDS, MESSAGE_SCHEMA, as_typed, merge_columns, typed_schema
 from spark_sink.warehouse import EXACT, TYPES
 
@@ -393,6 +393,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         self._options = options
         self._schema = schema
         self._root = Path(options.root)
+        self._log = LogView(self._root)
         self._target: Position | None = None
         self._batch = (Position(0, 0), Position(0, 0))
         """The newest batch that was planned: its start and its end."""
@@ -409,7 +410,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         begin = position = read_offset(start)
-        segments = list_segments(self._root, position)
+        segments = self._log.segments(position)
         if self._target is not None:
             segments = [segment for segment in segments if segment.end_lsn <= self._target.lsn]
         left = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
@@ -427,11 +428,11 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Return the log's end with the metrics of the batch just planned: Spark has no place of its own for a Python source's."""
-        end = log_end(self._root)
+        end = self._log.end()
         if end is None:
             return None
         start, until = self._batch
-        segments = list_segments(self._root, start) if end.lsn > start.lsn else []
+        segments = self._log.segments(start) if end.lsn > start.lsn else []
         batch = [segment for segment in segments if segment.start_lsn < until.lsn]
         left = CommitTimes(segments).oldest_after(until.lsn)
         return _offset(end) | {

@@ -33,10 +33,11 @@ from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN, format_lsn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 __all__ = [
     "Epoch",
+    "LogView",
     "Position",
     "Retention",
     "Segment",
@@ -60,6 +61,11 @@ _POSITION_TEXT = re.compile(r"([0-9]{1,9}):([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8})",
 
 _LISTING_ATTEMPTS = 3
 """A directory that changes while it is listed may show the second of two new files and not the first."""
+
+_SAME_TIME_NS = 3_000_000_000
+"""Two changes of a directory that lie as far apart have other times, in any file system."""
+_LISTING_S = 10.0
+"""How long a listing may serve for a directory whose time is the same: a file server's clock is its own."""
 
 T = TypeVar("T")
 
@@ -144,6 +150,10 @@ class Segment:
     def end(self) -> Position:
         """The position of a reader that has the whole segment."""
         return Position(self.epoch, self.end_lsn)
+
+
+_Chain = tuple[list[Epoch], list[Segment], Position | None]
+"""The epochs, the log's segments in order and where it ends; None for a log that has not begun."""
 
 
 def epoch_directory(root: Path, number: int) -> Path:
@@ -279,8 +289,8 @@ def _epoch_segments(root: Path, number: int) -> list[Segment]:
     return sorted(segments, key=lambda segment: segment.start_lsn)
 
 
-def _chain(root: Path) -> tuple[list[Epoch], list[Segment], Position | None]:
-    """Return the epochs, the log's segments in order and where it ends; None for a log that has not begun."""
+def _chain(root: Path) -> _Chain:
+    """List the log."""
     described = list_epochs(root)
     numbers = {epoch.number for epoch in described}
     listed = {epoch.number: _epoch_segments(root, epoch.number) for epoch in described}
@@ -324,7 +334,7 @@ _LOST_HINT = (
 )
 
 
-def _read_chain(root: Path) -> tuple[list[Epoch], list[Segment], Position | None]:
+def _read_chain(root: Path) -> _Chain:
     for _ in range(_LISTING_ATTEMPTS - 1):
         try:
             return _chain(root)
@@ -345,7 +355,51 @@ def list_segments(root: Path | str, after: Position | None = None) -> list[Segme
     what has been removed, beyond the end, in what a replaced launcher wrote.
     """
     root = Path(root)
-    epochs, segments, end = _read_chain(root)
+    return _segments_after(root, _read_chain(root), after)
+
+
+class LogView:
+    """A log that is looked at again and again: listed anew if one of its directories has changed, and now and then."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._times: dict[Path, int] = {}
+        """When the directories were changed last, as of the listing; empty if that may have to be made anew."""
+        self._listed_at = 0.0
+        self._chain: _Chain = [], [], None
+
+    def end(self) -> Position | None:
+        """Return what `log_end` does."""
+        return self._look()[2]
+
+    def segments(self, after: Position | None = None) -> list[Segment]:
+        """Return, or raise, what `list_segments` does."""
+        return _segments_after(self._root, self._look(), after)
+
+    def _look(self) -> _Chain:
+        is_new = time.monotonic() - self._listed_at < _LISTING_S
+        if not (is_new and self._times and self._times == _changed_ns(self._times)):
+            # An epoch's directory may be listed before its description is there.
+            directories = [epoch_directory(self._root, number) for number in epoch_numbers(self._root)]
+            times, self._times = _changed_ns([self._root, *directories]), {}
+            self._listed_at = time.monotonic()
+            self._chain = _read_chain(self._root)
+            # A change in the moment of the listing, and one after it, may have the same time.
+            if times and time.time_ns() - max(times.values()) > _SAME_TIME_NS:
+                self._times = times
+        return self._chain
+
+
+def _changed_ns(directories: Iterable[Path]) -> dict[Path, int]:
+    """Return when the directories were changed last; nothing if one has gone."""
+    try:
+        return {directory: directory.stat().st_mtime_ns for directory in directories}
+    except FileNotFoundError:
+        return {}
+
+
+def _segments_after(root: Path, chain: _Chain, after: Position | None) -> list[Segment]:
+    epochs, segments, end = chain
     if after is None or after == (0, 0):
         return segments
     if end is None:

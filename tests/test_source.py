@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,11 @@ from segments import COMMIT_TIME_US, Log, encode, relation
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Binary, Delete, Insert, LogicalMessage, Truncate, Update
-from spark_sink import segment_index, source
+from spark_sink import segment_index, source, staging
 from spark_sink.contents import count_rows, read_contents
 from spark_sink.segment_reader import EnvelopeReader, MessageReader, Slice, TypedReader
 from spark_sink.source import ENVELOPE_SCHEMA, CdcpipeDataSource, quote_table, relation_versions, tables_in
-from spark_sink.staging import Segment, StagingError, segment_name
+from spark_sink.staging import Position, Segment, StagingError, segment_name
 from spark_sink.types import MESSAGE_SCHEMA, merge_columns, typed_schema
 
 if TYPE_CHECKING:
@@ -402,6 +403,36 @@ def test_offsets(log: Log) -> None:
     assert latest("1:0/1000", ReadAllAvailable()) == "2:0/1500"
     assert latest("2:0/1500", limit) == "2:0/1500"
     assert made.reportLatestOffset()["position"] == "2:0/1600"
+
+
+def test_a_log_that_is_the_same_is_not_listed_again(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(log)
+    listed = []
+    read_chain = staging._read_chain
+    monkeypatch.setattr(staging, "_read_chain", lambda root: listed.append(root) or read_chain(root))
+    made = staging.LogView(log.root)
+    directories = [log.root, *(log.root / f"{number:06d}" for number in staging.epoch_numbers(log.root))]
+
+    def look(age_s: float) -> int:
+        """Return where the log ends, for one whose directories were changed so long ago."""
+        for directory in directories:
+            os.utime(directory, (time.time() - age_s,) * 2)
+        listed.clear()
+        first, end, segments = made.end(), made.end(), made.segments()
+        assert first == end == segments[-1].end
+        return end.lsn
+
+    assert (look(60), len(listed)) == (0x1500, 1)
+    log.segment([A, into(A, b"9", None)])  # in its directory the time is another one now
+    assert (look(50), len(listed)) == (0x1600, 1)
+    log.segment([A, into(A, b"10", None)])
+    assert (look(0), len(listed)) == (0x1700, 3)  # something may happen at the same time yet
+    listed.clear()
+    monkeypatch.setattr(staging, "_LISTING_S", 0.0)
+    assert (look(60), len(listed)) == (0x1700, 3)
+    shutil.rmtree(directories[-1])
+    with pytest.raises(StagingError, match="position 2:0/1700 is not in this log"):
+        made.segments(Position(2, 0x1700))
 
 
 @pytest.mark.parametrize(

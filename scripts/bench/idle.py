@@ -1,0 +1,95 @@
+"""What `cdcpipe-spark run` costs while nothing happens: the CPU time of all its processes, in percent of one core.
+
+    scripts/bench/run idle --seconds 60
+
+First it works: transactions, until they are in the replica. Then it is left alone for two minutes, after which Spark has ended the
+Python processes that it keeps for a minute, and what the JVM compiles behind its work is done. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import postgres
+import psutil
+
+from spark_sink import delta
+
+REST_S = 120.0
+TRANSACTIONS = 500
+TIMEOUT_S = 600.0
+
+
+def role(process: psutil.Process, root: int) -> str:
+    """Say what a process of the pipeline is."""
+    command = process.cmdline()
+    if process.pid == root:
+        return "driver"
+    if Path(command[0]).name == "java":
+        return "JVM"
+    if "cli" in command:
+        return "slot monitor" if "slot" in command else "streamer"
+    return "Spark's Python processes"
+
+
+def times(root: int) -> dict[psutil.Process, tuple[str, float]]:
+    """Return what each process is, and its CPU time in seconds."""
+    found = {}
+    for process in (psutil.Process(root), *psutil.Process(root).children(recursive=True)):
+        try:
+            found[process] = role(process, root), sum(process.cpu_times()[:2])
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+    return found
+
+
+def measure(cluster: postgres.Cluster, directory: Path, seconds: float) -> dict[str, float]:
+    """Return percents of a core by what the process is."""
+    options = ["--staging", str(directory / "staging"), "--warehouse", str(directory / "warehouse"), "--seal-interval", "0.1"]
+    command = [sys.executable, "-m", "spark_sink", "run", "-d", cluster.dsn, "-S", "idle", "--publication", "idle", "-c", *options]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + TIMEOUT_S
+        with cluster.connect() as connection:
+            for _ in range(TRANSACTIONS):
+                connection.execute("insert into idle (label) values ('a row')")
+        while (delta.newest_lsn(directory / "warehouse/replica/public.idle") or 0) <= 0:
+            if time.monotonic() > deadline or process.poll() is not None:
+                raise SystemExit(f"nothing arrived in the replica within {TIMEOUT_S:.0f} s")
+            time.sleep(1)
+        time.sleep(REST_S)
+        before, started = times(process.pid), time.monotonic()
+        time.sleep(seconds)
+        after, took_s = times(process.pid), time.monotonic() - started
+    finally:
+        process.terminate()
+        process.wait()
+    found: Counter[str] = Counter()
+    for each, (name, used_s) in after.items():
+        found[name] += 100 * (used_s - before.get(each, (name, 0.0))[1]) / took_s
+    return {name: round(percent, 2) for name, percent in found.items()} | {"all": round(found.total(), 2)}
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="scripts/bench/run idle", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--postgres", choices=postgres.VERSIONS, default="18")
+    args = parser.parse_args()
+    with postgres.Cluster(args.postgres) as cluster, tempfile.TemporaryDirectory() as directory:
+        with cluster.connect() as connection:
+            connection.execute("create table idle (id bigint generated always as identity primary key, label text)")
+            connection.execute("create publication idle for table idle")
+        print(json.dumps({"benchmark": "idle", "percent": measure(cluster, Path(directory), args.seconds)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
