@@ -23,16 +23,17 @@ from spark_sink.value_text import value_text
 from spark_sink.warehouse import EXACT, NATIVE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructField, StructType
 
-__all__ = ["Canonical", "exact_session"]
+__all__ = ["BUCKET_DIGITS", "SUM_DIGITS", "Canonical", "exact_session", "sources"]
 
-_BUCKET_DIGITS = 3
-_SUM_DIGITS = 15
+BUCKET_DIGITS = 3
+SUM_DIGITS = 15
+"""How many of an MD5's digits tell the bucket, and how many are added up."""
 
 
 def exact_session(spark: SparkSession) -> SparkSession:
@@ -44,36 +45,46 @@ def exact_session(spark: SparkSession) -> SparkSession:
     return session
 
 
-class Canonical:
-    """The columns of a table of the server's, ``(name, type's OID, type modifier)``, as the rows of its replica have them."""
+def sources(
+    schema: StructType, columns: Sequence[tuple[str, int, int]], types: str
+) -> Iterator[tuple[StructField, list[StructField]]]:
+    """Yield, for each column of the server's, the field that its values go to now, and those that a replica has values in.
 
-    def __init__(self, schema: StructType, columns: Sequence[tuple[str, int, int]], types: str = EXACT) -> None:
-        described = tuple(Column(0, name, type_id, modifier) for name, type_id, modifier in columns)
-        relation = as_typed(Relation(None, 0, "", "", "d", described), types)
-        present, _ = split_schema(schema)
-        fields = assign_columns(merge_columns(present, [relation]), relation)
-        self._has_exact = "_cdc_exact" in schema.names
-        self.names = [name for name, _, _ in columns]
-        self._texts = {
-            name: self._text(spark_name, field, present)
-            for name, spark_name, field in zip(self.names, column_names(relation), fields, strict=True)
-        }
-        if types == NATIVE:
-            self._texts |= {name: _trimmed(self._texts[name]) for name, type_id, _ in columns if type_id in NUMERIC_IDS}
-
-    def _text(self, name: str, field: StructField, present: StructType) -> SparkColumn:
-        """Return the text of a column of the server's that is called ``name`` here, and now has its values in ``field``."""
-        from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-
+    The newest of these is the first.
+    """
+    described = tuple(Column(0, name, type_id, modifier) for name, type_id, modifier in columns)
+    relation = as_typed(Relation(None, 0, "", "", "d", described), types)
+    present, _ = split_schema(schema)
+    fields = assign_columns(merge_columns(present, [relation]), relation)
+    for name, field in zip(column_names(relation), fields, strict=True):
         older = [
             other
             for other in reversed(present.fields)
             if other.name != field.name and other.name in (name, versioned_name(name, other.dataType))
         ]
         # The column itself may still be narrower here than on the server.
-        own = [other for other in present.fields if other.name == field.name]
+        yield field, [*(other for other in present.fields if other.name == field.name), *older]
+
+
+class Canonical:
+    """The columns of a table of the server's, ``(name, type's OID, type modifier)``, as the rows of its replica have them."""
+
+    def __init__(self, schema: StructType, columns: Sequence[tuple[str, int, int]], types: str = EXACT) -> None:
+        self._has_exact = "_cdc_exact" in schema.names
+        self.names = [name for name, _, _ in columns]
+        self._texts = {
+            name: self._text(field, having)
+            for name, (field, having) in zip(self.names, sources(schema, columns, types), strict=True)
+        }
+        if types == NATIVE:
+            self._texts |= {name: _trimmed(self._texts[name]) for name, type_id, _ in columns if type_id in NUMERIC_IDS}
+
+    def _text(self, field: StructField, having: Sequence[StructField]) -> SparkColumn:
+        """Return the text of a column of the server's of which `sources` says this."""
+        from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
         forms = []
-        for candidate in [*own, *older]:
+        for candidate in having:
             forms.append(F.expr(_form(candidate, field.dataType)))
             if self._has_exact:
                 forms.append(F.col("_cdc_exact").getItem(candidate.name))
@@ -83,7 +94,7 @@ class Canonical:
         """Return the number of rows and the sum of their checksums for each bucket that has any."""
         from pyspark.sql import functions as F  # noqa: N812
 
-        number = F.conv(F.substring("md5", 1, _SUM_DIGITS), 16, 10).cast("decimal(19,0)")
+        number = F.conv(F.substring("md5", 1, SUM_DIGITS), 16, 10).cast("decimal(19,0)")
         found = self._hashed(rows, key).groupBy("bucket").agg(F.count("*").alias("count"), F.sum(number).alias("sum"))
         return {row["bucket"]: (row["count"], int(row["sum"])) for row in found.collect()}
 
@@ -103,7 +114,7 @@ class Canonical:
         column = {name: F.col(f"t{index}") for index, name in enumerate(self.names)}
         keys = [column[name].alias(f"k{index}") for index, name in enumerate(key)]
         md5, key_md5 = _md5(list(column.values())), _md5([column[name] for name in key])
-        return texts.select(*keys, md5.alias("md5"), F.substring(key_md5, 1, _BUCKET_DIGITS).alias("bucket"))
+        return texts.select(*keys, md5.alias("md5"), F.substring(key_md5, 1, BUCKET_DIGITS).alias("bucket"))
 
 
 def _trimmed(text: SparkColumn) -> SparkColumn:

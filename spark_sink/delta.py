@@ -111,10 +111,10 @@ def newest_lsn(path: Path) -> int | None:
     return TableLog(path).refresh().lsn or 0
 
 
-def pin(path: Path) -> tuple[int, int] | None:
-    """Return the table's version, for `read_version`, and the LSN that it has reached; None if there is no table."""
+def pin(path: Path) -> TableLog | None:
+    """Return the table's log as of now, whose version is for `read_version`; None if there is no table."""
     log = TableLog(path).refresh()
-    return None if log.version < 0 else (log.version, log.lsn or 0)
+    return None if log.version < 0 else log
 
 
 def read_version(spark: SparkSession, path: Path, version: int) -> DataFrame:

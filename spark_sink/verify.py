@@ -31,12 +31,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
 import click
+import numpy as np
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
-from spark_sink import changelog, delta, replica
+from spark_sink import changelog, delta, quick_checksum, replica
 from spark_sink.canonical import Canonical, exact_session
 from spark_sink.command import COMMAND, environment, failure_of
+from spark_sink.delta_log import TableLog
 from spark_sink.options import CONTEXT_SETTINGS, DIRECTORY, connection_arguments, connection_options, log_to_stderr
 from spark_sink.restart import error_of
 from spark_sink.spark_options import spark_options, warehouse_option, warehouse_session
@@ -48,9 +50,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from types import TracebackType
 
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from spark_sink.warehouse import Source
+
+    Flags = np.ndarray[Any, np.dtype[np.bool_]]
+    Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 __all__ = ["DIFFERENT", "Difference", "ProgressBar", "TableResult", "VerifyError", "command", "verify"]
 
@@ -65,6 +71,7 @@ _ABSENCE_S = 10.0
 """So long nobody may have taken changes that are there; a launcher that is started again needs a moment."""
 
 _XIDS = 1 << 32
+_LAST_LSN = (1 << 63) - 1
 _RECENT_BYTES = 1 << 36
 """Within so much WAL no transaction id comes twice: each costs a record, the smallest of which has more than 16 bytes.
 
@@ -118,13 +125,24 @@ class _Snapshot:
         is_taken_later = xid.isNull() & (F.col("_cdc_end_lsn") > self.wal_lsn)
         return is_old | ~F.coalesce(is_later | is_running | is_taken_later, F.lit(False))
 
+    def seen(self, end_lsn: Numbers, xids: pa.Array) -> Flags:
+        """Return the same for changes of which this process has position and transaction id."""
+        xid, has_xid = xids.fill_null(0).to_numpy(), xids.is_valid().to_numpy(zero_copy_only=False)
+        is_later = (xid - self.xmax) % _XIDS < _XIDS // 2
+        is_running = np.isin(xid, [running % _XIDS for running in self.running])
+        is_old = end_lsn <= self.wal_lsn - _RECENT_BYTES
+        return is_old | np.where(has_xid, ~(is_later | is_running), end_lsn <= self.wal_lsn)
+
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """A replica's version, and the LSN that it has reached; no version: there is no replica to read, only the changelog."""
+    """A replica as it was, and the LSN that it had reached; no log: there is no replica to read, only the changelog."""
 
-    version: int | None
-    lsn: int
+    log: TableLog | None = None
+
+    @property
+    def lsn(self) -> int:
+        return 0 if self.log is None else self.log.lsn or 0
 
 
 def verify(
@@ -183,6 +201,7 @@ class _Comparison:
         self._max_keys = max_keys
         self._snapshot = _Snapshot(0, (), 0)
         self._bases: dict[Table, _Base] = {}
+        self._changelogs: dict[Table, TableLog] = {}
         self._there: dict[Table, dict[str, Any]] = {}
 
     def begin(self, staging: Path | None, deadline: float, tell: Callable[[str, float], None]) -> None:
@@ -214,10 +233,7 @@ class _Comparison:
         self._wait_for_tables(staging, deadline, tell)
 
     def _base(self, table: Table) -> _Base:
-        found = None
-        if self._house.format == "delta":
-            found = delta.pin(self._house.replica(table))
-        return _Base(None, 0) if found is None else _Base(*found)
+        return _Base(delta.pin(self._house.replica(table)) if self._house.format == "delta" else None)
 
     def _wait_for_log(self, source: Source, deadline: float, tell: Callable[[str, float], None]) -> None:
         """Wait until the slot's consumer has everything from before the snapshot, or there is nothing of it to take."""
@@ -261,15 +277,24 @@ class _Comparison:
 
     def find_early(self) -> Table | None:
         """Return a table whose replica had a transaction that the snapshot does not see."""
+        recent_lsn = self._snapshot.wal_lsn - _RECENT_BYTES
+        for table, base in self._bases.items():
+            if base.log is not None and base.lsn > recent_lsn and self._is_early(table, recent_lsn, base.lsn):
+                return table
+        return None
+
+    def _is_early(self, table: Table, after_lsn: int, until_lsn: int) -> bool:
+        """Tell whether there is a change in (after_lsn, until_lsn] that the snapshot does not see."""
         from pyspark.sql import functions as F  # noqa: N812
 
-        for table, base in self._bases.items():
-            if base.version is not None and base.lsn > self._snapshot.wal_lsn - _RECENT_BYTES:
-                position = F.col("_cdc_end_lsn")
-                recent = (position > self._snapshot.wal_lsn - _RECENT_BYTES) & (position <= base.lsn)
-                if not self._changes(table).where(recent & ~self._snapshot.sees()).isEmpty():
-                    return table
-        return None
+        found = quick_checksum.any_change(
+            self._changelog(table), after_lsn, until_lsn, lambda end_lsn, xids: ~self._snapshot.seen(end_lsn, xids)
+        )
+        if found is None:
+            position = F.col("_cdc_end_lsn")
+            recent = (position > after_lsn) & (position <= until_lsn)
+            found = not self._changes(table).where(recent & ~self._snapshot.sees()).isEmpty()
+        return found
 
     def run(self, tell: Callable[[str, float], None]) -> list[TableResult]:
         """Compare table by table."""
@@ -295,14 +320,17 @@ class _Comparison:
             return TableResult(
                 table, problem=f"the server's table has no column {', '.join(sorted(set(key) - set(names)))}, the key"
             )
+        columns = [(name, type_id, modifier) for name, type_id, modifier in there["columns"]]
         request = {"key": key}
         self._server.send({"buckets": [table.schema, table.name], **request})
-        rows = self._rows(table)
-        canonical = Canonical(
-            rows.schema, [(name, type_id, modifier) for name, type_id, modifier in there["columns"]], self._house.types
-        )
-        ours = canonical.checksums(rows, key)
+        quick = self._quick_checksums(table, columns, key)
         theirs = {bucket: (count, total) for bucket, (count, total) in self._server.receive().items()}
+        if quick == theirs:
+            count = sum(count for count, _ in theirs.values())
+            return TableResult(table, server_rows=count, replica_rows=count, is_equal=True)
+        rows = self._rows(table)
+        canonical = Canonical(rows.schema, columns, self._house.types)
+        ours = canonical.checksums(rows, key)
         different = sorted(bucket for bucket in ours.keys() | theirs.keys() if ours.get(bucket) != theirs.get(bucket))
         differences: list[Difference] = []
         if different and self._max_keys:
@@ -318,19 +346,36 @@ class _Comparison:
             differences=differences,
         )
 
+    def _quick_checksums(
+        self, table: Table, columns: Sequence[tuple[str, int, int]], key: Sequence[str]
+    ) -> dict[str, tuple[int, int]] | None:
+        """Return the checksums of a small replica that nothing has changed since; None where Spark has to make them."""
+        base = self._bases[table]
+        if (
+            base.log is None
+            or quick_checksum.any_change(self._changelog(table), base.lsn, _LAST_LSN, self._snapshot.seen) is not False
+        ):
+            return None
+        self._house.check_changes(table, base.lsn)
+        return quick_checksum.checksums(base.log, columns, key, self._house.types)
+
     def _rows(self, table: Table) -> DataFrame:
         """Return the rows that the replica has to have, going by what it was, at the snapshot."""
         from pyspark.sql import functions as F  # noqa: N812
 
         base = self._bases[table]
         changes = self._changes(table).where(self._snapshot.sees() & (F.col("_cdc_end_lsn") > base.lsn))
-        if base.version is None:
+        if base.log is None:
             return replica.replay(self._house, table, changes)
-        rows = delta.read_version(self._spark, self._house.replica(table), base.version)
+        rows = delta.read_version(self._spark, self._house.replica(table), base.log.version)
         if changes.isEmpty():
             self._house.check_changes(table, base.lsn)
             return rows
         return replica.replay(self._house, table, changes, rows, after_lsn=base.lsn)
+
+    def _changelog(self, table: Table) -> TableLog:
+        """Return the log of a table's changelog, as it is now."""
+        return self._changelogs.setdefault(table, TableLog(self._house.changelog(table))).refresh()
 
     def _changes(self, table: Table) -> DataFrame:
         return changelog.read_as_is(self._spark, self._house, table)
