@@ -152,6 +152,12 @@ Example:
     help="Delta: look at each table this often, and put its small files together once there are more than 16. Or off.",
 )
 @click.option(
+    "--cluster-replicas",
+    is_flag=True,
+    help="Delta: where a replica's files are put together, sort them by key: for tables whose keys come in no order, like random "
+    "UUIDs. It writes anew what was sorted together before, up to 2 GiB, each time.",
+)
+@click.option(
     "--vacuum-retention",
     type=HOUR_OR_OFF,
     default="7d",
@@ -193,6 +199,7 @@ def command(
     snapshot_mode: str | None,
     snapshot_chunk_size: int,
     optimize_interval: float | None,
+    cluster_replicas: bool,
     vacuum_retention: float | None,
     log_retention: float | None,
     keep_changelog: float | None,
@@ -279,6 +286,7 @@ def command(
                 vacuum_retention_s=vacuum_retention,
                 log_retention_s=log_retention,
                 keep_changelog_s=keep_changelog,
+                clustering=cluster_replicas,
                 merging=pipeline.merging,
                 appending=pipeline.appending,
             )

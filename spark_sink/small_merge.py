@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -70,8 +71,10 @@ _KEY_TYPES: Final = {
 }
 _KNOWN_FEATURES: Final = {
     "appendOnly",
+    "clustering",
     "columnMapping",
     "deletionVectors",
+    "domainMetadata",
     "invariants",
     "timestampNtz",
     "typeWidening",
@@ -347,17 +350,18 @@ class _Target:
 
     def candidates(self, last: _Last) -> list[Mapping[str, Any]]:
         """Return the files that may have one of the keys, by their least and greatest values."""
-        ranges = {}
+        sought = {}
         for name, field in self._key.items():
-            if pa.types.is_integer(field.type) and len(last.row):
-                ranges[field.name] = pc.min_max(last.keys[name]).as_py()
+            if pa.types.is_integer(field.type) or pa.types.is_string(field.type):
+                values = last.keys[name].combine_chunks()
+                sought[field.name] = values.take(pc.sort_indices(values))
         found, count = [], 0
         for file in self.files:
             known = statistics(file)
             least, greatest = (known.get(kind, {}) for kind in ("minValues", "maxValues"))
             if all(
-                name not in least or (least[name] <= of_key["max"] and greatest[name] >= of_key["min"])
-                for name, of_key in ranges.items()
+                name not in least or name not in greatest or _has_between(values, least[name], greatest[name])
+                for name, values in sought.items()
             ):
                 found.append(file)
                 count += known["numRecords"]
@@ -411,6 +415,12 @@ class _Target:
             descriptors = deletion_vector.write(self._table.path, [gone for _, gone in vectors])
             replaced += [Replaced(file, vector) for (file, _), vector in zip(vectors, descriptors, strict=True)]
         delta_files.commit(self._table, writer.close(), position, replaced=replaced)
+
+
+def _has_between(ordered: pa.Array, least: Any, greatest: Any) -> bool:
+    """Tell whether one of some values is one of these or between them; texts are in the order of their code points everywhere."""
+    at = bisect_left(range(len(ordered)), least, key=lambda index: ordered[index].as_py())
+    return at < len(ordered) and bool(ordered[at].as_py() <= greatest)
 
 
 def _is_small(file: Mapping[str, Any]) -> bool:

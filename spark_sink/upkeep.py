@@ -7,6 +7,8 @@ VACUUM deletes what has not been part of the table for ``vacuum_retention_s``: o
 that, and as often, changes that are older than ``keep_changelog_s`` are dropped from the changelogs (purge.py). A log, which has a
 file for each commit, is cut off before the newest checkpoint that is ``log_retention_s`` old each time that the table is looked at.
 
+With ``clustering`` OPTIMIZE lays replicas out by key instead, which writes a table up to some size anew as a whole.
+
 All other rows stay what they are, so a reader notices nothing. Appends to a changelog may happen while it is compacted: Delta lets
 both commit. A MERGE may not: whichever commits second fails. So a replica is looked after under the lock that whoever merges holds.
 
@@ -22,6 +24,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql.types import ArrayType, BinaryType, BooleanType, MapType, StructType, VariantType
+
 from cdcpipe.errors import CdcpipeError
 from spark_sink import delta, delta_log, purge
 from spark_sink.storage import read_json, write_json
@@ -34,16 +38,24 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark_sink.delta_log import TableState
-    from spark_sink.warehouse import Warehouse
+    from spark_sink.warehouse import Table, Warehouse
 
 __all__ = ["Upkeep"]
 
 _logger = logging.getLogger(__name__)
 
 _LARGE_BYTES = 64 << 20
-"""A file of this size stays as it is."""
+"""A file of this size stays as it is, and those that are made of small ones have up to twice as much."""
+_CLUSTERED_BYTES = 16 << 20
+"""The same where files are sorted by key: who looks for one has one file to read."""
 _MOST_SMALL_FILES = 16
 """So many small files a table may have."""
+_CUBE_BYTES = 2 << 30
+"""Of a clustered table, rows that are sorted with one another are left as they are from this size on."""
+_MOST_CLUSTERING_COLUMNS = 4
+_INDEXED_COLUMNS = 32
+"""Delta has statistics of so many columns, the first ones, and clusters by no others."""
+_NOT_CLUSTERED = (ArrayType, BinaryType, BooleanType, MapType, StructType, VariantType)
 _DAY_S = 86_400.0
 _LONGEST_PAUSE_S = 3600.0
 """After so long at the latest it is looked whether the day has come for VACUUM, and how long the logs are."""
@@ -66,6 +78,7 @@ class Upkeep:
         vacuum_retention_s: float | None,
         log_retention_s: float | None = None,
         keep_changelog_s: float | None = None,
+        clustering: bool = False,
         merging: AbstractContextManager[Any] | None = None,
         appending: AbstractContextManager[Any] | None = None,
     ) -> None:
@@ -76,6 +89,7 @@ class Upkeep:
         self._vacuum_retention_s = vacuum_retention_s
         self._log_retention_s = log_retention_s
         self._keep_changelog_s = keep_changelog_s
+        self._clustering = clustering
         self._merging: AbstractContextManager[Any] = nullcontext() if merging is None else merging
         self._appending: AbstractContextManager[Any] = nullcontext() if appending is None else appending
         self._stopping = threading.Event()
@@ -84,7 +98,10 @@ class Upkeep:
         self._noted: dict[str, Any] | None = None
         settings = {
             "spark.databricks.delta.optimize.minFileSize": _LARGE_BYTES,
-            "spark.databricks.delta.optimize.maxFileSize": 2 * _LARGE_BYTES,
+            "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.threshold": _CUBE_BYTES,
+            "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.targetCubeSize": _CUBE_BYTES,
+            # As small as the files that were there.
+            "spark.sql.parquet.compression.codec": "zstd",
             # RETAIN is to be heeded, also below a week: unfinished appends are minutes old at most.
             "spark.databricks.delta.vacuum.retentionWindowIgnore.enabled": "false",
             "spark.databricks.delta.retentionDurationCheck.enabled": "false",
@@ -119,7 +136,7 @@ class Upkeep:
             if self._keep_changelog_s is not None and not is_ending():
                 with _forgiving(self._warehouse.root / "changelog", "purged"):
                     self._purge(self._keep_changelog_s, is_ending)
-            for path, lock in self._paths():
+            for table, path, lock in self._paths():
                 if is_ending():
                     return
                 if self._log_retention_s is not None:
@@ -127,11 +144,11 @@ class Upkeep:
                         self._shorten(path, self._log_retention_s)
                 with _forgiving(path), lock:
                     if self._optimize_interval_s is not None:
-                        self._optimize(path)
+                        self._optimize(table, path)
                     if self._vacuum_retention_s is not None:
                         self._vacuum(path, self._vacuum_retention_s)
 
-    def _paths(self) -> Iterator[tuple[Path, AbstractContextManager[Any]]]:
+    def _paths(self) -> Iterator[tuple[Table, Path, AbstractContextManager[Any]]]:
         """Yield the tables, each with what is to be held meanwhile."""
         for table in [*self._warehouse.tables(), MESSAGES]:
             for path, lock in (
@@ -139,14 +156,31 @@ class Upkeep:
                 (self._warehouse.replica(table), self._merging),
             ):
                 if delta.exists(path):
-                    yield path, lock
+                    yield table, path, lock
 
-    def _optimize(self, path: Path) -> None:
+    def _optimize(self, table: Table, path: Path) -> None:
         state = self._states[path] = delta_log.read_table(path, self._states.get(path))
-        if state is not None and state.small_files(_LARGE_BYTES) > _MOST_SMALL_FILES:
+        is_clustered = self._clustering and path == self._warehouse.replica(table)
+        large = _CLUSTERED_BYTES if is_clustered else _LARGE_BYTES
+        if state is not None and state.small_files(large) > _MOST_SMALL_FILES:
             started = time.monotonic()
-            self._spark.sql(f"OPTIMIZE {delta.table_name(path)}")
+            files = self._cluster(table, path) if is_clustered else ""
+            self._spark.conf.set("spark.databricks.delta.optimize.maxFileSize", 2 * large)
+            self._spark.sql(f"OPTIMIZE {delta.table_name(path)} {files}")
             _logger.info("%s: %d files compacted in %.1f s", path, state.files, time.monotonic() - started)
+
+    def _cluster(self, table: Table, path: Path) -> str:
+        """Have a replica clustered by its key as it is now; return what OPTIMIZE is to be told of the files that it writes anew."""
+        key = [version.columns for version in self._warehouse.versions(table) if version.key][-1]
+        fields = delta.read(self._spark, path).schema.fields[:_INDEXED_COLUMNS]
+        possible = {field.name for field in fields if not isinstance(field.dataType, _NOT_CLUSTERED)}
+        wanted = [name for name in key if name in possible][:_MOST_CLUSTERING_COLUMNS]
+        name = delta.table_name(path)
+        found = self._spark.sql(f"DESCRIBE DETAIL {name}").collect()[0].clusteringColumns
+        if wanted and wanted != [each.strip("`") for each in found]:
+            self._spark.sql(f"ALTER TABLE {name} CLUSTER BY ({', '.join(map(delta.quote, wanted))})")
+            return "FULL" if found else ""  # those that another key has sorted, too
+        return ""
 
     def _shorten(self, path: Path, retention_s: float) -> None:
         count = delta_log.shorten(path, retention_s)

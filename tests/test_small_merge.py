@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from test_tables import COLUMNS, EPOCH, KEY, SCHEMA, TABLE, Source, add, comparable, schema_of
 
-from spark_sink import changelog, deletion_vector, delta, delta_files, replica, small_merge
+from spark_sink import changelog, deletion_vector, delta, delta_files, replica, small_merge, upkeep
 from spark_sink.delta_log import TableLog, read_table
 from spark_sink.staging import Position
+from spark_sink.upkeep import Upkeep
 from spark_sink.warehouse import Version, Warehouse
 
 pytestmark = pytest.mark.spark
@@ -255,6 +256,50 @@ def test_small_files_do_not_pile_up(house: House) -> None:
     assert state is not None
     assert state.files <= 9
     assert [row[0] for row in house.rows("id")] == list(range(30))
+
+
+def test_files_that_have_none_of_the_keys(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that is clustered by a text, then by the number that is its key then: the others of its files are not read."""
+    monkeypatch.setattr(small_merge, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(upkeep, "_MOST_SMALL_FILES", -1)
+    monkeypatch.setattr(upkeep, "_CLUSTERED_BYTES", 150)
+    reading: set[str] = set()
+    read = small_merge.read_columns
+
+    def listened(directory: Path, file: Any, fields: Any) -> Any:
+        if directory == house.replica:
+            reading.add(file["path"])
+        return read(directory, file, fields)
+
+    monkeypatch.setattr(small_merge, "read_columns", listened)
+    versions = [Version(0, 0, 7, ("k",), ("k",))]
+    house.warehouse.write_versions(TABLE, versions)
+    schema, rows = (
+        schema_of("k string, n int"),
+        {number: (f"{number * 37 % 60:02} é\U0001f34e{'x' * 40}", number) for number in range(60)},
+    )
+    for turn in range(3):
+        house.append(
+            schema, [change(10 * turn + 10, "insert", rows[number]) for number in range(turn, 60, 3)], 10 * turn, 10 * turn + 10
+        )
+        assert house.apply(10 * turn + 10)
+    care = Upkeep(house.spark, house.warehouse, optimize_interval_s=0.0, vacuum_retention_s=None, clustering=True)
+    for lsn, key, number in ((40, "k", 7), (60, "n", 8)):
+        if key == "n":
+            versions.append(Version(50, 0, 7, ("n",), ("n",)))
+            house.warehouse.write_versions(TABLE, versions)
+            rows[60] = ("new", 60)
+            house.append(schema, [change(50, "insert", rows[60])], 40, 50)
+            replica.apply(house.spark, house.warehouse, TABLE, Position(1, 50))
+        care.run()
+        found = house.spark.sql(f"DESCRIBE DETAIL {delta.table_name(house.replica)}").collect()[0]
+        assert (found.clusteringColumns, found.numFiles > 2) == ([key], True)
+        reading.clear()
+        rows[number] = (rows[number][0], 1000 + number) if key == "k" else (f"{number}", number)
+        house.append(schema, [change(lsn, "update", rows[number])], lsn - 10, lsn)
+        assert house.apply(lsn)
+        assert len(reading) == 1
+    assert house.rows("k", "n") == comparable(rows.values())
 
 
 def test_deletion_vectors(tmp_path: Path) -> None:
