@@ -39,6 +39,7 @@ __all__ = ["Export", "Preparation", "connected", "exporting", "poll_until_free",
 log = logging.getLogger(__name__)
 
 _READ_BYTES = 4096
+_LINGER_POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +67,36 @@ class Export:
     connection: Mapping[str, str]
     walsender: Connection
 
-    def hold(self, fd: int) -> None:
-        """Keep the snapshot until ``fd`` comes to its end; raise ConnectionClosedError if the server ends it before."""
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        poll.register(self.walsender.socket, select.POLLIN)
+    def hold(self, fd: int, linger_s: float = 0.0) -> None:
+        """Keep the snapshot until ``fd`` says ``q`` in a line, or has been at its end for ``linger_s``.
+
+        A named pipe is at its end while nobody has it open for writing, so another process may go on where one has died.
+        Raises ConnectionClosedError if the server ends the snapshot before.
+        """
+        server, ended_at, said = self.walsender.socket, None, b""
         while True:
-            ready = {found for found, _ in poll.poll()}
-            if self.walsender.socket in ready:
+            # A pipe at its end would be ready at once, again and again.
+            watched = [server, fd] if ended_at is None else [server]
+            ready, _, _ = select.select(watched, [], [], None if ended_at is None else _LINGER_POLL_S)
+            if server in ready:
                 try:
                     self.walsender.consume_input()  # a setting that was changed, or the end
                 except Connection.Lost as ex:
                     raise self.walsender.closed_error() from ex
-            if fd in ready and not os.read(fd, _READ_BYTES):
-                return
+            if not select.select([fd], [], [], 0)[0]:
+                ended_at = None
+                continue
+            data = os.read(fd, _READ_BYTES)
+            if data:
+                *lines, rest = (said + data).split(b"\n")
+                if b"q" in lines:
+                    return
+                ended_at, said = None, rest[-2:]
+            else:
+                now = time.monotonic()
+                ended_at = now if ended_at is None else ended_at
+                if now - ended_at >= linger_s:
+                    return
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import click
 
 from cdcpipe.lsn import format_lsn
 from cdcpipe.prepare import Preparation, exporting, prepare
-from cli.options import CONTEXT_SETTINGS, connection_options, slot_config, slot_options
+from cli.options import CONTEXT_SETTINGS, SECONDS, connection_options, slot_config, slot_options
 
 __all__ = ["command"]
 
@@ -24,16 +24,24 @@ __all__ = ["command"]
 @click.option(
     "--export-snapshot",
     is_flag=True,
-    help="Export a snapshot of the database for other sessions, print its name, and hold it until stdin ends.",
+    help="Export a snapshot of the database for other sessions, print its name, and hold it until stdin ends, or has a line q.",
+)
+@click.option(
+    "--linger",
+    type=SECONDS,
+    default=0.0,
+    help="Hold an exported snapshot so much longer after the end of stdin; a named pipe may be opened anew meanwhile.",
 )
 @click.option("--in-use", is_flag=True, help="The slot may be in use; to see what is published while a stream runs.")
-def command(*, export_snapshot: bool, in_use: bool, **options: Any) -> None:
+def command(*, export_snapshot: bool, linger: float, in_use: bool, **options: Any) -> None:
     """Check everything that a stream from a pgoutput slot needs, and print what was found as one JSON object.
 
     With -c the publications and the slot are created first. The exit codes are those of streaming.
     """
     if export_snapshot and in_use:
         raise click.UsageError("--export-snapshot and --in-use can't be used together")
+    if linger and not export_snapshot:
+        raise click.UsageError("--linger is for --export-snapshot")
     config = slot_config(**options)
     if not export_snapshot:
         _print(_report(prepare(config, in_use=in_use)))
@@ -46,7 +54,7 @@ def command(*, export_snapshot: bool, in_use: bool, **options: Any) -> None:
             "connection": dict(export.connection),
         }
         _print(_report(found) | exported)
-        export.hold(sys.stdin.fileno())
+        export.hold(sys.stdin.fileno(), linger)
 
 
 def _print(report: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from spark_sink.parquet_file import WrittenFile
     from spark_sink.staging import Position
 
-__all__ = ["ChangedError", "FileTable", "Replaced", "commit", "define", "of_log", "open_table"]
+__all__ = ["ChangedError", "FileTable", "Replaced", "commit", "define", "defined", "of_log", "open_table"]
 
 _KNOWN_FEATURES: Final = {
     "appendOnly",
@@ -133,7 +133,13 @@ def define(path: Path, schema: StructType, properties: Mapping[str, str], like: 
         reader.append("deletionVectors")
     writer = [*reader, "appendOnly", "invariants"]
     protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": reader, "writerFeatures": writer}
-    return FileTable(path, -1, schema, physical_columns(metadata), 0, ({"protocol": protocol}, {"metaData": metadata}))
+    return defined(path, ({"protocol": protocol}, {"metaData": metadata}))
+
+
+def defined(path: Path, definition: Sequence[Mapping[str, Any]]) -> FileTable:
+    """Return a table that `define` has defined, of what its first commit has to say."""
+    metadata = definition[-1]["metaData"]
+    return FileTable(path, -1, columns(metadata), physical_columns(metadata), 0, tuple(definition))
 
 
 def _mapped(kind: Any, numbers: Any) -> Any:

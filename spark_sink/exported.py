@@ -1,14 +1,25 @@
-"""A snapshot that the server holds for us: ``cdcpipe prepare --export-snapshot`` as a subprocess. No pyspark."""
+"""A snapshot that the server holds for us: ``cdcpipe prepare --export-snapshot`` as a subprocess. No pyspark.
+
+    export = ExportedSnapshot(config, lambda: False, directory, hold_s=600.0)
+    ...
+    export.close()      # done: the server may let it go
+    export.leave()      # not done: for so long the next one with this directory goes on with the same snapshot
+
+The subprocess outlives this process, also a killed one, for ``hold_s``: its stdin is a named pipe in the directory, which the next
+process opens in our place. ``export.json`` beside it is what it has printed. One process has the directory at a time.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
+import logging
 import os
 import select
 import subprocess
 import tempfile
-from typing import TYPE_CHECKING, Self
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Self
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
@@ -16,61 +27,142 @@ from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.command import environment, failure_of
 from spark_sink.launcher import LauncherConfig, Prepared
 from spark_sink.restart import error_of
+from spark_sink.snapshot_plan import SnapshotError
+from spark_sink.staging import read_json, write_json
+from spark_sink.table_lock import hold_alone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 __all__ = ["ExportedSnapshot", "slot_exists"]
+
+_logger = logging.getLogger(__name__)
+
+_PURPOSE = "for"
 
 _POLL_MS = 200
 _READ_BYTES = 1 << 16
 _END_TIMEOUT_S = 10.0
+_END_POLL_S = 0.05
 
 
 class ExportedSnapshot:
-    """Makes the slot if that is asked for and it does not exist, and holds a snapshot until ``close``, or this process's end.
+    """Takes a snapshot, or goes on with the one that was left in ``directory``, and holds it until ``close`` or ``leave``.
 
-    Raise what prevents it. ``is_stopping`` is asked while the server waits for running transactions; then InterruptedError is
-    raised.
+    Makes the slot if that is asked for and it does not exist. Raises what prevents it. ``is_stopping`` is asked while the server
+    waits for running transactions; then InterruptedError is raised.
+
+    What was left is gone on with unless ``hold_s`` is 0, if it was taken for the same tables ("schema.name", none: all that are
+    published), and these are still what they were.
     """
 
-    def __init__(self, config: LauncherConfig, is_stopping: Callable[[], bool]) -> None:
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        arguments = [*_arguments(config), "--export-snapshot"]
-        if config.create_slot:
-            arguments.append("-c")
-            for table in config.tables:
-                arguments += ["--table", table]
-        # A session of its own: ^C is for us. It ends with its stdin, so with this process, however that ends.
-        self._process = subprocess.Popen(
-            arguments,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            bufsize=0,
-            start_new_session=True,
-            env=environment(),
-        )
+    def __init__(
+        self,
+        config: LauncherConfig,
+        is_stopping: Callable[[], bool],
+        directory: Path,
+        *,
+        tables: Sequence[str] = (),
+        hold_s: float = 0.0,
+    ) -> None:
+        self.is_left_over = False
+        """Whether it is one that another process took."""
+        self._pipe_path, self._text_path = directory / "hold", directory / "export.json"
+        self._config = config
+        self._tables = tables
+        self._hold_s = hold_s
+        self._pipe: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._resources = ExitStack()
+        directory.mkdir(parents=True, exist_ok=True)
+        if not self._resources.enter_context(hold_alone(directory / "lock")):
+            self._resources.close()
+            raise SnapshotError(f"another process holds a snapshot in {directory}", hint="wait for its end")
         try:
-            text = self._read(is_stopping)
-            self.prepared = Prepared.parse(text)
+            found = self._take_over() or self._export(is_stopping)
+            self.prepared = Prepared.parse(json.dumps(found).encode())
             try:
-                found = json.loads(text)
                 self.name = str(found["snapshot"])
                 self.consistent_point = LSN.parse(found["consistent_point"])
                 self.is_slot_new = bool(found["slot_created"])
                 self.connection = {str(name): str(value) for name, value in found["connection"].items()}
             except (ValueError, KeyError, TypeError, AttributeError) as ex:
-                msg = f"cannot read what 'cdcpipe prepare --export-snapshot' printed: {ex!r}"
-                raise CdcpipeError(msg, hint="are cdcpipe and cdcpipe-spark of the same version?") from ex
+                raise _unreadable(ex) from ex
         except BaseException:
-            self.close()
+            self._end(is_done=not self.is_left_over)
             raise
 
-    def _read(self, is_stopping: Callable[[], bool]) -> bytes:
+    # --- one that was left ---
+
+    def _take_over(self) -> dict[str, Any] | None:
+        """Open the pipe of a snapshot that somebody else has taken; None if there is none, or none that is of use."""
+        try:
+            self._pipe = os.open(self._pipe_path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # never made, or nobody reads from it
+            return None
+        found = read_json(self._text_path)
+        self.is_left_over = self._hold_s > 0 and found is not None and found.pop(_PURPOSE) == self._purpose()
+        if self.is_left_over and self._described(Prepared.parse(json.dumps(found).encode())) == self._described(
+            _look_up(self._config)
+        ):
+            _logger.info("going on with the snapshot that was left")
+            return found
+        _logger.info("the snapshot that was left was taken for something else")
+        self.is_left_over = False
+        self._release()
+        return None
+
+    def _purpose(self) -> list[Any]:
+        """Return what a snapshot is for; not how one gets to the server, which may have a password in it."""
+        return [self._config.slot, list(self._config.publications), list(self._tables)]
+
+    def _described(self, prepared: Prepared) -> list[Any]:
+        """Return what must not have changed meanwhile."""
+        tables = [each for each in prepared.tables if not self._tables or f"{each['schema']}.{each['name']}" in self._tables]
+        return [prepared.system_id, prepared.timeline, prepared.database, tables]
+
+    # --- a new one ---
+
+    def _export(self, is_stopping: Callable[[], bool]) -> dict[str, Any]:
+        """Let the server export a snapshot, and return what is printed then."""
+        config = self._config
+        arguments = [*_arguments(config), "--export-snapshot", "--linger", f"{self._hold_s:g}"]
+        if config.create_slot:
+            arguments.append("-c")
+            for table in config.tables:
+                arguments += ["--table", table]
+        stderr = self._stderr = self._resources.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        self._text_path.unlink(missing_ok=True)
+        self._pipe_path.unlink(missing_ok=True)
+        os.mkfifo(self._pipe_path, 0o600)
+        # To be opened for writing, it has to be open for reading.
+        reader = os.open(self._pipe_path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            self._pipe = os.open(self._pipe_path, os.O_WRONLY | os.O_NONBLOCK)
+            os.set_blocking(reader, True)
+            # A session of its own: ^C is for us.
+            self._process = subprocess.Popen(
+                arguments,
+                stdin=reader,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                bufsize=0,
+                start_new_session=True,
+                env=environment(),
+            )
+        finally:
+            os.close(reader)
+        text = self._read(self._process, is_stopping)
+        Prepared.parse(text)
+        found: dict[str, Any] = json.loads(text)
+        write_json(self._text_path, found | {_PURPOSE: self._purpose()})
+        return found
+
+    def _read(self, process: subprocess.Popen[bytes], is_stopping: Callable[[], bool]) -> bytes:
         """Read the JSON object that it prints before it waits; raise what it says if it ends instead."""
-        assert self._process.stdout is not None
-        fd = self._process.stdout.fileno()
+        assert process.stdout is not None
+        fd = process.stdout.fileno()
         poll = select.poll()
         poll.register(fd, select.POLLIN)
         text = b""
@@ -81,33 +173,76 @@ class ExportedSnapshot:
                 continue
             data = os.read(fd, _READ_BYTES)
             if not data:
-                raise error_of(failure_of(self._process.wait(), self._said()))
+                raise error_of(failure_of(process.wait(), self._said()))
             text += data
         return text
-
-    def check(self) -> None:
-        """Raise the error with which it has ended, if it has."""
-        code = self._process.poll()
-        if code is not None:
-            raise error_of(failure_of(code, self._said()))
 
     def _said(self) -> list[str]:
         self._stderr.seek(0)
         return _lines(self._stderr.read())
 
+    # --- while it is held, and then ---
+
+    def check(self) -> None:
+        """Raise the error with which it has ended, if it has."""
+        if self._process is not None:
+            code = self._process.poll()
+            if code is not None:
+                raise error_of(failure_of(code, self._said()))
+        elif not self._say(b"\n"):
+            raise SnapshotError("the snapshot that was gone on with has ended", hint="start again: what is done stays")
+
     def close(self) -> None:
         """Let the snapshot go."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
+        self._end(is_done=True)
+
+    def leave(self) -> None:
+        """End without letting the snapshot go: for a while, somebody may go on with it."""
+        if self._hold_s > 0 and self._pipe is not None:
+            held = "the server holds the snapshot for another %.0f s: what is started again until then goes on with it"
+            _logger.warning(held, self._hold_s)
+        self._end(is_done=self._hold_s <= 0)
+
+    def _end(self, *, is_done: bool) -> None:
+        if self._pipe is not None:
+            if is_done:
+                self._release()
+            else:
+                os.close(self._pipe)
+                self._pipe = None
+        if self._process is not None and self._process.stdout is not None:
+            self._process.stdout.close()
+        self._resources.close()
+
+    def _release(self) -> None:
+        """Tell whoever holds it to let it go, and wait for that."""
+        assert self._pipe is not None
+        self._say(b"q\n")
+        self._text_path.unlink(missing_ok=True)
+        if self._process is not None:
+            try:
+                self._process.wait(_END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        else:
+            ends_at = time.monotonic() + _END_TIMEOUT_S
+            while self._say(b"\n") and time.monotonic() < ends_at:
+                time.sleep(_END_POLL_S)
+        os.close(self._pipe)
+        self._pipe = None
+        self._pipe_path.unlink(missing_ok=True)
+
+    def _say(self, text: bytes) -> bool:
+        """Write to whoever holds it; False if nobody does any more."""
+        assert self._pipe is not None
         try:
-            self._process.wait(_END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
-        self._stderr.close()
+            os.write(self._pipe, text)
+        except BrokenPipeError:
+            return False
+        except BlockingIOError:  # full: it has not yet read
+            return True
+        return True
 
     def __enter__(self) -> Self:
         return self
@@ -118,7 +253,7 @@ class ExportedSnapshot:
 
 def slot_exists(config: LauncherConfig) -> bool:
     """Ask whether the slot is there; raise what prevents the answer."""
-    done = subprocess.run(_arguments(config), stdin=subprocess.DEVNULL, capture_output=True, env=environment(), check=False)
+    done = _run(_arguments(config))
     if done.returncode == ExitCode.SLOT_NOT_EXIST:
         return False
     if done.returncode in (ExitCode.SUCCESS, ExitCode.SLOT_IN_USE):
@@ -126,11 +261,30 @@ def slot_exists(config: LauncherConfig) -> bool:
     raise error_of(failure_of(done.returncode, _lines(done.stderr)))
 
 
+def _look_up(config: LauncherConfig) -> Prepared:
+    """Ask what is published now; raise what prevents the answer."""
+    done = _run([*_arguments(config), "--in-use"])
+    if done.returncode != 0:
+        raise error_of(failure_of(done.returncode, _lines(done.stderr)))
+    return Prepared.parse(done.stdout)
+
+
+def _run(arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, env=environment(), check=False)
+
+
 def _arguments(config: LauncherConfig) -> list[str]:
     arguments = [*config.command, "prepare", *config.connection, "-S", config.slot]
     for name in config.publications:
         arguments += ["--publication", name]
     return arguments
+
+
+def _unreadable(ex: Exception) -> CdcpipeError:
+    return CdcpipeError(
+        f"cannot read what 'cdcpipe prepare --export-snapshot' printed: {ex!r}",
+        hint="are cdcpipe and cdcpipe-spark of the same version?",
+    )
 
 
 def _lines(said: bytes) -> list[str]:

@@ -47,6 +47,7 @@ __all__ = [
     "launcher_options",
     "log_to_stderr",
     "on_signals",
+    "snapshot_hold_option",
     "staging_option",
     "together",
 ]
@@ -202,6 +203,17 @@ def staging_option(command: Command) -> Command:
         type=DIRECTORY,
         metavar="DIR",
         help="The staging directory: the log of this slot.",
+    )(command)
+
+
+def snapshot_hold_option(command: Command) -> Command:
+    """Add ``--snapshot-hold``."""
+    return click.option(
+        "--snapshot-hold",
+        type=MINUTE_OR_OFF,
+        default="10min",
+        show_default=True,
+        help="After a kill or an error the server holds the snapshot for so long, and the next start goes on where it was. Or off.",
     )(command)
 
 

@@ -28,6 +28,7 @@ from spark_sink.options import (
     launcher_options,
     log_to_stderr,
     on_signals,
+    snapshot_hold_option,
 )
 from spark_sink.slot_monitor import SlotMonitor
 from spark_sink.spark_options import parse_settings, spark_options
@@ -144,6 +145,7 @@ Example:
     show_default=True,
     help="A snapshot reads a table in pieces of about this size, several at a time.",
 )
+@snapshot_hold_option
 @click.option(
     "--optimize-interval",
     type=MINUTE_OR_OFF,
@@ -198,6 +200,7 @@ def command(
     replica_interval: float,
     snapshot_mode: str | None,
     snapshot_chunk_size: int,
+    snapshot_hold: float | None,
     optimize_interval: float | None,
     cluster_replicas: bool,
     vacuum_retention: float | None,
@@ -238,7 +241,7 @@ def command(
     session.find_java()
     stopping = threading.Event()
     launcher = Launcher(config)
-    snapshot = InitialSnapshot(config, house, snapshot_mode, snapshot_chunk_size)
+    snapshot = InitialSnapshot(config, house, snapshot_mode, snapshot_chunk_size, snapshot_hold or 0.0)
     spark = pipeline = upkeep = None
     line = ProgressLine(time.monotonic())
     monitor = SlotMonitor(config.connection, config.slot, command=config.command)

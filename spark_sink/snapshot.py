@@ -24,7 +24,6 @@ import click
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
 from spark_sink import replica
-from spark_sink.exported import ExportedSnapshot
 from spark_sink.launcher import LauncherConfig
 from spark_sink.options import (
     CONTEXT_SETTINGS,
@@ -35,6 +34,7 @@ from spark_sink.options import (
     connection_options,
     log_to_stderr,
     on_signals,
+    snapshot_hold_option,
 )
 from spark_sink.snapshot_copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot_initial import is_unfinished
@@ -58,8 +58,15 @@ _logger = logging.getLogger(__name__)
 class TableSnapshot(Snapshot):
     """Copies the tables named "schema.name", whatever the warehouse has of them. One at a time in a warehouse."""
 
-    def __init__(self, config: LauncherConfig, warehouse: Warehouse, tables: Sequence[str], chunk_bytes: int = CHUNK_BYTES) -> None:
-        super().__init__(config, warehouse, warehouse.root / "_cdcpipe/snapshot_tables", chunk_bytes)
+    def __init__(
+        self,
+        config: LauncherConfig,
+        warehouse: Warehouse,
+        tables: Sequence[str],
+        chunk_bytes: int = CHUNK_BYTES,
+        hold_s: float = 0.0,
+    ) -> None:
+        super().__init__(config, warehouse, "snapshot_tables", chunk_bytes, hold_s)
         self._names = tuple(dict.fromkeys(tables))
 
     def prepare(self, is_stopping: Callable[[], bool]) -> None:
@@ -69,7 +76,7 @@ class TableSnapshot(Snapshot):
                 f"the initial snapshot of {self.warehouse.root} is not finished",
                 hint="wait for cdcpipe-spark run, or start it again; or give it up there with --snapshot never",
             )
-        export = self._export = ExportedSnapshot(self.config, is_stopping)
+        export = self._take(is_stopping)
         self._check_source("the server is", system_id=export.prepared.system_id, database=export.prepared.database)
         self._check_published([f"{table['schema']}.{table['name']}" for table in export.prepared.tables])
 
@@ -128,6 +135,7 @@ Example:
     show_default=True,
     help="A table is read in pieces of about this size, several at a time.",
 )
+@snapshot_hold_option
 @spark_options
 @click.option("-v", "--verbose", is_flag=True, help="Say on stderr what happens.")
 def command(
@@ -136,6 +144,7 @@ def command(
     tables: tuple[str, ...],
     staging: Path | None,
     snapshot_chunk_size: int,
+    snapshot_hold: float | None,
     jars: Path | None,
     master: str | None,
     confs: tuple[str, ...],
@@ -162,7 +171,7 @@ def command(
         raise WarehouseError(f"{warehouse} does not say what its publications are", hint="start cdcpipe-spark run once")
     config = LauncherConfig(source.slot, staging, source.publications, connection_arguments(**connection), verbose=verbose)
     stopping = threading.Event()
-    snapshot = TableSnapshot(config, house, tables, snapshot_chunk_size)
+    snapshot = TableSnapshot(config, house, tables, snapshot_chunk_size, snapshot_hold or 0.0)
     lock = house.local_root(staging) / "_cdcpipe/snapshot.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with hold_alone(lock) as is_alone:

@@ -4,8 +4,9 @@ The server exports a snapshot and says where in the WAL it is: what was committe
 else is in the stream after it, nothing is in both. That is the position of the snapshot's rows. So there is no window to be
 looked at, nothing is locked, and the launcher lands the stream meanwhile.
 
-A table comes to its changelog whole or not at all (snapshot_table.py). One that was written anew on the server while it was copied
-(`RewrittenError`) begins anew, with another snapshot.
+A table comes to its changelog whole or not at all (snapshot_table.py). What is killed or fails leaves the snapshot to the next run,
+for a while (exported.py): that one goes on with the chunks that are missing (snapshot_progress.py). A table that was written anew
+on the server while it was copied (`RewrittenError`) begins anew, with another snapshot.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from spark_sink.staging import Epoch, Position, StagingError, list_epochs
 from spark_sink.table_lock import TableLock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -47,7 +49,7 @@ _JOB_TAG = "cdcpipe-snapshot"
 _CANCEL_INTERVAL_S = 0.5
 
 _ROUNDS = 5
-"""So often a table that is written anew while it is copied is begun again."""
+"""So often a table that can't be copied with one snapshot is copied with the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,12 @@ class SnapshotProgress:
 
 
 class Snapshot:
-    """Copies the tables that a subclass chooses; ``scratch`` is a directory of its own on the warehouse's file system.
+    """Copies the tables that a subclass chooses; ``name`` is that of a directory of its own.
 
-    The subclass gets the exported snapshot, too, before `start`.
+    For ``hold_s`` somebody may go on where it has ended before its end. The subclass has it export the snapshot, before `start`.
     """
 
-    def __init__(self, config: LauncherConfig, warehouse: Warehouse, scratch: Path, chunk_bytes: int) -> None:
+    def __init__(self, config: LauncherConfig, warehouse: Warehouse, name: str, chunk_bytes: int, hold_s: float) -> None:
         self.config = config
         self.warehouse = warehouse
         self.copied: dict[Table, tuple[int, Position]] = {}
@@ -83,7 +85,12 @@ class Snapshot:
         self._epochs: list[Epoch] = []
         self._tables = self._tables_done = self._row_estimate = self._chunks = 0
         self._counts: tuple[Any, Any] | None = None
-        self._scratch = scratch
+        self._name = name
+        self._scratch = warehouse.root / "_cdcpipe" / name
+        self._hold_s = hold_s
+        self._names: tuple[str, ...] = ()
+        """The tables that it is for, "schema.name"; none: whatever is published."""
+        self._is_begun = False
 
     # --- for its owner ---
 
@@ -110,12 +117,12 @@ class Snapshot:
         return True
 
     def stop(self) -> None:
-        """Give up what is not finished, and let the snapshot go."""
+        """Give up what is not finished."""
         self._stopping = True
         if self._spark is not None and self._thread.is_alive():
             self._spark.sparkContext.cancelJobsWithTag(_JOB_TAG)
             self._thread.join()
-        self._release()
+        self._release(is_done=False)
 
     @property
     def progress(self) -> SnapshotProgress:
@@ -145,39 +152,51 @@ class Snapshot:
         except BaseException as ex:  # noqa: BLE001 - it is raised again in the thread that waits
             self._error = ex
         finally:
-            storage.remove_tree(self._scratch)
+            if self._error is None or self._hold_s <= 0:
+                storage.remove_tree(self._scratch)
             # As long as it is held VACUUM removes nothing that it sees.
-            self._release()
+            self._release(is_done=self._error is None)
 
-    def _release(self) -> None:
+    def _take(self, is_stopping: Callable[[], bool]) -> ExportedSnapshot:
+        """Have the server export a snapshot, or go on with the one that was left; as `ExportedSnapshot`."""
+        self.config.staging.mkdir(parents=True, exist_ok=True)
+        directory = self.warehouse.local_root(self.config.staging) / "_cdcpipe" / f"{self._name}_export"
+        self._export = ExportedSnapshot(self.config, is_stopping, directory, tables=self._names, hold_s=self._hold_s)
+        self._is_begun = self._export.is_left_over
+        return self._export
+
+    def _release(self, *, is_done: bool) -> None:
+        """Let the snapshot go, or leave it to the next run, if that will find anything that belongs to it."""
         if self._export is not None:
-            self._export.close()
+            if is_done or not self._is_begun:
+                self._export.close()
+            else:
+                self._export.leave()
             self._export = None
 
     def _copy(self) -> None:
-        """Copy all tables; those that were written anew meanwhile again, with another snapshot."""
+        """Copy all tables; those of which one snapshot can't be had with another one."""
         self._begin()
-        storage.remove_tree(self._scratch)  # a killed run's
+        if not self._is_begun:
+            storage.remove_tree(self._scratch)  # of a snapshot that has gone
         rewritten: list[Table] = []
         for number in range(_ROUNDS):
             if number:
                 assert self._export is not None
                 self._export.close()
-                self._export = ExportedSnapshot(self.config, lambda: self._stopping)
+                storage.remove_tree(self._scratch)
+                self._take(lambda: self._stopping)
             rewritten = self._copy_round(is_first=number == 0)
             if not rewritten:
                 self._finish()
                 return
-            _logger.warning(
-                "begun again, because they were written anew while they were copied: %s", ", ".join(map(str, rewritten))
-            )
         raise SnapshotError(
-            f"written anew on the server, again and again, while they were copied: {', '.join(map(str, rewritten))}",
+            f"begun again and again, and not copied: {', '.join(map(str, rewritten))}",
             hint="start again when nothing truncates or rewrites these tables",
         )
 
     def _copy_round(self, *, is_first: bool) -> list[Table]:
-        """Copy the tables that are not there yet; return those that were written anew meanwhile."""
+        """Copy the tables that are not there yet; return those that need another snapshot."""
         export = self._export
         assert export is not None
         assert self._spark is not None
@@ -196,6 +215,7 @@ class Snapshot:
             is_utf8=plan.is_utf8,
             rows=self._counts[0],
             chunks=self._counts[1],
+            leave_out=self._leave_out,
             is_stopping=lambda: self._stopping,
             lock=TableLock(self.warehouse.local_root(self.config.staging)),
         )
@@ -203,6 +223,7 @@ class Snapshot:
             self._tables = len(wanted)
             self._row_estimate = sum(table.row_estimate for table in wanted)
         self._chunks += sum(len(table.chunks) for table in wanted)
+        self._is_begun = True
         rewritten = []
 
         def copy(table: TablePlan) -> Table | None:
@@ -214,6 +235,7 @@ class Snapshot:
             except Exception as ex:
                 error = self._error_of(ex, table)
                 if isinstance(error, RewrittenError):
+                    _logger.warning("begun again, with another snapshot: %s", error.message)
                     return table_of(table)
                 raise error from ex
             with self._lock:
@@ -240,10 +262,28 @@ class Snapshot:
             )
         return rewritten
 
+    def _leave_out(self, chunks: int, rows: int) -> None:
+        """Show as to be done only what is: these were copied by a run before."""
+        with self._lock:
+            self._chunks -= chunks
+            self._row_estimate = max(self._row_estimate - rows, 0)
+
     def _position(self, lsn: int) -> Position:
-        """Return an LSN as a position: no change that comes after it is of an earlier epoch."""
+        """Return an LSN as a position: no change that comes after it is of an earlier epoch, and none before it of a later one.
+
+        What was copied by a run before has the position that it had then. If that won't do any more it is copied again.
+        """
+        path = self._scratch / "position.json"
+        noted = storage.read_json(path)
+        if noted is not None:
+            if noted["lsn"] == lsn and all(epoch.start_lsn >= lsn for epoch in self._epochs if epoch.number > noted["epoch"]):
+                return Position(noted["epoch"], lsn)
+            storage.remove_tree(self._scratch)
         numbers = [epoch.number for epoch in self._epochs if epoch.start_lsn <= lsn]
-        return Position(numbers[-1] if numbers else self._epochs[0].number, lsn)
+        number = numbers[-1] if numbers else self._epochs[0].number
+        storage.make_directory(self._scratch)
+        storage.write_json(path, {"epoch": number, "lsn": lsn})
+        return Position(number, lsn)
 
     def _plan(self, connection: str, snapshot: str) -> Plan:
         """Look the tables up; wait for one that is locked."""

@@ -6,8 +6,9 @@
         snapshot.start(spark, staging)      # returns at once
         snapshot.wait()
 
-Where the slot is made now, the snapshot is that of its beginning. What is there after a crash is done; a table that was not
-finished begins anew, with a snapshot of then, and its changelog begins there.
+Where the slot is made now, the snapshot is that of its beginning. What is there after a crash is done. A table that was not
+finished is gone on with as long as the server still holds the snapshot; after that it begins anew, with a snapshot of then, and its
+changelog begins there.
 
 `_cdcpipe/snapshot.json` in the warehouse says that a snapshot is to be taken, before the slot is made, and when all is done.
 """
@@ -18,7 +19,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from spark_sink import changelog
-from spark_sink.exported import ExportedSnapshot, slot_exists
+from spark_sink.exported import slot_exists
 from spark_sink.snapshot_copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot_table import table_of
 from spark_sink.storage import make_directory, read_json, write_json
@@ -58,9 +59,14 @@ class InitialSnapshot(Snapshot):
     """
 
     def __init__(
-        self, config: LauncherConfig, warehouse: Warehouse, mode: str | None = None, chunk_bytes: int = CHUNK_BYTES
+        self,
+        config: LauncherConfig,
+        warehouse: Warehouse,
+        mode: str | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+        hold_s: float = 0.0,
     ) -> None:
-        super().__init__(config, warehouse, warehouse.root / "_cdcpipe/snapshot", chunk_bytes)
+        super().__init__(config, warehouse, "snapshot", chunk_bytes, hold_s)
         self.is_needed = False
         self._mode = mode
 
@@ -88,7 +94,7 @@ class InitialSnapshot(Snapshot):
                 self._note(is_complete=False)
         if is_unfinished:
             try:
-                self._export = ExportedSnapshot(self.config, is_stopping)
+                self._take(is_stopping)
             except InterruptedError:
                 return
             self.is_needed = True

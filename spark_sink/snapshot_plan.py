@@ -91,7 +91,7 @@ class LockedError(SnapshotError):
 
 
 class RewrittenError(SnapshotError):
-    """A table's rows can't be seen any more as they were at the snapshot: it has been written anew since."""
+    """A table needs another snapshot, because its rows can't be seen any more as they were: it has been written anew since."""
 
 
 @dataclass(frozen=True, slots=True)

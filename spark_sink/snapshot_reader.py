@@ -21,16 +21,19 @@ import pyarrow as pa
 
 from cdcpipe.pgoutput.columnar import convert_text
 from cdcpipe.sql import quote_identifier
-from spark_sink.parquet_file import FileWriter, Layout, WrittenFile
+from spark_sink import storage
+from spark_sink.parquet_file import FileWriter, Layout
 from spark_sink.segment_reader import ExactTexts
 from spark_sink.snapshot_plan import Chunk, RewrittenError, SnapshotError, open_snapshot
+from spark_sink.snapshot_progress import Written, note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from cdcpipe.pgoutput.messages import Column, Relation
+    from spark_sink.parquet_file import WrittenFile
 
-__all__ = ["ChunkTask", "Select", "Written", "select_columns", "write_chunk", "write_empty", "write_truncate"]
+__all__ = ["ChunkTask", "Select", "select_columns", "write_chunk", "write_empty", "write_truncate"]
 
 _GONE: Final = ("42703", "42P01")
 """undefined_column, undefined_table: the catalog is that of the moment, whatever the snapshot."""
@@ -102,22 +105,15 @@ class ChunkTask:
     lsn: int
     time_us: int
     directory: str
+    notes: str
+    """Where it is written down that the chunk is done."""
     layout: Layout
     is_utf8: bool = True
     """Whether the server makes sure that texts are UTF-8."""
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What became of a chunk; ``exact``: how many values their type cannot hold, by column."""
-
-    rows: int
-    file: WrittenFile
-    exact: dict[str, int]
-
-
 def write_chunk(task: ChunkTask, count_rows: Callable[[int], object]) -> Written:
-    """Copy a chunk into a file; ``count_rows`` is told how many rows have come."""
+    """Copy a chunk into a file, and write down that it is done; ``count_rows`` is told how many rows have come."""
     writer = FileWriter(task.directory, f"part-{task.number:06d}-{secrets.token_hex(8)}.parquet", task.layout)
     rows = 0
     exact: Counter[str] = Counter()
@@ -127,7 +123,9 @@ def write_chunk(task: ChunkTask, count_rows: Callable[[int], object]) -> Written
         writer.write(arrays | _metadata(task, rows, count), count)
         rows += count
         count_rows(count)
-    return Written(rows, writer.close(), dict(exact))
+    written = Written(rows, writer.close(), dict(exact))
+    note(storage.place(task.notes), task.number, written)
+    return written
 
 
 def write_empty(directory: str, layout: Layout) -> None:

@@ -1,7 +1,8 @@
 """One table of a snapshot -> its changelog and its replica, whole or not at all.
 
 The files are written by executors (snapshot_reader.py) into a directory beside the tables; in an object store, where nothing can be
-renamed, those of a new table where it will be. (What a killed attempt leaves there no commit has added.)
+renamed, those of a new table where it will be. (What a killed attempt leaves there no commit has added.) As long as the snapshot is
+there, the next attempt goes on with the chunks that are missing (snapshot_progress.py).
 
 A table without a changelog is made there, with Delta Lake by the commit that adds the files. The same files are its replica's,
 under a second name (a hard link, in a store a copy): what they have besides the replica's columns nobody reads there. Renamed, the
@@ -16,8 +17,8 @@ has left unfinished. The tables are the snapshot's alone meanwhile (table_lock.p
 
 from __future__ import annotations
 
+import hashlib
 import logging
-import uuid
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -30,14 +31,15 @@ from spark_sink.keys import identifying_columns, version_of
 from spark_sink.parquet_file import Layout
 from spark_sink.published import PublishedTables
 from spark_sink.schema_history import SchemaHistory
-from spark_sink.snapshot_plan import SnapshotError
+from spark_sink.snapshot_plan import RewrittenError, SnapshotError
+from spark_sink.snapshot_progress import begin, resume
 from spark_sink.snapshot_reader import ChunkTask, select_columns, write_chunk, write_empty, write_truncate
 from spark_sink.table_versions import insert_snapshot
 from spark_sink.types import INEXACT_MESSAGE, as_typed, assign_columns, merge_columns, original_name, split_schema, typed_schema
 from spark_sink.warehouse import Table, WarehouseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from spark_sink.delta_files import FileTable
     from spark_sink.parquet_file import WrittenFile
     from spark_sink.snapshot_plan import TablePlan
-    from spark_sink.snapshot_reader import Written
+    from spark_sink.snapshot_progress import Begun, Written
     from spark_sink.staging import Position
     from spark_sink.table_lock import TableLock
     from spark_sink.warehouse import Version, Warehouse
@@ -72,6 +74,8 @@ class Copying:
     rows: Any
     chunks: Any
     """Accumulators: what has been copied."""
+    leave_out: Callable[[int, int], None]
+    """Told how many chunks and rows there are already, from a run before."""
     is_stopping: Callable[[], bool]
     lock: TableLock
 
@@ -98,20 +102,28 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
     columns = merge_columns(None, [plan.relation])
     version = _version(copying, plan, columns, [])
     schema, has_rename = typed_schema(columns), storage.is_local(warehouse.root)
-    scratch = copying.scratch / uuid.uuid4().hex
+    scratch = copying.scratch / str(plan.relation.relation_id)
     path, replica_path = warehouse.changelog(table), warehouse.replica(table)
     if has_rename:
         path, replica_path = scratch / "changelog", scratch / "replica"
-    made = _New(path, warehouse.format, schema, changelog.properties(table, schema.names))
+    purpose = _purpose(copying, plan, "new", schema.json(), path)
+    begun = resume(scratch / "notes", purpose)
+    properties = changelog.properties(table, schema.names)
+    made = _New(path, warehouse.format, schema, properties, () if begun is None else begun.definition)
+    if begun is None:
+        begun = begin(scratch / "notes", purpose, plan.chunks, copying.time_us, made.table.definition if made.table else ())
     made_replica = None
     if made.table is not None and version.key:
         properties = replica.properties(version.key, columns.names)
         made_replica = delta_files.define(replica_path, columns, properties, like=made.table)
-    written = _run(copying, table, _tasks(copying, plan, columns, made.path, made.layout))
+    written = _run(copying, table, begun, _tasks(copying, plan, begun, columns, made.path, made.layout))
     has_exact = any(each.exact for each in written)
     files = _full(made.path, written)
     ready_replica = None if has_exact else made_replica
     if has_rename:
+        for left in (replica_path, made.path / "_delta_log"):
+            storage.remove_tree(left)
+        _remove_others(made.path, files)
         made.commit(files, copying.position, ready_replica)
     with copying.lock.exclusive(copying.is_stopping):
         if changelog.exists(warehouse, table):
@@ -138,11 +150,17 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
 def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
     """Copy a table that has a changelog."""
     spark, warehouse, position = copying.spark, copying.warehouse, copying.position
+    if any(version.place == (position.lsn, 0) for version in warehouse.versions(table)):
+        raise RewrittenError(f"{table} was killed while its rows came to the changelog, where they may be there once only")
     columns, layout = _prepare_changelog(copying, plan, table)
-    directory = copying.scratch / uuid.uuid4().hex
+    scratch = copying.scratch / f"{plan.relation.relation_id}-later"
+    directory = scratch / "files"
+    purpose = _purpose(copying, plan, "later", columns.json(), layout)
+    begun = resume(scratch / "notes", purpose) or begin(scratch / "notes", purpose, plan.chunks, copying.time_us)
     storage.make_directory(directory)
-    written = _run(copying, table, _tasks(copying, plan, columns, directory, layout))
+    written = _run(copying, table, begun, _tasks(copying, plan, begun, columns, directory, layout))
     full = _full(directory, written)
+    _remove_others(directory, full)
     if not full:
         full = [write_truncate(storage.name(directory), layout, position.epoch, position.lsn, copying.time_us)]
     with copying.lock.exclusive(copying.is_stopping):
@@ -190,39 +208,44 @@ def _version(copying: Copying, plan: TablePlan, columns: StructType, versions: S
 def _tasks(
     copying: Copying,
     plan: TablePlan,
+    begun: Begun,
     columns: StructType,
     directory: Path,
     layout: Layout,
 ) -> list[ChunkTask]:
-    """Return what executors are to do; ``columns`` are the changelog's."""
+    """Return what executors have still to do; ``columns`` are the changelog's."""
     return [
         ChunkTask(
             connection=copying.connection,
             snapshot=copying.snapshot,
             chunk=chunk,
             number=number,
-            chunk_count=len(plan.chunks),
+            chunk_count=len(begun.chunks),
             condition=plan.condition,
             selects=tuple(select_columns(plan.relation)),
             names=tuple(field.name for field in assign_columns(columns, plan.relation)),
             types=to_arrow_schema(columns, timezone="UTC"),
             epoch=copying.position.epoch,
             lsn=copying.position.lsn,
-            time_us=copying.time_us,
+            time_us=begun.time_us,
             directory=storage.name(directory),
+            notes=storage.name(begun.directory),
             layout=layout,
             is_utf8=copying.is_utf8,
         )
-        for number, chunk in enumerate(plan.chunks)
+        for number, chunk in enumerate(begun.chunks)
+        if number not in begun.done
     ]
 
 
-def _run(copying: Copying, table: Table, tasks: list[ChunkTask]) -> list[Written]:
-    """Let executors write the chunks; name the columns with values that their type can't hold."""
-    if not tasks:  # a partitioned table without partitions
-        return []
+def _run(copying: Copying, table: Table, begun: Begun, tasks: list[ChunkTask]) -> list[Written]:
+    """Let executors write the chunks that are missing; name the columns with values that their type can't hold."""
     if copying.is_stopping():
         raise SnapshotError("the snapshot was not finished: it was stopped")
+    there = list(begun.done.values())
+    if there:
+        _logger.info("%s: %d of %d chunks are there already", table, len(there), len(begun.chunks))
+        copying.leave_out(len(there), sum(each.rows for each in there))
     rows, chunks = copying.rows, copying.chunks
 
     def write(task: ChunkTask) -> Written:
@@ -230,11 +253,20 @@ def _run(copying: Copying, table: Table, tasks: list[ChunkTask]) -> list[Written
         chunks.add(1)
         return written
 
-    found: list[Written] = copying.spark.sparkContext.parallelize(tasks, len(tasks)).map(write).collect()
+    # A partitioned table without partitions has no chunks, one that was killed at its end has none left.
+    found = copying.spark.sparkContext.parallelize(tasks, len(tasks)).map(write).collect() if tasks else []
+    found = there + found
     exact: Counter[str] = sum((Counter(each.exact) for each in found), Counter())
     for name, count in sorted(exact.items()):
         _logger.warning(INEXACT_MESSAGE, table, name, count)
     return found
+
+
+def _purpose(copying: Copying, plan: TablePlan, *more: object) -> str:
+    """Return what must be the same for a copy to go on: the snapshot, the table, what of it is copied, and how."""
+    parts = sorted({(chunk.relation_id, chunk.table, chunk.file) for chunk in plan.chunks})
+    described = (copying.snapshot, copying.position, plan.relation, plan.numbers, plan.condition, parts, *more)
+    return hashlib.sha256("\n".join(map(str, described)).encode()).hexdigest()
 
 
 def _layout(schema: StructType, table: FileTable | None) -> Layout:
@@ -253,9 +285,18 @@ _NEVER_THERE = ("_cdc_xid", "_cdc_old")
 class _New:
     """A changelog that is being made."""
 
-    def __init__(self, path: Path, format: str, schema: StructType, properties: dict[str, str]) -> None:  # noqa: A002
+    def __init__(
+        self,
+        path: Path,
+        format: str,  # noqa: A002
+        schema: StructType,
+        properties: dict[str, str],
+        definition: Sequence[Mapping[str, Any]],
+    ) -> None:
         self.path = path
-        self.table = delta_files.define(path, schema, properties) if format == "delta" else None
+        self.table = None
+        if format == "delta":
+            self.table = delta_files.defined(path, definition) if definition else delta_files.define(path, schema, properties)
         self.layout = _layout(schema, self.table)
         storage.make_directory(path)
 
@@ -280,6 +321,14 @@ def _full(directory: Path, written: Iterable[Written]) -> list[WrittenFile]:
         else:
             (directory / each.file.name).unlink()
     return full
+
+
+def _remove_others(directory: Path, files: Iterable[WrittenFile]) -> None:
+    """Remove what attempts have left that did not end: in a Parquet table any file would be part of it."""
+    names = {file.name for file in files}
+    for name in storage.list_names(directory):
+        if name not in names:
+            (directory / name).unlink()
 
 
 def _move(made: Path, target: Path) -> None:

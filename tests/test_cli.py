@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -570,6 +571,38 @@ def test_prepare_exports_a_snapshot_beside_a_slot_in_use(on: Fixture) -> None:
             assert "connection" in cli.stderr
         assert stream.quit() == 0
     until(lambda: not on.value("select count(*) from pg_replication_slots where temporary"), "the temporary slot's end")
+
+
+def test_prepare_lingers_until_somebody_else_opens_the_pipe(on18: Fixture, tmp_path: pathlib.Path) -> None:
+    pipe = tmp_path / "hold"
+    os.mkfifo(pipe)
+    arguments = ["prepare", "-d", on18.database.dsn, "-S", on18.slot, "--publication", "p", "--export-snapshot", "--linger"]
+    held = "select count(*) from pg_replication_slots where temporary"
+
+    def begin(linger_s: str) -> tuple[subprocess.Popen[bytes], int]:
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        writer = os.open(pipe, os.O_WRONLY)
+        os.set_blocking(reader, True)
+        process = subprocess.Popen([*COMMAND, *arguments, linger_s], stdin=reader, stdout=subprocess.PIPE)
+        os.close(reader)
+        assert process.stdout is not None
+        until(lambda: process.stdout.readline() == b"}\n", "the report")
+        process.stdout.close()
+        return process, writer
+
+    process, writer = begin("600")
+    os.close(writer)
+    writer = os.open(pipe, os.O_WRONLY)  # this is what waits while nobody reads from it
+    os.write(writer, b"not q\n")
+    assert on18.value(held) == 1
+    os.write(writer, b"q\n")
+    assert process.wait(60) == 0
+    os.close(writer)
+
+    process, writer = begin("0.2")
+    os.close(writer)
+    assert process.wait(60) == 0
+    assert run_cli("prepare", "-d", on18.database.dsn, "-S", on18.slot, "--linger", "5")[0] == 1
 
 
 def read_json(cli: CLI) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """The initial snapshot, on a real server, into real tables: with what the stream brings afterwards a replica is its table."""
 
+import json
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -120,6 +122,11 @@ HELD = """
     where datname = current_database() and backend_type = 'walsender' and backend_xmin is not null"""
 
 
+WORKERS = """
+    select count(*) from pg_stat_activity
+    where datname = current_database() and query like '%FROM ONLY%' and pid <> pg_backend_pid()"""
+
+
 @dataclass
 class Copied:
     """A database, a slot that is made with a snapshot, its warehouse."""
@@ -152,10 +159,12 @@ class Copied:
             | changes
         )
 
-    def run(self, warehouse: Warehouse, mode: str | None = None, while_copying: Any = None, **changes: Any) -> InitialSnapshot:
+    def run(
+        self, warehouse: Warehouse, mode: str | None = None, while_copying: Any = None, hold_s: float = 0.0, **changes: Any
+    ) -> InitialSnapshot:
         """What `cdcpipe-spark run --available-now` does."""
         config = self.config(**changes)
-        snapshot = InitialSnapshot(config, warehouse, mode, CHUNK_BYTES)
+        snapshot = InitialSnapshot(config, warehouse, mode, CHUNK_BYTES, hold_s)
         try:
             snapshot.prepare(lambda: False)
             if while_copying is not None:
@@ -377,6 +386,70 @@ def test_killed_in_the_middle_it_goes_on(pg18: postgres.Cluster, spark: Any, tmp
         assert not killed.run(warehouse, publications=("p",)).is_needed
         assert not list((warehouse.root / "_cdcpipe").glob("snapshot/*"))
         killed.connection.close()
+
+
+def test_killed_in_the_middle_of_a_table_it_goes_on_with_the_next_chunk(
+    database: postgres.Database, spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the same snapshot, whatever has happened to the rows since. What the kill left half-written is not in the table."""
+    killed = Copied(database, spark, tmp_path, f"s_{database.name}"[:63])
+    killed.execute(
+        "create table t (id int primary key, v text)",
+        "insert into t select g, repeat('x', 500) || g from generate_series(1, 4000) g",
+        "create publication p for table t",
+    )
+    for table_format in ("delta", "parquet"):
+        warehouse = Warehouse(tmp_path / table_format, table_format)
+        options = [
+            "run",
+            "-d",
+            database.dsn,
+            "-S",
+            killed.slot,
+            "--publication",
+            "p",
+            "-c",
+            "--available-now",
+            "--format",
+            table_format,
+        ]
+        options += ["--staging", str(tmp_path / "staging"), "--warehouse", str(warehouse.root), "--snapshot-chunk-size", "64KiB"]
+        program = [sys.executable, "-m", "spark_sink", *options]
+        other = database.connect()
+        other.autocommit = False
+        scratch = warehouse.root / "_cdcpipe/snapshot"
+
+        def done(scratch: Path = scratch) -> int:
+            return len(list(scratch.glob("*/notes/[0-9]*.json")))
+
+        with subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            until(lambda done=done, process=process: done() >= 3 or process.poll() is not None, "three chunks", 300)
+            other.execute("lock table t in access exclusive mode")  # so that it does not come to its end
+            process.kill()
+        other.rollback()
+        (begun,) = (json.loads(path.read_text()) for path in scratch.glob("*/notes/begun.json"))
+        (files,) = {path.parent for path in scratch.glob("*/changelog/part-*.parquet")}
+        (files / "part-half.parquet").write_bytes(b"half")
+        until(lambda: killed.query(WORKERS) == [(0,)], "the end of the executors' sessions")
+        assert 3 <= done() < len(begun["chunks"])
+        # Every row moves to another page.
+        killed.execute("update t set v = v || 'y' where id % 2 = 0", "delete from t where id < 100", "vacuum t")
+        killed.execute("update t set v = v || 'z' where id % 2 = 1", "insert into t select g, 'new' from generate_series(1, 50) g")
+        caplog.clear()
+        with caplog.at_level("INFO", "spark_sink"):
+            assert killed.run(warehouse, publications=("p",), hold_s=60.0).is_needed
+        (there,) = [found for text in caplog.messages if (found := re.match(r"public.t: (\d+) of (\d+) chunks are there", text))]
+        assert 3 <= int(there[1]) < int(there[2]) == len(begun["chunks"])
+        killed.assert_equal(warehouse, "t")
+        rows = killed.changes(warehouse, "t").where("_cdc_op = 'snapshot'")
+        assert rows.count() == rows.select("_cdc_ordinal").distinct().count() == rows.select("id").distinct().count()
+        assert rows.select("_cdc_end_lsn").distinct().count() == 1
+        assert not list(scratch.parent.glob("snapshot/*"))
+        until(lambda: killed.query(HELD) == [(0,)], "the snapshot's end")
+        shutil.rmtree(tmp_path / "staging")
+        other.close()
+        killed.execute(f"select pg_drop_replication_slot('{killed.slot}')")
+    killed.connection.close()
 
 
 def test_stopped_while_it_waits(database: postgres.Database, spark: Any, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,12 @@ from typing import Any
 import postgres
 import pyarrow.parquet as pq
 import pytest
+from cli_process import until
 from pyspark.sql.pandas.types import to_arrow_schema
 from segments import encode
 from test_types import INFINITE_NUMERICS, NEWER_TYPES, TYPES, peek
 
-from cdcpipe.errors import SlotDoesNotExistError
+from cdcpipe.errors import CdcpipeError, SlotDoesNotExistError
 from spark_sink import snapshot_reader
 from spark_sink.exported import ExportedSnapshot, slot_exists
 from spark_sink.launcher import LauncherConfig
@@ -63,7 +64,7 @@ class Source:
 
     def take(self) -> ExportedSnapshot:
         self.close()
-        self.export = ExportedSnapshot(self.config(), lambda: False)
+        self.export = ExportedSnapshot(self.config(), lambda: False, self.directory / "export")
         return self.export
 
     @property
@@ -99,6 +100,7 @@ class Source:
                 lsn=int(self.export.consistent_point),
                 time_us=0,
                 directory=str(directory),
+                notes=str(directory),
                 layout=Layout(tuple(schema.names), to_arrow_schema(schema, timezone="UTC")),
             )
             for number, chunk in enumerate(table.chunks)
@@ -202,7 +204,9 @@ def test_every_row_of_the_snapshot_is_read_once(source: Source) -> None:
 
 def test_ordinals_go_on_below_zero_and_end(tmp_path: Path) -> None:
     schema = to_arrow_schema(typed_schema(merge_columns(None, [])), timezone="UTC")
-    task = ChunkTask("", "", Chunk(1, '"t"', 1), 1, 3, None, (), (), schema, 1, 5, 0, str(tmp_path), Layout((), schema))
+    task = ChunkTask(
+        "", "", Chunk(1, '"t"', 1), 1, 3, None, (), (), schema, 1, 5, 0, str(tmp_path), str(tmp_path), Layout((), schema)
+    )
     ordinals = snapshot_reader._metadata(task, 0, 4)["_cdc_ordinal"].to_pylist()
     assert ordinals == [1, 4, 7, 10]
     row = (1 << 31) // 3
@@ -336,6 +340,72 @@ def test_the_slot_is_asked_for_and_made_once(source: Source) -> None:
     assert slot_exists(source.config())
     assert not source.take().is_slot_new
     with pytest.raises(SlotDoesNotExistError, match="nope"):
-        ExportedSnapshot(source.config(slot="nope", create_slot=False), lambda: False)
+        ExportedSnapshot(source.config(slot="nope", create_slot=False), lambda: False, source.directory / "nope")
     with pytest.raises(InterruptedError):
-        ExportedSnapshot(source.config(), lambda: True)
+        ExportedSnapshot(source.config(), lambda: True, source.directory / "stopping")
+    with pytest.raises(SnapshotError, match="another process holds a snapshot"):
+        ExportedSnapshot(source.config(), lambda: False, source.directory / "export")
+
+
+def test_a_snapshot_that_was_left_is_gone_on_with_where_it_fits(source: Source) -> None:
+    source.sql("create table t (id int primary key)", "insert into t values (1)", "create table u (id int primary key)")
+    source.sql("create publication p for table t, u")
+    held = "select count(*) from pg_stat_activity where backend_type = 'walsender' and datname = current_database()"
+
+    def take(hold_s: float = 60.0, tables: tuple[str, ...] = ()) -> ExportedSnapshot:
+        return ExportedSnapshot(source.config(), lambda: False, source.directory / "left", tables=tables, hold_s=hold_s)
+
+    first = take()
+    assert not first.is_left_over
+    first.leave()
+    source.sql("insert into t values (2)")
+    again = take()
+    assert again.is_left_over
+    assert (again.name, again.consistent_point, again.prepared) == (first.name, first.consistent_point, first.prepared)
+    again.check()
+    rows = open_snapshot(conninfo(again.connection, again.prepared.server_version), again.name)
+    with rows.cursor() as cursor:
+        cursor.execute("select count(*) from public.t")
+        assert cursor.fetchone() == (1,)
+    rows.close()
+    again.leave()
+
+    names = {first.name}
+
+    def expect_new(made: ExportedSnapshot) -> None:
+        assert not made.is_left_over
+        assert made.name not in names
+        names.add(made.name)
+        # The one that was left is not held any longer than until it is known to be of no use.
+        assert source.connection.execute(held).fetchone() == (1,)
+        made.leave()
+
+    expect_new(take(tables=("public.t",)))
+    source.sql("alter table u add b int")  # another table's columns do not matter
+    of_table = take(tables=("public.t",))
+    assert of_table.is_left_over
+    of_table.leave()
+    source.sql("alter table t add b int default 3")
+    expect_new(take(tables=("public.t",)))
+    expect_new(take(hold_s=0.0))  # which holds nothing, so that nothing is left
+    expect_new(take())
+    # The server ends it: so does who holds it, and there is nothing to go on with.
+    ends = (
+        "select pg_terminate_backend(pid) from pg_stat_activity where backend_type = 'walsender' and datname = current_database()"
+    )
+    source.sql(ends)
+    until(lambda: source.connection.execute(held).fetchone() == (0,), "the end of the session that holds the snapshot")
+    last = take()
+    assert not last.is_left_over
+    source.sql(ends)
+    with pytest.raises(CdcpipeError):
+        until_raised(last.check)
+    last.close()
+
+
+def until_raised(check: Callable[[], None]) -> None:
+    def checked() -> bool:
+        check()
+        return False
+
+    until(checked, "an error")

@@ -1,6 +1,7 @@
 """`cdcpipe-spark snapshot`: tables copied anew, whatever the warehouse has of them, while the stream goes on or stands still."""
 
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from spark_sink import as_of, changelog, replica
 from spark_sink.launcher import Launcher, LauncherConfig
 from spark_sink.segment_filler import SealPolicy
 from spark_sink.snapshot import TableSnapshot
+from spark_sink.snapshot_plan import SnapshotError
 from spark_sink.table_lock import TableLock, hold_alone
 from spark_sink.verify import verify
 from spark_sink.warehouse import Table, Warehouse
@@ -63,10 +65,13 @@ class Copied(Road):
     def run(self, **options: Any) -> Any:
         return super().run(format=self.format, **options)
 
-    def snapshot(self, *tables: str, while_held: Any = None) -> TableSnapshot:
-        """Copy tables, as the command does; what is done while the snapshot is held is not in it."""
+    def table_snapshot(self, *tables: str, hold_s: float = 0.0) -> TableSnapshot:
         config = LauncherConfig(self.slot, self.staging, (self.publication,), ("-d", self.database.dsn))
-        snapshot = TableSnapshot(config, self.house, [f"public.{table}" for table in tables], 64 << 10)
+        return TableSnapshot(config, self.house, [f"public.{table}" for table in tables], 64 << 10, hold_s)
+
+    def snapshot(self, *tables: str, while_held: Any = None, hold_s: float = 0.0) -> TableSnapshot:
+        """Copy tables, as the command does; what is done while the snapshot is held is not in it."""
+        snapshot = self.table_snapshot(*tables, hold_s=hold_s)
         try:
             snapshot.prepare(lambda: False)
             if while_held is not None:
@@ -225,6 +230,51 @@ def test_while_another_process_keeps_the_tables_in_step(database: postgres.Datab
         road.assert_verified("public.busy")
     road.assert_once("busy")
     assert not road.house.unfinished_snapshots()
+    road.connection.close()
+
+
+def test_stopped_in_the_middle_it_goes_on_with_the_next_chunk(
+    database: postgres.Database, spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the snapshot that the server still holds, for the same tables, once."""
+    road = Copied(database, spark, tmp_path, f"s_{database.name}"[:63])
+    road.execute(
+        "create table busy (id int primary key, v text, n int); alter table busy alter v set storage plain",
+        f"insert into busy select g, repeat('x', {BIG}) || g, 0 from generate_series(1, 500) g",
+        "create publication everything for table busy",
+    )
+    road.land()
+    road.execute("update busy set n = 1 where id = 1")
+    road.run()
+    notes = road.house.root / "_cdcpipe/snapshot_tables"
+    blocker = database.connect()
+    blocker.autocommit = False
+
+    def done() -> int:
+        return len(list(notes.glob("*/notes/[0-9]*.json")))
+
+    snapshot = road.table_snapshot("busy", hold_s=60.0)
+    snapshot.prepare(lambda: False)
+    snapshot.start(spark, road.staging)
+    until(lambda: done() >= 3 or snapshot.wait(0), "three chunks")
+    blocker.execute("lock table busy in access exclusive mode")
+    snapshot.stop()
+    blocker.rollback()
+    with pytest.raises(SnapshotError, match="stopped"):
+        snapshot.wait()
+    road.execute("update busy set n = n + 1, id = -id where id % 3 = 0", "delete from busy where id % 5 = 0", "vacuum busy")
+    caplog.clear()
+    with caplog.at_level("INFO", "spark_sink"):
+        again = road.snapshot("busy", hold_s=60.0)
+    (there,) = [re.search(r"public.busy: (\d+) of", text)[1] for text in caplog.messages if " chunks are there" in text]  # type: ignore[index]
+    assert int(there) >= 3
+    assert [rows for rows, _ in again.copied.values()] == [500]
+    road.run()
+    road.assert_equal("busy", "id", "v", "n")
+    road.assert_once("busy")
+    # What has come to its end leaves nothing: the next one is of now.
+    assert road.snapshot("busy", hold_s=60.0).copied[Table("public", "busy")][1] > again.copied[Table("public", "busy")][1]
+    blocker.close()
     road.connection.close()
 
 
