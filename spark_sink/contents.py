@@ -17,7 +17,10 @@ import numpy as np
 from cdcpipe.errors import ProtocolError
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Relation, Truncate
+from cdcpipe.pipe.framing import encode_header
 from spark_sink import segment_index
+from spark_sink.published import is_key_told
+from spark_sink.segment_filler import REPEATED_LSN
 from spark_sink.staging import StagingError
 from spark_sink.warehouse import MESSAGES, Table
 
@@ -40,6 +43,8 @@ class Use:
     relation: Relation
     last_lsn: int
     """The end LSN of the last transaction with a change under it."""
+    is_repeated: bool = False
+    """Whether the server did not send it there: nothing of the table has changed since the change before."""
 
 
 @dataclass(slots=True)
@@ -50,7 +55,7 @@ class Contents:
     last_lsn: int = 0
     """The end LSN of the last transaction that changes the table; of a message outside of transactions, its place among them."""
     uses: list[Use] = field(default_factory=list)
-    """The table's descriptions in order, each other than the one before it."""
+    """The table's descriptions in order, each other than the one before it, or sent anew where the key may be another one."""
 
 
 def read_contents(segments: Iterable[Segment], after_lsn: int = 0) -> dict[Table, Contents]:
@@ -85,10 +90,14 @@ def count_rows(segments: Iterable[Segment], after_lsn: int = 0) -> int:
 
 
 def _joined(uses: list[Use]) -> list[Use]:
-    """Make one of each description that is there several times running: every segment has it again."""
+    """Make one of each description that is there several times running: every segment has it again.
+
+    But one that the server sent again is kept if it does not tell the key: there the table may have got another one.
+    """
     joined: list[Use] = []
     for use in uses:
-        if joined and joined[-1].relation == use.relation:
+        is_same = bool(joined) and joined[-1].relation == use.relation
+        if is_same and (use.is_repeated or is_key_told(use.relation)):
             joined[-1] = replace(joined[-1], last_lsn=max(joined[-1].last_lsn, use.last_lsn))
         else:
             joined.append(use)
@@ -109,9 +118,18 @@ def _uses(segment: Segment, index: SegmentIndex, after_lsn: int) -> Iterator[tup
         for number in np.unique(which):
             under = used[which == number]
             first, last = index.end_lsn[index.transaction[under[[0, -1]]]]
-            message = _message(segment, index, data, int(descriptions[number]))
+            description = int(descriptions[number])
+            message = _message(segment, index, data, description)
             assert isinstance(message, Relation)
-            yield len(under), Use(int(first), _ordinal(segment, index, data, int(under[0]), relation_id), message, int(last))
+            ordinal = _ordinal(segment, index, data, int(under[0]), relation_id)
+            yield len(under), Use(int(first), ordinal, message, int(last), _is_repeated(index, data, description))
+
+
+def _is_repeated(index: SegmentIndex, data: memoryview, record: int) -> bool:
+    """Tell by its header whether the launcher has put a description there."""
+    start = int(index.offset[record])
+    header = encode_header(REPEATED_LSN, int(index.length[record]))
+    return data[max(0, start - len(header)) : start] == header
 
 
 def _ordinal(segment: Segment, index: SegmentIndex, data: memoryview, record: int, relation_id: int) -> int:

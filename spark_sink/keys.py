@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spark_sink.published import is_key_told
 from spark_sink.types import assign_columns, column_names
 from spark_sink.warehouse import Version
 
@@ -17,19 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["identifying_columns", "version_of"]
 
-_IDENTIFYING = ("d", "i")
-"""The replica identities (DEFAULT, INDEX) under which a Relation message flags the columns that identify a row.
-
-With INDEX these are the index's columns, not the primary key: of a deleted row the server sends nothing else.
-"""
-
 
 def identifying_columns(relation: Relation, primary_key: Callable[[], Iterable[str]]) -> tuple[str, ...]:
     """Return the names of the columns that identify a row, in PostgreSQL's spelling; none if nothing does.
 
     ``primary_key`` is asked for where the description does not say: with REPLICA IDENTITY FULL or NOTHING.
     """
-    if relation.replica_identity in _IDENTIFYING:
+    if is_key_told(relation):
         return tuple(column.name for column in relation.columns if column.is_key)
     key = tuple(primary_key())
     return key if set(key) <= {column.name for column in relation.columns} else ()

@@ -1,7 +1,7 @@
 """What the database's catalog says of published tables, where the stream does not: keys and the numbers of columns. No Spark.
 
 The catalog is of today and the stream of yesterday: it is asked anew, once in a micro-batch at most, when what is known of a
-table has not just the columns that its description in the stream has.
+table has not just the columns that its description in the stream has, or when it may have got another key.
 """
 
 from __future__ import annotations
@@ -15,9 +15,20 @@ from cdcpipe.pgoutput.messages import Column, Relation
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["PublishedTables"]
+__all__ = ["PublishedTables", "is_key_told"]
 
 _logger = logging.getLogger(__name__)
+
+_IDENTIFYING = ("d", "i")
+"""The replica identities (DEFAULT, INDEX) under which a Relation message flags the columns that identify a row.
+
+With INDEX these are the index's columns, not the primary key: of a deleted row the server sends nothing else.
+"""
+
+
+def is_key_told(relation: Relation) -> bool:
+    """Tell whether a description says what identifies a row."""
+    return relation.replica_identity in _IDENTIFYING
 
 
 class PublishedTables:
@@ -34,8 +45,8 @@ class PublishedTables:
         self._is_fresh = False
 
     def primary_key(self, relation: Relation) -> tuple[str, ...] | None:
-        """Return the columns of the primary key, none where there is none; None where there is no such table any more."""
-        found = self._find(relation)
+        """Return the columns of the primary key as it is now, none where there is none; None where the table has gone."""
+        found = self._find(relation, is_of_now=True)
         return None if found is None else tuple(found["primary_key"])
 
     def columns(self, relation: Relation) -> list[Mapping[str, Any]]:
@@ -61,10 +72,12 @@ class PublishedTables:
         columns = tuple(Column(0, each["name"], each["type_id"], each["type_modifier"]) for each in found.get("columns", ()))
         return Relation(None, relation_id, found["schema"], found["name"], "d", columns)
 
-    def _find(self, relation: Relation) -> Mapping[str, Any] | None:
+    def _find(self, relation: Relation, *, is_of_now: bool = False) -> Mapping[str, Any] | None:
+        """Return what the catalog says of a table; without ``is_of_now`` it may have said that before, of the same columns."""
         found = self._tables.get(relation.relation_id)
         asked = (relation.relation_id, relation.columns)
-        if (found is None or not _has_columns(found, relation)) and asked not in self._asked and self._describe is not None:
+        is_wanted = (found is None or not _has_columns(found, relation)) and asked not in self._asked
+        if (is_wanted or is_of_now) and self._describe is not None:
             if not self._is_fresh:
                 self._tables = {table["relation_id"]: table for table in self._describe()}
                 self._is_fresh = True

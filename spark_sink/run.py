@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink import last_error
 from spark_sink.command import environment
 from spark_sink.launcher import Launcher, LauncherConfig, Prepared
@@ -51,6 +52,10 @@ _logger = logging.getLogger(__name__)
 
 _LAST_INTERVAL_S = 0.1
 """How often to look whether the tables have everything, once nothing more comes."""
+
+_RECONNECT_S = 60.0
+"""So long a server is waited for that is asked for its tables."""
+_RETRY_S = 1.0
 
 _EXAMPLE = """\b
 Example:
@@ -273,7 +278,7 @@ def command(
                 warehouse,
                 format=table_format,
                 types=types,
-                describe=_Catalog(config).describe,
+                describe=_Catalog(config, stopping).describe,
                 checkpoint=checkpoint,
                 max_bytes_per_trigger=max_bytes_per_trigger,
                 trigger_interval_s=trigger_interval,
@@ -387,16 +392,22 @@ def _has_key(table: Mapping[str, Any]) -> bool:
 class _Catalog:
     """The published tables with their keys and columns, as they are when one is asked for."""
 
-    def __init__(self, config: LauncherConfig) -> None:
+    def __init__(self, config: LauncherConfig, stopping: threading.Event) -> None:
         self._config = config
+        self._stopping = stopping
 
     def describe(self) -> Iterable[Mapping[str, Any]]:
-        """Return the tables."""
+        """Return the tables; a server that has gone away may be restarting, and is waited for."""
         config = self._config
         arguments = [*config.command, "prepare", "--in-use", *config.connection, "-S", config.slot]
         for name in config.publications:
             arguments += ["--publication", name]
-        done = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=environment())
+        deadline = time.monotonic() + _RECONNECT_S
+        while True:
+            done = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=environment())
+            is_away = done.returncode in (ExitCode.INIT_FAILED, ExitCode.PG_CLOSED, ExitCode.PG_ERROR)
+            if not is_away or time.monotonic() >= deadline or self._stopping.wait(_RETRY_S):
+                break
         if done.returncode != 0:
             said = done.stderr.decode(errors="replace").strip().splitlines()
             raise CdcpipeError(

@@ -7,7 +7,8 @@ to be held in memory. So a cut never has to move bytes, and when the stream brea
 A logical message outside of transactions counts as one by itself, which ends at the message's LSN.
 
 A new segment begins without knowing any relation. The server describes one (Type records, then a Relation record) once
-per connection; what it sent last is kept, and put in right before the first record of a segment that needs it.
+per connection, and again after whatever may have changed the relation; what it sent last is kept, and put in right before the
+first record of a segment that needs it. Such a repetition has the LSN ``REPEATED_LSN`` in its header; the server's own has 0.
 
 Nothing runs per record but numpy: boundaries (`record_scan`), kinds and relation ids are arrays over what one read brought.
 Looked at singly are descriptions, truncates, and where one relation's changes follow another's, unless all are settled.
@@ -24,7 +25,7 @@ import numpy as np
 
 from cdcpipe.errors import ProtocolError
 from cdcpipe.lsn import format_lsn
-from cdcpipe.pipe.framing import MAX_HEADER_BYTES
+from cdcpipe.pipe.framing import MAX_HEADER_BYTES, encode_header
 from spark_sink.record_scan import scan
 
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["COMMIT", "MESSAGE_HEAD", "Cut", "Discard", "Operation", "SealPolicy", "SegmentFiller", "Write"]
+__all__ = ["COMMIT", "MESSAGE_HEAD", "REPEATED_LSN", "Cut", "Discard", "Operation", "SealPolicy", "SegmentFiller", "Write"]
+
+REPEATED_LSN: Final = 1
+"""In the header of a Relation record that the server did not send there: no record of the server's has it."""
 
 # "Byte1('C'), Int8 flags, Int64 LSN of the commit, Int64 end LSN of the transaction, Int64 commit timestamp"
 COMMIT = struct.Struct(">cBQQQ")
@@ -146,7 +150,7 @@ class SegmentFiller:
         self._in_transaction = False
         self._tail: list[_Piece] = []  # of the transaction that has not ended
         self._tail_bytes = 0
-        self._described_by: dict[int, bytes] = {}  # relation id -> its Type and Relation records, with headers
+        self._described_by: dict[int, bytes] = {}  # relation id -> its Type and Relation records, to be repeated
         self._type_records = b""  # those that the next Relation record refers to
         # Of the open segment.
         self._size = self._records = self._transactions = 0
@@ -347,7 +351,9 @@ class SegmentFiller:
             self._type_records += piece.buffer[header_pos:end]
             return b""
         if kind == b"R":
-            self._described_by[relation_id] = self._type_records + piece.buffer[header_pos:end]
+            self._described_by[relation_id] = (
+                self._type_records + encode_header(REPEATED_LSN, end - start) + piece.buffer[start:end]
+            )
             self._type_records = b""
             self._settled.add(relation_id)
             return b""

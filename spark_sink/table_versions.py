@@ -1,7 +1,9 @@
 """A table's versions as they come: what identifies its rows from some change on, and what rows from before have in new columns.
 
 The key is in the stream (keys.py), but for tables with REPLICA IDENTITY FULL or NOTHING: those are asked for in the catalog,
-unless the user has named their keys. The catalog is of today: where its key can't be that of these changes, the one before goes on.
+unless the user has named their keys, wherever the server describes the table anew, as it does after each ALTER TABLE. (What the
+launcher repeats is no sign of anything: there the key goes on.) The catalog is of today: where its key can't be that of these
+changes, the one before goes on.
 
 PostgreSQL rewrites no rows for RENAME COLUMN and ADD COLUMN … DEFAULT, and the stream tells of neither. The catalog numbers the
 columns (column_numbers.py): by its number a column under a new name is found again, and of one that was added the catalog says
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructField, StructType
 
-    from cdcpipe.pgoutput.messages import Relation
     from spark_sink.column_numbers import ColumnFacts
     from spark_sink.contents import Use
     from spark_sink.published import PublishedTables
@@ -99,27 +100,30 @@ class TableVersions:
             ordinal = 0 if is_first else use.ordinal
             before_it = [version for version in versions if version.place < (use.end_lsn, ordinal)]
             is_remade = bool(before_it) and before_it[-1].relation_id != use.relation.relation_id
-            fills = () if is_remade else self._fills(table, use, before_it, before, columns)
-            key = self._key(table, use.relation, before_it)
+            is_same = preceding is not None and preceding.relation == use.relation
+            fills = () if is_remade or is_same else self._fills(table, use, before_it, before, columns)
+            key = self._key(table, use, before_it)
             relation = as_typed(use.relation, self._warehouse.types)
             versions = _insert(versions, version_of(use.end_lsn, ordinal, relation, columns, key, fills))
         if versions != known:
             self._warehouse.write_versions(table, versions)
         return versions
 
-    def _key(self, table: Table, relation: Relation, known: Sequence[Version]) -> tuple[str, ...]:
+    def _key(self, table: Table, use: Use, known: Sequence[Version]) -> tuple[str, ...]:
         """Return the names of the columns that identify a row, in PostgreSQL's spelling; none if nothing does."""
+        relation = use.relation
         names = {column.name for column in relation.columns}
         key = self._keys.get(str(table))
         if key is not None:
             return key if set(key) <= names else ()
 
         def primary_key() -> tuple[str, ...]:
-            found = self._published.primary_key(relation)
-            if found is not None and set(found) <= names:
-                return found
-            # The table has gone, or has got a key since whose columns these changes lack: what held before goes on.
             before = known[-1] if known and known[-1].relation_id == relation.relation_id else None
+            if before is None or not use.is_repeated:
+                found = self._published.primary_key(relation)
+                if found is not None and set(found) <= names:
+                    return found
+                # The table has gone, or has got a key since whose columns these changes lack: what held before goes on.
             return () if before is None else tuple(map(original_name, before.key))
 
         return identifying_columns(relation, primary_key)

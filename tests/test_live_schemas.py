@@ -1,6 +1,7 @@
 """Tables that change while their changes stream: what holds for a change at its place."""
 
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -314,22 +315,27 @@ def test_a_column_that_the_table_had_under_another_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "primary_key", "expected"),
+    ("known", "primary_key", "expected", "is_repeated"),
     [
-        ([], ["id"], ID),
-        ([version(10, 0, CODE)], ["id"], ID),
+        ([], ["id"], ID, False),
+        ([version(10, 0, CODE)], ["id"], ID, False),
+        # The launcher has only repeated what was said before.
+        ([version(10, 0, CODE)], ["id"], CODE, True),
+        ([version(10, 0, NONE)], ["id"], NONE, True),
+        ([version(10, 0, CODE, 2)], ["id"], ID, True),
+        ([], ["id"], ID, True),
         # It has got a column since, which is the key now; nobody knows what was before, or somebody does.
-        ([], ["later"], NONE),
-        ([version(10, 0, ID)], ["later"], ID),
-        ([version(10, 0, ("gone",))], ["later"], NONE),
-        ([version(10, 0, ID, 2)], ["later"], NONE),
+        ([], ["later"], NONE, False),
+        ([version(10, 0, ID)], ["later"], ID, False),
+        ([version(10, 0, ("gone",))], ["later"], NONE, False),
+        ([version(10, 0, ID, 2)], ["later"], NONE, False),
         # It has been dropped, or has no key any more.
-        ([version(10, 0, ID)], None, ID),
-        ([version(10, 0, ID)], [], NONE),
+        ([version(10, 0, ID)], None, ID, False),
+        ([version(10, 0, ID)], [], NONE, False),
     ],
 )
 def test_a_key_that_the_catalog_has_of_another_time(
-    tmp_path: Path, known: list[Version], primary_key: list[str] | None, expected: tuple[str, ...]
+    tmp_path: Path, known: list[Version], primary_key: list[str] | None, expected: tuple[str, ...], is_repeated: bool
 ) -> None:
     warehouse = Warehouse(tmp_path, "delta")
     warehouse.open(EPOCH)
@@ -338,8 +344,18 @@ def test_a_key_that_the_catalog_has_of_another_time(
     columns = merge_columns(None, [full])
     history = cast("SchemaHistory", History(SchemaVersion(1, 0, full, None)))
     versions = TableVersions(warehouse, history, PublishedTables(lambda: described))
-    noted = versions.note(Table("public", "t"), known, [Use(20, 0, full, 20)], 15, None, columns)
+    noted = versions.note(Table("public", "t"), known, [Use(20, 0, full, 20, is_repeated)], 15, None, columns)
     assert noted[-1].key == expected
+
+
+def test_a_key_is_asked_for_once_in_a_micro_batch() -> None:
+    keys = iter(["id", "code"])
+    published = PublishedTables(lambda: [{"relation_id": 1, "primary_key": [next(keys)], "columns": catalog("id=1 code=2")}])
+    found = []
+    for _ in range(2):
+        published.begin_batch()
+        found += [published.primary_key(table("id code")) for _ in range(2)]
+    assert found == [ID, ID, CODE, CODE]
 
 
 KINDS = ("full",)
@@ -367,6 +383,8 @@ MADE = [
     "alter table columned alter b set storage external",
     "create table rekeyed (id int primary key, code text not null unique, v int)",
     "create table turned (id int primary key, code text not null unique, v int)",
+    "create table silent (id int primary key, code text not null unique, v int)",
+    "alter table silent replica identity full",
     "create table late (x int)",
     "alter table late replica identity full",
     "create table remade (id int primary key, a text)",
@@ -384,6 +402,7 @@ BEFORE = [
        from generate_series(1, 5) i""",
     "insert into rekeyed select i, 'c' || i, i from generate_series(1, 5) i",
     "insert into turned select i, 'c' || i, i from generate_series(1, 5) i",
+    "insert into silent select i, 'c' || i, i from generate_series(1, 5) i",
     "insert into late values (1), (2)",
     "insert into remade values (1, 'of the first table'), (2, 'too')",
     "insert into moved values (1, 'before'), (2, 'before')",
@@ -426,6 +445,12 @@ DURING = [
         update rekeyed set code = 'new' where code = 'c3'"""
     ),
     "update rekeyed set id = 7 where code = 'again'",
+    # The same where the stream does not tell the key: its description is sent again, and is the one before.
+    "alter table silent drop constraint silent_pkey",
+    "alter table silent add primary key (code)",
+    "insert into silent values (1, 'again', 1)",
+    "update silent set id = 1, v = 40 where code = 'c4'",
+    "delete from silent where code = 'c1'",
     # Identities, one after the other.
     transaction(
         """update turned set v = 1 where id = 1; alter table turned replica identity full; update turned set v = 2 where id = 2;
@@ -470,7 +495,13 @@ AFTER = [
 
 
 GROWN = "struct<id:bigint,other:int,n:bigint,f:double,p:decimal(20,4),d:timestamp_ntz,i:decimal(12,2),plain:string>"
-COLUMNS = {"rekeyed": ("id", "code", "v"), "turned": ("id", "code", "v"), "remade": ("code", "b"), "added": ("id", "a", "b")}
+COLUMNS = {
+    "rekeyed": ("id", "code", "v"),
+    "turned": ("id", "code", "v"),
+    "silent": ("id", "code", "v"),
+    "remade": ("code", "b"),
+    "added": ("id", "a", "b"),
+}
 
 
 def history_of(spark: Any, warehouse: Path) -> list[tuple[Any, ...]]:
@@ -497,7 +528,7 @@ def test_tables_change_under_a_running_pipeline(
     with Launcher(config):
         wait_until(lambda: road.staging.exists() and bool(list_epochs(road.staging)))
         register_reader(road.staging, "test", Position(0, 0))
-        describe = _Catalog(config).describe
+        describe = _Catalog(config, threading.Event()).describe
         with Pipeline(spark, road.staging, road.warehouse, describe=describe, trigger_interval_s=0.2) as pipeline:
             for wave in (BEFORE, DURING, AFTER):
                 road.execute(*wave)
@@ -529,7 +560,7 @@ def test_tables_change_under_a_running_pipeline(
     rows = road.replica("public.narrowed").where("id in (1, 5, 6)").selectExpr("id", "n", "f", "t", "f__int", "t__int").collect()
     assert sorted(map(tuple, rows)) == [(1, 10, None, None, 11, 12), (5, 5, 2.5, "5", None, None), (6, 6, None, None, 6, 6)]
     for warehouse in (road.warehouse, tmp_path / "parquet"):
-        for name in ("rekeyed", "turned", "remade", "added"):
+        for name in ("rekeyed", "turned", "silent", "remade", "added"):
             road.assert_equal(name, *COLUMNS[name], warehouse=warehouse)
     assert sorted(map(tuple, road.replica("public.late").collect())) == [(3, 3), (10, 1)]
     rows = road.replica("other.renamed").collect()

@@ -18,15 +18,18 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pgoutput_build import build
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from pyspark.sql.types import StringType, StructField, StructType
-from segments import COMMIT_TIME_US, Log, encode, relation
+from segments import COMMIT_TIME_US, Log, encode, relation, transaction
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Binary, Delete, Insert, LogicalMessage, Truncate, Update
+from cdcpipe.pipe.framing import encode_header
 from spark_sink import segment_index, source, staging
 from spark_sink.contents import count_rows, read_contents
+from spark_sink.segment_filler import Cut, SealPolicy, SegmentFiller, Write
 from spark_sink.segment_reader import EnvelopeReader, MessageReader, Slice, TypedReader
 from spark_sink.source import ENVELOPE_SCHEMA, CdcpipeDataSource, quote_table, relation_versions, tables_in
 from spark_sink.staging import Position, Segment, StagingError, segment_name
@@ -578,6 +581,36 @@ def test_a_segment_that_has_messages_and_no_transaction(log: Log) -> None:
     segment = Segment(1, log.end_lsn, end_lsn, path)
     assert {str(table): found.count for table, found in read_contents([segment], log.end_lsn).items()} == {"_cdc_message": 1}
     assert count_rows([segment], log.end_lsn) == 1
+
+
+@pytest.mark.parametrize(("identity", "expected"), [("f", [(0, False), (2, False), (5, False)]), ("d", [(0, False)])])
+def test_a_description_that_the_server_sends_again(log: Log, identity: str, expected: list[tuple[int, bool]]) -> None:
+    """It is another use where it does not tell the key; what the launcher repeats, one per segment, is none."""
+    described, row = relation(11, "a", ("id", INT), identity=identity), Insert(None, 11, (b"1",))
+    groups = [[described, row, row], [described, row, row], [row], [described, row]]
+    ends = [log.end_lsn + 0x100 * (number + 1) for number in range(len(groups))]
+    stream = b"".join(
+        encode_header(0 if message is described else 0x1000, len(record)) + record
+        for end, group in zip(ends, groups, strict=True)
+        for message in transaction(end, group)
+        for record in [build(message)]
+    )
+    filler, segments, data = SegmentFiller(log.end_lsn, SealPolicy(1, 1e9)), [], b""
+    for at in range(0, len(stream), 50):
+        for operation in filler.feed(stream[at : at + 50], 0):
+            if isinstance(operation, Write):
+                data += operation.data
+            elif isinstance(operation, Cut):
+                path = log.root / "000001" / segment_name(operation.start_lsn, operation.end_lsn)
+                path.write_bytes(data)
+                segments.append(Segment(1, operation.start_lsn, operation.end_lsn, path))
+                data = b""
+    assert len(segments) == len(groups)
+    (found,) = read_contents(segments).values()
+    rows = [(end, ordinal) for end, group in zip(ends, groups, strict=True) for ordinal in range(len(group) - (described in group))]
+    assert [(rows.index((use.end_lsn, use.ordinal)), use.is_repeated) for use in found.uses] == expected
+    (alone,) = read_contents(segments[2:3]).values()
+    assert alone.uses[0].is_repeated
 
 
 def test_ranges_of_messages(log: Log) -> None:
