@@ -1,6 +1,6 @@
 """Changes of one table reduced to one row per key: data frames in, a data frame out. Writes nothing.
 
-The rules are in replica.py. A change is a row of a changelog; a reduced row has
+The rules are in replica.py. A change is a row of a changelog, or of a replica: an update at LSN 0. A reduced row has
 
     _cdc_key       struct k0, k1, ...: the key, for matching
     _cdc_gone      whether the key has no row any more
@@ -75,6 +75,8 @@ class Summary:
     """The columns of which some value stands in ``_cdc_exact``."""
     keyless: int
     """How many changes lack a value of the key."""
+    growth: int
+    """How many rows more there are after the changes, if none is a TRUNCATE: by what they are, whatever their keys."""
     ranges: tuple[tuple[int, int] | None, ...] = ()
     """For each column of the key the least and the greatest value that occurs, if it is an integer."""
 
@@ -179,6 +181,7 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
     leaves_out = F.size(F.coalesce(F.col("_cdc_unchanged"), F.array())) > 0
     integers = [index for index, names in enumerate(key) if _is_integer(changes.schema, names)]
     values = {i: [F.col(side).getField(f"k{i}") for side in ("_cdc_new_key", "_cdc_old_key")] for i in integers}
+    begins, ends = F.col("_cdc_op").isin("insert", "snapshot") | (F.col("_cdc_end_lsn") == 0), F.col("_cdc_op") == "delete"
     # Numbers and flags alone, which Spark counts by the million; lists of names take it several times as long.
     row = keyed.agg(
         F.count("*").alias("count"),
@@ -188,6 +191,7 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
         F.max("_cdc_is_move").alias("has_moves"),
         F.max(F.col("_cdc_is_move") & leaves_out).alias("has_partial_moves"),
         F.count_if(_lacks_key(key)).alias("keyless"),
+        (F.count_if(begins) - F.count_if(ends)).alias("growth"),
         *(F.min(F.least(*both)).alias(f"least_{index}") for index, both in values.items()),
         *(F.max(F.greatest(*both)).alias(f"greatest_{index}") for index, both in values.items()),
     ).collect()[0]
@@ -201,6 +205,7 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
         has_partial_moves=bool(row["has_partial_moves"]),
         exact=tuple(name for name in exact if not name.startswith(_OLD)),
         keyless=row["keyless"],
+        growth=row["growth"],
         ranges=tuple(_range(row, index) if index in integers else None for index in range(len(key))),
     )
 

@@ -41,7 +41,7 @@ from spark_sink.warehouse import Fill, Table, Version, Warehouse, WarehouseError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
 
     from spark_sink.reduction import Key, Summary
 
@@ -116,6 +116,7 @@ def _is_merged_here(warehouse: Warehouse, table: Table, pieces: Sequence[_Piece]
         piece.after_lsn,
         Position(until.epoch, piece.until_lsn),
         lambda columns: properties(piece.key, columns),
+        lambda wanted, grown: _check_growth(table, piece, wanted, grown),
     )
 
 
@@ -193,10 +194,12 @@ def replay(
     *,
     after_lsn: int = 0,
     until_lsn: int = (1 << 63) - 1,
+    is_checked: bool = False,
 ) -> DataFrame:
     """Return the rows that the changes in (after_lsn, until_lsn] leave, in the changelog's layout (`without_unneeded`).
 
     ``base`` are the rows of the replica as it stood at ``after_lsn``; those that no change touches are passed on as they are.
+    With ``is_checked`` the rows are counted (`_check_growth`), for which they are made at once.
     It begins with the last snapshot, if there is one. WarehouseError if changes that it needs have been purged.
     """
     from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
@@ -224,7 +227,7 @@ def replay(
             if base is not None:
                 rows, untouched = _split(rows, part, piece)
             part = rows.unionByName(part)
-        rows = _as_changes(_current(part, piece, table), changes.schema)
+        rows = _as_changes(_current(part, piece, table, is_checked=is_checked), changes.schema)
         if untouched is not None:
             rows = rows.unionByName(untouched)
     # Without any change that counts the table is empty.
@@ -376,7 +379,8 @@ def _apply_anew(
     """
     path = warehouse.replica(table)
     base = delta.read(spark, path) if delta.exists(path) else None
-    rows = without_unneeded(replay(warehouse, table, changes, base, after_lsn=after_lsn, until_lsn=until.lsn))
+    made = replay(warehouse, table, changes, base, after_lsn=after_lsn, until_lsn=until.lsn, is_checked=True)
+    rows = without_unneeded(made)
     if base is not None:
         delta.widen(spark, path, base.schema, rows.schema)
     with delta.recording(spark, until):
@@ -419,7 +423,24 @@ def _apply_piece(spark: SparkSession, path: Path, table: Table, changes: DataFra
         if _has_unknown(rows, current, piece, later):
             delta.add_columns(spark, path, current.schema, StructType([_OPTIONAL["_cdc_unchanged"]]))
             current = delta.read(spark, path)
-    _merge(spark, path, rows, current, piece, columns, summary, position)
+    for done in _merge(spark, path, rows, current, piece, columns, summary, position):
+        _check_growth(table, piece, summary.growth, done["num_inserted_rows"] - done["num_deleted_rows"])
+
+
+def _check_growth(table: Table, piece: _Piece, wanted: int, grown: int) -> None:
+    """Name a table whose rows are fewer than inserts and deletes make them: some had the key of another.
+
+    (They are more where changes meet rows that the replica did not have: those from before the slot, and those that were left out.)
+    """
+    if grown < wanted:
+        _logger.warning(
+            "table %s: by its key (%s) %d rows that came were there already, and were merged with those. Either that did not tell "
+            "its rows apart then, or the replica was not what the table was. A new beginning: cdcpipe-spark snapshot --table %s",
+            table,
+            ", ".join(piece.key),
+            wanted - grown,
+            table,
+        )
 
 
 _FIRST_COLUMNS = "cdcpipe.first_columns"
@@ -524,8 +545,8 @@ def _merge(
     columns: Sequence[str],
     summary: Summary,
     position: Position,
-) -> None:
-    """Merge reduced rows into the replica, recording ``position``."""
+) -> list[Row]:
+    """Merge reduced rows into the replica, recording ``position``; return what MERGE reports, nothing if it was done before."""
     keys = reduction.key_sql(current.schema, piece.columns, "t.", "t._cdc_exact")
     terms = [f"{key} = s._cdc_key.k{index}" for index, key in enumerate(keys)]
     # Delta leaves out files by what is said of the target alone.
@@ -551,18 +572,19 @@ def _merge(
     rows.createOrReplaceTempView(source)
     try:
         with delta.recording(spark, position):
-            spark.sql(
+            done: list[Row] = spark.sql(
                 f"MERGE INTO {delta.table_name(path)} t USING {source} s ON {condition} "
                 "WHEN MATCHED AND s._cdc_gone THEN DELETE "
                 f"WHEN MATCHED THEN UPDATE SET {', '.join(f't.{delta.quote(c)} = {v}' for c, v in updated.items())} "
                 f"WHEN NOT MATCHED AND NOT s._cdc_gone THEN INSERT ({', '.join(map(delta.quote, inserted))}) "
                 f"VALUES ({', '.join(inserted.values())})"
-            )
+            ).collect()
+            return done
     finally:
         spark.catalog.dropTempView(source)
 
 
-def _current(changes: DataFrame, piece: _Piece, table: Table) -> DataFrame:
+def _current(changes: DataFrame, piece: _Piece, table: Table, *, is_checked: bool) -> DataFrame:
     """Return the rows that some changes leave."""
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -570,7 +592,11 @@ def _current(changes: DataFrame, piece: _Piece, table: Table) -> DataFrame:
         changes = _with_key(changes, piece, table, "changes")
     summary = _summarize(changes, piece, table)
     rows = reduction.reduce(changes, piece.columns, reduction.data_columns(changes.schema), summary)
-    return rows.where(~F.col("_cdc_gone")).withColumn("_cdc_unchanged", F.array_union("_cdc_missing", "_cdc_moved"))
+    rows = rows.where(~F.col("_cdc_gone")).withColumn("_cdc_unchanged", F.array_union("_cdc_missing", "_cdc_moved"))
+    if is_checked and summary.truncated_at is None:
+        rows = rows.localCheckpoint()
+        _check_growth(table, piece, summary.growth, rows.count())
+    return rows
 
 
 def _as_changes(rows: DataFrame, schema: StructType) -> DataFrame:

@@ -96,11 +96,13 @@ def apply(
     after_lsn: int,
     position: Position,
     properties: Callable[[Sequence[str]], Mapping[str, str]],
+    tell_grown: Callable[[int, int], None],
 ) -> bool:
     """Bring the replica from ``after_lsn`` to ``position``; return False, with nothing changed, if that is not ordinary.
 
     ``changelog`` and ``replica`` are the tables' directories, ``key`` the columns that identify a row. A replica that is not there
-    is made, with the ``properties`` for its columns. Nobody else merges meanwhile.
+    is made, with the ``properties`` for its columns. Nobody else merges meanwhile. In the end ``tell_grown`` is called with how
+    many more rows there should be, by what the changes are, and how many there are.
     """
     for _ in range(_ATTEMPTS):
         try:
@@ -114,6 +116,7 @@ def apply(
                     target = _Target.of_log(log, key, source.columns, last)
                 touched = [target.find(file, last) for file in target.candidates(last)]
                 target.commit(_new_rows(changes, last, target, touched), touched, position)
+                tell_grown(changes.growth, int(last.is_live.sum()) - sum(len(each.rows) for each in touched))
         except ChangedError:
             continue
         except (_NotOrdinaryError, UnreadableError, OSError, ValueError, pa.ArrowNotImplementedError) as ex:
@@ -139,6 +142,11 @@ class _Changes:
 
     def __len__(self) -> int:
         return len(self.op)
+
+    @property
+    def growth(self) -> int:
+        """How many rows more there are after them, by what they are."""
+        return int(_equal(self.op, "insert").sum()) - int(_equal(self.op, "delete").sum())
 
 
 class _Source:

@@ -566,6 +566,7 @@ def test_tables_change_under_a_running_pipeline(
     rows = road.replica("other.renamed").collect()
     assert [tuple(row) for row in rows] == [(1, "after")]
 
+    assert "were there already" not in streamed
     told = set(re.findall(r"table (\S+) has (new columns: [\w, ]+)|column (\w+): its new|(\S+ was [\w.]+):", streamed))
     assert {"".join(groups) for groups in told} == {
         "public.addednew columns: b", "public.columnednew columns: w", "public.latenew columns: id",

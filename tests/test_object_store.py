@@ -89,7 +89,8 @@ def append(house: Warehouse, changes: list[dict[str, Any]], start: int, end: int
 
 
 def merge(house: Warehouse, after: int, until: int) -> None:
-    arguments = (["id"], after, Position(1, until), lambda columns: replica.properties(("id",), columns))
+    properties = lambda columns: replica.properties(("id",), columns)  # noqa: E731
+    arguments = (["id"], after, Position(1, until), properties, lambda wanted, grown: None)
     assert small_merge.apply(house.changelog(TABLE), house.replica(TABLE), *arguments)
 
 

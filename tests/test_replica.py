@@ -1,5 +1,6 @@
 """What a replica is when its changes come in parts, whatever they are: what a replay of the whole changelog says."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,35 @@ def test_rows_from_before_the_keys_columns(
             assert ordered(found) == [(1, 11, "y1"), (2, 12, "y2"), (4, 14, "another")]
     assert ordered(found) == ordered(replayed(spark, house)) == [(1, 11, "y1"), (1, 12, "z1")]
     assert "have no value for that" in caplog.text
+    assert "cdcpipe-spark snapshot --table public.t" in caplog.text
+
+
+# Two rows at a time have the same k; c tells them apart.
+ALIKE = [
+    change("insert", 10, (1, 11, "a")),
+    change("insert", 10, (2, 12, "b"), 1),
+    change("update", 20, (2, 12, "x"), old=(2, 12, "b")),
+    change("insert", 20, (1, 13, "alike"), 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("versions", "m"),
+    [
+        ([at(10, K)], None),
+        ([at(10, K)], MATRIX),
+        # The key changes amid a transaction.
+        ([at(10, C), at(20, K, 1)], None),
+    ],
+)
+def test_rows_that_a_key_does_not_tell_apart_are_named(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, versions: list[Version], m: str | None
+) -> None:
+    changes = [(*row[:-1], {"m": m} if m else None) if row[4] == "insert" else row for row in ALIKE]
+    house = made(tmp_path)
+    for start, end in ((0, 10), (10, 20)):
+        bring(spark, house, changes, versions, start, end)
+    assert re.findall(r"by its key \((\w+)\) (\d+) rows that came were there already", caplog.text) == [("k", "1")]
     assert "cdcpipe-spark snapshot --table public.t" in caplog.text
 
 

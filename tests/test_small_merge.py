@@ -195,7 +195,9 @@ def test_what_is_not_ordinary(house: House, name: str) -> None:
     files, log = sorted(house.replica.rglob("*")), TableLog(house.replica).refresh().version
     key = list(KEY)
     properties = {"delta.enableDeletionVectors": "true"}
-    assert not small_merge.apply(house.warehouse.changelog(TABLE), house.replica, key, 10, Position(1, 20), lambda _: properties)
+    assert not small_merge.apply(
+        house.warehouse.changelog(TABLE), house.replica, key, 10, Position(1, 20), lambda _: properties, lambda *_: None
+    )
     house.said.clear()
     assert (sorted(house.replica.rglob("*")), TableLog(house.replica).refresh().version) == (files, log)
     assert not house.apply(20)
