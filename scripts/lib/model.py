@@ -12,7 +12,8 @@ that neither waits for the other. It knows nothing but what the catalog says, so
 What PostgreSQL does not tell (RENAME COLUMN, ADD COLUMN ... DEFAULT and a table's new name rewrite no row) is followed in the same
 transaction by an update of all rows, unless `leave_untold` is set: then only a program that asks the server can know them.
 A table gets another key, or is dropped and made again, in a transaction that has not changed its rows before, unless
-`rekey_with_rows` is set.
+`rekey_with_rows` is set. It gets a new key once: of one that it had in between nothing tells where REPLICA IDENTITY is FULL, if the
+program was behind.
 """
 
 from __future__ import annotations
@@ -138,6 +139,8 @@ class Relation:
     columns: dict[str, str]
     key: list[str]
     is_partitioned: bool
+    is_numbered: bool
+    """Whether a sequence gives the key: that of a table that was made again, or has got a new one."""
 
     @property
     def sql(self) -> str:
@@ -578,7 +581,8 @@ class Model:
 
     def _change_key_columns(self, session: _Session) -> Iterator[None]:
         """Make another column, a new one, the primary key: two transactions, unless `rekey_with_rows` makes them one."""
-        chosen = [t for t in self._own(session) if t.key and not t.is_partitioned and "other" not in t.columns]
+        own = self._own(session)
+        chosen = [t for t in own if t.key and not (t.is_numbered or t.is_partitioned or "other" in t.columns)]
         if not chosen:
             return
         table, name, run = self._rng.choice(chosen), f"{self._column()}", session.run
@@ -601,7 +605,7 @@ _MESSAGES = ["'said'", "''", "'\\x00ff'::bytea", "repeat('large', 3000)"]
 
 _CATALOG = """
 select c.relname, c.relkind = 'p', c.relispartition, a.attname, format_type(a.atttypid, a.atttypmod),
-       coalesce(a.attnum = any(i.indkey), false)
+       coalesce(a.attnum = any(i.indkey), false), coalesce(a.atthasdef, false)
 from pg_class c left join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
 left join pg_index i on i.indrelid = c.oid and i.indisprimary
 where c.relnamespace = 'app'::regnamespace and c.relkind in ('r', 'p') order by c.relname collate "C", a.attnum"""
@@ -617,12 +621,13 @@ _SHORT = {
 def _relations(run: Callable[[str], list[tuple[Any, ...]]]) -> list[tuple[Relation, bool]]:
     """Return the tables, and whether each is a partition."""
     found: dict[str, tuple[Relation, bool]] = {}
-    for name, is_partitioned, is_partition, column, kind, is_key in run(_CATALOG):
-        relation, _ = found.setdefault(name, (Relation(name, {}, [], is_partitioned), is_partition))
+    for name, is_partitioned, is_partition, column, kind, is_key, has_default in run(_CATALOG):
+        relation, _ = found.setdefault(name, (Relation(name, {}, [], is_partitioned, is_numbered=False), is_partition))
         if column is None:
             continue
         base, parenthesis, rest = kind.partition("(")
         relation.columns[column] = _SHORT.get(base, base) + parenthesis + rest
         if is_key:
             relation.key.append(column)
+            relation.is_numbered |= has_default
     return list(found.values())
