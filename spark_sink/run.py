@@ -316,10 +316,14 @@ def command(
             for (table, name), count in sorted(pipeline.exact_counts.items()):
                 _logger.warning(INEXACT_MESSAGE, table, name, count)
     except Exception as ex:
-        if stopping.is_set() and spark is not None and _jvm_ends(spark):
+        has_spark_ended = spark is not None and _jvm_ends(spark, _LONGEST_END_S if stopping.is_set() else _END_S)
+        if stopping.is_set() and has_spark_ended:
             _logger.info("Spark was ended by the signal, too; what the tables lack comes with the next start")
         else:
-            last_error.note(config.staging, "run", ex)
+            error = _spark_ended() if has_spark_ended else ex
+            last_error.note(config.staging, "run", error)
+            if error is not ex:
+                raise error from ex
             raise
     finally:
         line.clear()
@@ -330,7 +334,7 @@ def command(
             upkeep.stop()
         if pipeline is not None:
             show(pipeline, is_last=True)
-        if spark is not None and not (stopping.is_set() and _jvm_ends(spark, 0)):
+        if spark is not None and not _jvm_ends(spark, 0):
             if pipeline is not None:
                 pipeline.stop()
             spark.stop()
@@ -342,8 +346,21 @@ def _has_all(pipeline: Pipeline, staging: Path) -> bool:
     return end is None or (position is not None and position.lsn >= end.lsn)
 
 
-def _jvm_ends(spark: SparkSession, timeout_s: float = 10.0) -> bool:
-    """Tell whether Spark's JVM ends in this time: what stops us (systemd, timeout) often sends its signal to all our processes."""
+_LONGEST_END_S = 10.0
+"""So long the JVM may take to end by a signal: what stops us (systemd, timeout) often sends it to all our processes."""
+_END_S = 1.0
+"""So long after the first error the JVM may be seen to have ended, which is why there is one then."""
+
+
+def _spark_ended() -> CdcpipeError:
+    return CdcpipeError(
+        "Spark's JVM has ended under the pipeline",
+        hint="start again; nothing is lost. If it was killed for want of memory: --conf spark.driver.memory",
+    )
+
+
+def _jvm_ends(spark: SparkSession, timeout_s: float) -> bool:
+    """Tell whether Spark's JVM ends in this time."""
     process = spark.sparkContext._gateway.proc  # noqa: SLF001 - there is no other way to know it
     try:
         return process is not None and process.wait(timeout_s) is not None

@@ -640,7 +640,7 @@ def command(database: postgres.Database, root: Path, *more: str) -> list[str]:
 
 
 def test_killed_at_any_moment(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
-    """kill -9 of the driver, then of the streamer, then a clean stop, then a lost checkpoint: nothing missing, nothing twice."""
+    """kill -9 of Spark's JVM, then of the streamer, then a clean stop, then a lost checkpoint: nothing missing, nothing twice."""
     road = Road(database, spark, tmp_path)
     road.execute(
         "create table busy (id int primary key, n int, b text)",
@@ -666,8 +666,13 @@ def test_killed_at_any_moment(database: postgres.Database, spark: Any, tmp_path:
     try:
         wait_until(moves_on(process))
         wait_until(moves_on(process))
-        process.kill()
-        process.communicate()
+        for child in psutil.Process(process.pid).children():
+            if child.name() == "java":
+                child.kill()
+        errors = process.communicate(timeout=300)[1].decode()
+        assert process.returncode == 7, errors
+        assert "error: Spark's JVM has ended under the pipeline" in errors
+        assert "this is a defect" not in errors
 
         process = subprocess.Popen(command(database, tmp_path), env=environment(), stderr=subprocess.PIPE)
         wait_until(moves_on(process))
