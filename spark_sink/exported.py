@@ -103,9 +103,7 @@ class ExportedSnapshot:
             return None
         found = read_json(self._text_path)
         self.is_left_over = self._hold_s > 0 and found is not None and found.pop(_PURPOSE) == self._purpose()
-        if self.is_left_over and self._described(Prepared.parse(json.dumps(found).encode())) == self._described(
-            _look_up(self._config)
-        ):
+        if self.is_left_over and self._is_unchanged(Prepared.parse(json.dumps(found).encode())):
             _logger.info("going on with the snapshot that was left")
             return found
         _logger.info("the snapshot that was left was taken for something else")
@@ -116,6 +114,10 @@ class ExportedSnapshot:
     def _purpose(self) -> list[Any]:
         """Return what a snapshot is for; not how one gets to the server, which may have a password in it."""
         return [self._config.slot, list(self._config.publications), list(self._tables)]
+
+    def _is_unchanged(self, then: Prepared) -> bool:
+        """Tell whether server and tables are what they were, and the snapshot is still held."""
+        return self._described(then) == self._described(_look_up(self._config)) and self._say(b"\n")
 
     def _described(self, prepared: Prepared) -> list[Any]:
         """Return what must not have changed meanwhile."""

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
 import postgres
@@ -71,10 +71,10 @@ def measure(cluster: postgres.Cluster, directory: Path, seconds: float) -> dict[
     finally:
         process.terminate()
         process.wait()
-    found: Counter[str] = Counter()
+    found: dict[str, float] = defaultdict(float)
     for each, (name, used_s) in after.items():
         found[name] += 100 * (used_s - before.get(each, (name, 0.0))[1]) / took_s
-    return {name: round(percent, 2) for name, percent in found.items()} | {"all": round(found.total(), 2)}
+    return {name: round(percent, 2) for name, percent in found.items()} | {"all": round(sum(found.values()), 2)}
 
 
 def main() -> int:
