@@ -24,6 +24,12 @@ settings.register_profile("cdcpipe", deadline=None, suppress_health_check=[Healt
 settings.load_profile("cdcpipe")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes long, whatever the order otherwise: of several processes none is left alone with it at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
+
+
 def missing(reason: str) -> None:
     if os.environ.get("CI"):
         pytest.fail(f"{reason} (nothing may be missing in CI)", pytrace=False)
