@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pyspark
 import pytest
 
@@ -94,9 +95,19 @@ def standalone(directory: Path) -> Iterator[str]:
 
 
 def follow(
-    command: list[str], database: postgres.Database, spark: Any, root: Path, *more: str, staging: str = "staging", **options: Any
+    command: list[str],
+    database: postgres.Database,
+    spark: Any,
+    root: Path,
+    *more: str,
+    staging: str = "staging",
+    in_between: Callable[[int], None] = lambda _: None,
+    **options: Any,
 ) -> str:
-    """Let a pipeline take a snapshot and then changes, end it in order, compare; return what it said."""
+    """Let a pipeline take a snapshot and then changes, end it in order, compare; return what it said.
+
+    ``in_between`` the two something is done to its process.
+    """
     log, warehouse = root / "log", root / "warehouse"
 
     def rows() -> list[tuple[Any, ...]]:
@@ -110,6 +121,7 @@ def follow(
         with started(command, log, cwd=root, **options) as process:
             snapshot = warehouse / "_cdcpipe/snapshot.json"
             wait_until(lambda: snapshot.exists() and json.loads(snapshot.read_text())["is_complete"], process, log)
+            in_between(process.pid)
             connection.execute("update fruit set price = 0 where id <= 10")
             connection.execute("delete from fruit where id > 990")
             # As much as no driver does itself.
@@ -154,8 +166,20 @@ def test_spark_submit_to_a_standalone_cluster(database: postgres.Database, spark
         assert "cdcpipe-spark: error" not in said
 
 
+def kill_executors(pid: int) -> None:
+    """Kill -9 all executors of a local cluster; Spark starts others."""
+    children = psutil.Process(pid).children(recursive=True)
+    executors = [child for child in children if any("CoarseGrainedExecutorBackend" in each for each in child.cmdline())]
+    assert len(executors) == 2
+    for executor in executors:
+        executor.kill()
+
+
 def test_a_local_cluster_that_does_not_see_the_staging_directory(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
-    """Executors in processes and directories of their own, and what they need of the log comes from the driver."""
+    """Executors in processes and directories of their own, and what they need of the log comes from the driver.
+
+    They are killed once: nothing is missing, nothing there twice.
+    """
     # Executors work below SPARK_HOME, whatever they are told: not in the installed package.
     home = tmp_path / "spark"
     home.mkdir()
@@ -166,6 +190,7 @@ def test_a_local_cluster_that_does_not_see_the_staging_directory(database: postg
     environment = os.environ | {"PYTHONPATH": str(ROOT), "SPARK_HOME": str(home)}
     options = ["--master", "local-cluster[2,1,1024]", "--staging-shared", "no", *CONF]
     # This path leads to the staging directory only from where the driver was started.
-    said = follow(command, database, spark, tmp_path, *options, staging="/proc/self/cwd/staging", env=environment)
+    staging = "/proc/self/cwd/staging"
+    said = follow(command, database, spark, tmp_path, *options, staging=staging, in_between=kill_executors, env=environment)
     assert "cdcpipe-spark: error" not in said
     assert list(home.glob("work/*/*/stderr"))

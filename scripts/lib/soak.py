@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["KILLS", "SETTINGS", "Round", "SoakError"]
+__all__ = ["EXECUTOR", "KILLS", "SETTINGS", "Round", "SoakError"]
 
 SLOT = "soak"
 
@@ -49,6 +49,8 @@ SETTINGS = {"logical_decoding_work_mem": "64kB", "max_prepared_transactions": "2
 
 KILLS = ("streamer", "walsender", "server", "driver", "jvm", "stop")
 """What is ended, and how: see `Round._kill_…`."""
+EXECUTOR = "executor"
+"""On a cluster, too: with a local master executors are the JVM's threads."""
 
 # The exit codes with which a run may end when a server goes away under it: starting it again helps.
 _PASSING = (2, 3, 5, 9)
@@ -278,6 +280,12 @@ class Round:
             self._between()
             self._start()
 
+    def _kill_executor(self) -> None:
+        """kill -9 of the executors; Spark starts others, and runs again what they have not finished."""
+        found = self._children(lambda command: any("CoarseGrainedExecutorBackend" in each for each in command))
+        self.say(f"{len(found)} executors")
+        self._kill_all(found)
+
     def _kill_stop(self) -> None:
         """End it in order, and start it again."""
         self._end()
@@ -392,7 +400,8 @@ def play(args: argparse.Namespace, seed: int, spark: SparkSession, directory: Pa
     """Play the round of a seed."""
     rng = random.Random(seed)
     version = args.postgres or rng.choice(postgres.available_versions())
-    kills = tuple(rng.choices(args.kill or KILLS, k=rng.randint(2, 5)))
+    possible = KILLS if args.master.startswith("local[") else (*KILLS, EXECUTOR)
+    kills = tuple(rng.choices(args.kill or possible, k=rng.randint(2, 5)))
     started = time.monotonic()
 
     def say(text: str) -> None:
@@ -442,8 +451,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of the first round (default: a random one)")
     parser.add_argument("--tables", type=int, default=6, help="to begin with (default: %(default)s)")
     parser.add_argument("--postgres", choices=postgres.VERSIONS, help="default: a random one for each round")
-    parser.add_argument("--kill", action="append", choices=KILLS, help="kill only this; repeatable")
-    parser.add_argument("--master", default="local[2]", help="Spark's master for the runs (default: %(default)s)")
+    parser.add_argument("--kill", action="append", choices=[*KILLS, EXECUTOR], help="kill only this; repeatable")
+    parser.add_argument(
+        "--master",
+        default="local[2]",
+        help="Spark's master for the runs (default: %(default)s); with local-cluster[2,1,1024] executors are killed, too",
+    )
     parser.add_argument("--leave-untold", action="store_true", help="leave what PostgreSQL does not tell to the program")
     parser.add_argument(
         "--big", choices=sorted(big.CASES), action="append", help="no rounds, but what is large: see big.py; repeatable"
@@ -454,6 +467,8 @@ def main() -> int:
     parser.add_argument("--alter-while-copied", action="store_true", help="alter tables while the snapshot copies them, too")
     parser.add_argument("--scale", type=float, default=1.0, help="of the big cases (default: %(default)s)")
     args = parser.parse_args()
+    if args.kill and EXECUTOR in args.kill and args.master.startswith("local["):
+        parser.error(f"--kill {EXECUTOR} needs a cluster: --master 'local-cluster[2,1,1024]'")
     if args.big:
         return play_big(args)
     from spark_sink import session
