@@ -282,8 +282,13 @@ class Round:
 
     def _kill_executor(self) -> None:
         """kill -9 of the executors; Spark starts others, and runs again what they have not finished."""
-        found = self._children(lambda command: any("CoarseGrainedExecutorBackend" in each for each in command))
-        self.say(f"{len(found)} executors")
+        found: list[psutil.Process] = []
+
+        def are_there() -> bool:
+            found[:] = self._children(lambda command: any("CoarseGrainedExecutorBackend" in each for each in command))
+            return bool(found)
+
+        self._wait(are_there)
         self._kill_all(found)
 
     def _kill_stop(self) -> None:
