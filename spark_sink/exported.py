@@ -200,10 +200,11 @@ class ExportedSnapshot:
 
     def leave(self) -> None:
         """End without letting the snapshot go: for a while, somebody may go on with it."""
-        if self._hold_s > 0 and self._pipe is not None:
+        is_held = self._hold_s > 0 and self._pipe is not None and self._say(b"\n")
+        if is_held:
             held = "the server holds the snapshot for another %.0f s: what is started again until then goes on with it"
             _logger.warning(held, self._hold_s)
-        self._end(is_done=self._hold_s <= 0)
+        self._end(is_done=not is_held)
 
     def _end(self, *, is_done: bool) -> None:
         if self._pipe is not None:

@@ -6,8 +6,8 @@
     value         a value of 200 MB, then an update that leaves it alone
 
 `cdcpipe-spark land` takes everything to the staging log, then `cdcpipe-spark run` to the tables, so that each process's
-memory is its own. At the end `cdcpipe-spark verify` compares. What counts as memory is the largest resident size that the
-kernel has noted for each process.
+memory is its own. At the end `cdcpipe-spark verify` compares. What counts is the memory of all processes at the moment when
+together they have most of it; of what several have mapped each has its part (the kernel's PSS), as the staging log's segments.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["CASES", "Case", "play"]
 
 _MB = 1_000_000
+_SAMPLE_S = 0.2
 
 _VALUE_BYTES = 200 * _MB
 
@@ -98,9 +99,8 @@ def _value(scale: float) -> tuple[list[str], list[str]]:
 
 
 CASES = {
-    # A transaction is one segment, one index of 10M records and one task, and three processes have both: the driver, Spark's reader
-    # of the stream, the task. The segment is mapped, and counted in each of them; peaks are added up that are not at one time.
-    "transaction": Case(_transaction, launcher_mb=250, driver_mb=9500),
+    # Most of it is Spark's JVM, which takes what it may.
+    "transaction": Case(_transaction, launcher_mb=250, driver_mb=4000),
     "columns": Case(_columns, launcher_mb=250, driver_mb=3000),
     "tables": Case(_tables, launcher_mb=250, driver_mb=3000),
     # A value is one record: the connection, the streamer and the launcher each hold it whole.
@@ -109,33 +109,31 @@ CASES = {
 
 
 class _Memory(threading.Thread):
-    """The peak of resident memory in MB of a process and those that it started, by what they are."""
+    """What a process and those that it started have in memory, by what they are, when it is most."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
         self._root = pid
         self._over = threading.Event()
-        self._peaks: dict[int, tuple[str, int]] = {}
+        self._most: Counter[str] = Counter()
 
     def run(self) -> None:
-        while not self._over.wait(0.1):
+        while not self._over.wait(_SAMPLE_S):
             with contextlib.suppress(psutil.NoSuchProcess):
-                root = psutil.Process(self._root)
-                for process in (root, *root.children(recursive=True)):
-                    # One that has just ended, or that nobody has waited for, must not hide those after it.
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        self._look(process)
+                self._most = max(self._most, self._now(), key=Counter.total)
 
-    def _look(self, process: psutil.Process) -> None:
-        status = Path(f"/proc/{process.pid}/status")
-        command = process.cmdline()
-        try:
-            peak = next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        except (OSError, StopIteration):  # it has ended
-            return
-        # Between fork and exec a child looks like its parent.
-        if command and (process.pid == self._root or command != psutil.Process(self._root).cmdline()):
-            self._peaks[process.pid] = (_role(command, is_root=process.pid == self._root), peak)
+    def _now(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        root = psutil.Process(self._root)
+        for process in (root, *root.children(recursive=True)):
+            # One that has just ended, or that nobody has waited for, must not hide those after it.
+            with contextlib.suppress(psutil.NoSuchProcess, OSError):
+                command = process.cmdline()
+                rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+                share = sum(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
+                if command:
+                    found[_role(command, is_root=process.pid == self._root)] += share
+        return found
 
     def __enter__(self) -> Self:
         self.start()
@@ -145,12 +143,9 @@ class _Memory(threading.Thread):
         self._over.set()
         self.join()
 
-    def peaks(self) -> dict[str, int]:
+    def most(self) -> dict[str, int]:
         """Return MB by role; of several processes of one role, the sum."""
-        found: Counter[str] = Counter()
-        for role, peak in self._peaks.values():
-            found[role] += peak // _MB
-        return dict(found)
+        return {role: size // _MB for role, size in self._most.items()}
 
 
 def _role(command: list[str], *, is_root: bool) -> str:
@@ -174,7 +169,7 @@ def _run(log: Path, *arguments: str) -> tuple[float, dict[str, int]]:
             code = process.wait()
     if code != 0:
         raise BigError(f"cdcpipe-spark {arguments[0]} ended with {code}; the end of {log}:\n{log.read_text()[-4000:]}")
-    return time.monotonic() - started, memory.peaks()
+    return time.monotonic() - started, memory.most()
 
 
 class BigError(Exception):
@@ -207,5 +202,5 @@ def play(name: str, scale: float, cluster: postgres.Cluster, directory: Path, sa
     return {"case": name, "scale": scale, "land_s": land_s, "land_mb": land, "run_s": run_s, "run_mb": run}
 
 
-def _shown(peaks: dict[str, int]) -> str:
-    return f"{sum(peaks.values())} MB ({', '.join(f'{role} {peak}' for role, peak in sorted(peaks.items()))})"
+def _shown(memory: dict[str, int]) -> str:
+    return f"{sum(memory.values())} MB ({', '.join(f'{role} {size}' for role, size in sorted(memory.items()))})"
