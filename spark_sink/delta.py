@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from spark_sink import storage
-from spark_sink.delta_log import APPLICATION, TableLog, commits
+from spark_sink.delta_log import APPLICATION, TableLog, commit_path, commits
 from spark_sink.delta_schema import columns
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def newest_lsn(path: Path) -> int | None:
         return None
     # It is nearly always in one of the newest.
     for version in reversed(versions[-_NEWEST_COMMITS:]):
-        for line in (path / "_delta_log" / f"{version:020d}.json").read_text().splitlines():
+        for line in commit_path(path, version).read_text().splitlines():
             transaction = json.loads(line).get("txn") if '"txn"' in line else None
             if transaction is not None and transaction["appId"] == APPLICATION:
                 return int(transaction["version"])
@@ -229,12 +229,11 @@ def write_commit(path: Path, text: str, version: int, check: Callable[[Path], No
 
     That is ``version``, or the first after it that nobody has taken; ``check`` is called with each commit that is there.
     """
-    log = path / "_delta_log"
-    storage.make_directory(log)
+    storage.make_directory(path / "_delta_log")
     for directory in (path, path.parent):
         storage.sync_directory(directory)
     while True:
-        name = log / f"{version:020d}.json"
+        name = commit_path(path, version)
         try:
             storage.put_if_absent(name, text.encode())
         except FileExistsError:

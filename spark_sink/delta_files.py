@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
 from spark_sink.delta import write_commit
-from spark_sink.delta_log import APPLICATION, TableLog
+from spark_sink.delta_log import APPLICATION, TableLog, commit_path
 from spark_sink.delta_schema import PHYSICAL_NAME, columns, physical_columns
 from spark_sink.warehouse import WarehouseError
 
@@ -197,18 +197,14 @@ def commit(
         actions.append({"add": added | {"stats": json.dumps(file.statistics(names))}})
     text = "".join(json.dumps(action) + "\n" for action in actions)
     version = write_commit(table.path, text, table.version + 1, lambda other: _check(table, other, replaced is not None))
-    if version and not _commit_path(table, version - 1).exists():
+    if version and not commit_path(table.path, version - 1).exists():
         # The table is further than that, and its log no longer has how it came there (delta_log.shorten): nobody would read this.
-        _commit_path(table, version).unlink()
+        commit_path(table.path, version).unlink()
         raise ChangedError
     table.version = version
     table.definition = ()
     if is_reached:
         table.lsn = position.lsn
-
-
-def _commit_path(table: FileTable, version: int) -> Path:
-    return table.path / "_delta_log" / f"{version:020d}.json"
 
 
 def _replacing(replaced: Replaced, now_ms: int) -> list[Mapping[str, Any]]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["APPLICATION", "TableLog", "TableState", "commits", "is_long", "read_table", "shorten"]
+__all__ = ["APPLICATION", "TableLog", "TableState", "commit_path", "commits", "is_long", "read_table", "shorten"]
 
 APPLICATION = "cdcpipe"
 """Under this name a table's transaction version is the LSN up to which it has its changes.
@@ -135,7 +135,7 @@ class TableLog:
                     self._apply(json.loads(line))
 
     def _commit(self, version: int) -> list[bytes]:
-        return (self._log / f"{version:020d}.json").read_bytes().splitlines()
+        return commit_path(self.path, version).read_bytes().splitlines()
 
     def _apply(self, action: Mapping[str, Any]) -> None:
         if (add := action.get("add")) is not None:
@@ -171,6 +171,11 @@ def read_table(path: Path, known: TableState | None = None) -> TableState | None
         rows=None if None in counts else sum(count for count in counts if count is not None),
         sizes=tuple(int(file["size"]) for file in log.files),
     )
+
+
+def commit_path(path: Path, version: int) -> Path:
+    """Return where a commit of a table is, or would be."""
+    return path / "_delta_log" / f"{version:020d}.json"
 
 
 def commits(path: Path) -> list[int]:
@@ -224,8 +229,7 @@ def _versions(names: Iterable[str]) -> list[int]:
 
 
 def _is_newest(path: Path, version: int) -> bool:
-    log = path / "_delta_log"
-    return (log / f"{version:020d}.json").exists() and not (log / f"{version + 1:020d}.json").exists()
+    return commit_path(path, version).exists() and not commit_path(path, version + 1).exists()
 
 
 def _newest_checkpoint(names: Iterable[str]) -> tuple[int, list[str]]:
