@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["ExportedSnapshot", "slot_exists"]
+__all__ = ["ExportedSnapshot", "ask_published", "slot_exists"]
 
 _logger = logging.getLogger(__name__)
 
@@ -81,14 +81,15 @@ class ExportedSnapshot:
             raise SnapshotError(f"another process holds a snapshot in {directory}", hint="wait for its end")
         try:
             found = self._take_over() or self._export(is_stopping)
-            self.prepared = Prepared.parse(json.dumps(found).encode())
+            self.prepared = Prepared.of(found)
             try:
                 self.name = str(found["snapshot"])
                 self.consistent_point = LSN.parse(found["consistent_point"])
                 self.is_slot_new = bool(found["slot_created"])
                 self.connection = {str(name): str(value) for name, value in found["connection"].items()}
             except (ValueError, KeyError, TypeError, AttributeError) as ex:
-                raise _unreadable(ex) from ex
+                msg = f"cannot read what 'cdcpipe prepare --export-snapshot' printed: {ex!r}"
+                raise CdcpipeError(msg, hint="are cdcpipe and cdcpipe-spark of the same version?") from ex
         except BaseException:
             self._end(is_done=not self.is_left_over)
             raise
@@ -103,7 +104,7 @@ class ExportedSnapshot:
             return None
         found = read_json(self._text_path)
         self.is_left_over = self._hold_s > 0 and found is not None and found.pop(_PURPOSE) == self._purpose()
-        if self.is_left_over and self._is_unchanged(Prepared.parse(json.dumps(found).encode())):
+        if self.is_left_over and self._is_unchanged(Prepared.of(found)):
             _logger.info("going on with the snapshot that was left")
             return found
         _logger.info("the snapshot that was left was taken for something else")
@@ -264,9 +265,14 @@ def slot_exists(config: LauncherConfig) -> bool:
     raise error_of(failure_of(done.returncode, _lines(done.stderr)))
 
 
+def ask_published(config: LauncherConfig) -> subprocess.CompletedProcess[bytes]:
+    """Run ``cdcpipe prepare`` for what is published now, whoever uses the slot; return how it ended."""
+    return _run([*_arguments(config), "--in-use"])
+
+
 def _look_up(config: LauncherConfig) -> Prepared:
     """Ask what is published now; raise what prevents the answer."""
-    done = _run([*_arguments(config), "--in-use"])
+    done = ask_published(config)
     if done.returncode != 0:
         raise error_of(failure_of(done.returncode, _lines(done.stderr)))
     return Prepared.parse(done.stdout)
@@ -281,13 +287,6 @@ def _arguments(config: LauncherConfig) -> list[str]:
     for name in config.publications:
         arguments += ["--publication", name]
     return arguments
-
-
-def _unreadable(ex: Exception) -> CdcpipeError:
-    return CdcpipeError(
-        f"cannot read what 'cdcpipe prepare --export-snapshot' printed: {ex!r}",
-        hint="are cdcpipe and cdcpipe-spark of the same version?",
-    )
 
 
 def _lines(said: bytes) -> list[str]:

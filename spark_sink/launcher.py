@@ -118,7 +118,14 @@ class Prepared:
     def parse(cls, text: bytes) -> Prepared:
         """Read the JSON object that the command prints."""
         try:
-            value = json.loads(text)
+            return cls.of(json.loads(text))
+        except ValueError as ex:
+            raise _unreadable(ex) from ex
+
+    @classmethod
+    def of(cls, value: Any) -> Prepared:
+        """Read that object."""
+        try:
             return cls(
                 server_version=int(value["server_version"]),
                 system_id=str(value["system_id"]),
@@ -129,8 +136,12 @@ class Prepared:
                 tables=tuple(value["tables"]),
             )
         except (ValueError, KeyError, TypeError) as ex:
-            msg = f"cannot read what 'cdcpipe prepare' printed: {ex!r}"
-            raise CdcpipeError(msg, hint="are cdcpipe and cdcpipe-spark of the same version?") from ex
+            raise _unreadable(ex) from ex
+
+
+def _unreadable(ex: Exception) -> CdcpipeError:
+    msg = f"cannot read what 'cdcpipe prepare' printed: {ex!r}"
+    return CdcpipeError(msg, hint="are cdcpipe and cdcpipe-spark of the same version?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import click
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink import last_error
-from spark_sink.command import environment
+from spark_sink.exported import ask_published
 from spark_sink.launcher import Launcher, LauncherConfig, Prepared
 from spark_sink.options import (
     CONTEXT_SETTINGS,
@@ -415,13 +415,9 @@ class _Catalog:
 
     def describe(self) -> Iterable[Mapping[str, Any]]:
         """Return the tables; a server that has gone away may be restarting, and is waited for."""
-        config = self._config
-        arguments = [*config.command, "prepare", "--in-use", *config.connection, "-S", config.slot]
-        for name in config.publications:
-            arguments += ["--publication", name]
         deadline = time.monotonic() + _RECONNECT_S
         while True:
-            done = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=environment())
+            done = ask_published(self._config)
             is_away = done.returncode in (ExitCode.INIT_FAILED, ExitCode.PG_CLOSED, ExitCode.PG_ERROR)
             if not is_away or time.monotonic() >= deadline or self._stopping.wait(_RETRY_S):
                 break
