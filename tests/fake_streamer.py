@@ -161,7 +161,10 @@ def main() -> None:
                     end = log_end(directory / "staging")
                     if end is None or lsn > end.lsn or lsn > emitted_lsn:
                         note(directory / "liar", f"{lsn} while the log ended at {end} and {emitted_lsn} was emitted")
-                    confirmed_path.write_text(str(lsn))
+                    # The launcher kills it at any moment.
+                    temporary_path = confirmed_path.with_suffix(".tmp")
+                    temporary_path.write_text(str(lsn))
+                    temporary_path.rename(confirmed_path)
                 elif line == b"q":
                     if turn.get("ignores_quit"):
                         time.sleep(60)

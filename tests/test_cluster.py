@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
+import processes
 import pyspark
 import pytest
 
@@ -168,11 +168,7 @@ def test_spark_submit_to_a_standalone_cluster(database: postgres.Database, spark
 
 def kill_executors(pid: int) -> None:
     """Kill -9 all executors of a local cluster; Spark starts others."""
-    children = psutil.Process(pid).children(recursive=True)
-    executors = [child for child in children if any("CoarseGrainedExecutorBackend" in each for each in child.cmdline())]
-    assert len(executors) == 2
-    for executor in executors:
-        executor.kill()
+    assert processes.kill(pid, "executor") == 2
 
 
 def test_a_local_cluster_that_does_not_see_the_staging_directory(database: postgres.Database, spark: Any, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pexpect
 import postgres
-import psutil
+import processes
 import pytest
 from segments import Log, relation
 
@@ -666,9 +666,7 @@ def test_killed_at_any_moment(database: postgres.Database, spark: Any, tmp_path:
     try:
         wait_until(moves_on(process))
         wait_until(moves_on(process))
-        for child in psutil.Process(process.pid).children():
-            if child.name() == "java":
-                child.kill()
+        assert processes.kill(process.pid, "JVM") == 1
         errors = process.communicate(timeout=300)[1].decode()
         assert process.returncode == 7, errors
         assert "error: Spark's JVM has ended under the pipeline" in errors
@@ -676,10 +674,7 @@ def test_killed_at_any_moment(database: postgres.Database, spark: Any, tmp_path:
 
         process = subprocess.Popen(command(database, tmp_path), env=environment(), stderr=subprocess.PIPE)
         wait_until(moves_on(process))
-        children = psutil.Process(process.pid).children()
-        streamers = [c for c in children if "--whole-transactions" in c.cmdline() and c.is_running()]
-        assert len(streamers) == 1
-        streamers[0].kill()
+        assert processes.kill(process.pid, "streamer") == 1
         wait_until(moves_on(process))
         wait_until(moves_on(process))
     finally:

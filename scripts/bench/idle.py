@@ -9,6 +9,7 @@ Python processes that it keeps for a minute, and what the JVM compiles behind it
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import postgres
+import processes
 import psutil
 
 from spark_sink import delta
@@ -27,26 +29,12 @@ TRANSACTIONS = 500
 TIMEOUT_S = 600.0
 
 
-def role(process: psutil.Process, root: int) -> str:
-    """Say what a process of the pipeline is."""
-    command = process.cmdline()
-    if process.pid == root:
-        return "driver"
-    if Path(command[0]).name == "java":
-        return "JVM"
-    if "cli" in command:
-        return "slot monitor" if "slot" in command else "streamer"
-    return "Spark's Python processes"
-
-
 def times(root: int) -> dict[psutil.Process, tuple[str, float]]:
     """Return what each process is, and its CPU time in seconds."""
     found = {}
-    for process in (psutil.Process(root), *psutil.Process(root).children(recursive=True)):
-        try:
-            found[process] = role(process, root), sum(process.cpu_times()[:2])
-        except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue
+    for process, command in processes.running(root).items():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[process] = processes.role(command), sum(process.cpu_times()[:2])
     return found
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import postgres
-import psutil
+import processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,20 +119,16 @@ class _Memory(threading.Thread):
 
     def run(self) -> None:
         while not self._over.wait(_SAMPLE_S):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                self._most = max(self._most, self._now(), key=Counter.total)
+            self._most = max(self._most, self._now(), key=Counter.total)
 
     def _now(self) -> Counter[str]:
         found: Counter[str] = Counter()
-        root = psutil.Process(self._root)
-        for process in (root, *root.children(recursive=True)):
-            # One that has just ended, or that nobody has waited for, must not hide those after it.
-            with contextlib.suppress(psutil.NoSuchProcess, OSError):
-                command = process.cmdline()
+        for process, command in processes.running(self._root).items():
+            # One that has just ended must not hide those after it.
+            with contextlib.suppress(OSError):
                 rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
                 share = sum(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
-                if command:
-                    found[_role(command, is_root=process.pid == self._root)] += share
+                found[processes.role(command)] += share
         return found
 
     def __enter__(self) -> Self:
@@ -146,14 +142,6 @@ class _Memory(threading.Thread):
     def most(self) -> dict[str, int]:
         """Return MB by role; of several processes of one role, the sum."""
         return {role: size // _MB for role, size in self._most.items()}
-
-
-def _role(command: list[str], *, is_root: bool) -> str:
-    if is_root:
-        return "cdcpipe-spark"
-    if command[0].endswith("java"):
-        return "JVM"
-    return "streamer" if "cli" in command else "workers"
 
 
 def _run(log: Path, *arguments: str) -> tuple[float, dict[str, int]]:

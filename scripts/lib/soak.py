@@ -9,7 +9,6 @@ a checkpoint or a replica deleted, or batches cut otherwise. At the end, once ev
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import random
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Self
 import big
 import equality
 import postgres
-import psutil
+import processes
 from model import PUBLICATION, Ledger, Model
 
 from cdcpipe.lsn import LSN
@@ -227,26 +226,13 @@ class Round:
 
     # --- what is killed ---
 
-    def _children(self, is_wanted: Callable[[list[str]], bool]) -> list[psutil.Process]:
+    def _kill(self, *roles: str) -> int:
         assert self._process is not None
-        found = []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self._process.pid).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):  # that one may have ended
-                    if is_wanted(child.cmdline()):
-                        found.append(child)
-        return found
-
-    def _kill_all(self, children: list[psutil.Process]) -> None:
-        for child in children:
-            try:
-                child.kill()
-            except psutil.NoSuchProcess:
-                pass
+        return processes.kill(self._process.pid, *roles)
 
     def _kill_streamer(self) -> None:
         """kill -9 of the process that streams; the launcher starts another one."""
-        self._kill_all(self._children(lambda command: "cli" in command and "prepare" not in command))
+        self._kill("streamer", "slot monitor")
 
     def _kill_walsender(self) -> None:
         """End the server's side of the stream."""
@@ -268,9 +254,7 @@ class Round:
     def _kill_jvm(self) -> None:
         """kill -9 of Spark under the driver, which has to end with an error then."""
         assert self._process is not None
-        found = self._children(lambda command: bool(command) and command[0].endswith("java"))
-        self._kill_all(found)
-        if found:
+        if self._kill("JVM"):
             try:
                 code = self._process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired as ex:
@@ -282,14 +266,7 @@ class Round:
 
     def _kill_executor(self) -> None:
         """kill -9 of the executors; Spark starts others, and runs again what they have not finished."""
-        found: list[psutil.Process] = []
-
-        def are_there() -> bool:
-            found[:] = self._children(lambda command: any("CoarseGrainedExecutorBackend" in each for each in command))
-            return bool(found)
-
-        self._wait(are_there)
-        self._kill_all(found)
+        self._wait(lambda: self._kill("executor") > 0)
 
     def _kill_stop(self) -> None:
         """End it in order, and start it again."""
