@@ -22,7 +22,6 @@ Segments are given back to staging one micro-batch late: the last one is run aga
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections import Counter
@@ -520,11 +519,7 @@ class Pipeline:
             return self._error
         if isinstance(ex, CdcpipeError | _StoppedError):
             return ex
-        text = str(ex)
-        # What the data source raised comes back as the text of a traceback.
-        raised = re.findall(r"^(?:[a-z_]+\.)*([A-Z]\w*Error): (.+)$", text, re.MULTILINE)
-        detail = raised[-1][1] if raised else text.strip().partition("\n")[0]
-        return PipelineError(f"the tables could not be brought further: {detail}")
+        return PipelineError(f"the tables could not be brought further: {session.reason_of(ex)}")
 
 
 def _start(segments: Sequence[Segment], done_lsn: int) -> Position:

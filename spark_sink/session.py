@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["FORMATS", "active", "build", "check", "check_reach", "copy", "find_java", "serve_segments"]
+__all__ = ["FORMATS", "active", "build", "check", "check_reach", "copy", "find_java", "raised_of", "reason_of", "serve_segments"]
 
 FORMATS = ("delta", "parquet")
 
@@ -49,6 +49,9 @@ _NO_DELTA_HINT = (
     "(repo1.maven.org), or use --format parquet, which needs no jar"
 )
 _JAVA_MINIMUM = 17
+_CAUSE = re.compile(r"^(?:|Caused by): (?:[\w$]+\.)+([\w$]+)(?:: (.+))?$", re.MULTILINE)
+"""A Java exception in the text of a stack trace: its class, and its message if it has one."""
+
 SEGMENTS_PORT = "spark.cdcpipe.segments.port"
 """A setting of our own: the port on which the driver serves segments to executors that don't see staging; any if unset."""
 
@@ -97,7 +100,7 @@ def build(
         master = master or settings.get("spark.master")
     else:
         settings |= _jar_settings(format, jars_dir)
-        _join_packages(settings, conf)
+        _join_jars(settings, conf)
         if "spark.driver.extraJavaOptions" in conf:
             conf["spark.driver.extraJavaOptions"] = f"{_java_options()} {conf['spark.driver.extraJavaOptions']}"
         os.environ["JAVA_HOME"] = str(find_java())
@@ -115,7 +118,7 @@ def build(
                 "could not be fetched",
                 hint=_NO_DELTA_HINT,
             ) from ex
-        raise InitError(f"Spark did not start: {_first_line(ex)}") from ex
+        raise InitError(f"Spark did not start: {reason_of(ex)}") from ex
     check(spark, format)
     return spark
 
@@ -148,12 +151,29 @@ def check_reach(spark: SparkSession, place: Path) -> None:
     try:
         path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
     except Exception as ex:
-        said = str(getattr(ex, "java_exception", None) or _first_line(ex)).strip().partition("\n")[0]
         raise InitError(
-            f"Spark can't reach {place}: {said}",
-            hint="it needs the jars of that store's Hadoop connector (for S3 hadoop-aws: README, Object stores), with --conf "
-            "spark.jars.packages=… or in --jars",
+            f"Spark can't reach {name(place)}: {reason_of(ex)}",
+            hint="it needs the jars of that store's Hadoop connector, with --conf spark.jars.packages=… or in --jars, and what "
+            "it connects with: README, Object stores",
         ) from ex
+
+
+def raised_of(ex: BaseException) -> tuple[str, str] | None:
+    """Return the class and the message of what was raised in a Python worker: of it there is the text of its traceback."""
+    raised = re.findall(r"^(?:[a-z_]+\.)*([A-Z]\w*Error): (.+)$", str(ex), re.MULTILINE)
+    return raised[-1] if raised else None
+
+
+def reason_of(ex: BaseException) -> str:
+    """Return in one line what is wrong, of an error that Spark may have wrapped."""
+    if raised := raised_of(ex):
+        return raised[1]
+    text = str(ex).strip()
+    # Python's own line of an error in the JVM says what was called; then come Java's, with what caused it.
+    causes = [message or kind for kind, message in _CAUSE.findall(text)]
+    if not causes:
+        return text.partition("\n")[0] or type(ex).__name__
+    return causes[0] if causes[-1] in causes[0] else f"{causes[0].rstrip('.')}: {causes[-1]}"
 
 
 @contextmanager
@@ -290,12 +310,13 @@ def _jar_settings(format: str, jars_dir: str | os.PathLike[str] | None) -> dict[
     return {"spark.jars.packages": DELTA_PACKAGES, "spark.jars.excludes": DELTA_EXCLUDES}
 
 
-def _join_packages(settings: dict[str, str], conf: dict[str, str]) -> None:
-    """Add Delta Lake, where it comes as a package, to the packages that somebody asks for."""
-    if "spark.jars.packages" in settings and "spark.jars.packages" in conf:
-        conf["spark.jars.packages"] += f",{settings['spark.jars.packages']}"
-        excludes = conf.get("spark.jars.excludes")
-        conf["spark.jars.excludes"] = ",".join(filter(None, [excludes, DELTA_EXCLUDES_AMONG_OTHERS]))
+def _join_jars(settings: dict[str, str], conf: dict[str, str]) -> None:
+    """Add the jars, or Delta Lake's packages, to what somebody asks for of the same kind."""
+    for key in {"spark.jars", "spark.jars.packages"} & settings.keys() & conf.keys():
+        conf[key] += f",{settings[key]}"
+        if key == "spark.jars.packages":
+            excludes = conf.get("spark.jars.excludes")
+            conf["spark.jars.excludes"] = ",".join(filter(None, [excludes, DELTA_EXCLUDES_AMONG_OTHERS]))
 
 
 def _jars(directory: Path) -> list[str]:
@@ -326,7 +347,3 @@ def _python_path() -> str:
     if root not in entries and root not in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         entries.insert(0, root)
     return os.pathsep.join(entries)
-
-
-def _first_line(ex: BaseException) -> str:
-    return str(ex).strip().partition("\n")[0]

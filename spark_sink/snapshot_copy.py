@@ -12,14 +12,13 @@ on the server while it was copied (`RewrittenError`) begins anew, with another s
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cdcpipe.errors import CdcpipeError
-from spark_sink import snapshot_plan, source, storage
+from spark_sink import session, snapshot_plan, source, storage
 from spark_sink.exported import ExportedSnapshot
 from spark_sink.snapshot_plan import LockedError, RewrittenError, SnapshotError
 from spark_sink.snapshot_table import Copying, copy_table, table_of
@@ -304,10 +303,10 @@ class Snapshot:
             return ex
         if self._stopping:
             return SnapshotError("the snapshot was not finished: it was stopped")
-        raised = re.findall(r"^(?:[a-z_]+\.)*([A-Z]\w*Error): (.+)$", str(ex), re.MULTILINE)
-        if raised and raised[-1][0] == RewrittenError.__name__:
-            return RewrittenError(raised[-1][1])
+        raised = session.raised_of(ex)
+        if raised is not None and raised[0] == RewrittenError.__name__:
+            return RewrittenError(raised[1])
         if self._export is not None:
             self._export.check()
-        detail = raised[-1][1] if raised else str(ex).strip().partition("\n")[0]
-        return SnapshotError(f"table {table_of(table)} could not be copied: {detail}", hint="start again: what is done stays")
+        said = f"table {table_of(table)} could not be copied: {session.reason_of(ex)}"
+        return SnapshotError(said, hint="start again: what is done stays")

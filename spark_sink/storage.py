@@ -54,6 +54,16 @@ _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _EXTRAS: Final = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "gs": "gcs"}
 """By scheme, the optional dependencies that reach such a store."""
 
+_AZURE: Final = re.compile(r"abfss?://[^@/]+@[^@./]+\.dfs\.core\.windows\.net(/|$)")
+
+_CREDENTIALS: Final = {
+    "s3": "bucket is there, and that the environment has credentials, region and endpoint (AWS_ACCESS_KEY_ID, "
+    "AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL)",
+    "azure": "container is there, and that the environment has credentials (AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN; "
+    "with AZURE_STORAGE_ANON=false a managed identity's)",
+    "gcs": "bucket is there, and that the environment has credentials (GOOGLE_APPLICATION_CREDENTIALS, the path of a key file)",
+}
+
 
 class StorageError(CdcpipeError):
     """An object store can't be reached, refuses what is asked of it, or can't do what is needed."""
@@ -79,6 +89,8 @@ def place(given: Path | str, what: str = "this") -> Path:
             f"{text}: {what} can't be there",
             hint=f"give a path of a local or mounted file system, or a URL that begins with {schemes}",
         )
+    if extra == "azure" and not _AZURE.match(text):
+        raise InvalidArgumentsError(f"{text}: write {match[1]}://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH")
     try:
         from upath import UPath
 
@@ -124,7 +136,7 @@ def check_store(root: Path) -> None:
         except Exception as ex:
             raise _unreachable(path, ex) from ex
     raise StorageError(
-        f"the store of {root} has no conditional writes: it replaced an object that it was asked to leave alone",
+        f"the store of {name(root)} has no conditional writes: it replaced an object that it was asked to leave alone",
         hint="Delta Lake's commits need them; S3, MinIO, Azure and Google Cloud Storage have them",
     )
 
@@ -240,9 +252,8 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 def _unreachable(path: Path, ex: Exception) -> StorageError:
     return StorageError(
-        f"{path} can't be reached: {str(ex).strip().partition(chr(10))[0] or type(ex).__name__}",
-        hint="see that the bucket is there, and that the environment has credentials, region and endpoint (S3: AWS_ACCESS_KEY_ID, "
-        "AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL)",
+        f"{name(path)} can't be reached: {str(ex).strip().partition(chr(10))[0] or type(ex).__name__}",
+        hint=f"see that the {_CREDENTIALS[_EXTRAS[_store(path).protocol]]}",
     )
 
 

@@ -32,6 +32,7 @@ from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.staging import Epoch, Position
 from spark_sink.storage import check_store, is_local, make_directory, place, read_json, write_json
+from spark_sink.storage import name as place_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -229,13 +230,13 @@ class Warehouse:
         """
         if is_local(self.root):
             return self.root
-        staging = staging or self.source().staging
+        staging, known_as = staging or self.source().staging, place_name(self.root)
         if staging is None or not staging.is_dir():
             raise WarehouseError(
-                f"the locks of {self.root} are in its staging directory, {staging or 'which is not noted'}, and that is not here",
+                f"the locks of {known_as} are in its staging directory, {staging or 'which is not noted'}, and that is not here",
                 hint="do this where the staging directory is, at the path where cdcpipe-spark run had it",
             )
-        bucket_and_key = str(self.root).partition("://")[2].rstrip("/")  # s3a and s3 are the same store
+        bucket_and_key = known_as.partition("://")[2].rstrip("/")  # s3a and s3 are the same store
         return staging / f"warehouse-{hashlib.sha256(bucket_and_key.encode()).hexdigest()[:8]}"
 
     def changelog(self, table: Table) -> Path:

@@ -122,15 +122,53 @@ def test_a_url_of_something_else_than_a_store_is_refused(url: Path | str) -> Non
             Warehouse.existing(path)
 
 
-def test_packages_of_somebody_else_come_beside_delta_lakes() -> None:
+def test_jars_of_somebody_else_come_beside_delta_lakes() -> None:
     settings, conf = {"spark.jars.packages": session.DELTA_PACKAGES}, {"spark.jars.packages": "a:b:1", "spark.jars.excludes": "c:d"}
-    session._join_packages(settings, conf)
+    session._join_jars(settings, conf)
     assert conf["spark.jars.packages"].split(",") == ["a:b:1", *session.DELTA_PACKAGES.split(",")]
     assert conf["spark.jars.excludes"].split(",") == ["c:d", *session.DELTA_EXCLUDES_AMONG_OTHERS.split(",")]
+    conf = {"spark.jars": "https://host/x.jar"}
+    session._join_jars({"spark.jars": "delta.jar,storage.jar"}, conf)
+    assert conf == {"spark.jars": "https://host/x.jar,delta.jar,storage.jar"}
     for own, theirs in (({}, {"spark.jars.packages": "a:b:1"}), (settings, {"spark.jars": "x.jar"})):
         before = dict(theirs)
-        session._join_packages(dict(own), theirs)
+        session._join_jars(dict(own), theirs)
         assert theirs == before
+
+
+JAVA = """An error occurred while calling o258.load.
+: org.example.Outer$Error: Job aborted.
+\tat org.example.Main.run(Main.java:1)
+Caused by: java.io.IOException: Upload failed
+\t... 12 more
+Caused by: org.example.HttpResponseException: 404 Not Found
+POST https://host//batch
+{"error": {"code": 404}}
+\tat org.example.Main.run(Main.java:2)
+"""
+
+PYTHON = """[PYTHON_DATA_SOURCE_ERROR] Failed when reading:
+Traceback (most recent call last):
+  File "/x.py", line 1, in <module>
+spark_sink.staging.StagingError: segment 1 is damaged
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (JAVA, "Job aborted: 404 Not Found"),
+        (JAVA.partition("Caused")[0], "Job aborted."),
+        ("An error occurred while calling o1.x.\n: java.lang.NullPointerException\n\tat x", "NullPointerException"),
+        ("x\n: a.B: two: it\nCaused by: a.C: it\n", "two: it"),
+        (PYTHON, "segment 1 is damaged"),
+        ("[TABLE_NOT_FOUND] no such table\nsecond line", "[TABLE_NOT_FOUND] no such table"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_what_is_wrong_in_one_line(text: str, reason: str) -> None:
+    assert session.reason_of(RuntimeError(text)) == reason
+    assert session.raised_of(RuntimeError(text)) == (("StagingError", reason) if text is PYTHON else None)
 
 
 def test_a_directory_without_delta(tmp_path: Path) -> None:
