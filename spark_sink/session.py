@@ -49,8 +49,8 @@ _NO_DELTA_HINT = (
     "(repo1.maven.org), or use --format parquet, which needs no jar"
 )
 _JAVA_MINIMUM = 17
-_CAUSE = re.compile(r"^(?:|Caused by): (?:[\w$]+\.)+([\w$]+)(?:: (.+))?$", re.MULTILINE)
-"""A Java exception in the text of a stack trace: its class, and its message if it has one."""
+_CAUSE = re.compile(r"^(?:|Caused by): (?:(?:[\w$]+\.)+([\w$]+)(?:: |$))?(.*)$", re.MULTILINE)
+"""A Java exception in the text of a stack trace: its class and its message, either of which may be left out."""
 
 SEGMENTS_PORT = "spark.cdcpipe.segments.port"
 """A setting of our own: the port on which the driver serves segments to executors that don't see staging; any if unset."""

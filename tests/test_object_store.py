@@ -1,22 +1,24 @@
-"""Warehouses in an object store: S3, as moto plays it. Without Spark, but for the last one."""
+"""Warehouses in object stores, each played by what object_stores.py starts. Without Spark, but for the last one."""
 
+import contextlib
+import functools
 import json
-import logging
 import random
 import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
+import object_stores
 import postgres
 import pyarrow as pa
 import pytest
-from moto.server import ThreadedMotoServer
+from object_stores import Store
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from test_imports import import_without
@@ -32,31 +34,32 @@ from spark_sink.types import typed_schema
 from spark_sink.warehouse import CHECKPOINT, Table, Version, Warehouse, WarehouseError
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
 EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
 TABLE = Table("public", "Odd %1/ü")  # what URLs and Hadoop's paths write otherwise
 COLUMNS = StructType([StructField("id", LongType()), StructField("name", StringType())])
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    made = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    made.start()
-    host, port = made.get_host_and_port()
-    yield f"http://{host}:{port}"
-    made.stop()
+def stores() -> Iterator[Callable[[str], Store]]:
+    """Start a store of a kind, once: what reaches it stays connected."""
+    with contextlib.ExitStack() as stack:
+        yield functools.cache(lambda kind: stack.enter_context(object_stores.started(kind)))
+
+
+@pytest.fixture(params=["s3", "azure", "gcs"])
+def store(request: pytest.FixtureRequest, stores: Callable[[str], Store]) -> Store:
+    if reason := object_stores.missing(request.param):
+        pytest.skip(reason)
+    return stores(request.param)
 
 
 @pytest.fixture
-def root(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+def root(store: Store, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A place in a bucket of its own."""
-    for name, value in {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "REGION": "us-east-1"}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+    for name, value in store.environment.items():
+        monkeypatch.setenv(name, value)
     bucket = f"lake{random.randrange(10**9)}"
-    made: Any = place(f"s3a://{bucket}/shop")
+    made: Any = place(store.url.format(bucket))
     made.fs.mkdir(bucket)
     return made
 
@@ -159,9 +162,15 @@ def test_a_store_without_conditional_writes_is_refused(root: Any, tmp_path: Path
         Warehouse(root, "delta").open(EPOCH, tmp_path)
 
 
-def test_what_cannot_be_reached_is_said(root: Any, tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"s3a://nowhere/x.*can't be reached: .*bucket does not exist"):
-        Warehouse("s3a://nowhere/x", "delta").open(EPOCH, tmp_path)
+def test_what_cannot_be_reached_is_said(root: Any, store: Store, tmp_path: Path) -> None:
+    nowhere = store.url.format("nowhere")
+    with pytest.raises(StorageError) as caught:
+        Warehouse(nowhere, "delta").open(EPOCH, tmp_path)
+    assert caught.value.message.startswith(f"{nowhere}/_cdcpipe/")
+    assert "can't be reached: " in caught.value.message
+    said = {"s3": "The specified bucket does not exist", "azure": "The specified container does not exist", "gcs": "nowhere"}
+    assert said[store.kind] in caught.value.message
+    assert {"s3": "AWS_REGION", "azure": "AZURE_STORAGE", "gcs": "GOOGLE_"}[store.kind] in str(caught.value.hint)
     with pytest.raises(WarehouseError, match="not a warehouse"):
         Warehouse.existing(root / "other")
 
@@ -194,19 +203,21 @@ def test_a_file_by_name(root: Any) -> None:
 
 def test_the_warehouse_knows_itself_again(house: Warehouse, tmp_path: Path) -> None:
     house.record(Position(1, 5))
-    again = Warehouse.existing(str(house.root))
+    known_as = storage.name(house.root)
+    again = Warehouse.existing(known_as)
     assert again.open(EPOCH) == Position(1, 5)
     assert again.tables() == [TABLE]
     assert again.versions(TABLE)[0].key == ("id",)
     assert again.local_root() == house.local_root(tmp_path)
-    assert Warehouse(str(house.root).replace("s3a://", "s3://") + "/", "delta").local_root(tmp_path) == again.local_root()
+    other_scheme = known_as.replace("s3a://", "s3://").replace("abfs://", "abfss://")
+    assert Warehouse(f"{other_scheme}/", "delta").local_root(tmp_path) == again.local_root()
     assert again.local_root().parent == tmp_path
     house.note_snapshot(TABLE, Position(1, 7))
     assert again.unfinished_snapshots() == [(TABLE, Position(1, 7))]
     house.note_finished(TABLE)
     assert again.unfinished_snapshots() == []
     tmp_path.rename(tmp_path.with_name("elsewhere"))
-    with pytest.raises(WarehouseError, match=r"locks of s3a://.* are in its staging directory"):
+    with pytest.raises(WarehouseError, match=f"locks of {known_as} are in its staging directory"):
         again.local_root()
 
 
@@ -241,14 +252,26 @@ def test_what_reaches_a_store_is_named_where_it_is_missing() -> None:
 def test_the_names_that_spark_takes() -> None:
     assert storage.name(place("s3a://bucket/lake/") / "t") == "s3a://bucket/lake/t"
     assert delta.table_name(place("s3a://bucket/a b") / "public.%41") == "delta.`s3a://bucket/a b/public.%41`"
+    assert storage.name(place("gs://bucket/lake") / "t") == "gs://bucket/lake/t"
 
-    class Azure:
-        storage_options: ClassVar = {"account_name": "account"}
-        protocol = "abfss"
-        path = "container/lake/t"
 
-    azure: Any = Azure()
-    assert storage.name(azure) == "abfss://container@account.dfs.core.windows.net/lake/t"
+@pytest.mark.parametrize("scheme", ["abfs", "abfss"])
+def test_a_place_in_azure_has_an_account(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", object_stores.ACCOUNT_KEY)
+    url = f"{scheme}://lake@account.dfs.core.windows.net"
+    assert storage.name(place(url)) == f"{url}/"
+    assert storage.name(place(f"{url}/shop/") / "t") == f"{url}/shop/t"
+    assert storage.name(place(storage.name(place(f"{url}/shop")))) == f"{url}/shop"
+    one, two = (Warehouse(f"{scheme}://lake@{account}.dfs.core.windows.net/shop", "delta") for account in ("one", "two"))
+    assert one.local_root(ROOT) != two.local_root(ROOT)
+    for wrong in (
+        "lake/shop",
+        "lake@account/shop",
+        "lake@account.dfs.core.chinacloudapi.cn/shop",
+        "@account.dfs.core.windows.net/shop",
+    ):
+        with pytest.raises(InvalidArgumentsError, match=r"write abfss?://CONTAINER@ACCOUNT\.dfs\.core\.windows\.net/PATH"):
+            place(f"{scheme}://{wrong}")
 
 
 def test_commits_say_the_same_everywhere(root: Any, tmp_path: Path) -> None:
@@ -259,6 +282,13 @@ def test_commits_say_the_same_everywhere(root: Any, tmp_path: Path) -> None:
         text = (path / "_delta_log" / f"{0:020d}.json").read_text()
         found.append([sorted(json.loads(line)) for line in text.splitlines()])
     assert found[0] == found[1]
+
+
+def section(kind: str) -> str:
+    """README's settings of Spark for a store; of two connectors those of the second."""
+    sections = (ROOT / "README.md").read_text().partition("### Object stores")[2].partition("\n### ")[0].split("\n#### ")
+    text = next(text for text in sections if text.startswith({"s3": "Amazon S3", "azure": "Azure", "gcs": "Google"}[kind]))
+    return text.split("```sh\n")[-1]
 
 
 SCRIPT = """
@@ -284,10 +314,11 @@ sys.exit(code)
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_with_spark_as_the_readme_has_it(root: Any, server: str, database: postgres.Database, tmp_path: Path) -> None:
-    conf = re.findall(r"--conf (spark\.\S+)", README.partition("### Object stores")[2].partition("\n### ")[0])
-    assert len(conf) == 5
-    conf = [text.replace("http://minio:9000", server) for text in conf]
+def test_with_spark_as_the_readme_has_it(root: Any, store: Store, database: postgres.Database, tmp_path: Path) -> None:
+    conf = re.findall(r"--conf '?(spark\.[^\s']+)", section(store.kind))
+    assert len(conf) == {"s3": 5, "azure": 3, "gcs": 3}[store.kind]
+    conf = [text.replace("http://minio:9000", store.endpoint).replace(".ACCOUNT.", f".{object_stores.ACCOUNT}.") for text in conf]
+    conf += store.settings
     with database.connect() as connection:
         connection.execute("create table fruit (id int primary key, name text)")
         connection.execute("insert into fruit select n, 'fruit ' || n from generate_series(1, 7) n")
@@ -298,7 +329,7 @@ def test_with_spark_as_the_readme_has_it(root: Any, server: str, database: postg
     conf += ["spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m"]
     conf += ["spark.sql.codegen.wholeStage=false", "spark.sql.shuffle.partitions=2"]
     options = [text for each in conf for text in ("--conf", each)]
-    command = [sys.executable, "-c", SCRIPT, database.dsn, str(tmp_path / "staging"), str(root), *options]
+    command = [sys.executable, "-c", SCRIPT, database.dsn, str(tmp_path / "staging"), storage.name(root), *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.stdout == "public.fruit: equal, 8 rows\npublic.odd: equal, 1 rows\n", done.stderr
     house = Warehouse.existing(root)

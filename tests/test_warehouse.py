@@ -160,6 +160,7 @@ spark_sink.staging.StagingError: segment 1 is damaged
         (JAVA, "Job aborted: 404 Not Found"),
         (JAVA.partition("Caused")[0], "Job aborted."),
         ("An error occurred while calling o1.x.\n: java.lang.NullPointerException\n\tat x", "NullPointerException"),
+        ("An error occurred while calling o1.x.\n: No key for host.example.org\n\tat x", "No key for host.example.org"),
         ("x\n: a.B: two: it\nCaused by: a.C: it\n", "two: it"),
         (PYTHON, "segment 1 is damaged"),
         ("[TABLE_NOT_FOUND] no such table\nsecond line", "[TABLE_NOT_FOUND] no such table"),

@@ -102,3 +102,20 @@ want_postgresql_15() {
     say "without PostgreSQL 15 and its wal2json the tests against them are skipped" \
         "(on Debian 12: apt-get install postgresql-15 postgresql-15-wal2json)"
 }
+
+# want_object_stores: Azurite and fake-gcs-server in $venv/stores/bin, which play Azure's and Google's object stores.
+want_object_stores() {
+    stores=$venv/stores
+    if ! [ -x "$stores/bin/azurite-blob" ] && command -v npm >/dev/null; then
+        say "installing Azurite into $stores (once)"
+        npm install --silent --no-audit --no-fund --global --prefix "$stores" azurite@3.35.0 >&2 || say "npm could not install Azurite"
+    fi
+    if ! [ -x "$stores/bin/fake-gcs-server" ] && command -v go >/dev/null; then
+        say "building fake-gcs-server into $stores (once; a minute)"
+        GOBIN=$stores/bin go install github.com/fsouza/fake-gcs-server@v1.56.1 2>/dev/null || say "go could not build fake-gcs-server"
+    fi
+    for program in azurite-blob fake-gcs-server; do
+        [ -x "$stores/bin/$program" ] || command -v "$program" >/dev/null ||
+            say "without $program the tests of the object store that it plays are skipped (npm installs azurite-blob, Go fake-gcs-server)"
+    done
+}

@@ -1,0 +1,134 @@
+"""Object stores on this machine: S3 as moto plays it, Azure as Azurite does, Google Cloud Storage as fake-gcs-server does.
+
+The latter two are not Python. `scripts/test` puts them into the virtual environment where npm and Go are there; elsewhere they
+may be on the PATH, or their tests are skipped.
+"""
+
+import contextlib
+import logging
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moto.server import ThreadedMotoServer
+
+AZURITE = "azurite-blob"
+FAKE_GCS = "fake-gcs-server"
+
+# Of Azurite's manual: everybody's.
+ACCOUNT = "devstoreaccount1"
+ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Store:
+    """A store that runs: how it is reached, with ``{}`` for the bucket, and what Spark needs beside what README says."""
+
+    kind: str
+    url: str
+    environment: dict[str, str]
+    endpoint: str
+    settings: list[str] = field(default_factory=list)
+
+
+def missing(kind: str) -> str | None:
+    """Return what a store of this kind would need and is not here."""
+    name = {"azure": AZURITE, "gcs": FAKE_GCS}.get(kind)
+    return f"there is no {name}" if name is not None and _program(name) is None else None
+
+
+@contextlib.contextmanager
+def started(kind: str) -> Iterator[Store]:
+    with {"s3": _s3, "azure": _azure, "gcs": _gcs}[kind]() as store:
+        yield store
+
+
+@contextlib.contextmanager
+def _s3() -> Iterator[Store]:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    endpoint = "http://{}:{}".format(*server.get_host_and_port())
+    environment = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+    environment |= {"AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": endpoint}
+    try:
+        yield Store("s3", "s3a://{}/shop", environment, endpoint)
+    finally:
+        server.stop()
+
+
+@contextlib.contextmanager
+def _azure() -> Iterator[Store]:
+    options = ["--inMemoryPersistence", "--silent", "--skipApiVersionCheck", "--disableTelemetry", "--blobPort", "0"]
+    with _running(AZURITE, *options) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if listens := re.search(r"successfully listens on http://(\S+)", line):
+                break
+        else:
+            raise AssertionError(f"{AZURITE} has ended")
+        endpoint = listens[1]
+        connection = f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={ACCOUNT_KEY};"
+        environment = {
+            "AZURE_STORAGE_CONNECTION_STRING": f"{connection}BlobEndpoint=http://{endpoint}/{ACCOUNT};",
+            "AZURE_STORAGE_ACCOUNT_KEY": ACCOUNT_KEY,
+        }
+        settings = {
+            "abfs.endpoint": endpoint,
+            "always.use.https": "false",
+            "networking.library": "JDK_HTTP_URL_CONNECTION",  # the other one wants TLS
+            # Azurite has the blob API alone, without directories.
+            "account.hns.enabled": "false",
+            "fns.account.service.type": "BLOB",
+        }
+        conf = [f"spark.hadoop.fs.azure.{key}={value}" for key, value in settings.items()]
+        yield Store("azure", f"abfs://{{}}@{ACCOUNT}.dfs.core.windows.net/shop", environment, endpoint, conf)
+
+
+@contextlib.contextmanager
+def _gcs() -> Iterator[Store]:
+    # It does not say which port it has got, and names it in its answers.
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    endpoint = f"http://127.0.0.1:{port}"
+    options = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-public-host", f"127.0.0.1:{port}"]
+    with _running(FAKE_GCS, "-backend", "memory", "-external-url", endpoint, "-log-level", "error", *options) as process:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                urllib.request.urlopen(f"{endpoint}/storage/v1/b").close()
+            except OSError:
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            else:
+                break
+        # Whether a bucket has directories is asked of another service, which is not here.
+        environment = {"STORAGE_EMULATOR_HOST": endpoint, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
+        conf = [f"spark.hadoop.fs.gs.storage.root.url={endpoint}", "spark.hadoop.fs.gs.auth.type=UNAUTHENTICATED"]
+        yield Store("gcs", "gs://{}/shop", environment, endpoint, conf)
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name, path=str(Path(sys.prefix) / "stores/bin")) or shutil.which(name)
+
+
+@contextlib.contextmanager
+def _running(name: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    program = _program(name)
+    assert program is not None
+    with subprocess.Popen([program, *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
