@@ -108,11 +108,14 @@ want_object_stores() {
     stores=$venv/stores
     if ! [ -x "$stores/bin/azurite-blob" ] && command -v npm >/dev/null; then
         say "installing Azurite into $stores (once)"
-        npm install --silent --no-audit --no-fund --global --prefix "$stores" azurite@3.35.0 >&2 || say "npm could not install Azurite"
+        # The machine's certificates, as for all else here: Node.js has its own, and tries for many minutes.
+        NODE_OPTIONS=--use-openssl-ca timeout 300 npm install --silent --no-audit --no-fund --global --prefix "$stores" azurite@3.35.0 >&2 ||
+            say "npm could not install it"
     fi
-    if ! [ -x "$stores/bin/fake-gcs-server" ] && command -v go >/dev/null; then
+    go=$(command -v go || echo /usr/local/go/bin/go)
+    if ! [ -x "$stores/bin/fake-gcs-server" ] && [ -x "$go" ]; then
         say "building fake-gcs-server into $stores (once; a minute)"
-        GOBIN=$stores/bin go install github.com/fsouza/fake-gcs-server@v1.56.1 2>/dev/null || say "go could not build fake-gcs-server"
+        GOBIN=$stores/bin timeout 600 "$go" install github.com/fsouza/fake-gcs-server@v1.56.1 2>/dev/null || say "go could not build it"
     fi
     for program in azurite-blob fake-gcs-server; do
         [ -x "$stores/bin/$program" ] || command -v "$program" >/dev/null ||
