@@ -201,6 +201,18 @@ def test_a_file_by_name(root: Any) -> None:
     assert storage.parquet_reader(root / "t/part-1.parquet").read()["a"].to_pylist() == [0, 1, 2, 3, 4]
 
 
+def test_a_file_of_several_parts(root: Any) -> None:
+    """Larger than what goes to a store at once."""
+    numbers = np.random.default_rng(1).integers(1 << 60, size=1_500_000)
+    writer = FileWriter(storage.name(root / "t"), "part-1.parquet", Layout(("a",), pa.schema([("a", pa.int64())])))
+    for piece in np.array_split(numbers, 3):
+        writer.write({"a": pa.array(piece)}, len(piece))
+    assert writer.close().size == (root / "t/part-1.parquet").stat().st_size > 10_000_000
+    storage.copy_files(root / "t", root / "u", ["part-1.parquet"])
+    for directory in ("t", "u"):
+        assert np.array_equal(storage.parquet_reader(root / directory / "part-1.parquet").read()["a"].to_numpy(), numbers)
+
+
 def test_the_warehouse_knows_itself_again(house: Warehouse, tmp_path: Path) -> None:
     house.record(Position(1, 5))
     known_as = storage.name(house.root)
