@@ -9,7 +9,7 @@ PostgreSQL goes on, and so do the tables, and neither can wait for the other. So
    where the staging log ends, or further.
 4. The replica as it was at 1, with the changes since then that the snapshot sees, from the changelog, has to be what the
    snapshot shows. If the replica had a transaction at 1 that the snapshot does not see, because it became visible only
-   later, all of it begins again.
+   later, all of it begins again. Where it has by now got nothing but what the snapshot sees, the replica as it is now will do.
 
 Who changed a replica's rows behind the pipeline's back is found, because the replica's own rows are compared. With Parquet the
 replica is a view over the changelog, and it is the changelog that is compared.
@@ -287,14 +287,17 @@ class _Comparison:
         """Tell whether there is a change in (after_lsn, until_lsn] that the snapshot does not see."""
         from pyspark.sql import functions as F  # noqa: N812
 
-        found = quick_checksum.any_change(
-            self._changelog(table), after_lsn, until_lsn, lambda end_lsn, xids: ~self._snapshot.seen(end_lsn, xids)
-        )
+        found = self._any_unseen(table, after_lsn, until_lsn)
         if found is None:
             position = F.col("_cdc_end_lsn")
             recent = (position > after_lsn) & (position <= until_lsn)
             found = not self._changes(table).where(recent & ~self._snapshot.sees()).isEmpty()
         return found
+
+    def _any_unseen(self, table: Table, after_lsn: int, until_lsn: int) -> bool | None:
+        """Tell the same without Spark; None where only that can tell."""
+        unseen = lambda end_lsn, xids: ~self._snapshot.seen(end_lsn, xids)  # noqa: E731
+        return quick_checksum.any_change(self._changelog(table), after_lsn, until_lsn, unseen)
 
     def run(self, tell: Callable[[str, float], None]) -> list[TableResult]:
         """Compare table by table."""
@@ -323,6 +326,7 @@ class _Comparison:
         columns = [(name, type_id, modifier) for name, type_id, modifier in there["columns"]]
         request = {"key": key}
         self._server.send({"buckets": [table.schema, table.name], **request})
+        self._renew(table)
         quick = self._quick_checksums(table, columns, key)
         theirs = {bucket: (count, total) for bucket, (count, total) in self._server.receive().items()}
         if quick == theirs:
@@ -345,6 +349,12 @@ class _Comparison:
             is_equal=not different,
             differences=differences,
         )
+
+    def _renew(self, table: Table) -> None:
+        """Take the replica as it is by now, unless it has come to what the snapshot does not see: there is less to replay on it."""
+        base, newer = self._bases[table], self._base(table)
+        if newer.lsn > base.lsn and self._any_unseen(table, base.lsn, newer.lsn) is False:
+            self._bases[table] = newer
 
     def _quick_checksums(
         self, table: Table, columns: Sequence[tuple[str, int, int]], key: Sequence[str]

@@ -143,6 +143,34 @@ def test_small_replicas_need_no_spark(road: Verified, monkeypatch: pytest.Monkey
     assert all(result.is_equal for result in results.values())
 
 
+@pytest.mark.parametrize("later", [[], ["insert into behind values (3)"]])
+def test_a_replica_that_comes_further_meanwhile(
+    database: postgres.Database, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: list[str]
+) -> None:
+    """It is looked at as it is then, without Spark, unless it has what the server's snapshot does not see."""
+    road = Verified(database, spark, tmp_path)
+    road.execute("create table behind (id int primary key)")
+    road.land()
+    road.execute("insert into behind values (1)")
+    road.run()
+    road.execute("insert into behind values (2)")
+    road.land()
+
+    def go_on(text: str, _part: float) -> None:
+        if text.startswith("waiting for the tables"):
+            road.execute(*later)
+            road.run()
+
+    made_by_spark = []
+    checksums = Canonical.checksums
+    monkeypatch.setattr(Canonical, "checksums", lambda *args: made_by_spark.append(1) or checksums(*args))
+    results = road.verify(tell=go_on)
+    assert results == {"public.behind": TableResult(Table("public", "behind"), 2, 2, is_equal=True)}
+    assert len(made_by_spark) == len(later)
+    assert spark.read.format("delta").load(str(road.warehouse / "replica/public.behind")).count() == 2 + len(later)
+    road.connection.close()
+
+
 def test_all_tables(road: Verified) -> None:
     """Unsent TOAST values, changed keys, hostile names, changed columns; a table without key is left out."""
     assert {str(result.table) for result in road.verified.values() if not result.is_equal} == set()
