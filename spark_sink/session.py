@@ -151,8 +151,10 @@ def check_reach(spark: SparkSession, place: Path) -> None:
     try:
         path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
     except Exception as ex:
+        # Of a key that is none ABFS shows what was given.
+        said = re.sub(r'key ="[^"]*"', "its key", reason_of(ex))
         raise InitError(
-            f"Spark can't reach {name(place)}: {reason_of(ex)}",
+            f"Spark can't reach {name(place)}: {said}",
             hint="it needs the jars of that store's Hadoop connector, with --conf spark.jars.packages=… or in --jars, and what "
             "it connects with: README, Object stores",
         ) from ex

@@ -296,8 +296,9 @@ class _Comparison:
 
     def _any_unseen(self, table: Table, after_lsn: int, until_lsn: int) -> bool | None:
         """Tell the same without Spark; None where only that can tell."""
-        unseen = lambda end_lsn, xids: ~self._snapshot.seen(end_lsn, xids)  # noqa: E731
-        return quick_checksum.any_change(self._changelog(table), after_lsn, until_lsn, unseen)
+        return quick_checksum.any_change(
+            self._changelog(table), after_lsn, until_lsn, lambda end_lsn, xids: ~self._snapshot.seen(end_lsn, xids)
+        )
 
     def run(self, tell: Callable[[str, float], None]) -> list[TableResult]:
         """Compare table by table."""

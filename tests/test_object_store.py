@@ -352,3 +352,20 @@ def test_with_spark_as_the_readme_has_it(root: Any, store: Store, database: post
         operations.append(['engineInfo": "cdcpipe' in text for text in commits])
     assert operations == [[True, True], [True, False]]
     assert (house.local_root() / CHECKPOINT / "offsets/0").exists()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_what_is_given_for_a_key_is_not_shown(tmp_path: Path) -> None:
+    packages = re.findall(r"--conf (spark\.jars\.[^\s']+)", section("azure"))
+    script = "import sys; from pathlib import Path; from spark_sink import session; from spark_sink.storage import place\n"
+    script += "conf = dict(text.split('=', 1) for text in sys.argv[2:])\n"
+    script += "session.check_reach(session.build(conf=conf), place(sys.argv[1]))"
+    key = "spark.hadoop.fs.azure.account.key.account.dfs.core.windows.net=CANARY!"
+    command = [sys.executable, "-c", script, "abfss://lake@account.dfs.core.windows.net/shop", *packages, key]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert "Spark can't reach abfss://lake@account.dfs.core.windows.net/shop: " in done.stderr
+    raised = done.stderr.partition("The above exception was the direct cause")[2]
+    assert "its key" in raised
+    assert "CANARY" not in raised
+    assert "WARN FileSystem" not in done.stderr
