@@ -90,7 +90,7 @@ def _last_lsn(spark: SparkSession, house: Warehouse, table: Table, changes: Data
 
     source = house.source()
     if source.position is None:
-        raise WarehouseError(f"{house.root} has no changes yet")
+        raise WarehouseError(f"{house.name} has no changes yet")
     last_lsn = int(source.position.lsn)  # py4j would take an LSN for a text
     too_late = _is_after(at)
     if not isinstance(at, datetime):
@@ -148,7 +148,7 @@ def _check_begun(spark: SparkSession, house: Warehouse, at: datetime) -> None:
             changes = changelog.read(spark, house, table)
             if not changes.where(~_is_after(at)).isEmpty():
                 return
-    raise WarehouseError(f"{at.isoformat(' ')} is before the first transaction in {house.root}: what was then is not known")
+    raise WarehouseError(f"{at.isoformat(' ')} is before the first transaction in {house.name}: what was then is not known")
 
 
 _EXAMPLE = """\b

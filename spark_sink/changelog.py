@@ -112,7 +112,7 @@ def read(spark: SparkSession, warehouse: Warehouse, table: Table) -> DataFrame:
         return delta.read(spark, path)
     batches = _batches(path)
     if not batches:
-        raise WarehouseError(f"there is no changelog of {table} in {warehouse.root}")
+        raise WarehouseError(f"there is no changelog of {table} in {warehouse.name}")
     return spark.read.schema(_parquet_schema(spark, path, batches)).parquet(str(path)).drop(BATCH_COLUMN)
 
 

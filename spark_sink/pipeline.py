@@ -333,7 +333,7 @@ class Pipeline:
         if position is None:
             if removed is not None:
                 raise WarehouseError(
-                    f"{self.warehouse.root} is new, and the log in {self.staging} does not go back to its beginning",
+                    f"{self.warehouse.name} is new, and the log in {self.staging} does not go back to its beginning",
                     hint="restore the warehouse, or start anew: another warehouse, another staging directory, another slot",
                 )
             position = epochs[0].start
@@ -388,7 +388,7 @@ class Pipeline:
         assert position is not None
         if start is not None and start.lsn > position.lsn:
             raise WarehouseError(
-                f"the checkpoint {self.checkpoint} is at {start}, the tables in {self.warehouse.root} at {position}",
+                f"the checkpoint {self.checkpoint} is at {start}, the tables in {self.warehouse.name} at {position}",
                 hint="the checkpoint is another warehouse's, or newer than this one: delete it, and what is there goes on from "
                 "where the tables are",
             )

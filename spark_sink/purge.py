@@ -110,7 +110,7 @@ def _place(spark: SparkSession, house: Warehouse, before: At) -> int:
 
     position, end_lsn = house.source().position, F.col("_cdc_end_lsn")
     if position is None:
-        raise WarehouseError(f"{house.root} has no changes yet")
+        raise WarehouseError(f"{house.name} has no changes yet")
     if not isinstance(before, datetime):
         lsn = before.lsn if isinstance(before, Position) else before
         if lsn > position.lsn or (isinstance(before, Position) and before.epoch > position.epoch):

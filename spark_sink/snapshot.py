@@ -73,7 +73,7 @@ class TableSnapshot(Snapshot):
         """Get the snapshot; InterruptedError once ``is_stopping`` says so. Raise for what is certain to fail."""
         if is_unfinished(self.warehouse):
             raise WarehouseError(
-                f"the initial snapshot of {self.warehouse.root} is not finished",
+                f"the initial snapshot of {self.warehouse.name} is not finished",
                 hint="wait for cdcpipe-spark run, or start it again; or give it up there with --snapshot never",
             )
         export = self._take(is_stopping)
@@ -88,7 +88,7 @@ class TableSnapshot(Snapshot):
         for name, value in values.items():
             if getattr(source, name) != value:
                 raise WarehouseError(
-                    f"{self.warehouse.root} holds the changes of {name} {getattr(source, name)!r}, {theirs} {value!r}",
+                    f"{self.warehouse.name} holds the changes of {name} {getattr(source, name)!r}, {theirs} {value!r}",
                     hint="connect to the server and the database that the changes come from, and name their staging directory",
                 )
 

@@ -105,7 +105,7 @@ def _noted(tables: Tables | None) -> Path:
         raise click.UsageError("--staging DIR or --warehouse DIR has to be given")
     root = tables.house.source().staging
     if root is None:
-        raise InvalidArgumentsError(f"{tables.house.root} does not say where its staging directory is", hint="--staging DIR does")
+        raise InvalidArgumentsError(f"{tables.house.name} does not say where its staging directory is", hint="--staging DIR does")
     return root
 
 

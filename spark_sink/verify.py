@@ -219,7 +219,7 @@ class _Comparison:
         for name, ours in (("system_id", source.system_id), ("database", source.database)):
             if begun[name] != ours:
                 raise VerifyError(
-                    f"{self._house.root} holds the changes of {name} {ours!r}, and the server is {begun[name]!r}",
+                    f"{self._house.name} holds the changes of {name} {ours!r}, and the server is {begun[name]!r}",
                     hint="connect to the server and the database that the changes come from",
                 )
         self._snapshot = _Snapshot(begun["xmax"], tuple(begun["running"]), int(LSN.parse(begun["wal_lsn"])))
@@ -227,7 +227,7 @@ class _Comparison:
         staging = staging or source.staging
         if staging is None:
             raise InvalidArgumentsError(
-                f"{self._house.root} does not say where its staging directory is", hint="name it: --staging DIR"
+                f"{self._house.name} does not say where its staging directory is", hint="name it: --staging DIR"
             )
         self._wait_for_log(source, deadline, tell)
         self._wait_for_tables(staging, deadline, tell)

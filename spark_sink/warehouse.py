@@ -202,14 +202,18 @@ def _encode(text: str) -> str:
 
 
 class Warehouse:
-    """A warehouse, in a directory of a local or mounted file system or in an object store."""
+    """A warehouse, in a directory of a local or mounted file system or in an object store.
+
+    ``name`` is what messages and Spark call it, ``root`` the place.
+    """
 
     def __init__(self, root: Path | str, format: str, types: str = EXACT) -> None:  # noqa: A002 - Spark's own word for it
         self.root = place(root, "the warehouse")
+        self.name = place_name(self.root)
         self.format = format
         if format != "delta" and not is_local(self.root):
             raise InvalidArgumentsError(
-                f"{self.root}: Parquet tables can't be in an object store: an append is a directory that is renamed",
+                f"{self.name}: Parquet tables can't be in an object store: an append is a directory that is renamed",
                 hint="use --format delta",
             )
         self.types = types
@@ -230,13 +234,13 @@ class Warehouse:
         """
         if is_local(self.root):
             return self.root
-        staging, known_as = staging or self.source().staging, place_name(self.root)
+        staging = staging or self.source().staging
         if staging is None or not staging.is_dir():
             raise WarehouseError(
-                f"the locks of {known_as} are in its staging directory, {staging or 'which is not noted'}, and that is not here",
+                f"the locks of {self.name} are in its staging directory, {staging or 'which is not noted'}, and that is not here",
                 hint="do this where the staging directory is, at the path where cdcpipe-spark run had it",
             )
-        bucket_and_key = known_as.partition("://")[2].rstrip("/")  # s3a and s3 are the same store
+        bucket_and_key = self.name.partition("://")[2].rstrip("/")  # s3a and s3 are the same store
         return staging / f"warehouse-{hashlib.sha256(bucket_and_key.encode()).hexdigest()[:8]}"
 
     def changelog(self, table: Table) -> Path:
@@ -265,7 +269,7 @@ class Warehouse:
             for kind in ("changelog", "replica"):
                 if (self.root / kind).is_dir() and any((self.root / kind).iterdir()):
                     raise WarehouseError(
-                        f"{self.root} holds tables, and not the file _cdcpipe/warehouse.json that says whose they are",
+                        f"{self.name} holds tables, and not the file _cdcpipe/warehouse.json that says whose they are",
                         hint="restore that file, or give an empty directory as warehouse",
                     )
             make_directory(self._identity_path.parent)
@@ -276,17 +280,17 @@ class Warehouse:
         for name, value in identity.items():
             if found.get(name) != value:
                 raise WarehouseError(
-                    f"{self.root} holds the changes of {name} {found.get(name)!r}, the staging directory those of {value!r}",
+                    f"{self.name} holds the changes of {name} {found.get(name)!r}, the staging directory those of {value!r}",
                     hint="give each slot a warehouse of its own",
                 )
         if found.get("format") != self.format:
             raise WarehouseError(
-                f"{self.root} holds {found.get('format')} tables, not {self.format}",
+                f"{self.name} holds {found.get('format')} tables, not {self.format}",
                 hint=f"use --format {found.get('format')}, or another warehouse",
             )
         if found.get("types", EXACT) != self.types:
             raise WarehouseError(
-                f"the tables in {self.root} have {found.get('types', EXACT)} types, not {self.types} ones",
+                f"the tables in {self.name} have {found.get('types', EXACT)} types, not {self.types} ones",
                 hint=f"use --types {found.get('types', EXACT)}, or another warehouse: a table's columns keep their types",
             )
         if found | facts != found:
@@ -400,7 +404,7 @@ class Warehouse:
         for table in tables:
             if str(table) == name:
                 return table
-        raise InvalidArgumentsError(f"{self.root} has no table {name!r}; it has {', '.join(map(str, tables)) or 'none'}")
+        raise InvalidArgumentsError(f"{self.name} has no table {name!r}; it has {', '.join(map(str, tables)) or 'none'}")
 
 
 def _read_all(directory: Path) -> list[dict[str, Any]]:
