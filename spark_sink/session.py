@@ -49,7 +49,7 @@ _NO_DELTA_HINT = (
     "(repo1.maven.org), or use --format parquet, which needs no jar"
 )
 _JAVA_MINIMUM = 17
-_CAUSE = re.compile(r"^(?:|Caused by): (?:(?:[\w$]+\.)+([\w$]+)(?:: |$))?(.*)$", re.MULTILINE)
+_CAUSE = re.compile(r"^(?:Caused by)?: (?:(?:[\w$]+\.)+([\w$]+)(?:: |$))?(.*)$", re.MULTILINE)
 """A Java exception in the text of a stack trace: its class and its message, either of which may be left out."""
 
 SEGMENTS_PORT = "spark.cdcpipe.segments.port"

@@ -38,7 +38,7 @@ from cdcpipe.lsn import LSN, format_lsn
 from spark_sink import changelog, delta, quick_checksum, replica
 from spark_sink.canonical import Canonical, exact_session
 from spark_sink.command import COMMAND, environment, failure_of
-from spark_sink.delta_log import TableLog
+from spark_sink.delta_log import TableLog, commit_path
 from spark_sink.options import CONTEXT_SETTINGS, DIRECTORY, connection_arguments, connection_options, log_to_stderr
 from spark_sink.restart import error_of
 from spark_sink.spark_options import spark_options, warehouse_option, warehouse_session
@@ -353,7 +353,10 @@ class _Comparison:
 
     def _renew(self, table: Table) -> None:
         """Take the replica as it is by now, unless it has come to what the snapshot does not see: there is less to replay on it."""
-        base, newer = self._bases[table], self._base(table)
+        base = self._bases[table]
+        if base.log is not None and not commit_path(base.log.path, base.log.version + 1).exists():
+            return
+        newer = self._base(table)
         if newer.lsn > base.lsn and self._any_unseen(table, base.lsn, newer.lsn) is False:
             self._bases[table] = newer
 

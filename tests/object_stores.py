@@ -11,12 +11,12 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cli_process import until
 from moto.server import ThreadedMotoServer
 
 AZURITE = "azurite-blob"
@@ -25,8 +25,6 @@ FAKE_GCS = "fake-gcs-server"
 # Of Azurite's manual: everybody's.
 ACCOUNT = "devstoreaccount1"
 ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-
-PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -46,10 +44,8 @@ def missing(kind: str) -> str | None:
     return f"there is no {name}" if name is not None and _program(name) is None else None
 
 
-@contextlib.contextmanager
-def started(kind: str) -> Iterator[Store]:
-    with {"s3": _s3, "azure": _azure, "gcs": _gcs}[kind]() as store:
-        yield store
+def started(kind: str) -> contextlib.AbstractContextManager[Store]:
+    return {"s3": _s3, "azure": _azure, "gcs": _gcs}[kind]()
 
 
 @contextlib.contextmanager
@@ -103,16 +99,16 @@ def _gcs() -> Iterator[Store]:
     endpoint = f"http://127.0.0.1:{port}"
     options = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-public-host", f"127.0.0.1:{port}"]
     with _running(FAKE_GCS, "-backend", "memory", "-external-url", endpoint, "-log-level", "error", *options) as process:
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
+
+        def answers() -> bool:
+            assert process.poll() is None
             try:
                 urllib.request.urlopen(f"{endpoint}/storage/v1/b").close()
             except OSError:
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            else:
-                break
+                return False
+            return True
+
+        until(answers, f"an answer of {FAKE_GCS}")
         # Whether a bucket has directories is asked of another service, which is not here.
         environment = {"STORAGE_EMULATOR_HOST": endpoint, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
         conf = [f"spark.hadoop.fs.gs.storage.root.url={endpoint}", "spark.hadoop.fs.gs.auth.type=UNAUTHENTICATED"]

@@ -1,4 +1,4 @@
-"""Warehouses in object stores, each played by what object_stores.py starts. Without Spark, but for the last one."""
+"""Warehouses in object stores, each played by what object_stores.py starts. Without Spark, but for the last two."""
 
 import contextlib
 import functools
@@ -215,7 +215,7 @@ def test_a_file_of_several_parts(root: Any) -> None:
 
 def test_the_warehouse_knows_itself_again(house: Warehouse, tmp_path: Path) -> None:
     house.record(Position(1, 5))
-    known_as = storage.name(house.root)
+    known_as = house.name
     again = Warehouse.existing(known_as)
     assert again.open(EPOCH) == Position(1, 5)
     assert again.tables() == [TABLE]
