@@ -140,7 +140,7 @@ def describe(
     return {
         "time": _iso(now),
         "staging": str(root),
-        "warehouse": None if tables is None else str(tables.house.root),
+        "warehouse": None if tables is None else tables.house.name,
         "launcher": lock_owner(root),
         "last_error": last_error.read(root),
         "source": None

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import ArrayType, BinaryType, BooleanType, MapType, StructType, VariantType
 
 from cdcpipe.errors import CdcpipeError
-from spark_sink import delta, delta_log, purge, session
+from spark_sink import delta, delta_log, purge, session, storage
 from spark_sink.storage import read_json, write_json
 from spark_sink.warehouse import MESSAGES
 
@@ -233,4 +233,4 @@ def _forgiving(path: Path, done: str = "compacted") -> Iterator[None]:
         yield
     except Exception as ex:  # noqa: BLE001
         said = ex.message if isinstance(ex, CdcpipeError) else session.reason_of(ex)
-        _logger.warning("%s was not %s this time: %s", path, done, said)
+        _logger.warning("%s was not %s this time: %s", storage.name(path), done, said)
