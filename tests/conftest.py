@@ -50,6 +50,11 @@ def _cluster(version: str) -> Iterator[postgres.Cluster]:
 
 
 @pytest.fixture(scope="session")
+def pg14() -> Iterator[postgres.Cluster]:
+    yield from _cluster("14")
+
+
+@pytest.fixture(scope="session")
 def pg15() -> Iterator[postgres.Cluster]:
     yield from _cluster("15")
 
@@ -60,13 +65,24 @@ def pg16() -> Iterator[postgres.Cluster]:
 
 
 @pytest.fixture(scope="session")
+def pg17() -> Iterator[postgres.Cluster]:
+    yield from _cluster("17")
+
+
+@pytest.fixture(scope="session")
 def pg18() -> Iterator[postgres.Cluster]:
     yield from _cluster("18")
 
 
-@pytest.fixture(params=postgres.VERSIONS)
+@pytest.fixture(params=postgres.REGULAR_VERSIONS)
 def pg(request: pytest.FixtureRequest) -> postgres.Cluster:
-    """Each server version in turn."""
+    """Each of the regular server versions in turn."""
+    return request.getfixturevalue(f"pg{request.param}")
+
+
+@pytest.fixture(params=postgres.VERSIONS)
+def any_pg(request: pytest.FixtureRequest) -> postgres.Cluster:
+    """Each supported server version in turn: for what depends on the version, such as questions to the catalog."""
     return request.getfixturevalue(f"pg{request.param}")
 
 

