@@ -193,6 +193,27 @@ def test_a_prepared_transaction_comes_with_its_commit_and_holds_feedback(on: Fix
         assert cli.quit() == 0
 
 
+def test_a_restart_after_overlapping_prepared_transactions(on18: Fixture) -> None:
+    """Also of one without published changes: nothing comes out for it, but the server sends its COMMIT PREPARED."""
+    on18.connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", [on18.slot + "_2pc"])
+    on18.slot += "_2pc"
+    arguments = (*WHOLE, "--two-phase", "-A")
+    on18.sql("create table unpublished(id int)")
+    on18.sql("begin; insert into unpublished values (1); prepare transaction 'empty'", "insert into t values (1, 'x')")
+    on18.sql("begin; insert into t values (2, 'x'); prepare transaction 'a'", "insert into t values (3, 'x')")
+    on18.sql("begin; insert into t values (4, 'x'); prepare transaction 'b'", "commit prepared 'a'", "commit prepared 'empty'")
+    with on18.cli(*arguments, "-s", "0") as cli:
+        assert [row for _, found in cli.transactions(3) for row in found] == [b"1", b"3", b"2"]
+        assert cli.quit() == 0
+    on18.sql("commit prepared 'b'")
+    on18.released()
+    with on18.cli(*arguments) as cli:
+        done = cli.transactions(4)
+        assert [row for _, found in done for row in found] == [b"1", b"3", b"2", b"4"]
+        until(lambda: on18.confirmed() >= done[-1][0], "the confirmation of all")
+        assert cli.quit() == 0
+
+
 def test_it_needs_pgoutput_and_a_size(pg15: postgres.Cluster) -> None:
     with pg15.database() as database, contextlib.closing(Fixture(database)) as on15:
         code, _, stderr = on15.run("--whole-transactions", "--spill-threshold", "lots")

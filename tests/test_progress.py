@@ -1,7 +1,7 @@
 """Positions without a server: what is confirmed, and when."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cdcpipe.replication.progress import MAX_UNCONFIRMED, MIN_REPLY_INTERVAL_S, Progress
@@ -229,3 +229,145 @@ def test_feedback_that_waited_is_sent_when_the_prepared_transaction_is_rolled_ba
     progress.forget_prepared(7)
     assert progress.confirmed_lsn == 100
     assert progress.due_at() == 0
+
+
+def test_a_position_is_confirmed_behind_every_prepare_whose_commit_is_not() -> None:
+    progress = Progress(0)
+    progress.prepare(7, 10)
+    progress.end(30)
+    progress.prepare(8, 40)
+    progress.commit_prepared(7, 60)
+    progress.end(60, 7)
+    progress.written([30, 60])
+    progress.feedback(60, 1)
+    assert progress.confirmed_lsn == 0  # 30 and 40 lie between the PREPARE at 10 and its commit, 60 behind the PREPARE at 40
+    progress.commit_prepared(8, 80)
+    progress.end(80, 8)
+    progress.written([80])
+    progress.feedback(80, 2)
+    assert progress.confirmed_lsn == 80
+
+
+def test_the_commit_of_an_empty_prepared_transaction_is_passed_too() -> None:
+    """Nothing comes out for it, but the server would send its COMMIT PREPARED alone to a stream that begins before it."""
+    progress = Progress(0)
+    progress.prepare(7, 10)
+    progress.end(30)
+    progress.commit_prepared(7, 60)
+    progress.written([30])
+    progress.feedback(30, 1)
+    assert progress.confirmed_lsn == 0
+    progress.keepalive(70, reply_requested=False)
+    assert (progress.confirmed_lsn, progress.is_outstanding) == (70, False)
+
+
+class Server:
+    """A slot's WAL, what is sent of it, and a consumer that confirms some; what is prepared is held back between them."""
+
+    def __init__(self) -> None:
+        self.wal: list[tuple[str, int, int, int]] = []
+        """Kind, xid, where the record begins and ends: transaction, prepare, commit, empty (a commit without changes), rollback."""
+        self.confirmed = 0
+        self.prepared: list[int] = []
+        self.queued: list[int] = []
+        self.connect()
+
+    def connect(self) -> None:
+        self.progress = Progress(0)
+        self.queued.clear()
+        self.sent = 0
+        self.highest = 0
+        needed = [record for record in self.wal if record[2] >= self.confirmed]
+        prepares = {xid for kind, xid, _, _ in needed if kind == "prepare"}
+        alone = [record for record in needed if record[0] in ("commit", "empty") and record[1] not in prepares]
+        assert not alone, f"stuck: from {self.confirmed} on the server sends a COMMIT PREPARED without its PREPARE, {alone}"
+
+    @property
+    def end(self) -> int:
+        return self.wal[-1][3] if self.wal else 0
+
+    def add(self, kind: str, which: int) -> None:
+        xid = len(self.wal) + 1
+        if kind == "prepare":
+            self.prepared.append(xid)
+        elif kind != "transaction":
+            if not self.prepared:
+                return
+            xid = self.prepared.pop(which % len(self.prepared))
+        self.wal.append((kind, xid, self.end, self.end + 10))
+
+    def send(self) -> None:
+        records = [record for record in self.wal if record[2] >= self.confirmed and record[3] > self.sent]
+        if not records:
+            self.progress.keepalive(self.end, reply_requested=False)
+            return
+        kind, xid, start, self.sent = records[0]
+        if kind == "transaction":
+            self.progress.begin()
+            self.progress.end(self.sent)
+        elif kind == "prepare":
+            self.progress.begin()
+            self.progress.prepare(xid, start)
+        elif kind == "rollback":
+            self.progress.forget_prepared(xid)
+        else:
+            self.progress.commit_prepared(xid, self.sent)
+            if kind == "commit":
+                self.progress.end(self.sent, xid)
+        if kind in ("transaction", "commit"):
+            self.queued.append(self.sent)
+
+    def write(self, count: int) -> None:
+        self.progress.written(self.queued[:count])
+        del self.queued[:count]
+
+    def feedback(self, lsn: int) -> None:
+        self.highest = max(self.highest, min(lsn, self.progress.written_lsn))
+        self.progress.feedback(lsn, 0)
+
+    def check(self) -> None:
+        assert self.progress.confirmed_lsn <= max(self.sent, self.end)
+        for kind, _, start, end in self.wal:
+            if kind in ("transaction", "commit") and self.confirmed <= start < self.progress.confirmed_lsn:
+                assert end <= self.highest, f"lost: {end} was not confirmed by the consumer"
+        self.confirmed = max(self.confirmed, self.progress.confirmed_lsn)
+
+
+PREPARED_STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["transaction", "prepare", "commit", "empty", "rollback", "send", "send", "send", "write", "feedback", "restart"]
+        ),
+        st.integers(0, 300),
+    ),
+    max_size=80,
+)
+
+
+@given(PREPARED_STEPS)
+@example([("prepare", 0), ("transaction", 0), ("prepare", 0), ("commit", 0), *[("send", 0)] * 4, ("write", 9), ("feedback", 300)])
+@example([("prepare", 0), ("transaction", 0), ("empty", 0), *[("send", 0)] * 3, ("write", 9), ("feedback", 300)])
+def test_no_restart_is_stuck_and_nothing_is_lost_with_prepared_transactions(steps: list[tuple[str, int]]) -> None:
+    server = Server()
+    for kind, number in steps:
+        if kind == "send":
+            server.send()
+        elif kind == "write":
+            server.write(number)
+        elif kind == "feedback":
+            server.feedback(number)
+        elif kind == "restart":
+            server.connect()
+        else:
+            server.add(kind, number)
+        server.check()
+    server.connect()
+    for _ in list(server.prepared):
+        server.add("rollback", 0)
+    while server.sent < server.end and server.confirmed < server.end:
+        server.send()
+    server.write(len(server.queued))
+    server.feedback(server.end)
+    server.send()
+    server.check()
+    assert server.confirmed == server.end

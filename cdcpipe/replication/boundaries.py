@@ -171,10 +171,11 @@ class WholeTracker(PgoutputTracker):
             case CommitPrepared() if message.commit_lsn >= self.end_position:
                 self.is_finished = True
                 return True
-            case CommitPrepared() if not self._transactions.is_empty(message.gid):
+            case CommitPrepared():
                 self.progress.commit_prepared(message.xid, wal_start)
-                self._end(wal_start, message.xid)
-            case CommitPrepared() | RollbackPrepared():
+                if not self._transactions.is_empty(message.gid):
+                    self._end(wal_start, message.xid)
+            case RollbackPrepared():
                 self.progress.forget_prepared(message.xid)
         return False
 

@@ -8,14 +8,17 @@ The rules that this module keeps (the server skips a transaction for ever once i
 2.  Feedback is cut down to the last transaction end that it covers. Feedback in the middle of a transaction, or from the future,
     can't lose the transactions around it.
 3.  The confirmed position never goes back.
-4.  While a prepared transaction is held back, nothing after its PREPARE is confirmed: the server would send its COMMIT PREPARED
-    alone after a restart, and its changes never again. Feedback beyond it waits until its commit is confirmed, too.
+4.  No position between a PREPARE and the end of its COMMIT PREPARED is ever confirmed: from there the server would send the
+    COMMIT PREPARED alone after a restart, and the changes never again. Feedback in between confirms the last transaction end
+    that lies between no such pair; it counts in full once the commits are confirmed, too. A prepared transaction without
+    changes has such a pair as well, though nothing comes out for it.
 
 Source: the manual, "Streaming Replication Protocol", Standby status update.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -68,9 +71,9 @@ class Progress:
         self._last_end = 0
         self._unconfirmed: deque[int] = deque()
         self._prepared: dict[int, tuple[int, float]] = {}
-        """For each prepared transaction that is held back: where it was prepared, and the end of its commit."""
-        self._waiting_lsn = 0
-        """Feedback that a prepared transaction has kept from being sent."""
+        """For each prepared transaction: where it was prepared, and the end of its commit; until that end is confirmed."""
+        self._asked_lsn = 0
+        """The highest feedback, as far as it was written out."""
         self._idle_lsn = 0
         self._heard_at = now
         self._sent_at = now
@@ -102,15 +105,16 @@ class Progress:
         self._idle_lsn = 0
 
     def commit_prepared(self, xid: int, lsn: int) -> None:
-        """What was held back is committed, and ends at ``lsn`` (which ``end`` is told as well)."""
+        """What was held back is committed, and ends at ``lsn``. ``end`` is told as well, unless there were no changes."""
         if xid in self._prepared:
             self._prepared[xid] = self._prepared[xid][0], lsn
+        self._idle_lsn = 0
 
     def forget_prepared(self, xid: int) -> None:
-        """What was held back was rolled back, or had no changes."""
+        """What was held back was rolled back: a restart may bring its ROLLBACK PREPARED alone."""
         self._prepared.pop(xid, None)
         before = self.confirmed_lsn
-        self._confirm(self._waiting_lsn)
+        self._confirm(self._asked_lsn)
         if self.confirmed_lsn > before:
             self._feedback_due_at = 0.0
 
@@ -155,12 +159,27 @@ class Progress:
             self._feedback_due_at = min(self._feedback_due_at, now + self.feedback_interval_s)
 
     def _confirm(self, lsn: int) -> None:
+        lsn = self._asked_lsn = max(self._asked_lsn, min(lsn, self.written_lsn))
         if self._prepared:
-            lsn = self._waiting_lsn = max(self._waiting_lsn, min(lsn, self.written_lsn))
-            self._prepared = {xid: prepared for xid, prepared in self._prepared.items() if prepared[1] > lsn}
-            lsn = min([lsn, *(prepare_lsn for prepare_lsn, _ in self._prepared.values())])
+            lsn = self._outside_of_prepared(lsn)
         while self._unconfirmed and self._unconfirmed[0] <= lsn:
             self.confirmed_lsn = max(self.confirmed_lsn, self._unconfirmed.popleft())
+        self._forget_confirmed()
+
+    def _outside_of_prepared(self, lsn: int) -> int:
+        """Return the last transaction end up to ``lsn`` that lies between no PREPARE and its commit; 0 if there is none."""
+        reached = self._last_unconfirmed(lsn)
+        while around := [prepare_lsn for prepare_lsn, end in self._prepared.values() if prepare_lsn < reached < end]:
+            reached = self._last_unconfirmed(min(around))
+        return reached
+
+    def _last_unconfirmed(self, lsn: int) -> int:
+        count = bisect_right(self._unconfirmed, lsn)
+        return self._unconfirmed[count - 1] if count else 0
+
+    def _forget_confirmed(self) -> None:
+        if self._prepared:
+            self._prepared = {xid: pair for xid, pair in self._prepared.items() if pair[1] > self.confirmed_lsn}
 
     def confirm_written(self, now: float) -> None:
         """Count everything that was written out as confirmed (``--auto-feedback``)."""
@@ -170,7 +189,8 @@ class Progress:
     @property
     def is_outstanding(self) -> bool:
         """Whether the consumer was sent something, or is about to be, that it has not confirmed."""
-        return bool(self._open or self._prepared) or self._last_end > self.confirmed_lsn
+        held_back = any(end == NEVER for _, end in self._prepared.values())
+        return bool(self._open) or held_back or self._last_end > max(self._asked_lsn, self.confirmed_lsn)
 
     @property
     def in_transaction(self) -> bool:
@@ -186,6 +206,7 @@ class Progress:
         # Everything before the keepalive's position was sent before it; once all of that is confirmed, so is the position.
         if self._idle_lsn and not self.is_outstanding:
             self.confirmed_lsn = max(self.confirmed_lsn, self._idle_lsn)
+            self._forget_confirmed()
 
     # Status updates
 
