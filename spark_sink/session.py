@@ -3,13 +3,15 @@
 ``build`` makes one; ``check`` says whether a session that somebody else made (a notebook's) will do. Nothing here knows
 of PostgreSQL, of staging or of tables.
 
-Delta Lake comes from Maven Central (two jars, kept under ~/.ivy2.5.2) or from a directory of jars. Only these two are
-resolved: the others that their POM lists, 100 MB, serve Delta's Kernel and Unity Catalog, which are not used here.
+Delta Lake comes from Maven Central (two jars, kept in $HOME/.ivy2.5.2 or where spark.jars.ivy says) or from a directory of
+jars. Only these two are resolved: the others that their POM lists, 100 MB, serve Delta's Kernel and Unity Catalog, which are
+not used here.
 """
 
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -99,7 +101,7 @@ def build(
         settings |= _submitted()
         master = master or settings.get("spark.master")
     else:
-        settings |= _jar_settings(format, jars_dir)
+        settings |= _jar_settings(format, jars_dir, conf.get("spark.jars.ivy"))
         _join_jars(settings, conf)
         if "spark.driver.extraJavaOptions" in conf:
             conf["spark.driver.extraJavaOptions"] = f"{_java_options()} {conf['spark.driver.extraJavaOptions']}"
@@ -236,7 +238,7 @@ def _java_homes() -> list[Path]:
         homes.append(Path(command).resolve().parent.parent)
     for directory in (
         Path("/usr/lib/jvm"),
-        Path.home() / ".sdkman/candidates/java",
+        _home() / ".sdkman/candidates/java",
         Path("/Library/Java/JavaVirtualMachines"),
     ):
         if directory.is_dir():
@@ -294,8 +296,27 @@ def _submitted() -> dict[str, str]:
     return dict(SparkConf().getAll())
 
 
-def _jar_settings(format: str, jars_dir: str | os.PathLike[str] | None) -> dict[str, str]:  # noqa: A002
-    """Return where jars come from: ``jars_dir``, and for Delta Lake without it Ivy's own folder or Maven Central."""
+def _home() -> Path:
+    """Return the user's home: ``$HOME``, or the system's entry for the user where that names no directory."""
+    named = Path(os.environ.get("HOME", ""))
+    if named.is_absolute():
+        return named
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        return Path("/")  # a container's user whom nobody has entered
+
+
+def _jar_settings(
+    format: str,  # noqa: A002
+    jars_dir: str | os.PathLike[str] | None,
+    ivy_dir: str | None = None,
+) -> dict[str, str]:
+    """Return where jars come from: ``jars_dir``, and for Delta Lake without it Ivy's folder or Maven Central.
+
+    Spark is told Ivy's folder, because Java does not know ``$HOME``: its own choice may be another directory than the one that is
+    looked into here.
+    """
     if jars_dir is not None:
         jars = _jars(Path(jars_dir))
         wanted = ("delta-spark_4.2_2.13-", "delta-storage-") if format == "delta" else ()
@@ -305,11 +326,19 @@ def _jar_settings(format: str, jars_dir: str | os.PathLike[str] | None) -> dict[
         return {"spark.jars": ",".join(jars)}
     if format != "delta":
         return {}
+    ivy = Path(ivy_dir) if ivy_dir else _home() / ".ivy2.5.2"
     # Ivy would find them here too, but prints two dozen lines and takes a second over it.
-    cached = [Path.home() / ".ivy2.5.2/jars" / f"io.delta_{name}" for name in DELTA_JARS]
+    cached = [ivy / "jars" / f"io.delta_{name}" for name in DELTA_JARS]
     if all(zipfile.is_zipfile(jar) for jar in cached):
-        return {"spark.jars": ",".join(map(str, cached))}
-    return {"spark.jars.packages": DELTA_PACKAGES, "spark.jars.excludes": DELTA_EXCLUDES}
+        return {"spark.jars": ",".join(map(str, cached)), "spark.jars.ivy": str(ivy)}
+    try:
+        cached[0].parent.mkdir(parents=True, exist_ok=True)
+    except OSError as ex:
+        raise InitError(
+            f"Delta Lake's jars can't be kept in {ivy}: {ex.strerror}",
+            hint="set HOME to a directory of this user's, name one with --conf spark.jars.ivy=DIR, or give the jars with --jars",
+        ) from ex
+    return {"spark.jars.packages": DELTA_PACKAGES, "spark.jars.excludes": DELTA_EXCLUDES, "spark.jars.ivy": str(ivy)}
 
 
 def _join_jars(settings: dict[str, str], conf: dict[str, str]) -> None:

@@ -1,7 +1,9 @@
 """The warehouse directory and the session's preconditions, without Spark."""
 
 import os
+import pwd
 import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -178,6 +180,35 @@ def test_a_directory_without_delta(tmp_path: Path) -> None:
         session._jar_settings("delta", tmp_path)
     assert caught.value.hint is not None
     assert all(word in caught.value.hint for word in ("--jars DIR", "Maven Central", "--format parquet"))
+
+
+def test_ivy_keeps_jars_where_they_are_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Java takes the home from the system's list of users: Spark is told the folder, or each start would resolve anew."""
+    system_home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    for home, ivy in ((str(tmp_path), tmp_path / ".ivy2.5.2"), ("", system_home / ".ivy2.5.2"), (None, system_home / ".ivy2.5.2")):
+        if home is None:
+            monkeypatch.delenv("HOME")
+        else:
+            monkeypatch.setenv("HOME", home)
+        assert session._jar_settings("delta", None)["spark.jars.ivy"] == str(ivy)
+    named = str(tmp_path / "named")
+    assert session._jar_settings("delta", None, named) == {
+        "spark.jars.packages": session.DELTA_PACKAGES,
+        "spark.jars.excludes": session.DELTA_EXCLUDES,
+        "spark.jars.ivy": named,
+    }
+    for jar in session.DELTA_JARS:
+        path = tmp_path / "named/jars" / f"io.delta_{jar}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        zipfile.ZipFile(path, "w").close()
+    assert "named/jars" in session._jar_settings("delta", None, named)["spark.jars"]
+
+
+def test_a_home_that_can_keep_no_jars(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/proc/nobody")
+    with pytest.raises(InitError, match=r"can't be kept in /proc/nobody/\.ivy2\.5\.2: No such file") as caught:
+        session._jar_settings("delta", None)
+    assert "spark.jars.ivy" in (caught.value.hint or "")
 
 
 def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
