@@ -4,6 +4,11 @@
 
 set -eu
 
+# With an empty environment the shell has a PATH and does not tell others; Go refuses to work without a HOME.
+export PATH
+[ -n "${HOME:-}" ] || HOME=$(getent passwd "$(id -u)" | cut -d: -f6)
+export HOME="${HOME:-/}"
+
 root=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 until [ -e "$root/pyproject.toml" ]; do root=$(dirname -- "$root"); done
 cd "$root"
