@@ -11,6 +11,7 @@ from random_sql import RandomSQL
 from test_wal2json import VALUES, WORDS
 
 from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.pgoutput import options as pgoutput_options
 from cdcpipe.plugins import load, test_decoding
 from cdcpipe.plugins.base import Renderer
 
@@ -30,7 +31,9 @@ def render(both, options, extra):
     plugin = load("test_decoding", options, both.query)
     records = []
     renderer = Renderer(plugin, lambda lsn, record: records.append((lsn, record)))
-    for wal_start, data in both.raw({**plugin.pgoutput_options, **extra}):
+    for wal_start, data in both.raw(
+        pgoutput_options.complete({**plugin.pgoutput_options, **extra}, both.database.cluster.version_num)
+    ):
         renderer.feed(wal_start, data)
     renderer.close()
     return records
@@ -137,6 +140,23 @@ def test_streamed_transactions(both):
     compare(both, STREAMS)
 
 
+@pytest.mark.parametrize("version", ["15", "17"])
+def test_messages_without_changes(request, version):
+    """Whether messages alone make a transaction, or a block of one, is up to the server's version."""
+    with request.getfixturevalue(f"pg{version}").database() as database:
+        both = Both(database, "test_decoding", logical_decoding_work_mem="64kB")
+        try:
+            both.run("create table t (id int)")
+            both.begin()
+            both.run("begin; select pg_logical_emit_message(true, 'p', 'x'); commit")
+            both.run("begin; select pg_logical_emit_message(true, 'p', 'x'); insert into t values (1); commit")
+            both.run("begin; select pg_logical_emit_message(true, 'p', repeat('x', 1000)) from generate_series(1, 200); commit")
+            both.run("begin; insert into t values (2); select pg_logical_emit_message(false, 'p', 'x'); commit")
+            compare(both, [{"skip-empty-xacts": "1", "stream-changes": streams} for streams in "01"])
+        finally:
+            both.connection.close()
+
+
 def test_origins(both):
     """Large ones in progress, and prepared ones, as well; messages outside of transactions have none (wal2json's difference 6)."""
     both.run(
@@ -153,7 +173,7 @@ def test_origins(both):
     both.run("select pg_replication_origin_session_reset()")
     both.run("insert into t values (2)")
     both.run("begin; insert into t select generate_series(1, 2000); commit")
-    phases = {"two_phase": "on", "proto_version": "3"}
+    phases = {"two_phase": "on"}
     for only in ({}, {"only-local": "1"}):
         compare(both, [only, {**only, "stream-changes": "1"}])
         compare(both, [only, {**only, "stream-changes": "1"}], **phases)
@@ -170,9 +190,22 @@ def test_two_phase(both):
     both.run("begin; insert into t select generate_series(1, 3000); prepare transaction 'big'")
     both.run("commit prepared 'big'")
     both.run("insert into t values (2)")
-    phases = {"two_phase": "on", "proto_version": "3"}
+    phases = {"two_phase": "on"}
     compare(both, [{}, {"include-timestamp": "1"}, {"skip-empty-xacts": "1", "include-xids": "0"}], **phases)
     compare(both, STREAMS, **phases)
+
+
+def test_a_gid_that_the_servers_plugin_does_not_prepare(both):
+    """README.md, test_decoding, 2."""
+    both.run("create table t (id int)")
+    both.begin(two_phase=True)
+    both.run("begin; insert into t values (1); prepare transaction 'a_nodecode'")
+    both.run("commit prepared 'a_nodecode'")
+    options = {"include-xids": "0"}
+    change = b"table public.t: INSERT: id[integer]:1"
+    assert [record for _, record in without_empty(both.theirs(options))] == [b"BEGIN", change, b"COMMIT"]
+    ours = [b"BEGIN", change, b"PREPARE TRANSACTION 'a_nodecode'", b"COMMIT PREPARED 'a_nodecode'"]
+    assert [record for _, record in render(both, options, {"two_phase": "on"})] == ours
 
 
 @pytest.mark.parametrize("two_phase", [False, True])
@@ -184,7 +217,7 @@ def test_random_workload(both, two_phase):
         work.prepare()
         both.begin(two_phase=two_phase)
         work.work(120)
-    phases = {"two_phase": "on", "proto_version": "3"} if two_phase else {}
+    phases = {"two_phase": "on"} if two_phase else {}
     compare(both, OPTION_SETS[:3], **phases)
     compare(both, STREAMS, **phases)
 

@@ -109,7 +109,10 @@ class OutputPlugin:
     name: ClassVar[str]
 
     pgoutput_options: Mapping[str, str] = {}
-    """Options of pgoutput without which the plugin's output would not be whole, such as ``messages``."""
+    """Options of pgoutput without which the plugin's output would not be whole, such as ``messages``.
+
+    Leave ``proto_version`` out: the lowest that serves all options together is chosen.
+    """
 
     def __init__(self, options: Options, query: Query) -> None:
         """Take the options, and raise InvalidArgumentsError for any that is unknown or can't be honoured.

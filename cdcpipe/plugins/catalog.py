@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
@@ -245,6 +245,15 @@ class Catalog:
             msg = f"the replication origin {name!r} is no longer in pg_replication_origin: its number is not known"
             raise CdcpipeError(msg, hint="leave include-origin and filter-origins out")
         return self._origins[name]
+
+    @cached_property
+    def server_version(self) -> int | None:
+        """The server's version, such as 180004; None without a server."""
+        try:
+            rows = self._query("show server_version_num")
+        except NoCatalogError:
+            return None
+        return int(rows[0][0] or 0)
 
     @property
     def keywords(self) -> frozenset[str]:
