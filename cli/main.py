@@ -55,6 +55,11 @@ class _Group(click.Group):
         formatter.write_usage(ctx.command_path, "--slot=NAME [OPTION]...", prefix="Usage: ")
         formatter.write_usage(ctx.command_path, "COMMAND [OPTION]...", prefix="   or: ")
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            raise click.UsageError(f"no such command: {args[0]}; the commands are {', '.join(sorted(self.commands))}")
+        return super().resolve_command(ctx, args)
+
 
 @click.group(
     cls=_Group,

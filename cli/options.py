@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 import click
 
@@ -13,6 +11,7 @@ from cdcpipe.config import SlotConfig
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.transactions import SPILL_THRESHOLD
 from cdcpipe.replication.connection import connection_parameters
+from cdcpipe.units import parse_seconds, parse_size
 
 __all__ = [
     "CONTEXT_SETTINGS",
@@ -31,51 +30,30 @@ __all__ = [
 CONTEXT_SETTINGS = {"help_option_names": ["-?", "--help"], "max_content_width": 120}
 """``-h`` is the host, as in all of PostgreSQL's programs."""
 
-_SIZE_TEXT = re.compile(r"([0-9]{1,15}) ?([A-Za-z]*)", re.ASCII)
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
-
+T = TypeVar("T")
 Command: TypeAlias = Callable[..., Any]
 Decorator: TypeAlias = Callable[[Command], Command]
 
 
-class _Seconds(click.ParamType[float]):
-    name = "SECS"
+class Parsed(click.ParamType[T]):
+    """What a function of the core makes of a text; its ValueError says what is wrong."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
+        if not isinstance(value, str):
+            return cast("T", value)  # a default
         try:
-            seconds = float(value)
-        except ValueError:
-            seconds = math.nan
-        if not 0 <= seconds < math.inf:
-            self.fail(f"{value!r} is not a number of seconds", param, ctx)
-        return seconds
-
-
-class _LSN(click.ParamType[LSN]):
-    name = "LSN"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> LSN:
-        try:
-            return value if isinstance(value, LSN) else LSN.parse(value)
+            return self._parse(value)
         except ValueError as ex:
             self.fail(str(ex), param, ctx)
 
 
-class _Size(click.ParamType[int]):
-    name = "SIZE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        match = _SIZE_TEXT.fullmatch(value)
-        if match is None or match[2].upper() not in _UNITS:
-            self.fail(f"{value!r} is not a size (like 64MiB, 1GiB, or a number of bytes)", param, ctx)
-        return int(match[1]) * _UNITS[match[2].upper()]
-
-
-SECONDS = _Seconds()
-SIZE = _Size()
-LSN_TYPE = _LSN()
+SECONDS = Parsed("SECS", parse_seconds)
+SIZE = Parsed("SIZE", parse_size)
+LSN_TYPE = Parsed("LSN", LSN.parse)
 
 
 def _together(*options: Decorator) -> Decorator:

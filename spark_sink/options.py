@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
-import re
 import signal
 import sys
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import click
 
+from cdcpipe.units import has_size_unit, parse_duration, parse_seconds, parse_size
 from spark_sink.directories import local_directory
 from spark_sink.staging import Retention
 from spark_sink.storage import place
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = [
     "CONTEXT_SETTINGS",
     "DIRECTORY",
-    "DURATION",
     "HOUR_OR_OFF",
     "MINUTE_OR_OFF",
     "PLACE",
@@ -55,45 +53,30 @@ __all__ = [
 CONTEXT_SETTINGS = {"help_option_names": ["-?", "--help"], "max_content_width": 120}
 """``-h`` is the host, as in all of PostgreSQL's programs."""
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-_DURATIONS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_SIZE_TEXT = re.compile(r"([0-9]{1,15}) ?([A-Za-z]*)", re.ASCII)
-
 _LOG_INTERVAL_S = 10.0
 _TERMINAL_INTERVAL_S = 0.2
 _LOOK_INTERVAL_S = 1.0
 """Where a line is due more seldom: somebody who waits between two looks still has to notice a signal."""
 
+T = TypeVar("T")
 Command: TypeAlias = Callable[..., Any]
 Decorator: TypeAlias = Callable[[Command], Command]
 
 
-class _Size(click.ParamType[int]):
-    """A number of bytes: 1048576, 1MiB, 64MB."""
+class _Parsed(click.ParamType[T]):
+    """What a function of the core makes of a text; its ValueError says what is wrong."""
 
-    name = "SIZE"
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+        self.name = name
+        self._parse = parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        match = _SIZE_TEXT.fullmatch(value.strip())
-        unit = _UNITS.get(match[2].upper()) if match is not None else None
-        if match is None or unit is None or int(match[1]) == 0:
-            self.fail(f"{value!r} is not a size (like 64MiB, 1GiB, or a number of bytes)", param, ctx)
-        return int(match[1]) * unit
-
-
-class _Seconds(click.ParamType[float]):
-    name = "SECS"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
+        if not isinstance(value, str):
+            return cast("T", value)  # a default
         try:
-            seconds = float(value)
-        except ValueError:
-            seconds = math.nan
-        if not 0 <= seconds < math.inf:
-            self.fail(f"{value!r} is not a number of seconds", param, ctx)
-        return seconds
+            return self._parse(value)
+        except ValueError as ex:
+            self.fail(str(ex), param, ctx)
 
 
 class _Directory(click.Path):
@@ -107,52 +90,41 @@ class _Directory(click.Path):
         return super().convert(value, param, ctx)
 
 
-class _Duration(click.ParamType[float]):
-    """So many seconds, minutes, hours or days, with the unit: 90s, 30min, 12h, 7d."""
-
-    name = "DURATION"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        match = _SIZE_TEXT.fullmatch(value.strip())
-        unit = _DURATIONS.get(match[2].lower()) if match is not None else None
-        if match is None or unit is None:
-            self.fail(f"{value!r} is not a duration (like 90s, 30min, 12h, 7d)", param, ctx)
-        return int(match[1]) * unit
+def _parse_size(text: str) -> int:
+    size = parse_size(text)
+    if size == 0:
+        raise ValueError("it has to be more than 0")
+    return size
 
 
-class _DurationOrOff(click.ParamType["float | None"]):
-    """A duration that is not below ``least_s``, or the word off: None."""
+def _duration_or_off(least_s: float) -> _Parsed[float | None]:
+    """Return the type of a duration that is not below ``least_s``, or the word off: None."""
 
-    name = "DURATION"
-
-    def __init__(self, least_s: float) -> None:
-        self._least_s = least_s
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | None:
-        if value == "off":
+    def parse(text: str) -> float | None:
+        if text == "off":
             return None
-        seconds = DURATION.convert(value, param, ctx)
-        if seconds < self._least_s:
-            self.fail(f"{value!r} is less than {self._least_s / 60:.0f}min; or it can be off", param, ctx)
+        try:
+            seconds = parse_duration(text)
+        except ValueError as ex:
+            msg = f"{ex}; or it can be off"
+            raise ValueError(msg) from ex
+        if seconds < least_s:
+            msg = f"{text!r} is less than {least_s / 60:.0f}min; or it can be off"
+            raise ValueError(msg)
         return seconds
 
+    return _Parsed("DURATION", parse)
 
-class _Retention(click.ParamType[Retention]):
-    """A duration or a size."""
 
-    name = "DURATION|SIZE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Retention:
-        if isinstance(value, Retention):
-            return value
-        match = _SIZE_TEXT.fullmatch(value.strip())
-        if match is not None and match[2].lower() in _DURATIONS:
-            return Retention(seconds=DURATION.convert(value, param, ctx))
-        if match is not None and match[2].upper() in _UNITS and match[2]:
-            return Retention(size=SIZE.convert(value, param, ctx))
-        return self.fail(f"{value!r} is neither a duration nor a size (like 12h, 7d, 10GiB)", param, ctx)
+def _parse_retention(text: str) -> Retention:
+    """Take a duration, or a size: one with a unit, since a number alone says neither."""
+    if has_size_unit(text):
+        return Retention(size=_parse_size(text))
+    try:
+        return Retention(seconds=parse_duration(text))
+    except ValueError as ex:
+        msg = f"{ex}; nor is it a size with a unit, like 10GiB"
+        raise ValueError(msg) from ex
 
 
 class _Place(click.ParamType[Path]):
@@ -166,12 +138,11 @@ class _Place(click.ParamType[Path]):
         return place(value, "this" if param is None else param.opts[-1])
 
 
-SIZE = _Size()
-DURATION = _Duration()
-MINUTE_OR_OFF, HOUR_OR_OFF = _DurationOrOff(60.0), _DurationOrOff(3600.0)
+SIZE = _Parsed("SIZE", _parse_size)
+MINUTE_OR_OFF, HOUR_OR_OFF = _duration_or_off(60.0), _duration_or_off(3600.0)
 DIRECTORY = _Directory()
 PLACE = _Place()
-_SECONDS = _Seconds()
+_SECONDS = _Parsed("SECS", parse_seconds)
 
 
 def format_size(size: float) -> str:
@@ -291,7 +262,7 @@ launcher_options = together(
     ),
     click.option(
         "--keep-segments",
-        type=_Retention(),
+        type=_Parsed("DURATION|SIZE", _parse_retention),
         metavar="DURATION|SIZE",
         help="Keep segments that all readers are past for so long (12h, 7d), or so much of them (10GiB). "
         "Left out: they are removed.",

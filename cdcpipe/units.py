@@ -1,0 +1,76 @@
+"""Sizes and durations as people write them, for both command lines: ``64MiB``, ``30 days``.
+
+The units are those of coreutils and systemd: one letter is a power of 1024, so ``64M`` is ``64MiB``, and ``64MB`` is less. Case
+does not matter. Whatever is not understood is a ValueError that lists what is.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["has_size_unit", "parse_duration", "parse_seconds", "parse_size"]
+
+_QUANTITY: Final = re.compile(r"([0-9]{1,15}) ?([a-z]*)", re.ASCII | re.IGNORECASE)
+
+_SIZES: Final = {"": 1, "b": 1} | {
+    unit: base**power
+    for power, letter in enumerate("kmgt", 1)
+    for unit, base in ((letter, 1024), (f"{letter}ib", 1024), (f"{letter}b", 1000))
+}
+_DURATIONS: Final = {
+    unit: seconds
+    for units, seconds in (
+        (("s", "sec", "second", "seconds"), 1),
+        (("min", "minute", "minutes"), 60),
+        (("h", "hour", "hours"), 3600),
+        (("d", "day", "days"), 86400),
+        (("w", "week", "weeks"), 604800),
+    )
+    for unit in units
+}
+
+
+def parse_size(text: str) -> int:
+    """Return a number of bytes."""
+    size = _parse(text, _SIZES)
+    if size is None:
+        msg = f"{text!r} is not a size: a number of bytes, or a number with K, M, G, T (KiB, MiB, …; KB, MB, … are powers of 1000)"
+        raise ValueError(msg)
+    return size
+
+
+def parse_duration(text: str) -> float:
+    """Return a number of seconds; a unit has to be there."""
+    seconds = _parse(text, _DURATIONS)
+    if seconds is None:
+        msg = f"{text!r} is not a duration: a number with s, min, h, d or w (also second, minutes, days, …)"
+        raise ValueError(msg)
+    return float(seconds)
+
+
+def parse_seconds(text: str) -> float:
+    """Return a number of seconds, which may have a fraction, and has no unit."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        msg = f"{text!r} is not a number of seconds (without a unit: 90, or 0.5)"
+        raise ValueError(msg)
+    return seconds
+
+
+def has_size_unit(text: str) -> bool:
+    """Tell whether this is a size that no number without a unit is: ``10GiB``, not ``10``."""
+    return _parse(text, _SIZES) is not None and not text.strip().isdigit()
+
+
+def _parse(text: str, units: Mapping[str, int]) -> int | None:
+    match = _QUANTITY.fullmatch(text.strip())
+    factor = units.get(match[2].lower()) if match else None
+    return None if match is None or factor is None else int(match[1]) * factor
