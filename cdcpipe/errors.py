@@ -3,6 +3,7 @@
     CdcpipeError                 7  SYSTEM_ERROR
     ├── InvalidArgumentsError    1  INVALID_ARGS
     ├── InitError                2  INIT_FAILED
+    │   └── RewoundServerError                     the server's WAL ends before what was taken of it
     ├── ConnectionClosedError    3  PG_CLOSED
     ├── CommandClosedError       4  CMD_CLOSED
     ├── ServerError              5  PG_ERROR       carries the SQLSTATE
@@ -31,6 +32,7 @@ __all__ = [
     "InvalidArgumentsError",
     "OutputError",
     "ProtocolError",
+    "RewoundServerError",
     "ServerError",
     "SlotDoesNotExistError",
     "SlotInUseError",
@@ -58,6 +60,16 @@ class InitError(CdcpipeError):
     """Connecting, identifying or preparing the stream failed."""
 
     exit_code = ExitCode.INIT_FAILED
+
+
+class RewoundServerError(InitError):
+    """The server's WAL ends before a position that was taken of it: the server was restored from an older copy, or is another one.
+
+    It writes positions that were used before, with other changes. Once it has passed the position nobody can tell any more,
+    so a program that restarts by itself must not try again. Every message begins with ``BEGINNING``, by which it is known.
+    """
+
+    BEGINNING: ClassVar[str] = "the server has gone back: "
 
 
 class ConnectionClosedError(CdcpipeError):

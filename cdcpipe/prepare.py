@@ -249,6 +249,8 @@ def stream(config: StreamConfig) -> ExitCode:
                 if slot.plugin == "pgoutput" and make_feeder is None:
                     # Names of tables, types and the like in values (regclass, …) are then always qualified.
                     walsender.pin_session({"search_path": ""})
+                if config.start_lsn:
+                    preflight.check_start(catalog.connection, config.start_lsn)
                 _start(walsender, catalog, config, slot, server_options)
             if make_feeder is None:
                 catalog.close()

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from cdcpipe.errors import CdcpipeError, ProtocolError
+from cdcpipe.errors import CdcpipeError, ProtocolError, RewoundServerError
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.pipe.commands import QUIT, encode_feedback
 from cdcpipe.pipe.exitcode import ExitCode
@@ -270,6 +270,9 @@ class Launcher:
                     failure = self._stream(writer, sealer, prepared)
                     if failure is None or not self._wait_before_restart(policy, failure):
                         return
+            except RewoundServerError as ex:
+                writer.end_for_good(ex.message)
+                raise
             finally:
                 sealer.close()
 

@@ -4,7 +4,7 @@
 |---|---|
 | 3 PG_CLOSED, 9 SLOT_IN_USE | again, without limit |
 | 5 PG_ERROR | again; not after the same error at the same end of the log for the n-th time (a row that cannot be decoded) |
-| 2 INIT_FAILED | stop; but for a while after a lost connection again: the server may be restarting |
+| 2 INIT_FAILED | stop; but for a while after a lost connection again: the server may be restarting, unless it has gone back |
 | killed by a signal, or 0 unasked for | again |
 | all others | stop |
 """
@@ -19,6 +19,7 @@ from cdcpipe.errors import (
     ConnectionClosedError,
     InitError,
     InvalidArgumentsError,
+    RewoundServerError,
     ServerError,
     SlotDoesNotExistError,
     SlotInUseError,
@@ -40,6 +41,11 @@ class Failure:
     end_lsn: int
     message: str
     hint: str | None = None
+
+    @property
+    def is_rewound(self) -> bool:
+        """Whether the server was found to have gone back (`RewoundServerError`): it must not be tried until it has come further."""
+        return self.code == ExitCode.INIT_FAILED and self.message.startswith(RewoundServerError.BEGINNING)
 
 
 class RestartPolicy:
@@ -72,7 +78,7 @@ class RestartPolicy:
             self._attempts = self._same_errors = 0
             self._lost_at = None
         if failure.code == ExitCode.INIT_FAILED:
-            if self._lost_at is None or now - self._lost_at >= self._reconnect_s:
+            if failure.is_rewound or self._lost_at is None or now - self._lost_at >= self._reconnect_s:
                 return None
         elif failure.code == ExitCode.PG_ERROR:
             self._same_errors = self._same_errors + 1 if failure == self._last_error else 1
@@ -102,6 +108,8 @@ _ERRORS: dict[int, type[CdcpipeError]] = {
 def error_of(failure: Failure) -> CdcpipeError:
     """Return the error that ``failure`` is to whoever ran the command; its exit code is the command's, or 7."""
     said = failure.message or "it said nothing"
+    if failure.is_rewound:
+        return RewoundServerError(said, hint=failure.hint)
     if failure.code == ExitCode.PG_ERROR and failure.end_lsn:
         return ServerError(f"again and again, after {format_lsn(failure.end_lsn)}: {said}", hint=_POISON_HINT)
     error = _ERRORS.get(failure.code)

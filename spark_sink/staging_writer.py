@@ -16,6 +16,7 @@ What holds after a crash at any point, and why:
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import mmap
 import os
@@ -148,6 +149,7 @@ class StagingWriter:
         self._lock_fd = lock(self.root)
         try:
             try_file_system(self.root)
+            self._check_not_ended()
             self._check_slot(slot)
             self._check_log()
         except BaseException:
@@ -180,6 +182,18 @@ class StagingWriter:
         return self._pos + self._buffered
 
     # --- beginning ---
+
+    def end_for_good(self, reason: str) -> None:
+        """Let no launcher append to this log any more: what the server sends from now on does not continue it."""
+        with self._translated(self.root):
+            write_json(self.root / _ENDED, {"reason": reason})
+
+    def _check_not_ended(self) -> None:
+        path = self.root / _ENDED
+        if path.exists():
+            reason = json.loads(path.read_bytes())["reason"]
+            msg = f"nothing is added to {self.root} any more ({path.name}): {reason}"
+            raise StagingError(msg, hint=_ANEW_HINT)
 
     def _check_slot(self, slot: str) -> None:
         epochs = list_epochs(self.root)
@@ -244,7 +258,7 @@ class StagingWriter:
                 "a standby was promoted or a backup restored since. WAL positions do not go on over that: changes that "
                 "are in the log may not exist any more on the server, and others may be missing"
             )
-            raise StagingError(msg, hint="start anew: another --staging directory, another warehouse, another slot")
+            raise StagingError(msg, hint=_ANEW_HINT)
         if epoch.database != database or epoch.slot != slot:
             msg = (
                 f"{self.root} holds the log of slot {epoch.slot!r} in database {epoch.database!r}, not of {slot!r} in {database!r}"
@@ -377,7 +391,9 @@ class StagingWriter:
             raise StagingError(msg, hint=_DISK_HINT) from ex
 
 
+_ENDED = "ended.json"
 _OTHER_HINT = "give each slot a --staging directory (and a warehouse) of its own, or connect to where this one comes from"
+_ANEW_HINT = "start anew: another --staging directory, another warehouse, another slot"
 _DISK_HINT = "make room or repair the disk, then start again; nothing was confirmed that is not sealed, so nothing is lost"
 
 

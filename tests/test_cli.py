@@ -369,6 +369,18 @@ def test_another_system_is_refused(on18: Fixture) -> None:
     assert "1234/1" in err
 
 
+def test_a_start_beyond_the_servers_wal_is_refused(on: Fixture) -> None:
+    on.sql("insert into t values (1, 'a')")
+    before = on.confirmed()
+    code, out, err = on.run("--startpos", "FF/0", "-A")
+    assert (code, out) == (2, b"")
+    assert "the server has gone back: its WAL ends at 0/" in err
+    assert on.confirmed() == before
+    position = str(on.value("select pg_current_wal_insert_lsn()"))
+    with on.cli("--startpos", position, "--endpos", position) as cli:
+        assert cli.wait() == 0, cli.stderr
+
+
 def test_injection_is_a_name(on18: Fixture) -> None:
     code, _, _ = run_cli("-d", on18.database.dsn, "-S", "x'; drop table t; --", "--publication", "p")
     assert code == 8

@@ -4,9 +4,11 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -27,6 +29,7 @@ from cdcpipe.errors import (
     CdcpipeError,
     InitError,
     InvalidArgumentsError,
+    RewoundServerError,
     ServerError,
     SlotDoesNotExistError,
 )
@@ -253,6 +256,20 @@ def test_a_server_that_cannot_send_what_comes_next(fake: Callable[..., Fake]):
         made.run()
     assert len(made.starts) <= 2 + 5
     assert made.landed() == WORK[: len(made.landed())] != []
+
+
+def test_a_server_that_has_gone_back_is_not_tried_again(fake: Callable[..., Fake]):
+    """Not after a lost connection either, nor by a later launcher: soon its WAL is past the end of the log."""
+    rewound = {"exit": 2, "stderr": f"cdcpipe: error: {RewoundServerError.BEGINNING}its WAL ends at 0/1\n", "bytes": 0}
+    made = fake(WORK, [{}, {"exit": 3, "bytes": 1500}, rewound])
+    with pytest.raises(RewoundServerError, match="its WAL ends at 0/1"):
+        made.run()
+    assert len(made.starts) == 3
+    landed = made.landed()
+    assert landed == WORK[: len(landed)] != []
+    with pytest.raises(StagingError, match=r"nothing is added .* its WAL ends at 0/1"):
+        made.run()
+    assert (len(made.starts), made.landed()) == (3, landed)
 
 
 def test_bytes_that_are_no_records_are_not_landed(fake: Callable[..., Fake]):
@@ -809,6 +826,46 @@ def test_postgres_a_server_that_restarts(pg18: postgres.Cluster, tmp_path: Path,
                 wait_for(lambda: launcher.progress.transactions == 2, "the transaction after the restart")
                 assert launcher.progress.restarts >= 1
         check_tables(database, tmp_path, "t")
+
+
+def test_postgres_a_server_restored_from_an_older_copy(pg18: postgres.Cluster, tmp_path: Path):
+    """It has the same system identifier and timeline, and writes the same positions with other changes."""
+    del pg18  # it skips the test where there is no 18
+    with tempfile.TemporaryDirectory(prefix="cdcpipe-copy-", dir="/tmp") as directory:
+        os.chmod(directory, 0o755)
+        with postgres.Cluster("18", Path(directory) / "server") as cluster:
+            copy = Path(directory) / "copy"
+            database = postgres.Database(cluster, "postgres")
+            config = config_for(database, tmp_path, available_now=True)
+            with database.connect() as connection:
+                connection.execute("create table t (id int primary key)")
+            land(config)
+            cluster.stop()
+            subprocess.run(["cp", "-a", cluster.data, copy], check=True)
+            cluster.start()
+            with database.connect() as connection:
+                connection.execute("insert into t select generate_series(1, 5000)")
+            land(config)
+            check_tables(database, tmp_path, "t")
+            cluster.stop("immediate")
+            shutil.rmtree(cluster.data)
+            subprocess.run(["cp", "-a", copy, cluster.data], check=True)
+            cluster.start()
+            with database.connect() as connection:
+                connection.execute("insert into t values (5001)")
+                with pytest.raises(RewoundServerError, match=r"its WAL ends at .* before"):
+                    land(config)
+                connection.execute("insert into t select generate_series(6001, 14000)")
+            with pytest.raises(StagingError, match="nothing is added"):
+                land(config)
+            end = log_end(tmp_path)
+            assert end is not None
+            assert confirmed_lsn(database) < end.lsn
+
+
+def land(config: LauncherConfig) -> None:
+    with Launcher(config) as launcher:
+        launcher.wait()
 
 
 # --- streamed transactions and messages, against PostgreSQL ---

@@ -13,8 +13,15 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cdcpipe.errors import InitError, InvalidArgumentsError, ServerError, SlotDoesNotExistError, SlotInUseError
-from cdcpipe.lsn import LSN
+from cdcpipe.errors import (
+    InitError,
+    InvalidArgumentsError,
+    RewoundServerError,
+    ServerError,
+    SlotDoesNotExistError,
+    SlotInUseError,
+)
+from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.replication.commands import IDENTIFY_SYSTEM, create_replication_slot, start_replication
 from cdcpipe.replication.connection import Connection
 from cdcpipe.sql import patient, quote_identifier, quote_literal
@@ -28,6 +35,7 @@ __all__ = [
     "check_binary_forms",
     "check_free",
     "check_publications",
+    "check_start",
     "check_usable",
     "check_wal_level",
     "create_publication",
@@ -139,6 +147,28 @@ def expect_system(system: System, expected: str) -> None:
     if found != expected:
         msg = f"the server is {found} (system identifier/timeline), not {expected}: its positions can't be compared with ours"
         raise InitError(msg, hint="connect to the server that the data came from")
+
+
+def check_start(connection: Connection, start_lsn: int) -> None:
+    """Raise InitError if the server's WAL ends before ``start_lsn``; on a primary it is a RewoundServerError.
+
+    System identifier and timeline do not tell an older copy of a server's disk from the server: only its WAL does. A standby that
+    was restarted replays again what it had replayed before, so there it may help to wait.
+    """
+    in_recovery, wal_end = connection.execute(
+        "SELECT pg_is_in_recovery(),"
+        " CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END"
+    )[0]
+    if start_lsn <= LSN.parse(wal_end or "0/0"):
+        return
+    where = f"its WAL ends at {wal_end}, before {format_lsn(start_lsn)}, up to which the changes were taken (--startpos)"
+    if in_recovery == "t":
+        raise InitError(f"the standby has not replayed enough: {where}", hint="wait until it has, and start again")
+    raise RewoundServerError(
+        RewoundServerError.BEGINNING + where,
+        hint="it was restored from an older copy, or the position is another server's. Its new changes have positions that were"
+        " used before: to lose none, begin anew, with a new copy of the tables and without that position",
+    )
 
 
 def check_wal_level(connection: Connection) -> None:
