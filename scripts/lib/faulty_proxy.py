@@ -1,0 +1,373 @@
+"""A TCP proxy before a real server: a network that fails when it is told to, and a server that sends what none ever does.
+
+    with FaultyProxy(cluster.port) as proxy:
+        reached = proxy.at("START_REPLICATION", proxy.silence)  # when a client sends this command
+        run(proxy.dsn(database.tcp_dsn))
+
+`silence` (nothing passes, nothing is closed), `reset` (RST), `throttle` and `delay` may be called at any time, from any thread.
+They concern all connections, and those to come; a `Link` has the first two for itself. ``alter`` changes single messages of a
+stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Self
+
+import psycopg.conninfo
+
+__all__ = ["CANCEL", "CONNECT", "END_OF_COPY", "FaultyProxy", "Link", "wal_data"]
+
+Alter = Callable[[bytes], bytes | None]
+"""Gets the payload of a CopyData message; returns what goes on in its place, or nothing to leave it out."""
+
+CONNECT = "connect"
+CANCEL = "cancel"
+END_OF_COPY = "end of copy"
+"""Phases that are no command: the first message of a connection, a request to cancel, and CopyDone."""
+
+_HELD_BYTES = 256 << 10
+"""Of one direction; with more than this nothing is read, as in a network."""
+_READ_BYTES = 64 << 10
+_TICK_S = 0.005
+"""How exactly a delay or a rate is kept."""
+
+_LENGTH = struct.Struct(">I")
+_CANCEL_REQUEST = 80877102
+
+
+def wal_data(alter: Callable[[bytes], bytes | None]) -> Alter:
+    """Return what alters the record inside of WALData, and leaves keepalives alone."""
+
+    def on_copy_data(payload: bytes) -> bytes | None:
+        if payload[:1] != b"w":
+            return payload
+        record = alter(payload[25:])
+        return None if record is None else payload[:25] + record
+
+    return on_copy_data
+
+
+class Link:
+    """One connection through the proxy. Its methods are for the proxy's thread: a fault of `FaultyProxy.at` is called there."""
+
+    def __init__(self, client: socket.socket, server: socket.socket, take_command: Callable[[Link, str], None]) -> None:
+        self.is_silent = False
+        self.is_closed = False
+        self.sockets = (client, server)
+        self._take_command = take_command
+        self._has_started = False
+        for each in self.sockets:
+            each.setblocking(False)
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.to_server = _Flow(client, server, self._split_commands)
+        self.to_client = _Flow(server, client)
+
+    @property
+    def flows(self) -> tuple[_Flow, _Flow]:
+        return self.to_server, self.to_client
+
+    def silence(self) -> None:
+        """Let nothing pass from now on, in either direction; both ends believe that they are connected."""
+        self.is_silent = True
+
+    def reset(self) -> None:
+        """Break the connection off on both sides, with RST."""
+        for each in self.sockets:
+            with contextlib.suppress(OSError):
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close()
+
+    def close(self) -> None:
+        self.is_closed = True
+        for each in self.sockets:
+            each.close()
+
+    def _split_commands(self, held: bytearray) -> Iterator[bytes]:
+        """Yield whole messages, each after the fault that was set on it."""
+        while True:
+            head = int(self._has_started)  # the startup message has no kind
+            if len(held) < head + 4:
+                return
+            size = head + _LENGTH.unpack_from(held, head)[0]
+            if len(held) < size:
+                return
+            message = bytes(held[:size])
+            if not self._has_started:
+                phase = CANCEL if _LENGTH.unpack_from(message, 4)[0] == _CANCEL_REQUEST else CONNECT
+            else:
+                phase = {b"Q": message[5:-1].decode("utf-8", "replace"), b"c": END_OF_COPY}.get(message[:1], "")
+            self._take_command(self, phase)
+            if self.is_silent or self.is_closed:
+                return  # it stays held
+            self._has_started = True
+            del held[:size]
+            yield message
+
+
+class _Flow:
+    """One direction: what came from ``source`` waits here until it may go on to ``target``."""
+
+    def __init__(self, source: socket.socket, target: socket.socket, split: Callable[[bytearray], Iterator[bytes]] | None = None):
+        self.source = source
+        self.target = target
+        self.split = split
+        self._held = bytearray()
+        """What is not split yet."""
+        self._waiting: deque[tuple[float, bytes]] = deque()
+        self._waiting_bytes = 0
+        self._allowed_bytes = 0.0
+        self._at = time.monotonic()
+        self._has_ended = False
+        self.is_done = False
+
+    @property
+    def is_reading(self) -> bool:
+        return not self._has_ended and self._waiting_bytes < _HELD_BYTES
+
+    def is_due(self, now: float) -> bool:
+        return bool(self._waiting) and self._waiting[0][0] <= now
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    def read(self, delay_s: float) -> None:
+        data = self.source.recv(_READ_BYTES)
+        self._has_ended = not data
+        self._held += data
+        self.release(delay_s)
+
+    def release(self, delay_s: float = 0.0) -> None:
+        """Queue what is whole."""
+        if self.split is None:
+            pieces = [bytes(self._held)] if self._held else []
+            self._held.clear()
+        else:
+            pieces = list(self.split(self._held))
+        due_at = time.monotonic() + delay_s
+        for piece in pieces:
+            self._waiting.append((due_at, piece))
+            self._waiting_bytes += len(piece)
+
+    def write(self, bytes_per_s: float | None) -> None:
+        now = time.monotonic()
+        if bytes_per_s is not None:
+            self._allowed_bytes = min(self._allowed_bytes + (now - self._at) * bytes_per_s, max(1.0, bytes_per_s / 20))
+        self._at = now
+        while self._waiting and self._waiting[0][0] <= now:
+            due_at, piece = self._waiting[0]
+            allowed = len(piece) if bytes_per_s is None else min(len(piece), int(self._allowed_bytes))
+            if not allowed:
+                return
+            try:
+                sent = self.target.send(piece[:allowed])
+            except BlockingIOError:
+                return
+            self._waiting_bytes -= sent
+            if bytes_per_s is not None:
+                self._allowed_bytes -= sent
+            if sent == len(piece):
+                self._waiting.popleft()
+            else:
+                self._waiting[0] = due_at, piece[sent:]
+        if self._has_ended and not self._waiting and not self.is_done:
+            self.is_done = True
+            self.target.shutdown(socket.SHUT_WR)
+
+
+class FaultyProxy:
+    """Listens on ``port``; ``damaged`` are the positions of the messages that ``alter`` has changed.
+
+    One thread does all the work. What is called from another one has happened when the call returns.
+    """
+
+    def __init__(self, server_port: int, alter: Alter | None = None, *, server_host: str = "127.0.0.1") -> None:
+        self._server = server_host, server_port
+        self._alter = alter
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.damaged: list[int] = []
+        self._links: list[Link] = []
+        self._faults: list[tuple[str, Callable[[Link], None], threading.Event]] = []
+        self._is_silent = False
+        self._bytes_per_s: float | None = None
+        self._delay_s = 0.0
+        self._calls: queue.SimpleQueue[tuple[Callable[[], object], threading.Event]] = queue.SimpleQueue()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def dsn(self, tcp_dsn: str) -> str:
+        """Return the connection string of the server, by way of this proxy; nothing is encrypted, or it could not be read."""
+        return psycopg.conninfo.make_conninfo(tcp_dsn, port=self.port, sslmode="disable", gssencmode="disable")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._call(self._close)
+        self._thread.join()
+        for each in (self._wake_in, self._wake_out):
+            each.close()
+
+    # Faults
+
+    def silence(self, _link: Link | None = None) -> None:
+        """Let nothing pass any more; new connections are made as far as the proxy, and no further."""
+        self._call(lambda: self._set_silent(is_silent=True))
+
+    def resume(self) -> None:
+        """End the silence, of single connections, too; what was held back goes on."""
+        self._call(lambda: self._set_silent(is_silent=False))
+
+    def reset(self, _link: Link | None = None) -> None:
+        """Break off all connections."""
+        self._call(self._reset_all)
+
+    def throttle(self, bytes_per_s: float | None) -> None:
+        """Let so many bytes pass in each direction of each connection; None: without limit."""
+        self._call(lambda: setattr(self, "_bytes_per_s", bytes_per_s))
+
+    def delay(self, seconds: float) -> None:
+        """Hold back, for so long, what comes from now on."""
+        self._call(lambda: setattr(self, "_delay_s", seconds))
+
+    def at(self, phase: str, fault: Callable[[Link], None]) -> threading.Event:
+        """When a client comes to ``phase``, call ``fault``, once; the event is set then.
+
+        A phase is `CONNECT`, `CANCEL`, `END_OF_COPY`, or what a command contains (``SET``, ``IDENTIFY_SYSTEM``). The message that
+        makes the phase passes only if the fault lets it. A fault is ``proxy.silence``, ``Link.silence``, and so on.
+        """
+        reached = threading.Event()
+        self._call(lambda: self._faults.append((phase, fault, reached)))
+        return reached
+
+    def _reset_all(self) -> None:
+        for link in self._links:
+            link.reset()
+
+    def _set_silent(self, *, is_silent: bool) -> None:
+        self._is_silent = is_silent
+        for link in self._links:
+            link.is_silent = is_silent
+
+    # The thread
+
+    def _call(self, action: Callable[[], object]) -> None:
+        if threading.current_thread() is self._thread:
+            action()
+            return
+        done = threading.Event()
+        self._calls.put((action, done))
+        self._wake_out.send(b"x")
+        done.wait()
+
+    def _close(self) -> None:
+        self._is_closed = True
+        for link in self._links:
+            link.close()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while not self._is_closed:
+            poll = select.poll()
+            poll.register(self._wake_in, select.POLLIN)
+            poll.register(self._listener, select.POLLIN)
+            now = time.monotonic()
+            timeout_ms = None
+            events: dict[int, int] = {}
+            for flow in self._flowing():
+                if flow.is_reading:
+                    events[flow.source.fileno()] = events.get(flow.source.fileno(), 0) | select.POLLIN
+                if flow.is_waiting and self._bytes_per_s is None and flow.is_due(now):
+                    events[flow.target.fileno()] = events.get(flow.target.fileno(), 0) | select.POLLOUT
+                elif flow.is_waiting:
+                    timeout_ms = _TICK_S * 1000
+            for fd, wanted in events.items():
+                poll.register(fd, wanted)
+            ready = dict(poll.poll(timeout_ms))
+            if self._wake_in.fileno() in ready:
+                self._wake_in.recv(4096)
+                while not self._calls.empty():
+                    action, done = self._calls.get()
+                    action()
+                    done.set()
+                continue
+            if self._listener.fileno() in ready:
+                self._accept()
+            for link in self._links:
+                self._move(link, ready)
+            self._links = [link for link in self._links if not link.is_closed]
+
+    def _flowing(self) -> Iterator[_Flow]:
+        for link in self._links:
+            if not link.is_silent and not link.is_closed:
+                yield from link.flows
+
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
+        try:
+            server = socket.create_connection(self._server)
+        except OSError:  # no server: nor is there one for the client
+            client.close()
+            return
+        link = Link(client, server, self._take_command)
+        link.is_silent = self._is_silent
+        if self._alter is not None:
+            link.to_client.split = self._split_answers
+        self._links.append(link)
+
+    def _move(self, link: Link, ready: dict[int, int]) -> None:
+        try:
+            for flow in link.flows:
+                if link.is_silent or link.is_closed:
+                    return
+                if flow.is_reading and ready.get(flow.source.fileno(), 0) & ~select.POLLOUT:
+                    flow.read(self._delay_s)
+                else:
+                    flow.release(self._delay_s)  # what was held when there was silence
+            for flow in link.flows:
+                if link.is_silent or link.is_closed:
+                    return
+                flow.write(self._bytes_per_s)
+        except BlockingIOError:
+            return
+        except OSError:
+            link.close()
+            return
+        if all(flow.is_done for flow in link.flows):
+            link.close()
+
+    def _take_command(self, link: Link, phase: str) -> None:
+        for fault in self._faults:
+            wanted, act, reached = fault
+            if wanted in phase:
+                self._faults.remove(fault)
+                act(link)
+                reached.set()
+                return
+
+    def _split_answers(self, held: bytearray) -> Iterator[bytes]:
+        """Yield whole messages of a server, altered."""
+        while len(held) >= 5 and len(held) > (size := _LENGTH.unpack_from(held, 1)[0]):
+            kind, payload = bytes(held[:1]), bytes(held[5 : size + 1])
+            del held[: size + 1]
+            if kind == b"d":
+                assert self._alter is not None
+                altered = self._alter(payload)
+                if altered != payload:
+                    self.damaged.append(int.from_bytes(payload[1:9], "big"))
+                if altered is None:
+                    continue
+                payload = altered
+            yield kind + _LENGTH.pack(len(payload) + 4) + payload
