@@ -26,7 +26,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -299,16 +299,12 @@ class Pipeline:
     @property
     def merging(self) -> AbstractContextManager[Any]:
         """Held while replicas are merged: whoever else writes to one has to hold it (upkeep.py)."""
-        return _Merging(self._merging, self._lock)
+        return _Writing(self._merging, self._lock)
 
     @property
     def appending(self) -> AbstractContextManager[Any]:
-        """To be held by whoever else has Spark commit to a changelog (upkeep.py).
-
-        In a file system that is nothing: of two commits one fails, and is made again. In an object store Spark may put its commit
-        in the place of ours.
-        """
-        return nullcontext() if storage.is_local(self.warehouse.root) else _Merging(self._running, self._lock)
+        """Held while changelogs are written: whoever else has Spark commit to one has to hold it (table_lock.py, upkeep.py)."""
+        return _Writing(self._running, self._lock)
 
     # --- the stream ---
 
@@ -537,8 +533,8 @@ class _Append:
     target: Target
 
 
-class _Merging:
-    """Both locks of those who write replicas: between threads and between processes. May be held again and again."""
+class _Writing:
+    """Both locks of those who write tables: between threads, then between processes. May be held again and again."""
 
     def __init__(self, running: threading.Lock, lock: TableLock) -> None:
         self._running = running

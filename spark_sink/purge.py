@@ -48,7 +48,7 @@ __all__ = ["Purged", "command", "purge"]
 _logger = logging.getLogger(__name__)
 
 _CONFLICTS = ("DELTA_CONCURRENT_", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
-"""What Delta says when OPTIMIZE, which takes no lock of ours, has rewritten files meanwhile."""
+"""What Delta says when somebody who takes no lock of ours, like an OPTIMIZE by hand, has rewritten files meanwhile."""
 _ATTEMPTS = 5
 
 

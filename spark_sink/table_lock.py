@@ -1,14 +1,38 @@
-"""Who may write the tables of a warehouse: those that follow the log, together, or one that changes what they rely on. No pyspark.
+"""Who may write the tables of a warehouse, and who excludes whom. No pyspark.
 
-    lock = TableLock(warehouse.root)
+    lock = TableLock(warehouse.local_root())
     with lock.shared() as state:        # the pipeline, around each micro-batch and each merge
         ...                             # another state than the last time: read the tables' columns and versions again
-    with lock.exclusive():              # a snapshot, while it lands a table; whoever drops old changes
+    with lock.exclusive():              # a snapshot, while it lands a table; a purge
         ...
 
-Between processes of one machine, or of several that share a file system with locks (flock); the end of a process, however it
-comes, ends what it holds. Whoever wants the tables alone is let in before those who come after: without that, a pipeline that is
-always at work would keep it out for ever. Not to be nested.
+Never do two writers commit to one Delta table at a time, wherever the warehouse is. Spark looks whether a commit of that number
+is there, and then puts its own in place, on a local file system by a rename, in a store by a PUT, and both overwrite: a commit
+that we made in between is lost without an error.
+
+    ======================================  =====================  =======
+    who writes                              lock in this process   tables
+    ======================================  =====================  =======
+    a micro-batch (changelogs)              ``Pipeline._running``  shared
+    upkeep: OPTIMIZE, log of a changelog    ``Pipeline._running``  shared   (`Pipeline.appending`)
+    a round of merges (replicas)            ``Pipeline._merging``  shared
+    upkeep: whatever it does to a replica   ``Pipeline._merging``  shared   (`Pipeline.merging`)
+    a pipeline that opens the warehouse     none                   alone
+    a snapshot that lands a table           none                   alone
+    a purge, upkeep's own among them        none                   alone
+    upkeep: VACUUM of a changelog           none                   none
+    ======================================  =====================  =======
+
+Two rows with the same lock exclude each other; "alone" excludes every "shared" and every other "alone", of any process. VACUUM
+makes no commit (upkeep.py), and deletes only what no version has had for a while. A merge reads a changelog while a micro-batch
+appends to it.
+
+Nobody waits in a circle: the lock in the process is taken first, then the tables; a micro-batch that merges itself lets go of
+the tables, keeps ``_running`` and takes ``_merging``, and nobody takes these two the other way round. The tables' lock must not
+be nested: a waiting exclusive request blocks later shared ones, so that a busy pipeline cannot starve it.
+
+The tables' lock holds between processes of one machine, or of several that share a file system with locks (flock); the end of a
+process, however it comes, ends what it holds. Other programs, Spark of your own among them, do not know these locks.
 """
 
 from __future__ import annotations

@@ -9,8 +9,10 @@ file for each commit, is cut off before the newest checkpoint that is ``log_rete
 
 With ``clustering`` OPTIMIZE lays replicas out by key instead, which writes a table up to some size anew as a whole.
 
-All other rows stay what they are, so a reader notices nothing. Appends to a changelog may happen while it is compacted: Delta lets
-both commit. A MERGE may not: whichever commits second fails. So a replica is looked after under the lock that whoever merges holds.
+All other rows stay what they are, so a reader notices nothing. OPTIMIZE commits, which must not happen beside a micro-batch or a
+merge (table_lock.py says why): it holds their lock, and they wait. It is begun only where there is much to compact. VACUUM is
+told to write no commits of its own, so it needs no lock at a changelog, however long it looks for files. A replica's directory
+may be replaced as a whole, under the lock of those who merge, so there VACUUM takes that lock.
 
 What goes wrong here costs nothing but time, and is tried again: it is a warning.
 """
@@ -66,7 +68,8 @@ _PURGE = "purge"
 class Upkeep:
     """Looks after the tables of one warehouse. None for an interval, a retention or an age: not at all.
 
-    ``start`` does so in a thread until ``stop``, ``run`` looks at each table once. ``merging`` is held around replicas.
+    ``start`` does so in a thread until ``stop``, ``run`` looks at each table once. ``merging`` is held around commits to replicas,
+    ``appending`` around those to changelogs.
     """
 
     def __init__(
@@ -105,6 +108,8 @@ class Upkeep:
             # RETAIN is to be heeded, also below a week: unfinished appends are minutes old at most.
             "spark.databricks.delta.vacuum.retentionWindowIgnore.enabled": "false",
             "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+            # Its commits (VACUUM START, VACUUM END) only tell of it, and each might overwrite one of ours.
+            "spark.databricks.delta.vacuum.logging.enabled": "false",
         }
         for key, value in settings.items():
             self._spark.conf.set(key, value)
@@ -142,14 +147,15 @@ class Upkeep:
                 if self._log_retention_s is not None:
                     with _forgiving(path / "_delta_log", "shortened"), lock:
                         self._shorten(path, self._log_retention_s)
-                with _forgiving(path), lock:
+                with _forgiving(path):
                     if self._optimize_interval_s is not None:
-                        self._optimize(table, path)
+                        self._optimize(table, path, lock)
                     if self._vacuum_retention_s is not None:
-                        self._vacuum(path, self._vacuum_retention_s)
+                        with self._merging if path == self._warehouse.replica(table) else nullcontext():
+                            self._vacuum(path, self._vacuum_retention_s)
 
     def _paths(self) -> Iterator[tuple[Table, Path, AbstractContextManager[Any]]]:
-        """Yield the tables, each with what is to be held meanwhile."""
+        """Yield the tables, each with what is to be held while it is written."""
         for table in [*self._warehouse.tables(), MESSAGES]:
             for path, lock in (
                 (self._warehouse.changelog(table), self._appending),
@@ -158,15 +164,16 @@ class Upkeep:
                 if delta.exists(path):
                     yield table, path, lock
 
-    def _optimize(self, table: Table, path: Path) -> None:
+    def _optimize(self, table: Table, path: Path, lock: AbstractContextManager[Any]) -> None:
         state = self._states[path] = delta_log.read_table(path, self._states.get(path))
         is_clustered = self._clustering and path == self._warehouse.replica(table)
         large = _CLUSTERED_BYTES if is_clustered else _LARGE_BYTES
         if state is not None and state.small_files(large) > _MOST_SMALL_FILES:
-            started = time.monotonic()
-            files = self._cluster(table, path) if is_clustered else ""
-            self._spark.conf.set("spark.databricks.delta.optimize.maxFileSize", 2 * large)
-            self._spark.sql(f"OPTIMIZE {delta.table_name(path)} {files}")
+            with lock:
+                started = time.monotonic()
+                files = self._cluster(table, path) if is_clustered else ""
+                self._spark.conf.set("spark.databricks.delta.optimize.maxFileSize", 2 * large)
+                self._spark.sql(f"OPTIMIZE {delta.table_name(path)} {files}")
             _logger.info("%s: %d files compacted in %.1f s", path, state.files, time.monotonic() - started)
 
     def _cluster(self, table: Table, path: Path) -> str:
