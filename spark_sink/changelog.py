@@ -6,7 +6,9 @@ is added; one that was dropped stays, NULL from then on; with Delta Lake one who
 type changed otherwise goes on under another name beside the old one (types.versioned_name). No file is written anew.
 
 With Delta Lake an append records the position that it reaches, and is skipped if the table has it already. With Parquet it
-is a directory ``_cdc_batch=EPOCH-START-END``, written under a hidden name and renamed: the directory's name is the record.
+is a directory ``_cdc_batch=EPOCH-START-END``, put together under a hidden name and renamed: the directory's name is the record.
+It has the files that were named by those who wrote them, and no others: Spark may run a task twice, and the second attempt may
+still be writing, next to the first one's file, when the commit is made.
 So a reader sees all of an append or nothing, in both, and an append made twice leaves the rows of one. A snapshot of a table
 that has a changelog (snapshot_table.py) is a commit beside the appends, and records no position; with Parquet it is a directory
 ``_cdc_batch=EPOCH-LSN-LSN-snapshot``.
@@ -36,7 +38,7 @@ from spark_sink.types import split_schema, typed_schema
 from spark_sink.warehouse import WarehouseError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Files",
+    "add_batch",
     "append",
     "batch_name",
     "batches_before",
@@ -70,6 +73,8 @@ _INDEXED_COLUMNS = 32
 BATCH_COLUMN = "_cdc_batch"
 _BATCH_NAME = re.compile(rf"{BATCH_COLUMN}=([0-9]{{6,9}})-([0-9A-F]{{16}})-([0-9A-F]{{16}})", re.ASCII)
 _SNAPSHOT_SUFFIX = "-snapshot"
+_WRITING, _GATHERED = "_writing", "_gathered"
+"""Directories beside the appends of a Parquet changelog: of files that tasks write, and of those that are to be an append."""
 
 
 def exists(warehouse: Warehouse, table: Table) -> bool:
@@ -141,11 +146,10 @@ def open_files(spark: SparkSession, warehouse: Warehouse, table: Table, schema: 
     """
     path = warehouse.changelog(table)
     if warehouse.format != "delta":
-        path.mkdir(parents=True, exist_ok=True)
-        temporary = path / "_writing"
-        # What an append that did not come to its end left behind. There is one writer, the pipeline.
+        temporary = path / _WRITING
+        # What an append that did not come to its end left behind, and tasks that were run twice.
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
+        temporary.mkdir(parents=True, exist_ok=True)
         return Files(schema, temporary, Layout(tuple(schema.names), to_arrow_schema(schema, timezone="UTC")))
     if before is not None and before.delta is not None:
         found = before.delta
@@ -175,9 +179,23 @@ def commit_files(
     if files.delta is not None:
         delta_files.commit(files.delta, written, end)
     else:
-        fsync_directory(files.directory)
-        files.directory.rename(warehouse.changelog(table) / batch_name(start, end))
-        fsync_directory(warehouse.changelog(table))
+        add_batch(warehouse, table, batch_name(start, end), files.directory, written)
+        storage.remove_tree(files.directory)  # a purge would not find these files there
+
+
+def add_batch(warehouse: Warehouse, table: Table, name: str, source: Path, files: Iterable[WrittenFile]) -> None:
+    """Make files of a directory, no others that lie there, an append ``name`` of a Parquet changelog, all at once.
+
+    They stay where they were, too, so that an attempt that is killed here can be made again.
+    """
+    path = warehouse.changelog(table)
+    gathered = path / _GATHERED
+    shutil.rmtree(gathered, ignore_errors=True)  # of an attempt that did not come to its end
+    gathered.mkdir(parents=True)
+    storage.copy_files(source, gathered, (file.name for file in files))
+    fsync_directory(gathered)
+    gathered.rename(path / name)
+    fsync_directory(path)
 
 
 def append(

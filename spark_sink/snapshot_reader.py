@@ -105,7 +105,7 @@ class ChunkTask:
     lsn: int
     time_us: int
     directory: str
-    notes: str
+    note: str
     """Where it is written down that the chunk is done."""
     layout: Layout
     is_utf8: bool = True
@@ -113,7 +113,10 @@ class ChunkTask:
 
 
 def write_chunk(task: ChunkTask, count_rows: Callable[[int], object]) -> Written:
-    """Copy a chunk into a file, and write down that it is done; ``count_rows`` is told how many rows have come."""
+    """Copy a chunk into a file, and write down that it is done; ``count_rows`` is told how many rows have come.
+
+    If another attempt at the same chunk was first, its file counts, and this one's is removed.
+    """
     writer = FileWriter(task.directory, f"part-{task.number:06d}-{secrets.token_hex(8)}.parquet", task.layout)
     rows = 0
     exact: Counter[str] = Counter()
@@ -123,14 +126,16 @@ def write_chunk(task: ChunkTask, count_rows: Callable[[int], object]) -> Written
         writer.write(arrays | _metadata(task, rows, count), count)
         rows += count
         count_rows(count)
-    written = Written(rows, writer.close(), dict(exact))
-    note(storage.place(task.notes), task.number, written)
+    own = Written(rows, writer.close(), dict(exact))
+    written = note(storage.place(task.note), own)
+    if written.file.name != own.file.name:
+        storage.remove_files(storage.place(task.directory), [own.file.name])
     return written
 
 
-def write_empty(directory: str, layout: Layout) -> None:
+def write_empty(directory: str, layout: Layout) -> WrittenFile:
     """Write a file without rows."""
-    FileWriter(directory, "part-empty.parquet", layout).close()
+    return FileWriter(directory, f"part-empty-{secrets.token_hex(8)}.parquet", layout).close()
 
 
 def write_truncate(directory: str, layout: Layout, epoch: int, lsn: int, time_us: int) -> WrittenFile:

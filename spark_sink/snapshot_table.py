@@ -118,8 +118,10 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
         made_replica = delta_files.define(replica_path, columns, properties, like=made.table)
     written = _run(copying, table, begun, _tasks(copying, plan, begun, columns, made.path, made.layout))
     has_exact = any(each.exact for each in written)
-    files = _full(made.path, written)
+    files = _full(written)
     ready_replica = None if has_exact else made_replica
+    if warehouse.format == "parquet" and not files:
+        files = [write_empty(storage.name(made.path), made.layout)]  # without a file there are no columns
     if has_rename:
         for left in (replica_path, made.path / "_delta_log"):
             storage.remove_tree(left)
@@ -137,10 +139,11 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
         else:
             if ready_replica is not None:
                 _move(ready_replica.path, warehouse.replica(table))
-            target = warehouse.changelog(table)
             if warehouse.format == "parquet":
-                target = target / changelog.batch_name(copying.position, copying.position)
-            _move(made.path, target)
+                name = changelog.batch_name(copying.position, copying.position)
+                changelog.add_batch(warehouse, table, name, made.path, files)
+            else:
+                _move(made.path, warehouse.changelog(table))
         if made_replica is not None and has_exact:
             replica.apply(copying.spark, warehouse, table, copying.position)
         warehouse.note_finished(table)
@@ -159,7 +162,7 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
     begun = resume(scratch / "notes", purpose) or begin(scratch / "notes", purpose, plan.chunks, copying.time_us)
     storage.make_directory(directory)
     written = _run(copying, table, begun, _tasks(copying, plan, begun, columns, directory, layout))
-    full = _full(directory, written)
+    full = _full(written)
     _remove_others(directory, full)
     if not full:
         full = [write_truncate(storage.name(directory), layout, position.epoch, position.lsn, copying.time_us)]
@@ -176,7 +179,7 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
             delta_files.commit(delta_files.open_table(target), full, position, is_reached=False)
             replica.remake(spark, warehouse, table, position)
         else:
-            directory.rename(target / changelog.snapshot_name(position))
+            changelog.add_batch(warehouse, table, changelog.snapshot_name(position), directory, full)
         warehouse.note_finished(table)
     return sum(each.rows for each in written)
 
@@ -229,7 +232,7 @@ def _tasks(
             lsn=copying.position.lsn,
             time_us=begun.time_us,
             directory=storage.name(directory),
-            notes=storage.name(begun.directory),
+            note=storage.name(begun.note(number)),
             layout=layout,
             is_utf8=copying.is_utf8,
         )
@@ -308,27 +311,17 @@ class _New:
             delta_files.commit(replica, files, position)
         if self.table is not None:
             delta_files.commit(self.table, files, position)
-        elif not files:
-            write_empty(storage.name(self.path), self.layout)  # without a file there are no columns
 
 
-def _full(directory: Path, written: Iterable[Written]) -> list[WrittenFile]:
-    """Return the files that have rows; delete the others."""
-    full = []
-    for each in written:
-        if each.rows:
-            full.append(each.file)
-        else:
-            (directory / each.file.name).unlink()
-    return full
+def _full(written: Iterable[Written]) -> list[WrittenFile]:
+    """Return the files that have rows."""
+    return [each.file for each in written if each.rows]
 
 
 def _remove_others(directory: Path, files: Iterable[WrittenFile]) -> None:
-    """Remove what attempts have left that did not end: in a Parquet table any file would be part of it."""
+    """Remove files without rows, and what is left of attempts that did not end and of tasks that Spark ran twice."""
     names = {file.name for file in files}
-    for name in storage.list_names(directory):
-        if name not in names:
-            (directory / name).unlink()
+    storage.remove_files(directory, [name for name in storage.list_names(directory) if name not in names])
 
 
 def _move(made: Path, target: Path) -> None:

@@ -123,10 +123,12 @@ def test_files_that_lack_rows_are_not_committed(tmp_path: Path, format: str) -> 
     if format == "delta":
         made = delta_files.define(warehouse.changelog(name), SCHEMA, {})
         files = changelog.Files(SCHEMA, made.path, Layout((), None), made)
+        made.path.mkdir(parents=True)
     else:
         files = changelog.open_files(spark, warehouse, name, SCHEMA, None)
     with pytest.raises(WarehouseError, match=r"7 rows were written .* up to 1:0/14, where .* 8 changes"):
         changelog.commit_files(warehouse, name, files, [FILE], Position(1, 10), Position(1, 20), 8)
     assert not changelog.exists(warehouse, name)
+    (files.directory / FILE.name).touch()
     changelog.commit_files(warehouse, name, files, [FILE], Position(1, 10), Position(1, 20), 7)
     assert changelog.exists(warehouse, name)

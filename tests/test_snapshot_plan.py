@@ -101,7 +101,7 @@ class Source:
                 lsn=int(self.export.consistent_point),
                 time_us=0,
                 directory=str(directory),
-                notes=str(directory),
+                note=str(self.directory / f"{table.relation.name}-{number}.json"),
                 layout=Layout(tuple(schema.names), to_arrow_schema(schema, timezone="UTC")),
             )
             for number, chunk in enumerate(table.chunks)
@@ -133,6 +133,16 @@ def source(pg: postgres.Cluster, tmp_path: Path) -> Iterator[Source]:
         finally:
             made.close()
             made.connection.close()
+
+
+def test_a_chunk_that_spark_has_copied_twice_is_one_file(source: Source) -> None:
+    source.sql("create table t (id int primary key)", "insert into t values (1), (2)", "create publication p for table t")
+    source.take()
+    (table,) = source.plan().tables
+    (task,) = source.tasks(table)
+    first, second = (write_chunk(task, lambda _: None) for _ in range(2))
+    assert first == second
+    assert [path.name for path in Path(task.directory).iterdir()] == [first.file.name]
 
 
 def test_a_value_of_any_type_is_the_same_in_snapshot_and_stream(source: Source) -> None:

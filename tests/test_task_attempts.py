@@ -1,0 +1,84 @@
+"""Spark may run a task twice (a retry, speculation); the attempt that does not count may write for ever. No Spark."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql.types import LongType, StructField, StructType
+
+from spark_sink import changelog, snapshot_progress
+from spark_sink.parquet_file import FileWriter, WrittenFile
+from spark_sink.snapshot_plan import Chunk
+from spark_sink.snapshot_progress import Written
+from spark_sink.staging import Position
+from spark_sink.warehouse import Table, Warehouse
+
+SCHEMA = StructType([StructField("id", LongType())])
+FRUIT = Table("public", "fruit")
+START, END, LATER = Position(1, 10), Position(1, 20), Position(1, 30)
+NO_SPARK: Any = None
+
+
+def attempt(files: changelog.Files, name: str) -> FileWriter:
+    """Begin what a task writes."""
+    writer = FileWriter(str(files.directory), name, files.layout)
+    writer.write({"id": pa.array([1, 2, 3])}, 3)
+    return writer
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def rows(house: Warehouse) -> int:
+    return sum(pq.read_metadata(path).num_rows for path in house.changelog(FRUIT).glob("_cdc_batch=*/*.parquet"))
+
+
+def test_files_of_other_attempts_do_not_become_part_of_a_parquet_changelog(tmp_path: Path) -> None:
+    house = Warehouse(tmp_path, "parquet")
+    files = changelog.open_files(NO_SPARK, house, FRUIT, SCHEMA, None)
+    counted = attempt(files, "counted.parquet").close()
+    attempt(files, "again.parquet").close()
+    straggler = attempt(files, "straggler.parquet")
+    changelog.commit_files(house, FRUIT, files, [counted], START, END, 3)
+    batch = house.changelog(FRUIT) / changelog.batch_name(START, END)
+    assert names(batch) == ["counted.parquet"]
+    # It goes on, while the next append is made.
+    straggler.write({"id": pa.array([1, 2, 3])}, 3)
+    files = changelog.open_files(NO_SPARK, house, FRUIT, SCHEMA, None)
+    attempt(files, "late.parquet")
+    with pytest.raises(FileNotFoundError):
+        straggler.close()
+    changelog.commit_files(house, FRUIT, files, [attempt(files, "next.parquet").close()], END, LATER, 3)
+    assert names(house.changelog(FRUIT)) == [changelog.batch_name(START, END), changelog.batch_name(END, LATER)]
+    assert rows(house) == 6
+
+
+def test_an_append_that_was_killed_is_made_again(tmp_path: Path) -> None:
+    house = Warehouse(tmp_path, "parquet")
+    left = house.changelog(FRUIT) / "_gathered"
+    left.mkdir(parents=True)
+    (left / "half.parquet").write_bytes(b"half")
+    files = changelog.open_files(NO_SPARK, house, FRUIT, SCHEMA, None)
+    changelog.commit_files(house, FRUIT, files, [attempt(files, "counted.parquet").close()], START, END, 3)
+    assert rows(house) == 3
+
+
+def test_the_attempt_that_notes_a_chunk_first_is_the_one_that_counts(tmp_path: Path) -> None:
+    chunks = [Chunk(1, "public.fruit", 2, 0, 10), Chunk(1, "public.fruit", 2, 10, None)]
+    begun = snapshot_progress.begin(tmp_path, "copy", chunks, 0)
+    first, second = (Written(3, WrittenFile(f"part-{name}.parquet", 1, 3, {}, {}, {}), {}) for name in "ab")
+    assert snapshot_progress.note(begun.note(1), first) == first
+    assert snapshot_progress.note(begun.note(1), second) == first
+    again = snapshot_progress.resume(tmp_path, "copy")
+    assert again is not None
+    assert again.done == {1: first}
+
+    # A task of that copy is still at work when another copy has begun, cut otherwise.
+    other = snapshot_progress.begin(tmp_path, "copy", chunks[:1], 0)
+    assert snapshot_progress.note(begun.note(0), second) == second
+    again = snapshot_progress.resume(tmp_path, "copy")
+    assert again is not None
+    assert (again.done, again.note(0)) == ({}, other.note(0))
