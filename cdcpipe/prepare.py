@@ -163,7 +163,7 @@ def check_published(connection: Connection, publications: list[str]) -> list[Pub
         if not table.has_identity:
             log.warning(
                 "table %s.%s has no usable replica identity: the server refuses UPDATE and DELETE on it while it is published;"
-                " give it a primary key, or ALTER TABLE … REPLICA IDENTITY FULL",
+                " give it a primary key (one that is not deferrable), or ALTER TABLE … REPLICA IDENTITY FULL",
                 table.schema,
                 table.name,
             )

@@ -86,6 +86,7 @@ def _report(found: Preparation) -> dict[str, Any]:
                 "relation_id": table.relation_id,
                 "replica_identity": table.replica_identity,
                 "primary_key": list(table.primary_key),
+                "has_deferrable_key": table.has_deferrable_key,
                 "columns": [asdict(column) for column in table.columns],
             }
             for table in found.tables

@@ -108,7 +108,8 @@ class Pipeline:
     """Keeps the tables of one warehouse in step with one staging directory.
 
     ``keys`` names the columns that identify a table's rows, ``{"public.orders": ["id"]}``. It is needed only for a table
-    with REPLICA IDENTITY FULL or NOTHING, whose changes do not say. ``describe`` returns what ``cdcpipe prepare`` prints as
+    with REPLICA IDENTITY FULL or NOTHING, whose changes do not say. No two rows may share such a key, also not amid a
+    transaction. ``describe`` returns what ``cdcpipe prepare`` prints as
     ``tables``: it is asked for such keys, and for the columns of a table that is new or has changed.
     A table without a key has a changelog and no replica.
 

@@ -199,7 +199,8 @@ def replay(
     """Return the rows that the changes in (after_lsn, until_lsn] leave, in the changelog's layout (`without_unneeded`).
 
     ``base`` are the rows of the replica as it stood at ``after_lsn``; those that no change touches are passed on as they are.
-    With ``is_checked`` the rows are counted (`_check_growth`), for which they are made at once.
+    With ``is_checked`` the rows are counted (`_check_growth`), for which they are made at once; changes from before the
+    key always are, because nothing kept their rows apart.
     It begins with the last snapshot, if there is one. WarehouseError if changes that it needs have been purged.
     """
     from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
@@ -409,6 +410,8 @@ def _apply_piece(spark: SparkSession, path: Path, table: Table, changes: DataFra
                 delta.overwrite(path, rows)
             else:
                 delta.create(path, rows, properties(piece.key, columns))
+        if piece.is_before_key and summary.truncated_at is None:
+            _check_growth(table, piece, summary.growth, delta.read(spark, path).count())
         return
     wanted = [changes.schema[name] for name in columns]
     if summary.exact:
@@ -593,7 +596,7 @@ def _current(changes: DataFrame, piece: _Piece, table: Table, *, is_checked: boo
     summary = _summarize(changes, piece, table)
     rows = reduction.reduce(changes, piece.columns, reduction.data_columns(changes.schema), summary)
     rows = rows.where(~F.col("_cdc_gone")).withColumn("_cdc_unchanged", F.array_union("_cdc_missing", "_cdc_moved"))
-    if is_checked and summary.truncated_at is None:
+    if (is_checked or piece.is_before_key) and summary.truncated_at is None:
         rows = rows.localCheckpoint()
         _check_growth(table, piece, summary.growth, rows.count())
     return rows

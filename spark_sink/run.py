@@ -396,9 +396,15 @@ def _lag(monitor: SlotMonitor, launcher: Progress, tables: PipelineProgress) -> 
 
 def _name_keyless(prepared: Prepared) -> None:
     """Say which tables will have no replica."""
-    names = [f"{table['schema']}.{table['name']}" for table in prepared.tables if not _has_key(table)]
-    if names:
-        _logger.warning("no primary key, so a changelog and no replica: %s", ", ".join(sorted(names)))
+    keyless = [table for table in prepared.tables if not _has_key(table)]
+    deferrable = [table for table in keyless if table["has_deferrable_key"]]
+    for tables, why in (
+        ([table for table in keyless if table not in deferrable], "no primary key"),
+        (deferrable, "a deferrable primary key, which two rows may share amid a transaction"),
+    ):
+        names = sorted(f"{table['schema']}.{table['name']}" for table in tables)
+        if names:
+            _logger.warning("%s, so a changelog and no replica: %s", why, ", ".join(names))
 
 
 def _has_key(table: Mapping[str, Any]) -> bool:

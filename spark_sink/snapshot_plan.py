@@ -62,7 +62,7 @@ SELECT json_build_object(
         SELECT json_agg(a.attname ORDER BY k.position)
         FROM pg_index i CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k (attnum, position)
         JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum
-        WHERE i.indrelid = c.oid AND i.indisprimary AND k.position <= i.indnkeyatts),
+        WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate AND k.position <= i.indnkeyatts),
     'parts', (
         WITH RECURSIVE part AS (
             SELECT c.oid UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid

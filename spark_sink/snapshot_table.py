@@ -199,9 +199,9 @@ def _prepare_changelog(copying: Copying, plan: TablePlan, table: Table) -> tuple
 
 
 def _version(copying: Copying, plan: TablePlan, columns: StructType, versions: Sequence[Version]) -> Version:
-    """Return what identifies the table's rows; where PostgreSQL does not say, what did before."""
+    """Return what identifies the table's rows; where PostgreSQL does not say, what did last."""
     relation = plan.relation
-    before = [version for version in versions if version.relation_id == relation.relation_id and version.key]
+    before = [version for version in versions if version.relation_id == relation.relation_id]
     known = plan.primary_key or tuple(original_name(name) for name in (before[-1].key if before else ()))
     version = version_of(copying.position.lsn, 0, relation, columns, identifying_columns(relation, lambda: known))
     fields = assign_columns(columns, relation)

@@ -509,6 +509,22 @@ def test_prepare_says_what_is_there(on: Fixture) -> None:
     assert run_cli("prepare", "-d", on.database.dsn, "-S", on.slot, "--publication", "q")[0] == 2
 
 
+def test_prepare_takes_no_deferrable_key_for_a_key(on: Fixture) -> None:
+    """Neither does the server: with REPLICA IDENTITY DEFAULT it refuses to update such a table."""
+    on.sql(
+        "create table k(id int primary key deferrable, v int)",
+        "create table f(id int primary key deferrable initially deferred, v int)",
+        "alter table f replica identity full",
+        "alter publication p add table k, f",
+    )
+    code, out, err = run_cli("prepare", "-d", on.database.dsn, "-S", on.slot, "--publication", "p")
+    assert code == 0
+    found = {table["name"]: (table["primary_key"], table["has_deferrable_key"]) for table in json.loads(out)["tables"]}
+    assert found == {"f": ([], True), "k": ([], True), "t": (["id"], False)}
+    assert "public.k has no usable replica identity" in err
+    assert "public.f" not in err
+
+
 def test_prepare_tells_the_columns_that_are_published(on: Fixture) -> None:
     on.sql(
         "create table c(id int primary key, b varchar(5), left_out int, gone int)",

@@ -235,6 +235,7 @@ def test_what_is_published_is_what_the_stream_describes(source: Source) -> None:
         "alter table listed replica identity using index listed_index",
         "create table whole (id int primary key, v text); alter table whole replica identity full",
         "create table nokey (v text)",
+        "create table deferred (id int primary key deferrable, v text); alter table deferred replica identity full",
         "create table root (id int primary key, v text) partition by range (id)",
         "create table part_1 partition of root for values from (0) to (10)",
         "create table part_2 partition of root for values from (10) to (20) partition by list (id)",
@@ -242,7 +243,7 @@ def test_what_is_published_is_what_the_stream_describes(source: Source) -> None:
         "create table other (id int primary key) partition by list (id)",
         "create table other_1 partition of other for values in (1)",
         "create table parent (id int primary key); create table child (more text) inherits (parent)",
-        "create publication p for table plain, listed (a, b), whole, nokey, other, only parent",
+        "create publication p for table plain, listed (a, b), whole, nokey, deferred, other, only parent",
         "create publication rooted for table root with (publish_via_partition_root)",
         "create publication leaf for table part_1",
         "insert into root values (1, 'one'), (12, 'twelve'); insert into parent values (1); insert into child values (2, 'x')",
@@ -250,7 +251,7 @@ def test_what_is_published_is_what_the_stream_describes(source: Source) -> None:
     source.publications = ("p", "rooted", "leaf")
     source.take()
     tables = source.tables()
-    assert set(tables) == {"plain", "listed", "whole", "nokey", "root", "other_1", "parent"}
+    assert set(tables) == {"plain", "listed", "whole", "nokey", "deferred", "root", "other_1", "parent"}
     assert {row["id"] for row in source.rows(tables["root"])} == {1, 12}
     assert [row["id"] for row in source.rows(tables["parent"])] == [1]
     for name in tables:
@@ -266,6 +267,7 @@ def test_what_is_published_is_what_the_stream_describes(source: Source) -> None:
         assert table.relation == described[name]
     assert tables["whole"].primary_key == ("id",)
     assert tables["nokey"].primary_key == ()
+    assert tables["deferred"].primary_key == ()
 
 
 def test_row_filters_of_several_publications_are_joined_by_or(source: Source) -> None:

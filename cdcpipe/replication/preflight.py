@@ -112,6 +112,8 @@ class TableColumn:
 class PublishedTable:
     """A table of a publication: its replica identity (``d n f i``, as in ``pg_class``) and its primary key's columns in order.
 
+    A deferrable primary key is not in ``primary_key``: two rows may have the same value of it amid a transaction, so it does
+    not say which row a change is of. ``has_deferrable_key`` tells that there is one.
     ``columns`` are those that are published, in order.
     """
 
@@ -120,6 +122,7 @@ class PublishedTable:
     relation_id: int
     replica_identity: str
     primary_key: tuple[str, ...]
+    has_deferrable_key: bool
     has_identity: bool
     columns: tuple[TableColumn, ...]
 
@@ -373,8 +376,9 @@ def published_tables(connection: Connection, names: Sequence[str]) -> list[Publi
         " (SELECT json_agg(a.attname ORDER BY k.position) FROM pg_catalog.pg_index i"
         "   CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k(attnum, position)"
         "   JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum"
-        "   WHERE i.indrelid = c.oid AND i.indisprimary)::text,"
-        " c.relreplident = 'f' OR EXISTS (SELECT 1 FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid"
+        "   WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate)::text,"
+        " EXISTS (SELECT 1 FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND NOT i.indimmediate),"
+        " c.relreplident = 'f' OR EXISTS (SELECT 1 FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indimmediate"
         "   AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END),"
         " (SELECT json_agg(json_build_array(a.attname, a.attnum, a.atttypid::int8, a.atttypmod,"
         "    (a.attmissingval::text::text[])[1],"
@@ -395,10 +399,11 @@ def published_tables(connection: Connection, names: Sequence[str]) -> list[Publi
             relation_id=int(oid or 0),
             replica_identity=identity or "d",
             primary_key=tuple(json.loads(key)) if key else (),
+            has_deferrable_key=has_deferrable_key == "t",
             has_identity=has_identity == "t",
             columns=tuple(TableColumn(*column) for column in json.loads(columns or "[]")),
         )
-        for schema, name, oid, identity, key, has_identity, columns in rows
+        for schema, name, oid, identity, key, has_deferrable_key, has_identity, columns in rows
     ]
 
 
