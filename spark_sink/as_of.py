@@ -14,8 +14,10 @@ from the earlier changes of a row, a change of the key ends one row and begins a
 same name end all rows before them. The columns are those that the changelog has today; one that was added later is NULL.
 
 The changelog knows what the log knows: rows from before its beginning are there from their first change on, or from their
-snapshot on. A time or an LSN before that is an error, and so is an LSN that the tables have not reached yet. Of a changelog whose
-old days were dropped (purge.py) it knows what was from the first snapshot after these on.
+snapshot on. A time or an LSN before that is an error, and so is an LSN that the tables have not reached yet. On a server
+with other traffic they reach LSNs beyond their last change while ``cdcpipe-spark run`` is at work (known_position.py).
+
+Of a changelog whose old days were dropped (purge.py) it knows what was from the first snapshot after these on.
 """
 
 from __future__ import annotations
@@ -29,16 +31,16 @@ import click
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
-from spark_sink import changelog, replica
+from spark_sink import changelog, known_position, replica
 from spark_sink.options import CONTEXT_SETTINGS
 from spark_sink.spark_options import spark_options, warehouse_option, warehouse_session
-from spark_sink.staging import Position
+from spark_sink.staging import Position, StagingError, log_end
 from spark_sink.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from spark_sink.warehouse import Table
+    from spark_sink.warehouse import Source, Table
 
 __all__ = ["At", "command", "moment", "parse_at", "print_rows", "view"]
 
@@ -74,8 +76,11 @@ def view(spark: SparkSession, warehouse: str | Path, table: str, at: At | str) -
         at = _aware(at)
     if not any(version.key for version in house.versions(known)):
         raise WarehouseError(f"{table} has no key: its rows can't be told apart, and there is its changelog alone")
+    source = house.source()
+    reached_lsn = _reached_lsn(house, source)
+    # After that: these changes are up to there, or further.
     changes = changelog.read_as_is(spark, house, known)
-    until_lsn = _last_lsn(spark, house, known, changes, at)
+    until_lsn = _last_lsn(spark, house, known, changes, at, source, reached_lsn)
     _logger.info("%s up to %s", table, format_lsn(until_lsn))
     return replica.without_unneeded(replica.replay(house, known, changes, until_lsn=until_lsn))
 
@@ -84,22 +89,45 @@ def _aware(time: datetime) -> datetime:
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
-def _last_lsn(spark: SparkSession, house: Warehouse, table: Table, changes: DataFrame, at: At) -> int:
-    """Return the LSN up to which the table's transactions count; WarehouseError if that is not known."""
+def _reached_lsn(house: Warehouse, source: Source) -> int:
+    """Return the LSN up to which the tables have everything that is published, 0 for tables without any change.
+
+    That is beyond their last change where the log is known to have everything up to there, and they have all of the log.
+    """
+    if source.position is None:
+        return 0
+    try:
+        known_lsn = 0 if source.staging is None else known_position.read(source.staging)
+        if source.staging is not None and known_lsn > source.position.lsn:
+            end, position = log_end(source.staging), house.source().position
+            if end is not None and position is not None and position.lsn >= end.lsn:
+                return known_lsn
+    except (OSError, StagingError) as ex:
+        _logger.info("the log in %s can't be read: %s", source.staging, ex)
+    return int(source.position.lsn)  # py4j would take an LSN for a text
+
+
+def _last_lsn(
+    spark: SparkSession, house: Warehouse, table: Table, changes: DataFrame, at: At, source: Source, last_lsn: int
+) -> int:
+    """Return the LSN up to which the table's transactions count; WarehouseError if that is not known.
+
+    The tables have everything up to ``last_lsn``.
+    """
     from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-    source = house.source()
     if source.position is None:
         raise WarehouseError(f"{house.name} has no changes yet")
-    last_lsn = int(source.position.lsn)  # py4j would take an LSN for a text
     too_late = _is_after(at)
     if not isinstance(at, datetime):
         lsn = at.lsn if isinstance(at, Position) else at
         if source.begin is not None and lsn < source.begin.lsn:
             raise WarehouseError(f"{format_lsn(lsn)} is before {source.begin}, where the log begins")
         if lsn > last_lsn or (isinstance(at, Position) and at.epoch > source.position.epoch):
+            reached = Position(source.position.epoch, last_lsn)
             raise WarehouseError(
-                f"the tables are at {source.position}, and not yet at {at}", hint="wait, or ask for an earlier position"
+                f"the tables are known to have everything up to {reached}, and not yet up to {at}",
+                hint="wait while cdcpipe-spark run is at work, or ask for an earlier position",
             )
         last_lsn = int(lsn)
     end_lsn = F.col("_cdc_end_lsn")

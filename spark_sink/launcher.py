@@ -36,6 +36,7 @@ from cdcpipe.errors import CdcpipeError, ProtocolError, RewoundServerError
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.pipe.commands import QUIT, encode_feedback
 from cdcpipe.pipe.exitcode import ExitCode
+from spark_sink import known_position
 from spark_sink.command import COMMAND, environment, failure_of, is_report
 from spark_sink.directories import local_directory
 from spark_sink.restart import Failure, RestartPolicy, error_of
@@ -348,6 +349,8 @@ class Launcher:
         if broken is not None:
             return Failure(ExitCode.PG_ERROR, writer.end_lsn, broken.message)
         if child.code == ExitCode.SUCCESS and (at_end or is_asked):
+            if at_end:
+                known_position.note(self.config.staging, prepared.wal_lsn)
             return None
         if is_asked:
             _logger.warning("the streamer ended with %d when asked to quit: %s", child.code, child.failure(0).message)

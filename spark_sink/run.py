@@ -13,7 +13,7 @@ import click
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.pipe.exitcode import ExitCode
-from spark_sink import last_error
+from spark_sink import known_position, last_error
 from spark_sink.exported import ask_published
 from spark_sink.launcher import Launcher, LauncherConfig, Prepared
 from spark_sink.options import (
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from spark_sink.launcher import Progress
     from spark_sink.pipeline import Pipeline, PipelineProgress
-    from spark_sink.slot_monitor import Lag
+    from spark_sink.slot_monitor import Lag, SlotReport
     from spark_sink.snapshot_initial import InitialSnapshot
 
 __all__ = ["command"]
@@ -249,7 +249,9 @@ def command(
     snapshot = InitialSnapshot(config, house, snapshot_mode, snapshot_chunk_size, snapshot_hold or 0.0)
     spark = pipeline = upkeep = None
     line = ProgressLine(time.monotonic())
-    monitor = SlotMonitor(config.connection, config.slot, command=config.command)
+    monitor = SlotMonitor(
+        config.connection, config.slot, command=config.command, on_report=lambda report: _note_known(launcher, report)
+    )
 
     def show(pipeline: Pipeline, *, is_last: bool = False) -> None:
         progress, tables = launcher.progress, pipeline.progress
@@ -392,6 +394,13 @@ def _lag(monitor: SlotMonitor, launcher: Progress, tables: PipelineProgress) -> 
     # With all that is sealed the tables have all that there was for them up to what is confirmed.
     lsn = position.lsn if position.lsn < sealed.lsn else max(position.lsn, report.confirmed_flush_lsn or 0)
     return monitor.lag(lsn)
+
+
+def _note_known(launcher: Launcher, report: SlotReport) -> None:
+    """Note that the log has all that is confirmed, also where nothing was published; nobody else moves the slot meanwhile."""
+    confirmed_lsn, sealed = report.confirmed_flush_lsn, launcher.progress.position
+    if confirmed_lsn is not None and sealed is not None and confirmed_lsn > sealed.lsn and not launcher.has_ended:
+        known_position.note(launcher.config.staging, confirmed_lsn)
 
 
 def _name_keyless(prepared: Prepared) -> None:

@@ -26,7 +26,7 @@ from spark_sink.command import COMMAND, environment, failure_of
 from spark_sink.restart import error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
 __all__ = ["Lag", "SlotMonitor", "SlotReport", "WALHistory"]
@@ -99,10 +99,22 @@ class WALHistory:
 
 
 class SlotMonitor:
-    """Knows the newest report on a slot. Safe to ask from any thread."""
+    """Knows the newest report on a slot. Safe to ask from any thread.
 
-    def __init__(self, connection: Sequence[str], slot: str, interval_s: float = 1.0, *, command: Sequence[str] = COMMAND) -> None:
+    ``on_report`` is called with each report, by the monitor's thread.
+    """
+
+    def __init__(
+        self,
+        connection: Sequence[str],
+        slot: str,
+        interval_s: float = 1.0,
+        *,
+        command: Sequence[str] = COMMAND,
+        on_report: Callable[[SlotReport], None] | None = None,
+    ) -> None:
         self._arguments = [*command, "slot", *connection, "-S", slot, "--watch", str(interval_s)]
+        self._on_report = on_report
         self._report: SlotReport | None = None
         self._error: CdcpipeError | None = None
         self._history = WALHistory()
@@ -201,3 +213,5 @@ class SlotMonitor:
             self._report, self._error = report, None
             self._history.add(report.wal_lsn, time.monotonic())
             self._changed.notify_all()
+        if self._on_report is not None:
+            self._on_report(report)

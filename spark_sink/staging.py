@@ -7,6 +7,7 @@
     000002/...                                       the next launcher's epoch
     removed.json                                     up to which position segments were removed, all readers being past
     readers/NAME.json                                how far a reader is (register_reader)
+    known.json                                       up to which LSN nothing is missing, beyond the last segment (known_position.py)
     last_error.json                                  with what somebody's work on it ended last (last_error.py)
     lock                                             held by the launcher (staging_writer.py)
 

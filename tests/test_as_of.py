@@ -18,7 +18,7 @@ from test_tables import COLUMNS, KEY, SCHEMA, TABLE
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
-from spark_sink import as_of, changelog, types
+from spark_sink import as_of, changelog, known_position, types
 from spark_sink.as_of import parse_at
 from spark_sink.staging import Epoch, Position
 from spark_sink.warehouse import Table, Version, Warehouse, WarehouseError
@@ -129,9 +129,9 @@ def test_what_was_not_yet(past: Past) -> None:
     with pytest.raises(WarehouseError, match="where the log begins"):
         past.as_of("moving", LSN(source.begin.lsn - 1))
     assert source.position is not None
-    with pytest.raises(WarehouseError, match="not yet at"):
-        past.as_of("moving", LSN(source.position.lsn + 1))
-    with pytest.raises(WarehouseError, match="not yet at"):
+    with pytest.raises(WarehouseError, match="not yet up to"):
+        past.as_of("moving", LSN(max(source.position.lsn, known_position.read(past.staging)) + 1))
+    with pytest.raises(WarehouseError, match="not yet up to"):
         past.as_of("moving", Position(source.position.epoch + 1, source.position.lsn))
     first = changelog.read(past.spark, house, house.find("public.renewed")).selectExpr("min(_cdc_commit_time)").collect()[0][0]
     # The table moving changed later than another one.
@@ -140,6 +140,27 @@ def test_what_was_not_yet(past: Past) -> None:
         past.as_of("moving", datetime(2020, 1, 1, tzinfo=UTC))
     later = past.as_of("moving", datetime.now(UTC) + timedelta(days=1))
     assert rows_of(later, "*") == sorted(map(repr, past.moments[-1].rows["moving"]))
+
+
+def test_an_lsn_after_other_traffic(past: Past) -> None:
+    """The tables reach it without a change of their own, once they have all of a log that does."""
+    past.execute("create table unheard_of ()")
+    ((text,),) = past.query("select pg_current_wal_lsn()::text")
+    at = LSN.parse(text)
+    with pytest.raises(WarehouseError, match="not yet up to"):
+        past.as_of("moving", at)
+    end = past.warehouse_position()
+    past.land()
+    assert end.lsn < at <= known_position.read(past.staging)
+    assert rows_of(past.as_of("moving", at), "*") == rows_of(past.as_of("moving", end), "*")
+    # The log has a change that the tables lack.
+    past.execute("insert into unheard_of default values")
+    ((later,),) = past.query("select pg_current_wal_lsn()::text")
+    past.land()
+    with pytest.raises(WarehouseError, match="not yet up to"):
+        past.as_of("moving", later)
+    past.run()
+    assert rows_of(past.as_of("moving", later), "*") == rows_of(past.as_of("moving", end), "*")
 
 
 def test_refusals(past: Past) -> None:

@@ -37,10 +37,13 @@ from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Delete, Insert, Truncate, Update
 from cdcpipe.pipe.framing import RecordReader
+from spark_sink import known_position
 from spark_sink import launcher as launcher_module
 from spark_sink.launcher import Launcher, LauncherConfig, Prepared
 from spark_sink.restart import Failure, RestartPolicy, error_of
+from spark_sink.run import _note_known
 from spark_sink.segment_filler import SealPolicy
+from spark_sink.slot_monitor import SlotMonitor
 from spark_sink.staging import Position, StagingError, list_epochs, list_segments, log_end, register_reader
 from spark_sink.staging_lock import lock_owner
 from spark_sink.staging_writer import Failpoint
@@ -653,6 +656,32 @@ def test_postgres_idle_runs_move_the_slot_on(database: postgres.Database, tmp_pa
         connection.execute("insert into t values (1)")
         Launcher(config_for(database, tmp_path, available_now=True)).start().wait()
     check_tables(database, tmp_path, "t")
+
+
+def test_postgres_what_is_known_of_the_log_follows_other_traffic(database: postgres.Database, tmp_path: Path):
+    config = config_for(database, tmp_path)
+
+    def wal_lsn(connection: psycopg.Connection[Any]) -> int:
+        return LSN.parse(connection.execute("select pg_current_wal_lsn()::text").fetchall()[0][0])
+
+    with database.connect() as connection:
+        connection.execute("create table t (id int primary key)")
+        connection.execute("create publication pub for table t")
+        with (
+            Launcher(config) as launcher,
+            SlotMonitor(config.connection, config.slot, 0.2, on_report=lambda report: _note_known(launcher, report)),
+        ):
+            connection.execute("insert into t values (1)")
+            connection.execute("create table unpublished ()")
+            after = wal_lsn(connection)
+            wait_for(lambda: known_position.read(tmp_path) >= after)
+            assert launcher.progress.transactions == 1
+        connection.execute("create table another ()")
+        after = wal_lsn(connection)
+        Launcher(replace(config, available_now=True)).start().wait()
+        assert known_position.read(tmp_path) >= after
+    (tmp_path / "known.json").write_text("{")
+    assert known_position.read(tmp_path) == 0
 
 
 @pytest.mark.parametrize(
