@@ -19,8 +19,10 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "extra_float_digits": "3",
     "bytea_output": "hex",
     "standard_conforming_strings": "on",
+    "client_min_messages": "notice",
 }
-"""What decides how values look as text; set on every connection, so that no role's or environment's setting can change it."""
+"""What decides how values look as text, and that the server's warnings arrive; set on every connection, so that no setting of a
+role, a database or the environment can change it."""
 
 _TRANSACTION_TIMEOUT_SINCE = 170000
 

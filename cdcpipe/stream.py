@@ -125,6 +125,26 @@ class StreamOptions:
     """Once the end position is reached: close the output, and go on reading commands until ``q`` or the end of stdin."""
 
 
+_UNDEFINED_OBJECT = "42704"
+_NOT_IN_PREREQUISITE_STATE = "55000"
+
+
+def _publication_gap(message: str, sqlstate: str) -> ServerError:
+    """Return the error for changes that were made while a publication did not exist, as the server, up to 17 or later, tells it.
+
+    The server looks for the publication in the catalog as it was then, so making it now does not help.
+    """
+    return ServerError(
+        f"{message}: the next change was made while no publication had this name, because it was dropped, renamed, or made later",
+        sqlstate=sqlstate,
+        hint="if a publication of another name held the tables then, nothing is lost: go on from the last transaction's end (--startpos)"
+        " with --publication THAT_NAME until this error comes again, then with this name (where there is none of that name now, make"
+        " an empty one). Otherwise read these changes beside the stream: pg_copy_logical_replication_slot(SLOT, 'gap', false,"
+        " 'test_decoding'), pg_logical_slot_peek_changes('gap', NULL, NULL). pg_replication_slot_advance() past them loses them: then"
+        " copy the tables anew",
+    )
+
+
 class Streamer:
     """Streams from ``connection``, on which the copy has been started, until something ends it.
 
@@ -232,7 +252,7 @@ class Streamer:
 
     def _receive(self) -> None:
         """Queue what libpq and the socket have, up to a chunk, as the pipe's bytes. The only code that runs per record."""
-        receive, consume_input = self._connection.receive, self._connection.consume_input
+        receive, consume_input, notices = self._connection.receive, self._connection.consume_input, self._connection.notices
         if self._is_taking:
             self._take()
             self._progress.heard(time.monotonic())  # nobody listened
@@ -263,6 +283,9 @@ class Streamer:
                     break
                 if length < 0:
                     self._copy_ended()
+            if notices:  # the server sent them before this record
+                self._keep(block)
+                self._check_notices()
             unpack, suffix = layouts[length]
             kind, high, low, body = unpack(data)
             if kind != WAL_DATA:
@@ -371,7 +394,6 @@ class Streamer:
 
     def _keepalive(self, data: memoryview) -> None:
         message = parse_keepalive(data)
-        self._check_notices()
         self._queue()
         self._progress.heard(time.monotonic())
         self._progress.keepalive(message.wal_end, reply_requested=message.reply_requested)
@@ -380,7 +402,12 @@ class Streamer:
     def _copy_ended(self) -> None:
         """Tell an error from an end in order: both show as -1."""
         self._check_notices()
-        self._connection.copy_result()
+        try:
+            self._connection.copy_result()
+        except ServerError as ex:
+            if ex.sqlstate == _UNDEFINED_OBJECT:
+                raise _publication_gap(ex.message, ex.sqlstate) from ex
+            raise
         raise ConnectionClosedError(
             "the server has ended the stream", hint="it is shutting down, or was told to; connect again later"
         )
@@ -388,12 +415,8 @@ class Streamer:
     def _check_notices(self) -> None:
         """Stop at the warning with which a server from 18 on skips a publication that its catalog, as of then, does not have."""
         for notice in self._connection.notices:
-            if notice.severity == "WARNING" and notice.sqlstate == "55000":
-                raise ServerError(
-                    f"the server skips changes: {notice.message}",
-                    sqlstate=notice.sqlstate,
-                    hint="a publication has to be older than the slot's position: create it first, then a new slot",
-                )
+            if notice.severity == "WARNING" and notice.sqlstate == _NOT_IN_PREREQUISITE_STATE:
+                raise _publication_gap(f"the server skips changes: {notice.message}", notice.sqlstate)
             log.info("%s from the server: %s", notice.severity.lower(), notice.message)
         self._connection.notices.clear()
 

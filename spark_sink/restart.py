@@ -96,8 +96,10 @@ class RestartPolicy:
 
 
 _POISON_HINT = (
-    "the server cannot send what comes next. Find the row with the help of the message; what is in the way can be skipped "
-    "with pg_replication_slot_advance(), which loses those changes"
+    "the server cannot send the next transaction, which the message describes; while you look nothing is lost, the slot keeps it. "
+    "pg_replication_slot_advance() past it loses all changes of that transaction and of those that commit before the position: then copy "
+    "the tables anew (cdcpipe-spark snapshot --table). To see them first: pg_copy_logical_replication_slot(SLOT, 'look', false, "
+    "'test_decoding'), pg_logical_slot_peek_changes('look', NULL, NULL)"
 )
 _ERRORS: dict[int, type[CdcpipeError]] = {
     error.exit_code: error
@@ -111,7 +113,7 @@ def error_of(failure: Failure) -> CdcpipeError:
     if failure.is_rewound:
         return RewoundServerError(said, hint=failure.hint)
     if failure.code == ExitCode.PG_ERROR and failure.end_lsn:
-        return ServerError(f"again and again, after {format_lsn(failure.end_lsn)}: {said}", hint=_POISON_HINT)
+        return ServerError(f"again and again, after {format_lsn(failure.end_lsn)}: {said}", hint=failure.hint or _POISON_HINT)
     error = _ERRORS.get(failure.code)
     if error is not None:
         return error(said, hint=failure.hint)

@@ -18,6 +18,8 @@ from conftest import need
 from test_cli import Fixture
 
 from cdcpipe.lsn import LSN
+from cdcpipe.pgoutput.decode import decode
+from cdcpipe.pgoutput.messages import Commit, Insert
 
 
 @pytest.fixture
@@ -352,6 +354,46 @@ def test_a_publication_younger_than_the_slot_loses_nothing_silently(on: Fixture)
         assert cli.wait() == 5
     on.released()
     assert on.confirmed() == before
+
+
+def test_changes_made_while_there_was_no_publication_end_the_stream_before_them(on: Fixture) -> None:
+    """Whatever came after them, and whatever messages the database's sessions are to get: a later version only warns."""
+    on.sql(f'alter database "{on.database.name}" set client_min_messages = error')
+    insert(on, 1)
+    on.sql("drop publication p")
+    insert(on, 2)
+    on.sql("create publication p for table t")
+    insert(on, 3)
+    for found in ([b"1"], []):
+        with on.cli("-A") as cli:
+            records = [decode(record) for _, record in cli.records()]
+            assert cli.wait() == 5
+        assert [record.new[0] for record in records if isinstance(record, Insert)] == found
+        assert "made while no publication had this name" in cli.stderr
+        on.released()
+        on.sql(*[f"select pg_replication_slot_advance('{on.slot}', '{LSN(r.end_lsn)}')" for r in records if isinstance(r, Commit)])
+    if on.database.cluster.version != "15":
+        return  # only Debian's packages have test_decoding
+    # As the hint says:
+    on.sql(f"select pg_copy_logical_replication_slot('{on.slot}', '{on.slot}_gap', false, 'test_decoding')")
+    gap = on.connection.execute("select data from pg_logical_slot_peek_changes(%s, null, null)", [on.slot + "_gap"]).fetchall()
+    assert [f"table public.t: INSERT: id[integer]:{number}" in str(gap) for number in (2, 3)] == [True, True]
+
+
+def test_a_publication_that_had_another_name_is_streamed_under_it(on: Fixture) -> None:
+    insert(on, 1)
+    on.sql("alter publication p rename to q")
+    insert(on, 2)
+    on.sql("alter publication q rename to p")
+    insert(on, 3)
+    on.sql("create publication q")
+    start = on.confirmed()
+    for name, row, code in (("p", b"1", 5), ("q", b"2", 5), ("p", b"3", 0)):
+        with on.cli("--startpos", str(start), publication=name) as cli:
+            start, found = cli.transactions(1)[0]
+            assert found == [row]
+            assert (cli.wait() if code else cli.quit()) == code
+        on.released()
 
 
 def test_a_server_that_is_gone_is_3() -> None:

@@ -857,6 +857,31 @@ def test_postgres_a_server_that_restarts(pg18: postgres.Cluster, tmp_path: Path,
         check_tables(database, tmp_path, "t")
 
 
+def test_postgres_nothing_behind_a_publications_absence_is_landed(
+    database: postgres.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(launcher_module, "RestartPolicy", partial(RestartPolicy, poison_limit=2, first_delay_s=0.01))
+    config = config_for(database, tmp_path, available_now=True)
+    with database.connect() as connection:
+        connection.execute("create table t (id int primary key)")
+        land(config)
+        connection.execute("insert into t values (1)")
+        connection.execute("alter publication pub rename to away")
+        connection.execute("insert into t values (2)")
+        connection.execute("alter publication away rename to pub")
+        connection.execute("insert into t values (3)")
+        for _ in range(2):
+            with pytest.raises(ServerError, match="no publication had this name") as caught:
+                land(config)
+            assert "--publication THAT_NAME" in str(caught.value.hint)
+            assert replay(tmp_path) == ({"t": {b"1": (b"1",)}}, 1)
+        connection.execute("create publication away")
+        with pytest.raises(ServerError, match="no publication had this name"):
+            land(replace(config, publications=("away",)))
+        land(config)
+        check_tables(database, tmp_path, "t")
+
+
 def test_postgres_a_server_restored_from_an_older_copy(pg18: postgres.Cluster, tmp_path: Path):
     """It has the same system identifier and timeline, and writes the same positions with other changes."""
     del pg18  # it skips the test where there is no 18
