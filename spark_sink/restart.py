@@ -2,7 +2,7 @@
 
 | exit code | decision |
 |---|---|
-| 3 PG_CLOSED, 9 SLOT_IN_USE | again, without limit |
+| 3 PG_CLOSED (also ended by an administrator), 9 SLOT_IN_USE | again, without limit |
 | 5 PG_ERROR | again; not after the same error at the same end of the log for the n-th time (a row that cannot be decoded) |
 | 2 INIT_FAILED | stop; but for a while after a lost connection again: the server may be restarting, unless it has gone back |
 | killed by a signal, or 0 unasked for | again |
@@ -96,10 +96,10 @@ class RestartPolicy:
 
 
 _POISON_HINT = (
-    "the server cannot send the next transaction, which the message describes; while you look nothing is lost, the slot keeps it. "
-    "pg_replication_slot_advance() past it loses all changes of that transaction and of those that commit before the position: then copy "
-    "the tables anew (cdcpipe-spark snapshot --table). To see them first: pg_copy_logical_replication_slot(SLOT, 'look', false, "
-    "'test_decoding'), pg_logical_slot_peek_changes('look', NULL, NULL)"
+    "the server cannot send the next transaction; the message tells what is in the way. While you look nothing is lost: the slot "
+    "keeps it. pg_replication_slot_advance() past it loses all changes of that transaction, and of those that commit before the "
+    "position: then copy the tables anew (cdcpipe-spark snapshot --table). To read the changes first: "
+    "pg_copy_logical_replication_slot(SLOT, 'look', false, 'test_decoding'), pg_logical_slot_peek_changes('look', NULL, NULL)"
 )
 _ERRORS: dict[int, type[CdcpipeError]] = {
     error.exit_code: error

@@ -321,11 +321,11 @@ def CLI_ARGS(on: Fixture) -> list[str]:  # noqa: N802 - reads as the class besid
     return [sys.executable, "-m", "cli", "-d", on.database.dsn, "-S", on.slot, "--publication", "p", "-H"]
 
 
-def test_a_terminated_backend_is_5(on: Fixture) -> None:
+def test_a_terminated_backend_is_3(on: Fixture) -> None:
     with on.cli() as cli:
         pid = until(lambda: on.value("select active_pid from pg_replication_slots where slot_name = %s", on.slot))
         on.connection.execute("select pg_terminate_backend(%s)", (pid,))
-        assert cli.wait() == 5
+        assert cli.wait() == 3
         assert "57P01" in cli.stderr
 
 

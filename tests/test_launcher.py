@@ -857,6 +857,23 @@ def test_postgres_a_server_that_restarts(pg18: postgres.Cluster, tmp_path: Path,
         check_tables(database, tmp_path, "t")
 
 
+def test_postgres_an_administrator_who_ends_the_stream_again_and_again(
+    database: postgres.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(launcher_module, "RestartPolicy", partial(RestartPolicy, poison_limit=2, longest_delay_s=0.01))
+    active = "select active_pid from pg_replication_slots where active and database = current_database()"
+    with database.connect() as connection:
+        connection.execute("create table t (id int primary key)")
+        with Launcher(config_for(database, tmp_path)) as launcher:
+            for count in range(3):
+                wait_for(lambda: launcher.has_ended or connection.execute(active).fetchone(), "the stream")
+                connection.execute(f"select pg_terminate_backend(active_pid) from ({active}) s")
+                wait_for(lambda count=count: launcher.has_ended or launcher.progress.restarts > count, "the restart")
+            connection.execute("insert into t values (1)")
+            wait_for(lambda: launcher.has_ended or launcher.progress.transactions == 1)
+    check_tables(database, tmp_path, "t")
+
+
 def test_postgres_nothing_behind_a_publications_absence_is_landed(
     database: postgres.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -35,9 +35,13 @@ _HINTS = {
     "42501": "see the server's message; streaming needs a role with the REPLICATION attribute: ALTER ROLE name REPLICATION",
     "53300": "raise max_wal_senders or max_connections on the server",
     "53400": "raise max_replication_slots or max_wal_senders on the server",
+    "57P01": "an administrator ended it, or the server is shutting down: connect again later",
     "57P03": "the server is starting up or shutting down; try again",
 }
 """SQLSTATE → what the user can do."""
+
+_SESSION_ENDED = "57P"
+"""Beginning of the SQLSTATEs with which a server ends a session: an administrator's order, a shutdown, a crash, a time-out."""
 
 
 class Notice(NamedTuple):
@@ -178,7 +182,7 @@ class Connection:
                 _wait(pgconn.socket, select.POLLIN | select.POLLOUT, None)
                 pgconn.consume_input()
             rows: Rows = []
-            error: ServerError | None = None
+            error: ServerError | ConnectionClosedError | None = None
             while True:
                 while pgconn.is_busy():
                     if not _wait(pgconn.socket, select.POLLIN, deadline):
@@ -226,7 +230,9 @@ class Connection:
                 msg = f"the server did not take {name} = {value}, it reports {reported}"
                 raise InitError(msg)
 
-    def _server_error(self, result: pq.abc.PGresult) -> ServerError:
+    def _server_error(self, result: pq.abc.PGresult) -> ServerError | ConnectionClosedError:
+        """Return the error that a result is; a session that the server has ended is a lost connection, not an error in the data."""
+
         def field(code: pq.DiagnosticField) -> str:
             return (result.error_field(code) or b"").decode("utf-8", "replace").strip()
 
@@ -237,7 +243,10 @@ class Connection:
         parts = [primary, f"({sqlstate})" if sqlstate else "", f"[{context}]" if context else ""]
         server_hint = field(pq.DiagnosticField.MESSAGE_HINT)
         hint = server_hint or _HINTS.get(sqlstate or "")
-        return ServerError(" ".join(part for part in parts if part), sqlstate=sqlstate, hint=hint or None)
+        message = " ".join(part for part in parts if part)
+        if sqlstate and sqlstate.startswith(_SESSION_ENDED):
+            return ConnectionClosedError(f"the server ended the connection: {message}", hint=hint or None)
+        return ServerError(message, sqlstate=sqlstate, hint=hint or None)
 
     # The stream
 
