@@ -11,6 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from spark_sink.staging import Position, StagingError
+from spark_sink.storage import read_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +41,7 @@ def is_noted(checkpoint: Path, batch_id: int) -> bool:
 def _end(checkpoint: Path, batch_id: int) -> Position:
     path = checkpoint / "offsets" / str(batch_id)
     try:
-        _version, _own, offset = path.read_text().splitlines()
+        _version, _own, offset = read_lines(path)
         found = json.loads(offset)
     except (OSError, ValueError) as ex:
         raise StagingError(

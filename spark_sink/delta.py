@@ -104,8 +104,8 @@ def newest_lsn(path: Path) -> int | None:
         return None
     # It is nearly always in one of the newest.
     for version in reversed(versions[-_NEWEST_COMMITS:]):
-        for line in commit_path(path, version).read_text().splitlines():
-            transaction = json.loads(line).get("txn") if '"txn"' in line else None
+        for line in storage.read_lines(commit_path(path, version)):
+            transaction = json.loads(line).get("txn") if b'"txn"' in line else None
             if transaction is not None and transaction["appId"] == APPLICATION:
                 return int(transaction["version"])
     return TableLog(path).refresh().lsn or 0

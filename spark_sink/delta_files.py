@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
+from spark_sink import storage
 from spark_sink.delta import write_commit
 from spark_sink.delta_log import APPLICATION, TableLog, commit_path
 from spark_sink.delta_schema import PHYSICAL_NAME, columns, physical_columns
@@ -222,7 +223,7 @@ def _replacing(replaced: Replaced, now_ms: int) -> list[Mapping[str, Any]]:
 
 def _check(table: FileTable, commit: Path, is_alone: bool) -> None:
     """Raise unless ours may follow a commit of somebody else's."""
-    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    actions = [json.loads(line) for line in storage.read_lines(commit)]
     if any(action.get("txn", {}).get("appId") == APPLICATION for action in actions):
         raise WarehouseError(
             f"somebody else writes changes to {table.path}", hint="a warehouse has one cdcpipe-spark run: stop the other"

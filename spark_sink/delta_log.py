@@ -135,7 +135,7 @@ class TableLog:
                     self._apply(json.loads(line))
 
     def _commit(self, version: int) -> list[bytes]:
-        return commit_path(self.path, version).read_bytes().splitlines()
+        return storage.read_lines(commit_path(self.path, version))
 
     def _apply(self, action: Mapping[str, Any]) -> None:
         if (add := action.get("add")) is not None:
@@ -251,7 +251,7 @@ def _checkpoints(names: Iterable[str]) -> list[tuple[int, list[str]]]:
 
 def _checkpoint_actions(path: Path) -> Iterator[Mapping[str, Any]]:
     if path.suffix == ".json":
-        actions: Iterable[Mapping[str, Any]] = map(json.loads, path.read_bytes().splitlines())
+        actions: Iterable[Mapping[str, Any]] = map(json.loads, storage.read_lines(path))
     else:
         actions = _parquet_actions(path)
     for action in actions:

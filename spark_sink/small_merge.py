@@ -5,9 +5,10 @@ read from the changelog's files, reduced to the last one of each key, and the ke
 replica's files. Rows that go are marked in deletion vectors, rows that come are a new file; a small file of which rows go is
 written anew together with them, so that small files don't pile up. One commit does it all, and records the position.
 
-The rules are those in replica.py. What is not ordinary is left to Spark, nothing having been changed: `apply` says so. That is
-what needs to know more of the rows than their keys, like an update that changed a key and left a column out; what changes the
-replica's columns; values that are exact texts; a TRUNCATE; keys that PostgreSQL and Arrow may compare otherwise.
+The rules are those in replica.py. For what is not ordinary `apply` changes nothing and returns False; Spark does the merge. The
+same goes for a log or a file that makes any of this fail, as others write to these tables, too. Not ordinary is what needs to
+know more of the rows than their keys, like an update that changed a key and left a column out; what changes the replica's
+columns; values that are exact texts; a TRUNCATE; keys that PostgreSQL and Arrow may compare otherwise.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdcpipe.errors import CdcpipeError
 from spark_sink import deletion_vector, delta_files, storage
 from spark_sink.delta_files import ChangedError, FileTable, Replaced
 from spark_sink.delta_log import TableLog
@@ -89,6 +91,10 @@ class _NotOrdinaryError(Exception):
     """These changes, or this replica, are left to Spark."""
 
 
+_EXPECTED: Final = (_NotOrdinaryError, UnreadableError, OSError)
+"""The text of another error may have a row's values."""
+
+
 def apply(
     changelog: Path,
     replica: Path,
@@ -106,24 +112,41 @@ def apply(
     """
     for _ in range(_ATTEMPTS):
         try:
-            source, log = _Source(TableLog(changelog).refresh()), TableLog(replica).refresh()
-            if (log.lsn or 0) < position.lsn:
-                changes = source.read(key, after_lsn, position.lsn)
-                last = _reduce(changes, key)
-                if log.version < 0:
-                    target = _Target.new(replica, key, source.columns, properties(source.columns.names))
-                else:
-                    target = _Target.of_log(log, key, source.columns, last)
-                touched = [target.find(file, last) for file in target.candidates(last)]
-                target.commit(_new_rows(changes, last, target, touched), touched, position)
-                tell_grown(changes.growth, int(last.is_live.sum()) - sum(len(each.rows) for each in touched))
+            grown = _merge(changelog, replica, key, after_lsn, position, properties)
         except ChangedError:
             continue
-        except (_NotOrdinaryError, UnreadableError, OSError, ValueError, pa.ArrowNotImplementedError) as ex:
-            _logger.debug("%s is left to Spark: %s", replica.name, ex)
+        except CdcpipeError:
+            raise
+        except Exception as ex:  # noqa: BLE001 - whatever others have written into a table, Spark knows more of it
+            _logger.debug("%s is left to Spark: %s", replica.name, ex if isinstance(ex, _EXPECTED) else repr(type(ex)))
             return False
+        if grown is not None:
+            tell_grown(*grown)
         return True
     return False
+
+
+def _merge(
+    changelog: Path,
+    replica: Path,
+    key: Sequence[str],
+    after_lsn: int,
+    position: Position,
+    properties: Callable[[Sequence[str]], Mapping[str, str]],
+) -> tuple[int, int] | None:
+    """Bring the replica to ``position``; return how many more rows there should be, and are. None if it is there already."""
+    source, log = _Source(TableLog(changelog).refresh()), TableLog(replica).refresh()
+    if (log.lsn or 0) >= position.lsn:
+        return None
+    changes = source.read(key, after_lsn, position.lsn)
+    last = _reduce(changes, key)
+    if log.version < 0:
+        target = _Target.new(replica, key, source.columns, properties(source.columns.names))
+    else:
+        target = _Target.of_log(log, key, source.columns, last)
+    touched = [target.find(file, last) for file in target.candidates(last)]
+    target.commit(_new_rows(changes, last, target, touched), touched, position)
+    return changes.growth, int(last.is_live.sum()) - sum(len(each.rows) for each in touched)
 
 
 # --- the changes ---

@@ -42,6 +42,7 @@ __all__ = [
     "place",
     "put_if_absent",
     "read_json",
+    "read_lines",
     "remove_files",
     "remove_tree",
     "sync_directory",
@@ -220,11 +221,24 @@ def put_if_absent(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".cdcpipe-{secrets.token_hex(8)}.tmp")
     try:
         write_file(temporary, data)
-        # Unlike a rename a link fails where something is.
-        os.link(temporary, path)
+        try:
+            # Unlike a rename a link fails where something is.
+            os.link(temporary, path)
+        except OSError:
+            # Over a network (NFS), too, an answer may get lost, and a request be made again.
+            if not (path.exists() and path.samefile(temporary)):
+                raise
     finally:
         temporary.unlink(missing_ok=True)
     staging.fsync_directory(path.parent)
+
+
+def read_lines(path: Path) -> list[bytes]:
+    """Return the lines of a file of JSON, a text in each.
+
+    Only a line feed ends a line. `str.splitlines` would cut at U+2028, U+2029 and U+0085, too, which JSON may have in its strings.
+    """
+    return [line for line in path.read_bytes().split(b"\n") if line]
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -20,6 +20,11 @@ def test_a_range_goes_from_one_offset_to_the_next(tmp_path: Path) -> None:
     assert micro_batch(tmp_path, 1) == (Position(1, 0x10), Position(2, 0x20))
 
 
+def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
+    note(tmp_path, 0, '{"format": 1, "position": "1:0/10", "said": "a\u2028b\u0085c"}')
+    assert micro_batch(tmp_path, 0) == (None, Position(1, 0x10))
+
+
 @pytest.mark.parametrize(
     ("offset", "problem"),
     [

@@ -1,5 +1,6 @@
 """Commits written by hand, without Spark: what is in them, what they may follow. That Spark reads them is seen elsewhere."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import Any
 import pytest
 from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructField, StructType
 
-from spark_sink import changelog, delta_files
+from spark_sink import changelog, delta, delta_files
 from spark_sink.delta_files import ChangedError, FileTable
+from spark_sink.delta_log import TableLog, commit_path
 from spark_sink.parquet_file import Layout, WrittenFile
 from spark_sink.staging import Position
 from spark_sink.warehouse import Table, Warehouse, WarehouseError
@@ -132,3 +134,33 @@ def test_files_that_lack_rows_are_not_committed(tmp_path: Path, format: str) -> 
     (files.directory / FILE.name).touch()
     changelog.commit_files(warehouse, name, files, [FILE], Position(1, 10), Position(1, 20), 7)
     assert changelog.exists(warehouse, name)
+
+
+def test_only_a_line_feed_ends_a_line_of_json(table: FileTable) -> None:
+    """Spark writes U+2028, U+2029 and U+0085 as they are, in what users say of a commit, in names, in values."""
+    text = "a\u2028b\u2029c\u0085d"
+    actions = [{"commitInfo": {"userMetadata": text}}, {"txn": {"appId": text, "version": 99}}, {"add": {"path": text}}]
+    written = "".join(json.dumps(action, ensure_ascii=False) + "\n" for action in actions)
+    commit_path(table.path, 1).write_text(written, encoding="utf-8")
+    assert delta.newest_lsn(table.path) == 10
+    assert {file["path"] for file in TableLog(table.path).refresh().files} == {"part-1.parquet", text}
+    delta_files.commit(table, [FILE], Position(1, 20))
+    assert (table.version, delta.newest_lsn(table.path)) == (2, 20)
+
+
+def test_a_link_that_is_there_although_an_error_was_returned(table: FileTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is over NFS when the answer gets lost, and the request is made again."""
+    link, errors = os.link, [FileExistsError, TimeoutError]
+
+    def lose_answer(source: Path, target: Path) -> None:
+        link(source, target)
+        raise errors.pop()
+
+    monkeypatch.setattr(os, "link", lose_answer)
+    for lsn in (20, 30):
+        delta_files.commit(table, [FILE], Position(1, lsn))
+    assert (table.version, table.lsn, errors) == (2, 30, [])
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(WarehouseError, match="somebody else writes"):  # not ours, equal as it may be
+        delta_files.commit(dataclasses.replace(table, version=1), [FILE], Position(1, 30))
+    assert {path.name for path in (table.path / "_delta_log").iterdir()} == {f"{number:020d}.json" for number in range(3)}

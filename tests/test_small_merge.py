@@ -12,7 +12,7 @@ import pytest
 from test_tables import COLUMNS, EPOCH, KEY, SCHEMA, TABLE, Source, add, comparable, schema_of
 
 from spark_sink import changelog, deletion_vector, delta, delta_files, replica, small_merge, upkeep
-from spark_sink.delta_log import TableLog, read_table
+from spark_sink.delta_log import TableLog, commit_path, read_table
 from spark_sink.staging import Position
 from spark_sink.upkeep import Upkeep
 from spark_sink.warehouse import Version, Warehouse
@@ -302,6 +302,22 @@ def test_files_that_have_none_of_the_keys(house: House, monkeypatch: pytest.Monk
         assert house.apply(lsn)
         assert len(reading) == 1
     assert house.rows("k", "n") == comparable(rows.values())
+
+
+@pytest.mark.parametrize("stats", ['{"numRecords": 3, "minValues": null}', "[]"], ids=["TypeError", "AttributeError"])
+def test_what_others_have_written_is_left_to_spark(house: House, stats: str) -> None:
+    """Whatever in it is not as we know it."""
+    source = filled(house, 1, 3)
+    assert house.apply(source.lsn)
+    log = TableLog(house.replica).refresh()
+    (file,) = log.files
+    added = {"add": {**file, "stats": stats, "dataChange": False}}
+    commit_path(house.replica, log.version + 1).write_text(json.dumps({"commitInfo": {}}) + "\n" + json.dumps(added))
+    start = source.lsn
+    source.update(0)
+    house.add(source.changes, start, source.commit())
+    assert not house.apply(source.lsn)
+    assert house.rows() == comparable(source.rows.values())
 
 
 def test_deletion_vectors(tmp_path: Path) -> None:
