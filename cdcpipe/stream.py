@@ -62,6 +62,11 @@ DRAIN_S = 3.0
 FLUSH_S = 1.0
 """How long a consumer may pause while the last records are written out."""
 
+_KEEP_STDIN_OPEN = (
+    "the stream ends with its commands. Where nobody writes any (cron, systemd, docker run without -i) a named pipe stays open: "
+    "mkfifo commands; cdcpipe … <>commands. With -A and --endpos the end of stdin does not matter"
+)
+
 
 class _Layouts(dict[int, tuple[Callable[[memoryview], tuple[int, int, int, Any]], bytes]]):
     """Length of a CopyData message → what takes it apart, and the end of the header line of its record.
@@ -123,6 +128,8 @@ class StreamOptions:
     auto_feedback: bool = False
     wait_after_end: bool = False
     """Once the end position is reached: close the output, and go on reading commands until ``q`` or the end of stdin."""
+    needs_commands: bool = True
+    """False: the end of stdin ends nothing, because the stream ends by itself and no feedback has to come."""
 
 
 _UNDEFINED_OBJECT = "42704"
@@ -208,8 +215,8 @@ class Streamer:
                     self._finish()
                     raise
                 self._finish()
-                if self._stdin_closed and not self._quit and not self._signalled and not self._tracker.is_finished:
-                    raise CommandClosedError("stdin was closed", hint="keep it open; 'q' on it ends the stream in order")
+                if self._is_abandoned and not self._quit and not self._signalled and not self._tracker.is_finished:
+                    raise CommandClosedError("stdin was closed", hint=_KEEP_STDIN_OPEN)
             finally:
                 if self._feeder is not None:
                     self._feeder.close()
@@ -223,7 +230,7 @@ class Streamer:
 
     def _loop(self, wake_fd: int) -> None:
         progress, output = self._progress, self._output
-        while not (self._quit or self._signalled or self._stdin_closed):
+        while not (self._quit or self._signalled or self._is_abandoned):
             if self._has_more and self._is_reading:
                 self._receive()
             elif output.pending_bytes:
@@ -240,6 +247,11 @@ class Streamer:
                     hint="check the network, and the walsender on the server (pg_stat_replication)",
                 )
             self._wait(wake_fd, now)
+
+    @property
+    def _is_abandoned(self) -> bool:
+        """Whether nobody can give commands any more to a stream that needs them."""
+        return self._stdin_closed and self._options.needs_commands
 
     @property
     def _is_taking(self) -> bool:

@@ -229,6 +229,7 @@ def run(
             write_newline=write_nl,
             auto_feedback=auto_feedback,
             wait_after_end=endpos_wait,
+            needs_commands=endpos is None or endpos_wait or not auto_feedback,
         ),
     )
     _log_configuration(config, poll if poll_mode or standby else None)
@@ -321,8 +322,25 @@ def _complain(message: str, hint: str | None) -> None:
         return  # nobody is left to tell; the exit code says it
 
 
+def _fill_closed_descriptors() -> None:
+    """Put the null device where stdin or stderr was closed at the start: the next file or socket would get its number.
+
+    It can be written and not read, so that to read from a closed stdin is still an error.
+    """
+    for fd in (0, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            if null != fd:
+                os.dup2(null, fd)
+                os.close(null)
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - Python has none where it was closed
+
+
 def main() -> NoReturn:
     """Enter from the console script."""
+    _fill_closed_descriptors()
     code = invoke()
     try:
         sys.stdout.flush()

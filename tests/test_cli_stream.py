@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import shlex
 import signal
 import subprocess
 import threading
@@ -294,6 +295,44 @@ def test_stdin_closed_is_4_and_keeps_feedback(on: Fixture) -> None:
         cli.close_stdin()
         assert cli.wait() == 4
     assert on.confirmed() >= end
+
+
+def test_with_auto_feedback_and_an_end_nobody_needs_stdin(on18: Fixture) -> None:
+    """As from cron and systemd. All other streams end with stdin, and say how to keep it open."""
+    end = str(on18.value("select pg_current_wal_insert_lsn() + 65536"))
+    with on18.cli("-A", "--endpos", end) as cli:
+        cli.close_stdin()
+        insert(on18, 1)
+        assert cli.transactions(1)[0][1] == [b"1"]
+        on18.sql("select pg_logical_emit_message(true, '', repeat('x', 100000))")
+        assert cli.wait() == 0, cli.stderr
+    on18.released()
+    for options in (("-A",), ("--endpos", "FF/0"), ("-A", "--endpos", "FF/0", "--endpos-wait")):
+        with on18.cli(*options) as cli:
+            cli.close_stdin()
+            assert cli.wait() == 4
+            assert "mkfifo commands; cdcpipe … <>commands" in cli.stderr
+        on18.released()
+
+
+def test_a_named_pipe_keeps_stdin_open(on18: Fixture, tmp_path: Path) -> None:
+    """The way that the hint of exit code 4 shows."""
+    os.mkfifo(tmp_path / "commands")
+    insert(on18, 1)
+    command = shlex.join(CLI_ARGS(on18))
+    with subprocess.Popen(["sh", "-c", f"exec {command} -A <>{tmp_path}/commands"]) as process:
+        until(lambda: on18.confirmed() >= LSN.parse(str(on18.value("select pg_current_wal_flush_lsn()"))))
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(("closed", "code"), [("<&-", 4), ("2>&- </dev/null", 4), ("-A --endpos 0/1 <&- 2>&-", 0)])
+def test_descriptors_that_are_closed_at_the_start(on18: Fixture, closed: str, code: int) -> None:
+    """Nothing else takes their place: a socket, say, that would be read as commands."""
+    command = shlex.join(CLI_ARGS(on18))
+    done = subprocess.run(["sh", "-c", f"exec {command} {closed}"], stdout=subprocess.PIPE, timeout=60)
+    assert done.returncode == code
 
 
 @pytest.mark.parametrize("busy", [True, False])
