@@ -23,6 +23,7 @@ from typing import Final, Self
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, OutputError, ProtocolError
 from cdcpipe.explain import Explainer
 from cdcpipe.lsn import format_lsn
+from cdcpipe.pgoutput.binary import UnknownTypeError
 from cdcpipe.pgoutput.decode import NAMES, decode
 from cdcpipe.pgoutput.messages import (
     Begin,
@@ -73,6 +74,7 @@ class RenderConfig:
 
 def render(files: Sequence[str], config: RenderConfig, out_fd: int = 1) -> None:
     """Write the records of the output plugin for the captures; ``-`` is stdin."""
+    load(config.output, config.options, _no_catalog)  # a mistake in its name or options shows before there is a connection
     with _Sink(out_fd) as sink, _catalog(config.parameters) as query:
         plugin = load(config.output, config.options, query)
         add, has_header, has_newline = sink.add, config.write_header, config.write_newline
@@ -165,13 +167,14 @@ class Captures:
         """Add to an error about a record where that is."""
         try:
             yield
-        except (ProtocolError, InvalidArgumentsError) as ex:
+        except (ProtocolError, InvalidArgumentsError, UnknownTypeError) as ex:
             record = self._record
             what = f" ({_kind(record)}, LSN {format_lsn(self._lsn)})" if record else ""
             message = f"{self.name}, byte {self.pos}{what}: {ex.message}"
             if isinstance(ex, ProtocolError):
                 raise ProtocolError(message, hint=ex.hint or _HINT) from ex
-            raise InvalidArgumentsError(message, hint=ex.hint) from ex
+            kind = InvalidArgumentsError if isinstance(ex, InvalidArgumentsError) else CdcpipeError
+            raise kind(message, hint=ex.hint) from ex
 
 
 def _kind(record: bytes) -> str:

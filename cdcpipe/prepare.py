@@ -17,13 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from cdcpipe.config import PollConfig, SlotConfig, StreamConfig
-from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError, ServerError
+from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError, InvalidArgumentsError, ServerError
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.pgoutput import options as pgoutput_options
 from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.pipe.exitcode import ExitCode
-from cdcpipe.plugins import load
-from cdcpipe.plugins.base import Renderer
+from cdcpipe.plugins import load, names
+from cdcpipe.plugins.base import OutputPlugin, Renderer
 from cdcpipe.poll import wait_until_free
 from cdcpipe.replication import preflight
 from cdcpipe.replication.boundaries import tracker_for
@@ -101,10 +101,13 @@ class Export:
 
 @contextmanager
 def initialising() -> Iterator[None]:
-    """Before the stream has started, an error of the server or a lost connection is INIT_FAILED."""
+    """Before the stream has started, an error is INIT_FAILED: of the server, a lost connection, or arguments that don't fit it.
+
+    INVALID_ARGS is for what is wrong whatever the server is, which is found before there is a connection.
+    """
     try:
         yield
-    except (ServerError, ConnectionClosedError) as ex:
+    except (ServerError, ConnectionClosedError, InvalidArgumentsError) as ex:
         raise InitError(ex.message, hint=ex.hint) from ex
 
 
@@ -230,9 +233,13 @@ def exporting(config: SlotConfig) -> Iterator[tuple[Preparation, Export]]:
 def stream(config: StreamConfig) -> ExitCode:
     """Connect, check, start and stream until something ends it; raise the error that did."""
     catalog = _Catalog(config.slot)
+    publications = _publications(config)
+    # A mistake in the output plugin's name or options had better show before there is a slot. (Without a publication it may be the
+    # server's plugin of that name, which has options of its own.)
+    if config.output is not None and (publications or config.output not in names()):
+        _output_plugin(config, catalog)
     with contextlib.closing(catalog):
         with initialising():
-            publications = _publications(config)
             slot = find_or_create_slot(catalog.connection, config.slot, publications)
             server_options, make_feeder = _plugin(config, catalog, slot, publications)
             if slot.plugin == "pgoutput" and pgoutput_options.setting(server_options, "binary") == "on":
@@ -313,16 +320,22 @@ def _plugin(
         return pgoutput_options.complete(defaults | options, version), None
 
     given = {name: value for name, value in options.items() if name in pgoutput_options.NAMES}
-    plugin_options = {name: value for name, value in options.items() if name not in pgoutput_options.NAMES}
-    plugin = load(config.output, {**config.output_options, **plugin_options}, catalog.query)
+    plugin = _output_plugin(config, catalog)
     asked = defaults | dict(plugin.pgoutput_options) | given
     is_parallel = pgoutput_options.setting(asked, "streaming") == "parallel"
     completed = pgoutput_options.complete(asked, version)
-    if not config.whole_transactions:
-        plugin.check_callbacks(
-            option for option in ("two_phase", "streaming") if pgoutput_options.setting(completed, option) != "off"
-        )
     return completed, lambda write: Renderer(plugin, write, streaming_parallel=is_parallel)
+
+
+def _output_plugin(config: StreamConfig, catalog: _Catalog) -> OutputPlugin:
+    """Make the output plugin that renders here; raise InvalidArgumentsError for what it does not know or can't render."""
+    assert config.output is not None
+    options = {name: value for name, value in config.options.items() if name not in pgoutput_options.NAMES}
+    plugin = load(config.output, {**config.output_options, **options}, catalog.query)
+    if not config.whole_transactions:
+        asked = {**plugin.pgoutput_options, **config.options}
+        plugin.check_callbacks(option for option in ("two_phase", "streaming") if pgoutput_options.setting(asked, option) != "off")
+    return plugin
 
 
 def _transactions(config: StreamConfig, slot: Slot, options: Mapping[str, str | None]) -> Transactions | None:

@@ -692,6 +692,25 @@ def test_an_output_that_does_not_fit_the_slot(on15: Fixture) -> None:
     code, _, err = run_cli("-d", on15.database.dsn, "-S", slot, "--output", "wal2json")
     assert code == 2
     assert "test_decoding" in err
-    code, _, err = on15.run("--output", "no_such_output")
-    assert code == 1
-    assert "no_such_output" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--output", "debezum"), "there is no output plugin 'debezum'"),
+        (("--output", "debezium", "-o", "topic.prefx=x"), "no option 'topic.prefx'"),
+        (("--output", "test_decoding", "-o", "include-rewrites=1"), "include-rewrites"),
+        (("-J", "-o", "format-version=3"), "format-version"),
+        (("-J", "--two-phase"), "can't render prepared transactions"),
+        (("--output", "json", "-o", 'publication_names="p'), "not a list of identifiers"),
+    ],
+)
+def test_mistakes_show_before_a_connection_is_tried(options: tuple[str, ...], message: str) -> None:
+    """There is no server: 2 would say that one was looked for."""
+    code, _, err = run_cli("-h", "/nonexistent", "-S", "s", "--publication", "p", "-c", *options)
+    assert (code, message in err) == (1, True), err
+
+
+def test_mistakes_in_rendering_a_capture_show_before_a_connection_is_tried() -> None:
+    code, _, err = run_cli("decode", "-h", "/nonexistent", "--output", "debezium", "-o", "topic.prefx=x")
+    assert (code, "no option 'topic.prefx'" in err) == (1, True), err

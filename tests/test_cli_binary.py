@@ -169,7 +169,7 @@ def test_an_extensions_type_is_named(pg15: postgres.Cluster) -> None:
         assert b"c[citext]:'It' h[hstore]:null" in out
         on.sql("insert into u values (2, 'It', 'a=>b')")
         code, _, stderr = run(on, "--binary", "--output", "test_decoding")
-        assert code == 1
+        assert code == 7  # the server has been streaming: the arguments were right for all that came before
         assert "column 'h' of table 'public.u' came in binary form" in stderr
         assert "'binary'" in stderr
         assert run(on, "--binary")[0] == 0

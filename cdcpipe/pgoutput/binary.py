@@ -73,7 +73,7 @@ Find: TypeAlias = Callable[[int], Shape | ToText | None]
 """Tells about a type that is not built in, or whose text is not in its bytes; None if it does not know it either."""
 
 
-class UnknownTypeError(InvalidArgumentsError):
+class UnknownTypeError(CdcpipeError):
     """Nothing here knows how values of a type look as text."""
 
     def __init__(self, type_id: int, problem: str) -> None:
@@ -114,7 +114,7 @@ class Types:
                 try:
                     # As plain bytes: a Binary equals none, and what is returned as it is would still be one.
                     value = self.to_text(column.type_id, bytes(value))
-                except (ProtocolError, InvalidArgumentsError) as ex:
+                except (ProtocolError, UnknownTypeError, InvalidArgumentsError) as ex:
                     name_column(ex, f"{relation.namespace}.{relation.name}", column.name)
                     raise
             values.append(value)

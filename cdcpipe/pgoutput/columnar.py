@@ -115,7 +115,7 @@ class Values:
         for start, length in zip(self.start[rows].tolist(), self.length[rows].tolist(), strict=True):
             try:
                 text = binary.to_text(self.type_id, bytes(self.buffer[start : start + length]))
-            except (ProtocolError, InvalidArgumentsError) as ex:
+            except (ProtocolError, binary.UnknownTypeError, InvalidArgumentsError) as ex:
                 binary.name_column(ex, self.table, self.name)
                 raise
             texts.append(text)
