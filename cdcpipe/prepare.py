@@ -31,7 +31,7 @@ from cdcpipe.replication.commands import publication_names
 from cdcpipe.replication.connection import Connection, Rows
 from cdcpipe.replication.preflight import ExportedSnapshot, PublishedTable, Slot, System
 from cdcpipe.replication.progress import Progress
-from cdcpipe.sql import SESSION_SETTINGS
+from cdcpipe.sql import SESSION_SETTINGS, patient
 from cdcpipe.stream import Feeder, Streamer
 
 __all__ = ["Export", "Preparation", "connected", "exporting", "poll_until_free", "prepare", "stream"]
@@ -112,10 +112,10 @@ def initialising() -> Iterator[None]:
 
 
 def connect(parameters: Mapping[str, str], *, replication: bool) -> Connection:
-    """Open a connection, ``parameters`` are libpq's, and pin the settings on which the text of values depends."""
+    """Open a connection, ``parameters`` are libpq's; pin what the text of values depends on, and lift limits of time."""
     with initialising():
         connection = Connection(parameters, replication=replication)
-        connection.pin_session(SESSION_SETTINGS)
+        connection.pin_session({**SESSION_SETTINGS, **patient(connection.server_version)})
     return connection
 
 

@@ -34,8 +34,13 @@ TRIM_NUMBERS = ((r"(\.[0-9]*[1-9])0+(?![0-9])", r"\1"), (r"\.0+(?![0-9])", ""))
 
 
 def patient(server_version: int) -> dict[str, str]:
-    """Return the settings of a session whose transaction may sit idle for as long as it likes."""
-    settings = {"idle_in_transaction_session_timeout": "0"}
+    """Return the settings that lift every limit of time which a role or a database may have set for its sessions.
+
+    A stream runs for ever, and the creation of a slot waits for others knowingly. Our own deadlines bound what must not last.
+    """
+    settings = dict.fromkeys(
+        ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout"), "0"
+    )
     if server_version >= _TRANSACTION_TIMEOUT_SINCE:
         settings["transaction_timeout"] = "0"
     return settings
@@ -49,7 +54,6 @@ def reading_rows(server_version: int) -> dict[str, str]:
         "search_path": "",
         # An error is better than rows that a policy hides.
         "row_security": "off",
-        "statement_timeout": "0",
         **patient(server_version),
     }
 

@@ -442,6 +442,34 @@ def test_create_slot_and_publication_for_all_tables(on18: Fixture) -> None:
         assert cli.transactions(1)[0][1] == [b"1"]
 
 
+@pytest.mark.parametrize("export", [False, True])
+def test_the_sessions_limits_of_time_are_lifted(on: Fixture, export: bool) -> None:
+    """Neither the creation of a slot, nor the stream, nor a snapshot that is held ends for a limit of the role or the database."""
+    limits = ["statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout"]
+    limits += ["transaction_timeout"] * (on.database.cluster.version == "18")
+    on.sql(*[f'alter database "{on.database.name}" set {limit} = 200' for limit in limits])
+    name = f"new_{on.database.name}"
+    waiting = "select count(*) from pg_replication_slots where slot_name = %s and active"
+    arguments = ["-d", on.database.dsn, "-S", name, "--publication", "p", "-c"]
+    with on.database.connect(options="".join(f"-c {limit}=0 " for limit in limits)) as other:
+        other.execute("begin")
+        other.execute("insert into t values (1)")
+        with CLI(*(["prepare", "--export-snapshot"] if export else []), *arguments, header=not export) as cli:
+            until(lambda: cli.process.poll() is not None or on.value(waiting, name), "the server's waiting")
+            on.sql("select pg_sleep(0.6)")
+            other.execute("commit")
+            if export:
+                assert json.loads(cli.read_bytes())["snapshot"]
+            else:
+                until(lambda: on.value(f"{waiting} and confirmed_flush_lsn is not null", name), "the stream")
+                on.sql("insert into t values (2)")
+                cli.transactions(1)
+            on.sql("select pg_sleep(0.6)", "insert into t values (3)")
+            if not export:
+                cli.transactions(1)
+            assert cli.quit() == 0, cli.stderr
+
+
 @pytest.mark.parametrize("mode", [["--create-timeout", "1"], ["-L", "-u", "1"]])
 def test_creation_that_waits_for_a_transaction_gives_up(on: Fixture, mode: list[str]) -> None:
     name = f"new_{on.database.name}"
@@ -452,6 +480,7 @@ def test_creation_that_waits_for_a_transaction_gives_up(on: Fixture, mode: list[
         other.execute("rollback")
     assert code == 2
     assert "running transactions" in err
+    assert "within 1 s (--create-timeout, in poll mode --poll-duration)" in err
     assert on.value("select count(*) from pg_replication_slots where slot_name = %s", name) == 0
 
 

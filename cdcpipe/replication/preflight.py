@@ -10,6 +10,7 @@ old WAL as well, and the rows there were skipped without an error.) Errors here 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ from cdcpipe.errors import (
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.replication.commands import IDENTIFY_SYSTEM, create_replication_slot, start_replication
 from cdcpipe.replication.connection import Connection
-from cdcpipe.sql import patient, quote_identifier, quote_literal
+from cdcpipe.sql import quote_identifier, quote_literal
 
 __all__ = [
     "ExportedSnapshot",
@@ -252,6 +253,7 @@ def create_slot(connection: Connection, name: str, plugin: str, *, timeout_s: fl
     The server waits for every running write transaction to end; beyond ``timeout_s`` it is told to give up, which leaves no slot.
     Raise InitError.
     """
+    started_at = time.monotonic()
     try:
         connection.execute(
             f"SELECT pg_create_logical_replication_slot({quote_literal(name)}, {quote_literal(plugin)})", timeout_s=timeout_s
@@ -259,7 +261,7 @@ def create_slot(connection: Connection, name: str, plugin: str, *, timeout_s: fl
     except ServerError as ex:
         if ex.sqlstate == _DUPLICATE_OBJECT:
             return
-        raise _creation_error(ex, name, plugin, timeout_s) from ex
+        raise _creation_error(ex, name, plugin, timeout_s, time.monotonic() - started_at) from ex
 
 
 def export_snapshot(connection: Connection, slot: str, *, is_temporary: bool, timeout_s: float | None) -> ExportedSnapshot:
@@ -267,21 +269,21 @@ def export_snapshot(connection: Connection, slot: str, *, is_temporary: bool, ti
 
     A temporary slot is gone with the connection: it serves to get a snapshot whose place in the WAL is known.
     """
-    # While it waits it looks like a session that forgot its transaction, and servers are told to end those.
-    connection.pin_session(patient(connection.server_version))
     command = create_replication_slot(slot, "pgoutput", is_temporary=is_temporary)
+    started_at = time.monotonic()
     try:
         _, consistent_point, name, *_ = connection.execute(command, timeout_s=timeout_s)[0]
     except ServerError as ex:
-        raise _creation_error(ex, slot, "pgoutput", timeout_s) from ex
+        raise _creation_error(ex, slot, "pgoutput", timeout_s, time.monotonic() - started_at) from ex
     return ExportedSnapshot(name or "", LSN.parse(consistent_point or ""))
 
 
-def _creation_error(ex: ServerError, name: str, plugin: str, timeout_s: float | None) -> InitError:
-    """Translate what the server says to the creation of a slot."""
-    if ex.sqlstate == _QUERY_CANCELED and timeout_s is not None:
+def _creation_error(ex: ServerError, name: str, plugin: str, timeout_s: float | None, waited_s: float) -> InitError:
+    """Translate what the server says to the creation of a slot, after ``waited_s``."""
+    if ex.sqlstate == _QUERY_CANCELED and timeout_s is not None and waited_s >= timeout_s:
         return InitError(
-            f"replication slot {name!r} was not created within {timeout_s:g} s: the server waits for running transactions to end",
+            f"replication slot {name!r} was not created within {timeout_s:g} s (--create-timeout, in poll mode --poll-duration):"
+            " the server waits for running transactions to end",
             hint="find them: SELECT pid, state, xact_start, query FROM pg_stat_activity WHERE backend_xid IS NOT NULL",
         )
     if ex.sqlstate == _INSUFFICIENT_PRIVILEGE and "output" in ex.message:
