@@ -24,6 +24,7 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from cdcpipe import catalog_sql
 from cdcpipe.errors import InitError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from cdcpipe.replication import preflight
@@ -129,19 +130,18 @@ class Checksums:
 
     def _published(self, publications: Sequence[str]) -> dict[tuple[str, str], tuple[set[str], list[str] | None]]:
         """Return the columns of each table that are published, and its row filters, None if there is one without."""
-        if not publications or self._connection.server_version < 150000:
+        if not publications:
             return {}
-        found: dict[tuple[str, str], tuple[set[str], list[str] | None]] = {}
-        for schema, name, columns, row_filter in self._connection.execute(
-            "SELECT schemaname, tablename, to_json(attnames), rowfilter FROM pg_publication_tables"
-            f" WHERE pubname IN ({', '.join(map(quote_literal, publications))})"
-        ):
-            names, filters = found.setdefault((schema or "", name or ""), (set(), []))
-            names.update(json.loads(columns or "[]"))
-            # One publication without a filter publishes every row.
-            filters = None if filters is None or row_filter is None else [*filters, row_filter]
-            found[schema or "", name or ""] = (names, filters)
-        return found
+        rows = self._connection.execute(
+            "SELECT n.nspname, c.relname, (SELECT json_agg(a.attname) FROM pg_attribute a"
+            "   WHERE a.attrelid = c.oid AND a.attnum = ANY (p.numbers)), to_json(p.filters)"
+            f" FROM {catalog_sql.published(publications, self._connection.server_version, filters=True)} AS p"
+            " JOIN pg_class c ON c.oid = p.relation_id JOIN pg_namespace n ON n.oid = c.relnamespace"
+        )
+        return {
+            (schema or "", name or ""): (set(json.loads(columns or "[]")), json.loads(filters) if filters else None)
+            for schema, name, columns, filters in rows
+        }
 
     def buckets(self, table: ServerTable, key: Sequence[str]) -> dict[str, tuple[int, int]]:
         """Return the number of rows and the sum of their checksums for each bucket that has any."""

@@ -163,12 +163,13 @@ def check_published(connection: Connection, publications: list[str]) -> list[Pub
     preflight.check_publications(connection, publications)
     tables = preflight.published_tables(connection, publications)
     for table in tables:
-        if not table.has_identity:
+        if table.refused:
             log.warning(
-                "table %s.%s has no usable replica identity: the server refuses UPDATE and DELETE on it while it is published;"
+                "table %s.%s has no usable replica identity: the server refuses %s on it while that is published;"
                 " give it a primary key (one that is not deferrable), or ALTER TABLE … REPLICA IDENTITY FULL",
                 table.schema,
                 table.name,
+                " and ".join(table.refused),
             )
     return tables
 

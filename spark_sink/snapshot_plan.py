@@ -18,6 +18,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from cdcpipe import catalog_sql
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pgoutput.messages import Column, Relation
 from cdcpipe.sql import quote_identifier, quote_literal, reading_rows
@@ -32,52 +33,26 @@ _LOCK_TIMEOUT_MS: Final = 2000
 _LOCK_NOT_AVAILABLE: Final = "55P03"
 
 _TABLES: Final = """
-WITH published AS (
-    SELECT c.oid, to_json(p.attnames) AS names, p.rowfilter
-    FROM pg_publication_tables p
-    JOIN pg_namespace n ON n.nspname = p.schemaname
-    JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
-    WHERE p.pubname IN ({publications})
-), wanted AS (
-    SELECT oid, (array_agg(names))[1] AS names,
-           CASE WHEN bool_or(rowfilter IS NULL) THEN NULL ELSE json_agg(DISTINCT rowfilter) END AS filters
-    FROM published GROUP BY oid
-)
 SELECT json_build_object(
-    'relation_id', c.oid::int8, 'schema', n.nspname, 'name', c.relname, 'identity', c.relreplident, 'filters', w.filters,
+    'relation_id', c.oid::int8, 'schema', n.nspname, 'name', c.relname, 'identity', c.relreplident, 'filters', to_json(w.filters),
     'columns', (
         SELECT json_agg(json_build_object(
             'number', a.attnum, 'name', a.attname, 'type_id', a.atttypid::int8, 'type_modifier', a.atttypmod,
             'is_key', c.relreplident = 'f' OR EXISTS (
-                SELECT FROM pg_index i
-                WHERE i.indrelid = c.oid AND i.indisvalid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])
-                AND CASE c.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate WHEN 'i' THEN i.indisreplident
-                    ELSE false END)
+                SELECT FROM pg_index i WHERE {is_identity_index} AND a.attnum = ANY ({key_numbers}))
         ) ORDER BY a.attnum)
         FROM pg_attribute a
-        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-        AND (a.attgenerated = '' OR current_setting('server_version_num')::int >= 180000)
-        AND a.attname IN (SELECT json_array_elements_text(w.names))),
-    'primary_key', (
-        SELECT json_agg(a.attname ORDER BY k.position)
-        FROM pg_index i CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k (attnum, position)
-        JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum
-        WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate AND k.position <= i.indnkeyatts),
+        WHERE a.attrelid = c.oid AND a.attnum = ANY (w.numbers)),
+    'primary_key', {primary_key},
     'parts', (
-        WITH RECURSIVE part AS (
-            SELECT c.oid UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid
-            JOIN pg_class p ON p.oid = part.oid AND p.relkind = 'p'
-        )
         SELECT json_agg(json_build_object(
             'relation_id', l.oid::int8, 'schema', m.nspname, 'name', l.relname, 'file', l.relfilenode::int8,
             'rows', l.reltuples, 'is_heap', am.amname = 'heap',
             'pages', pg_relation_size(l.oid) / current_setting('block_size')::int) ORDER BY l.oid)
-        FROM part JOIN pg_class l ON l.oid = part.oid AND l.relkind = 'r'
-        JOIN pg_namespace m ON m.oid = l.relnamespace JOIN pg_am am ON am.oid = l.relam)
+        FROM pg_class l JOIN pg_namespace m ON m.oid = l.relnamespace JOIN pg_am am ON am.oid = l.relam
+        WHERE l.oid IN {leaves})
 )::text
-FROM wanted w JOIN pg_class c ON c.oid = w.oid JOIN pg_namespace n ON n.oid = c.relnamespace
--- A partition whose root is published, by another of the publications, comes as rows of the root.
-WHERE NOT EXISTS (SELECT FROM pg_partition_ancestors(c.oid) a JOIN wanted root ON root.oid = a.relid AND a.relid <> c.oid)
+FROM {published} w JOIN pg_class c ON c.oid = w.relation_id JOIN pg_namespace n ON n.oid = c.relnamespace
 ORDER BY n.nspname, c.relname
 """
 
@@ -181,8 +156,19 @@ def _first_line(ex: BaseException) -> str:
     return str(ex).strip().partition("\n")[0]
 
 
+def _tables_query(publications: Sequence[str], server_version: int) -> str:
+    return _TABLES.format(
+        published=catalog_sql.published(publications, server_version, filters=True),
+        is_identity_index=catalog_sql.is_identity_index("i", "c"),
+        key_numbers=catalog_sql.key_numbers("i"),
+        primary_key=catalog_sql.primary_key_of("c.oid"),
+        leaves=catalog_sql.leaves_of("c.oid"),
+    )
+
+
 _FACTS: Final = """
-SELECT current_setting('block_size')::int8, (extract(epoch FROM now()) * 1000000)::int8, current_setting('server_encoding')::text
+SELECT current_setting('server_version_num')::int8, current_setting('block_size')::int8,
+    (extract(epoch FROM now()) * 1000000)::int8, current_setting('server_encoding')::text
 """
 
 
@@ -196,8 +182,8 @@ def make_plan(connection: str, snapshot: str, publications: Sequence[str], chunk
         with opened.cursor() as cursor:
             cursor.execute(f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT_MS}")
             cursor.execute(_FACTS)
-            page_bytes, time_us, encoding = cursor.fetchone()
-            cursor.execute(_TABLES.format(publications=", ".join(map(quote_literal, publications))))
+            server_version, page_bytes, time_us, encoding = cursor.fetchone()
+            cursor.execute(_tables_query(publications, server_version))
             found = [json.loads(row[0]) for row in cursor.fetchall()]
     except opened.Error as ex:
         if ex.sqlstate == _LOCK_NOT_AVAILABLE:

@@ -19,6 +19,7 @@ LAYERS = {
     "cdcpipe.errors": 1,
     "cdcpipe.sql": 2,
     "cdcpipe.pipe": 2,
+    "cdcpipe.catalog_sql": 3,
     "cdcpipe.pgoutput": 3,
     "cdcpipe.plugins": 4,
     "cdcpipe.replication": 4,

@@ -270,6 +270,24 @@ def test_what_is_published_is_what_the_stream_describes(source: Source) -> None:
     assert tables["deferred"].primary_key == ()
 
 
+def test_on_other_server_versions(any_pg: postgres.Cluster, tmp_path: Path) -> None:
+    """What the catalog is asked depends on the version; 14 knows neither column lists nor row filters."""
+    with any_pg.database() as database:
+        made = Source(database, tmp_path)
+        made.sql(
+            "create table t (id int, v text, g int generated always as (id + 1) stored, primary key (id) include (v))",
+            "insert into t values (1, 'x'), (2, null)",
+            "create publication p for table t",
+        )
+        made.take()
+        table = made.tables()["t"]
+        assert table.primary_key == ("id",)
+        assert [(column.name, column.is_key) for column in table.relation.columns] == [("id", True), ("v", False)]
+        assert [(row["id"], row["v"]) for row in made.rows(table)] == [(1, "x"), (2, None)]
+        made.close()
+        made.connection.close()
+
+
 def test_row_filters_of_several_publications_are_joined_by_or(source: Source) -> None:
     source.sql(
         "create table t (id int primary key); create table u (id int primary key)",

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+from cdcpipe.catalog_sql import key_numbers
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.pgoutput import binary
 from cdcpipe.plugins.keywords import KEYWORDS
@@ -216,14 +217,18 @@ class Catalog:
             text = self._texts[expression] = (answer or "").encode()
         return text
 
-    def columns(self, relation_id: int) -> dict[str, ColumnFacts]:
-        """Return the facts of a relation's columns by name; never from memory. Empty if the relation is gone."""
+    def columns(self, relation_id: int, *, with_defaults: bool) -> dict[str, ColumnFacts]:
+        """Return the facts of a relation's columns by name; never from memory. Empty if the relation is gone.
+
+        Without ``with_defaults`` every default is None: for the text of one the server waits while the table is locked exclusively.
+        """
+        default_text = "case when a.attgenerated = '' then pg_get_expr(d.adbin, d.adrelid) end" if with_defaults else "null"
         rows = self._ask(
             "what a column is in the catalog (include-not-null, include-default, include-column-positions, include-pk)",
             f"""
             select a.attname, a.attnum, a.attnotnull,
-                   case when a.attgenerated = '' then pg_get_expr(d.adbin, d.adrelid) end,
-                   coalesce(a.attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1]), false)
+                   {default_text},
+                   coalesce(a.attnum = any ({key_numbers("i")}), false)
             from pg_attribute a
                  left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
                  left join pg_index i on i.indrelid = a.attrelid and i.indisprimary and i.indimmediate and i.indisvalid

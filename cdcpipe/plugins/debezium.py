@@ -25,6 +25,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from cdcpipe.catalog_sql import key_numbers
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Delete, Insert, Update
 from cdcpipe.plugins.catalog import NoCatalogError
@@ -161,7 +162,7 @@ class Debezium(TemplatePlugin[_Table]):
         # As the connector looks for it: the primary key, else the first unique index.
         sql = f"""
             select a.attname
-            from (select i.indrelid, (i.indkey::int2[])[0:i.indnkeyatts - 1] as columns
+            from (select i.indrelid, {key_numbers("i")} as columns
                   from pg_index i join pg_class c on c.oid = i.indexrelid
                   where i.indrelid = {relation.relation_id} and i.indisunique
                   order by i.indisprimary desc, c.relname limit 1) i

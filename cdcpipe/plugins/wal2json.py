@@ -311,7 +311,7 @@ class _Wal2Json(TemplatePlugin[_Table]):
         is_selected = self._settings.selects(relation)
         facts: Mapping[str, ColumnFacts] = {}
         if is_selected and self._settings.needs_column_facts(relation):
-            facts = self.catalog.columns(relation.relation_id)
+            facts = self.catalog.columns(relation.relation_id, with_defaults=self._settings.include_default)
         columns = []
         for number, column in enumerate(relation.columns if is_selected else ()):
             type_id, type_name = self._type_of(column) if self._settings.include_types else (column.type_id, "")

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from cdcpipe.catalog_sql import has_deferrable_key, is_identity_index, leaves_of, primary_key_of, published
 from cdcpipe.errors import (
     InitError,
     InvalidArgumentsError,
@@ -115,6 +116,7 @@ class PublishedTable:
 
     A deferrable primary key is not in ``primary_key``: two rows may have the same value of it amid a transaction, so it does
     not say which row a change is of. ``has_deferrable_key`` tells that there is one.
+    ``refused`` are the commands (UPDATE, DELETE) that the server refuses, because they are published and a row has no identity.
     ``columns`` are those that are published, in order.
     """
 
@@ -124,7 +126,7 @@ class PublishedTable:
     replica_identity: str
     primary_key: tuple[str, ...]
     has_deferrable_key: bool
-    has_identity: bool
+    refused: tuple[str, ...]
     columns: tuple[TableColumn, ...]
 
 
@@ -373,26 +375,24 @@ def check_publications(connection: Connection, names: Sequence[str]) -> None:
 
 def published_tables(connection: Connection, names: Sequence[str]) -> list[PublishedTable]:
     """Return the tables of the publications, by name."""
+    has_identity = (
+        "SELECT bool_and(leaf.relreplident = 'f'"
+        f" OR EXISTS (SELECT FROM pg_catalog.pg_index i WHERE {is_identity_index('i', 'leaf')}))"
+        f" FROM pg_catalog.pg_class leaf WHERE leaf.oid IN {leaves_of('c.oid')}"
+    )
     rows = connection.execute(
-        "SELECT DISTINCT n.nspname, c.relname, c.oid, c.relreplident,"
-        " (SELECT json_agg(a.attname ORDER BY k.position) FROM pg_catalog.pg_index i"
-        "   CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k(attnum, position)"
-        "   JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum"
-        "   WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate)::text,"
-        " EXISTS (SELECT 1 FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND NOT i.indimmediate),"
-        " c.relreplident = 'f' OR EXISTS (SELECT 1 FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indimmediate"
-        "   AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END),"
+        f"SELECT n.nspname, c.relname, c.oid, c.relreplident, {primary_key_of('c.oid')}::text, {has_deferrable_key('c.oid')},"
+        # Where a table has partitions, theirs decide.
+        f" CASE WHEN coalesce(({has_identity}), true) THEN '[]'::json ELSE (SELECT json_agg(v.command) FROM (VALUES"
+        "   ('UPDATE', p.has_updates), ('DELETE', p.has_deletes)) AS v (command, is_published) WHERE v.is_published) END::text,"
         " (SELECT json_agg(json_build_array(a.attname, a.attnum, a.atttypid::int8, a.atttypmod,"
         "    (a.attmissingval::text::text[])[1],"
         "    NOT a.atthasmissing AND (a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL)) ORDER BY a.attnum)"
         "   FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid"
-        # Column lists are known from PostgreSQL 15 on.
-        "   WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
-        "     AND coalesce(pg_catalog.to_jsonb(p) -> 'attnames' ? a.attname, true))::text"
-        " FROM pg_catalog.pg_publication_tables p"
-        " JOIN pg_catalog.pg_namespace n ON n.nspname = p.schemaname"
-        " JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename"
-        f" WHERE p.pubname IN ({', '.join(map(quote_literal, names))}) ORDER BY 1, 2"
+        "   WHERE a.attrelid = c.oid AND a.attnum = ANY (p.numbers))::text"
+        f" FROM {published(names, connection.server_version)} AS p"
+        " JOIN pg_catalog.pg_class c ON c.oid = p.relation_id JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " ORDER BY 1, 2"
     )
     return [
         PublishedTable(
@@ -401,11 +401,11 @@ def published_tables(connection: Connection, names: Sequence[str]) -> list[Publi
             relation_id=int(oid or 0),
             replica_identity=identity or "d",
             primary_key=tuple(json.loads(key)) if key else (),
-            has_deferrable_key=has_deferrable_key == "t",
-            has_identity=has_identity == "t",
+            has_deferrable_key=is_deferrable == "t",
+            refused=tuple(json.loads(refused or "[]")),
             columns=tuple(TableColumn(*column) for column in json.loads(columns or "[]")),
         )
-        for schema, name, oid, identity, key, has_deferrable_key, has_identity, columns in rows
+        for schema, name, oid, identity, key, is_deferrable, refused, columns in rows
     ]
 
 
@@ -417,14 +417,10 @@ def check_binary_forms(connection: Connection, names: Sequence[str]) -> None:
     rows = connection.execute(
         "WITH RECURSIVE part(relation, attribute, type) AS ("
         " SELECT n.nspname || '.' || c.relname, a.attname, a.atttypid"
-        " FROM pg_catalog.pg_publication_tables p"
-        " JOIN pg_catalog.pg_namespace n ON n.nspname = p.schemaname"
-        " JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename"
-        " JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
+        f" FROM {published(names, connection.server_version)} AS p"
+        " JOIN pg_catalog.pg_class c ON c.oid = p.relation_id JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (p.numbers)"
         " JOIN pg_catalog.pg_type t ON t.oid = a.atttypid AND t.typsend <> 0"
-        # Column lists are known from PostgreSQL 15 on.
-        f" WHERE p.pubname IN ({', '.join(map(quote_literal, names))})"
-        "   AND coalesce(pg_catalog.to_jsonb(p) -> 'attnames' ? a.attname, true)"
         " UNION SELECT part.relation, part.attribute, inside.type"
         " FROM part JOIN pg_catalog.pg_type t ON t.oid = part.type CROSS JOIN LATERAL ("
         "   SELECT t.typelem WHERE t.typsend = 'pg_catalog.array_send'::pg_catalog.regproc"

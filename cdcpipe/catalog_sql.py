@@ -1,0 +1,143 @@
+"""Questions to PostgreSQL's catalogs that several modules ask, as SQL text: what publications publish, what is a key.
+
+None of these opens a table. The view ``pg_publication_tables`` does, from PostgreSQL 16 on (on 15 where there is a row filter), and
+so do functions such as ``pg_partition_tree``, ``pg_relation_size`` and ``pg_get_expr``: they wait while somebody holds ACCESS
+EXCLUSIVE on the table (an open ALTER TABLE, VACUUM FULL, a prepared transaction with DDL). Logical decoding needs no such lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from cdcpipe.sql import quote_literal
+
+__all__ = ["has_deferrable_key", "is_identity_index", "key_numbers", "leaves_of", "primary_key_of", "published"]
+
+_SCHEMAS_LISTS_FILTERS_SINCE: Final = 150000
+_GENERATED_COLUMNS_SINCE: Final = 180000
+
+_FIRST_USER_OID: Final = 16384
+"""The server publishes nothing that initdb made."""
+
+_PUBLISHED: Final = """(
+WITH RECURSIVE publication AS (
+    SELECT p.oid, p.puballtables, p.pubviaroot, p.pubupdate, p.pubdelete, {has_generated} AS has_generated
+    FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names})
+), publishable AS (
+    SELECT c.oid, c.relnamespace, c.relispartition FROM pg_catalog.pg_class c
+    WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= {first_user_oid}
+), member (publication, relation) AS (
+    SELECT r.prpubid, r.prrelid FROM pg_catalog.pg_publication_rel r JOIN publication p ON p.oid = r.prpubid
+    UNION
+    SELECT p.oid, c.oid FROM publication p JOIN publishable c ON p.puballtables AND NOT (p.pubviaroot AND c.relispartition)
+    {schemas}
+), expanded (publication, relation, kind, is_partition) AS (
+    SELECT m.publication, c.oid, c.relkind, c.relispartition FROM member m JOIN pg_catalog.pg_class c ON c.oid = m.relation
+    UNION
+    SELECT e.publication, c.oid, c.relkind, c.relispartition
+    FROM expanded e
+    JOIN publication p ON p.oid = e.publication AND NOT p.pubviaroot
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = e.relation AND NOT i.inhdetachpending
+    JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+    WHERE e.kind = 'p'
+), named AS (
+    SELECT e.relation, e.is_partition, p.*
+    FROM expanded e JOIN publication p ON p.oid = e.publication AND (p.pubviaroot OR e.kind <> 'p')
+)
+SELECT n.relation AS relation_id, bool_or(n.pubupdate) AS has_updates, bool_or(n.pubdelete) AS has_deletes,
+    coalesce(array_agg(DISTINCT a.attnum ORDER BY a.attnum) FILTER (WHERE a.attnum IS NOT NULL), '{{}}') AS numbers,
+    {filters} AS filters
+FROM named n {details}
+LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = n.relation AND a.attnum > 0 AND NOT a.attisdropped
+    AND CASE WHEN {list} IS NOT NULL THEN a.attnum = ANY ({list})
+        ELSE a.attgenerated = '' OR (a.attgenerated = 's' AND n.has_generated) END
+WHERE NOT n.is_partition OR NOT EXISTS (
+    SELECT FROM pg_catalog.pg_partition_ancestors(n.relation) up
+    WHERE up.relid <> n.relation AND up.relid IN (SELECT relation FROM named))
+GROUP BY n.relation
+)"""
+
+_SCHEMAS: Final = """
+    UNION
+    SELECT s.pnpubid, c.oid
+    FROM pg_catalog.pg_publication_namespace s
+    JOIN publication p ON p.oid = s.pnpubid JOIN publishable c ON c.relnamespace = s.pnnspid
+"""
+
+_DETAILS: Final = """
+LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = n.oid AND r.prrelid = n.relation AND NOT EXISTS (
+    SELECT FROM pg_catalog.pg_publication_namespace s JOIN pg_catalog.pg_class c ON c.relnamespace = s.pnnspid
+    WHERE s.pnpubid = n.oid AND c.oid = n.relation)
+"""
+
+_FILTERS: Final = """CASE WHEN bool_or(r.prqual IS NULL) THEN NULL
+        ELSE array_agg(DISTINCT pg_catalog.pg_get_expr(r.prqual, r.prrelid)) END"""
+
+
+def published(publications: Iterable[str], server_version: int, *, filters: bool = False) -> str:
+    """Return a subquery, in parentheses: one row for each table that the stream of these publications describes.
+
+    Its columns: ``relation_id``; ``numbers``, the ``attnum`` of the published columns; ``has_updates`` and ``has_deletes``,
+    whether these are published; ``filters``, the row filters, of which a row passes one, NULL if every row is published.
+    Without ``filters`` that column is always NULL: the text of a row filter can't be had without a lock on its table.
+
+    As the server does: the leaves stand for a partitioned table, or with ``publish_via_partition_root`` the root for all its
+    partitions, also for those that another publication names. A table in a published schema has neither list nor filter.
+    """
+    has_details = server_version >= _SCHEMAS_LISTS_FILTERS_SINCE
+    return _PUBLISHED.format(
+        names=", ".join(map(quote_literal, publications)),
+        first_user_oid=_FIRST_USER_OID,
+        has_generated="p.pubgencols = 's'" if server_version >= _GENERATED_COLUMNS_SINCE else "false",
+        schemas=_SCHEMAS if has_details else "",
+        details=_DETAILS if has_details else "",
+        list="r.prattrs" if has_details else "NULL::int2[]",
+        filters=_FILTERS if has_details and filters else "NULL::text[]",
+    )
+
+
+def leaves_of(relation: str) -> str:
+    """Return a subquery, in parentheses, for the ``oid`` of what has a table's rows: its leaf partitions, or itself."""
+    return (
+        "(WITH RECURSIVE part (oid, kind) AS ("
+        f" SELECT node.oid, node.relkind FROM pg_catalog.pg_class node WHERE node.oid = {relation}"
+        " UNION ALL SELECT node.oid, node.relkind FROM part"
+        " JOIN pg_catalog.pg_inherits edge ON edge.inhparent = part.oid AND NOT edge.inhdetachpending"
+        " JOIN pg_catalog.pg_class node ON node.oid = edge.inhrelid WHERE part.kind = 'p')"
+        " SELECT oid FROM part WHERE kind = 'r')"
+    )
+
+
+def key_numbers(index: str) -> str:
+    """Return an expression for the ``attnum`` of an index's key columns; ``index`` is the alias of its row in pg_index.
+
+    ``indkey`` has the columns of INCLUDE behind them, which are no part of the key.
+    """
+    return f"({index}.indkey::int2[])[0:{index}.indnkeyatts - 1]"
+
+
+def primary_key_of(relation: str) -> str:
+    """Return an expression for the names of a table's primary key, in its order, as a JSON array; NULL where there is none.
+
+    A deferrable one does not count: two rows may have the same value of it amid a transaction.
+    """
+    return (
+        "(SELECT json_agg(a.attname ORDER BY k.position) FROM pg_catalog.pg_index i"
+        f" CROSS JOIN LATERAL unnest({key_numbers('i')}) WITH ORDINALITY AS k (attnum, position)"
+        " JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum"
+        f" WHERE i.indrelid = {relation} AND i.indisprimary AND i.indimmediate)"
+    )
+
+
+def has_deferrable_key(relation: str) -> str:
+    """Return a condition: the table has a primary key, but a deferrable one."""
+    return f"EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = {relation} AND i.indisprimary AND NOT i.indimmediate)"
+
+
+def is_identity_index(index: str, relation: str) -> str:
+    """Return a condition for the index that is its table's replica identity; the names are aliases of pg_index and pg_class."""
+    return (
+        f"{index}.indrelid = {relation}.oid AND {index}.indisvalid AND {index}.indimmediate AND CASE {relation}.relreplident"
+        f" WHEN 'd' THEN {index}.indisprimary WHEN 'i' THEN {index}.indisreplident ELSE false END"
+    )

@@ -1,0 +1,260 @@
+"""What publications publish: our question to the catalogs against pg_publication_tables, and against locked tables."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+
+import postgres
+import psycopg
+import pytest
+from cli_process import CLI, run_cli
+
+from cdcpipe import catalog_sql
+
+_PUBLISHED = """
+select n.nspname || '.' || c.relname,
+       (select array_agg(a.attname::text order by a.attnum) from pg_attribute a
+        where a.attrelid = c.oid and a.attnum = any (p.numbers)),
+       p.filters
+from {published} p join pg_class c on c.oid = p.relation_id join pg_namespace n on n.oid = c.relnamespace order by 1
+"""
+
+# The view of 15 lists generated columns, which the server does not publish before 18.
+_ORACLE = """
+select p.schemaname || '.' || p.tablename,
+       (select array_agg(name::text) from unnest(p.attnames) with ordinality u (name, place)
+        where {is_18} or name not in (select attname from pg_attribute a where a.attrelid = c.oid and a.attgenerated <> '')),
+       case when p.rowfilter is not null then array[p.rowfilter] end
+from pg_publication_tables p join pg_namespace n on n.nspname = p.schemaname
+     join pg_class c on c.relnamespace = n.oid and c.relname = p.tablename
+where p.pubname = %s order by 1
+"""
+
+# Before 15 the view has no columns (all but the generated ones are published), and a partition that is named beside its root twice.
+_ORACLE_14 = """
+select distinct p.schemaname || '.' || p.tablename,
+       (select array_agg(a.attname::text order by a.attnum) from pg_attribute a
+        where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''), null
+from pg_publication_tables p join pg_namespace n on n.nspname = p.schemaname
+     join pg_class c on c.relnamespace = n.oid and c.relname = p.tablename
+where p.pubname = %s order by 1
+"""
+
+_SCHEMAS = ("public", "s", 'odd "one"')
+
+
+class Catalog:
+    """A database with tables of all kinds, and random publications of them."""
+
+    def __init__(self, connection: psycopg.Connection, version: int, seed: int) -> None:
+        self.connection, self.version, self.rng = connection, version // 10000, random.Random(seed)
+        self.tables: list[str] = []
+        self.generated: set[str] = set()
+
+    def sql(self, statement: str) -> None:
+        self.connection.execute(statement)  # type: ignore[call-overload]  # psycopg wants a literal
+
+    def make_tables(self, count: int) -> None:
+        for schema in _SCHEMAS[1:]:
+            self.sql(f"create schema {quoted(schema)}")
+        self.sql("create unlogged table unlogged_one (id int primary key)")
+        self.sql("create view a_view as select 1 as id")
+        for number in range(count):
+            self._make_table(f"{quoted(self.rng.choice(_SCHEMAS))}.t{number}")
+
+    def _make_table(self, name: str) -> None:
+        columns = ["id int not null", "gone int", "v text"]
+        if self.rng.random() < 0.4:
+            columns.insert(1, "g int generated always as (id * 2) stored")
+            self.generated.add(name)
+        by = self._partition_by()
+        self.sql(f"create table {name} ({', '.join(columns)}){by}")
+        self.sql(f"alter table {name} drop column gone")
+        self.tables.append(name)
+        if by:
+            self._partition(name, depth=0)
+
+    def _partition_by(self) -> str:
+        return " partition by list (id)" if self.rng.random() < 0.5 else ""
+
+    def _partition(self, name: str, depth: int) -> None:
+        for value in range(self.rng.randint(0, 2)):
+            _, _, table = name.rpartition(".")
+            part = f"{quoted(self.rng.choice(_SCHEMAS))}.{table}_{value}"
+            by = self._partition_by() if depth < 2 else ""
+            self.sql(f"create table {part} partition of {name} {'default' if value else 'for values in (0)'}{by}")
+            self.tables.append(part)
+            if name in self.generated:
+                self.generated.add(part)
+            if by:
+                self._partition(part, depth + 1)
+
+    def make_publication(self, name: str) -> None:
+        options = [f"publish_via_partition_root = {self.rng.choice(['true', 'false'])}"]
+        if self.version >= 18:
+            options.append(f"publish_generated_columns = {self.rng.choice(['none', 'stored'])}")
+        options.append(f"publish = '{self.rng.choice(['insert', 'insert, update, delete', 'truncate', 'insert, delete'])}'")
+        kind = self.rng.random()
+        schemas = self.rng.sample(_SCHEMAS, self.rng.randint(1, 2)) if self.version >= 15 and kind < 0.4 else []
+        if kind > 0.85:
+            target = " for all tables"
+        else:
+            chosen = self.rng.sample(self.tables, self.rng.randint(0 if schemas else 1, 5))
+            # A column list can't be in the company of a schema, a row filter can.
+            parts = [f"table {self._listed(each, can_list=not schemas)}" for each in chosen]
+            parts += [f"tables in schema {quoted(schema)}" for schema in schemas]
+            if self.version < 15:
+                parts = ["table " + ", ".join(chosen)]
+            target = " for " + ", ".join(parts)
+        try:
+            self.sql(f"create publication {name}{target} with ({', '.join(options)})")
+        except psycopg.errors.InvalidParameterValue:
+            # A list or a filter of a partitioned table, which needs publish_via_partition_root.
+            self.sql(f"create publication {name}{target} with (publish_via_partition_root, publish = 'insert')")
+
+    def _listed(self, table: str, *, can_list: bool) -> str:
+        if self.version < 15:
+            return table
+        text = table
+        if can_list and self.rng.random() < 0.4:
+            columns = ["id", "v"] if self.rng.random() < 0.5 else ["v"]
+            columns += ["g"] if self.version >= 18 and table in self.generated else []
+            text += f" ({', '.join(columns)})"
+        if self.rng.random() < 0.4:
+            text += f" where (id > {self.rng.randint(0, 9)})"
+        return text
+
+    def ours(self, *names: str) -> list[tuple[object, ...]]:
+        published = catalog_sql.published(names, self.version * 10000, filters=True)
+        return self.connection.execute(_PUBLISHED.format(published=published)).fetchall()  # type: ignore[call-overload]
+
+    def view(self, name: str) -> list[tuple[object, ...]]:
+        oracle = _ORACLE_14 if self.version < 15 else _ORACLE.format(is_18=self.version >= 18)
+        return self.connection.execute(oracle, [name]).fetchall()  # type: ignore[call-overload]
+
+    def view_of_several(self, names: list[str]) -> list[str]:
+        """From 16 on a function takes several publications, as a subscription to several does."""
+        rows = self.connection.execute(
+            "select distinct n.nspname || '.' || c.relname from pg_get_publication_tables(variadic %s) p"
+            " join pg_class c on c.oid = p.relid join pg_namespace n on n.oid = c.relnamespace order by 1",
+            [names],
+        ).fetchall()
+        return [row[0] for row in rows]
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+@pytest.fixture
+def database(any_pg: postgres.Cluster) -> Iterator[postgres.Database]:
+    with any_pg.database() as made:
+        yield made
+
+
+def test_random_publications_publish_what_the_server_says(database: postgres.Database) -> None:
+    with database.connect() as connection:
+        made = Catalog(connection, connection.info.server_version, seed=7)
+        made.make_tables(14)
+        names = [f"p{number}" for number in range(60)]
+        for name in names:
+            made.make_publication(name)
+            assert made.ours(name) == made.view(name), name
+        assert made.ours("nope") == []
+        if made.version >= 16:
+            for _ in range(40):
+                several = made.rng.sample(names, made.rng.randint(2, 4))
+                assert [row[0] for row in made.ours(*several)] == made.view_of_several(several), several
+
+
+def prepared(database: postgres.Database, *options: str) -> tuple[dict[str, dict[str, object]], str]:
+    """Return what `cdcpipe prepare` says of each table, and its stderr."""
+    connection = ["-d", database.dsn, "-S", "s", "--publication", "p"]
+    code, out, err = run_cli("prepare", *connection, *options)
+    assert code == 0, err
+    return {f"{table['schema']}.{table['name']}": table for table in json.loads(out)["tables"]}, err
+
+
+def test_a_locked_table_keeps_nobody_waiting(database: postgres.Database) -> None:
+    """Somebody holds ACCESS EXCLUSIVE: what is asked before a stream, and while one runs, waits for no table."""
+    with database.connect() as connection, database.connect() as other:
+        details = " (id, v) where (id > 0)" if connection.info.server_version >= 150000 else ""
+        for statement in (
+            "create table t (id int primary key, v text default 'x' || 'y')",
+            "create table root (id int primary key) partition by list (id)",
+            "create table part partition of root for values in (1)",
+            f"create publication p for table t{details}, root",
+            "select pg_create_logical_replication_slot('s', 'pgoutput')",
+            "insert into t values (1); insert into root values (1)",
+        ):
+            connection.execute(statement)  # type: ignore[call-overload]
+        with other.transaction():
+            other.execute("lock table t, root in access exclusive mode")
+            assert set(prepared(database)[0]) == {"public.t", "public.part"}
+            for options in ["--binary"], ["-J", "-o", "include-pk=1", "-o", "include-not-null=1"]:
+                with CLI("-d", database.dsn, "-S", "s", "--publication", "p", *options) as cli:
+                    cli.take(1)
+                    assert cli.quit() == 0
+
+
+def test_only_the_key_columns_of_an_index_are_a_key(database: postgres.Database) -> None:
+    with database.connect() as connection:
+        for statement in (
+            "create table with_more (b int, a int, v text, primary key (a, b) include (v))",
+            "create table at_most_once (id int, primary key (id) deferrable)",
+            "create publication p for table with_more, at_most_once",
+            "select pg_create_logical_replication_slot('s', 'pgoutput')",
+        ):
+            connection.execute(statement)  # type: ignore[call-overload]
+        tables, said = prepared(database)
+        assert tables["public.with_more"]["primary_key"] == ["a", "b"]
+        # A deferrable key is no replica identity.
+        assert "with_more" not in said
+        assert "at_most_once has no usable replica identity" in said
+
+
+def test_only_what_is_published_is_said_to_be_refused(database: postgres.Database) -> None:
+    """The server is the oracle: it refuses a command on a table without replica identity if that command is published."""
+    with database.connect() as connection:
+        for statement in (
+            "create table keyless (v int)",
+            "create table keyed (id int primary key)",
+            "create table root (v int) partition by list (v); create table part partition of root for values in (1)",
+            # The rows are in the leaf, and its identity counts.
+            "alter table part replica identity full",
+            "insert into keyless values (1); insert into keyed values (1); insert into root values (1)",
+            "select pg_create_logical_replication_slot('s', 'pgoutput')",
+        ):
+            connection.execute(statement)  # type: ignore[call-overload]
+        for published in "insert", "insert, update", "delete, truncate", "insert, update, delete", "truncate":
+            for via_root in "false", "true":
+                connection.execute(
+                    "create publication p for table keyless, keyed, root with"  # type: ignore[call-overload]
+                    f" (publish = '{published}', publish_via_partition_root = {via_root})"
+                )
+                refused = [
+                    command.partition(" ")[0].upper()
+                    for command in ("update keyless set v = 2", "delete from keyless")
+                    if not is_taken(connection, command)
+                ]
+                assert is_taken(connection, "update keyed set id = 2")
+                assert is_taken(connection, "delete from root")
+                _, said = prepared(database)
+                if refused:
+                    assert (
+                        f"public.keyless has no usable replica identity: the server refuses {' and '.join(refused)} on it" in said
+                    )
+                assert said.count("no usable replica identity") == bool(refused), published
+                connection.execute("drop publication p")
+
+
+def is_taken(connection: psycopg.Connection, command: str) -> bool:
+    """Try a command, and leave nothing of it behind."""
+    try:
+        with connection.transaction(force_rollback=True):
+            connection.execute(command)  # type: ignore[call-overload]
+    except psycopg.errors.ObjectNotInPrerequisiteState:
+        return False
+    return True
