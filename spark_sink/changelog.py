@@ -161,8 +161,7 @@ def open_files(spark: SparkSession, warehouse: Warehouse, table: Table, schema: 
     if delta.add_columns(spark, path, found.schema, schema) or is_widened:
         found = delta_files.open_table(path)
     storage.make_directory(path)
-    layout = Layout(tuple(found.schema.names), to_arrow_schema(found.physical, timezone="UTC"))
-    return Files(found.schema, path, layout, found)
+    return Files(found.schema, path, found.layout(), found)
 
 
 def commit_files(

@@ -16,16 +16,18 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
 from spark_sink import storage
 from spark_sink.delta import write_commit
 from spark_sink.delta_log import APPLICATION, TableLog, commit_path
-from spark_sink.delta_schema import PHYSICAL_NAME, columns, physical_columns
+from spark_sink.delta_schema import COLUMN_ID, PHYSICAL_NAME, arrow_schema, columns, physical_columns
+from spark_sink.parquet_file import Layout, exact_number
 from spark_sink.warehouse import WarehouseError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from spark_sink.parquet_file import WrittenFile
@@ -49,7 +51,11 @@ _KNOWN_FEATURES: Final = {
 }
 """Features of a table that ask nothing more of who adds files than is done here."""
 
-_ID, _MAX_ID = (f"delta.columnMapping.{name}" for name in ("id", "maxColumnId"))
+_MAX_ID: Final = "delta.columnMapping.maxColumnId"
+
+
+_DEFINITIONS: Final = ("metaData", "protocol", "domainMetadata")
+"""The actions that say how files of a table are to be written."""
 
 
 class ChangedError(Exception):
@@ -79,6 +85,15 @@ class FileTable:
     """Up to where it has its changes; 0 for none."""
     definition: tuple[Mapping[str, Any], ...] = ()
     """What a new table's first commit has to say."""
+    clustering: tuple[str, ...] = ()
+    """The columns by which its rows are clustered, by the names in its files."""
+
+    def layout(self, *, without: Collection[str] = ()) -> Layout:
+        """Return how a file of the table looks; it may lack columns that it has nothing for."""
+        fields = zip(self.schema.names, arrow_schema(self.physical), strict=True)
+        wanted = [(name, field) for name, field in fields if name not in without]
+        names, fields_of_file = zip(*wanted, strict=True) if wanted else ((), ())
+        return Layout(tuple(names), pa.schema(list(fields_of_file)), self.clustering)
 
 
 def open_table(path: Path) -> FileTable:
@@ -96,7 +111,8 @@ def open_table(path: Path) -> FileTable:
 
 def of_log(log: TableLog) -> FileTable:
     """Return the table as its log has it; whether it asks for more than is done here is not looked at."""
-    return FileTable(log.path, log.version, columns(log.metadata), physical_columns(log.metadata), log.lsn or 0)
+    known, physical = columns(log.metadata), physical_columns(log.metadata)
+    return FileTable(log.path, log.version, known, physical, log.lsn or 0, clustering=log.clustering)
 
 
 def define(path: Path, schema: StructType, properties: Mapping[str, str], like: FileTable | None = None) -> FileTable:
@@ -148,7 +164,7 @@ def _mapped(kind: Any, numbers: Any) -> Any:
     if isinstance(kind, StructType):
         fields = []
         for field in kind:
-            metadata = {_ID: next(numbers), PHYSICAL_NAME: f"col-{uuid.uuid4()}"}
+            metadata = {COLUMN_ID: next(numbers), PHYSICAL_NAME: f"col-{uuid.uuid4()}"}
             fields.append(StructField(field.name, _mapped(field.dataType, numbers), field.nullable, metadata))
         return StructType(fields)
     if isinstance(kind, ArrayType):
@@ -216,7 +232,7 @@ def _replacing(replaced: Replaced, now_ms: int) -> list[Mapping[str, Any]]:
     if replaced.vector is None:
         return [{"remove": removed}]
     # Least and greatest value may be those of rows that are gone.
-    statistics = json.loads(file["stats"]) | {"tightBounds": False}
+    statistics = json.loads(file["stats"], parse_float=exact_number) | {"tightBounds": False}
     added = {**file, "deletionVector": replaced.vector, "dataChange": True, "stats": json.dumps(statistics)}
     return [{"remove": removed}, {"add": added}]
 
@@ -228,5 +244,5 @@ def _check(table: FileTable, commit: Path, is_alone: bool) -> None:
         raise WarehouseError(
             f"somebody else writes changes to {table.path}", hint="a warehouse has one cdcpipe-spark run: stop the other"
         )
-    if is_alone or any("metaData" in action or "protocol" in action for action in actions):
+    if is_alone or any(kind in action for action in actions for kind in _DEFINITIONS):
         raise ChangedError

@@ -91,6 +91,8 @@ class TableLog:
         self.metadata: Mapping[str, Any] = {}
         """The action that defines its columns and properties."""
         self.protocol: Mapping[str, Any] = {}
+        self.clustering: tuple[str, ...] = ()
+        """The columns by which its rows are clustered, by the names in its files; fields of structs aside."""
         self._files: dict[tuple[str, str], Mapping[str, Any]] = {}
 
     @property
@@ -151,6 +153,9 @@ class TableLog:
             self.metadata = metadata
         elif (protocol := action.get("protocol")) is not None:
             self.protocol = protocol
+        elif (domain := action.get("domainMetadata")) is not None and domain["domain"] == "delta.clustering":
+            names = [] if domain.get("removed") else json.loads(domain["configuration"])["clusteringColumns"]
+            self.clustering = tuple(name for name, *fields in names if not fields)
 
 
 def read_table(path: Path, known: TableState | None = None) -> TableState | None:
@@ -263,7 +268,9 @@ def _checkpoint_actions(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def _parquet_actions(path: Path) -> Iterator[Mapping[str, Any]]:
     file = storage.parquet_reader(path)
-    wanted = [name for name in ("add", "txn", "metaData", "protocol", "sidecar") if name in file.schema_arrow.names]
+    wanted = [
+        name for name in ("add", "txn", "metaData", "protocol", "domainMetadata", "sidecar") if name in file.schema_arrow.names
+    ]
     for batch in file.iter_batches(columns=wanted):
         for action in batch.to_pylist(maps_as_pydicts="strict"):
             yield {kind: _said(body) for kind, body in action.items() if body}

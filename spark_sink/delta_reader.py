@@ -13,9 +13,9 @@ from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from spark_sink import deletion_vector, storage
+from spark_sink.delta_schema import arrow_schema
 from spark_sink.parquet_file import fitted
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class UnreadableError(Exception):
 
 def fields_of(physical: StructType, names: Sequence[str]) -> dict[str, pa.Field]:
     """Return, by the table's names, the columns as its files have them."""
-    fields = dict(zip(names, to_arrow_schema(physical, timezone="UTC"), strict=True))
+    fields = dict(zip(names, arrow_schema(physical), strict=True))
     if any("." in field.name for field in fields.values()):
         raise UnreadableError("a point in a column's name")  # it would be that of a field in a struct
     return fields

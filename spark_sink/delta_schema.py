@@ -1,39 +1,77 @@
-"""The columns of a Delta table as its log has them, as Spark's types: as the table calls them, and as its files do."""
+"""The columns of a Delta table as its log has them, as Spark's types: as the table calls them, as its files do; and in Arrow."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_metadata, to_arrow_schema
 from pyspark.sql.types import StructType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["PHYSICAL_NAME", "columns", "physical_columns"]
+    _Describe = Callable[[dict[str, Any]], tuple[str, dict[str, Any]]]
 
+__all__ = ["COLUMN_ID", "PHYSICAL_NAME", "arrow_schema", "columns", "physical_columns"]
+
+COLUMN_ID: Final = "delta.columnMapping.id"
 PHYSICAL_NAME: Final = "delta.columnMapping.physicalName"
+_FIELD_ID: Final = "PARQUET:field_id"
 
 
 def columns(metadata: Mapping[str, Any]) -> StructType:
     """Return the columns that a ``metaData`` action defines."""
-    return _struct(metadata, lambda field: field["name"])
+    return _struct(metadata, lambda field: (field["name"], {}))
 
 
 def physical_columns(metadata: Mapping[str, Any]) -> StructType:
-    """Return them by the names that they have in the table's files."""
-    return _struct(metadata, lambda field: field["metadata"].get(PHYSICAL_NAME, field["name"]))
+    """Return them by the names that they have in the table's files, each with its number (`COLUMN_ID`), if it has one."""
+    return _struct(metadata, _physical)
 
 
-def _struct(metadata: Mapping[str, Any], name: Callable[[dict[str, Any]], str]) -> StructType:
-    return StructType.fromJson(_renamed(json.loads(metadata["schemaString"]), name))
+def _physical(field: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    known = field["metadata"]
+    return known.get(PHYSICAL_NAME, field["name"]), {COLUMN_ID: known[COLUMN_ID]} if COLUMN_ID in known else {}
 
 
-def _renamed(kind: Any, name: Callable[[dict[str, Any]], str]) -> Any:
-    """Return a type with other names for fields of structs, and without what is said of them besides."""
+def arrow_schema(physical: StructType) -> pa.Schema:
+    """Return the columns of a table's files in Arrow.
+
+    Where the table has numbers for its columns, Delta's protocol asks for them in its files, as Parquet's field ids.
+    """
+    return pa.schema([_numbered(field) for field in to_arrow_schema(physical, timezone="UTC")])
+
+
+def _numbered(field: pa.Field) -> pa.Field:
+    number = (from_arrow_metadata(field.metadata) or {}).get(COLUMN_ID)
+    ids = None if number is None else {_FIELD_ID: str(number)}
+    return pa.field(field.name, _numbered_type(field.type), field.nullable, ids)
+
+
+def _numbered_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([_numbered(field) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_numbered(kind.value_field))
+    if pa.types.is_map(kind):
+        return pa.map_(_numbered(kind.key_field), _numbered(kind.item_field))
+    return kind
+
+
+def _struct(metadata: Mapping[str, Any], describe: _Describe) -> StructType:
+    return StructType.fromJson(_described(json.loads(metadata["schemaString"]), describe))
+
+
+def _described(kind: Any, describe: _Describe) -> Any:
+    """Return a type with other names for fields of structs, and with nothing else said of them than is given here."""
     if not isinstance(kind, dict):
         return kind
     if kind["type"] == "struct":
-        fields = [each | {"name": name(each), "type": _renamed(each["type"], name), "metadata": {}} for each in kind["fields"]]
+        fields = []
+        for each in kind["fields"]:
+            name, metadata = describe(each)
+            fields.append(each | {"name": name, "type": _described(each["type"], describe), "metadata": metadata})
         return kind | {"fields": fields}
-    return kind | {key: _renamed(kind[key], name) for key in ("elementType", "keyType", "valueType") if key in kind}
+    return kind | {key: _described(kind[key], describe) for key in ("elementType", "keyType", "valueType") if key in kind}

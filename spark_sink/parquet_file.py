@@ -6,6 +6,8 @@ Spark's way there goes through the JVM, as rows, and takes several times as long
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -16,9 +18,12 @@ from spark_sink import storage
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["FileWriter", "Layout", "WrittenFile", "fitted"]
+__all__ = ["FileWriter", "Layout", "WrittenFile", "exact_number", "fitted"]
 
 _SAMPLE_ROWS: Final = 1000
+_MOST_CHARACTERS: Final = 32
+_GREATEST_CHARACTER: Final = "\U0010ffff"
+"""So long is a bound that is a text; a longer one is cut off there, the greatest value with this put behind it."""
 
 # Spark takes days before 1582 for another calendar's, unless the file says that a newer Spark has written it.
 _FILE_METADATA: Final = {"org.apache.spark.version": "4.2.0"}
@@ -30,6 +35,8 @@ class Layout:
 
     names: tuple[str, ...]
     schema: pa.Schema
+    clustering: tuple[str, ...] = ()
+    """Columns, by the file's names, of which Delta Lake wants least and greatest value whatever their type (`_as_noted`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +46,8 @@ class WrittenFile:
     name: str
     size: int
     rows: int
-    minimum: dict[str, int]
-    maximum: dict[str, int]
+    minimum: dict[str, Any]
+    maximum: dict[str, Any]
     nulls: dict[str, int]
 
     def statistics(self, names: Collection[str]) -> dict[str, Any]:
@@ -98,7 +105,8 @@ class FileWriter:
         self._writer.close()
         # Segments go once a changelog has what was in them: it must not be less durable.
         storage.sync_file(self._path)
-        minimum, maximum, nulls = _statistics(self._collected[0]) if self._rows else ({}, {}, {})
+        clustering = self._layout.clustering
+        minimum, maximum, nulls = _statistics(self._collected[0], clustering) if self._rows else ({}, {}, {})
         return WrittenFile(self._path.name, self._path.stat().st_size, self._rows, minimum, maximum, nulls)
 
 
@@ -124,11 +132,12 @@ def _repeats(array: pa.Array) -> bool:
     return bool(2 * pc.count_distinct(sample).as_py() <= len(sample))
 
 
-def _statistics(metadata: Any) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-    """Return least and greatest value of the integer columns, and their number of nulls."""
-    minimum: dict[str, int] = {}
-    maximum: dict[str, int] = {}
+def _statistics(metadata: Any, clustering: Collection[str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, int]]:
+    """Return least and greatest value of the integer columns and of some others, and their number of nulls."""
+    least: dict[str, list[Any]] = {}
+    greatest: dict[str, list[Any]] = {}
     nulls: dict[str, int] = {}
+    unknown = set()
     for group in range(metadata.num_row_groups):
         row_group = metadata.row_group(group)
         for index in range(metadata.num_columns):
@@ -137,10 +146,47 @@ def _statistics(metadata: Any) -> tuple[dict[str, int], dict[str, int], dict[str
             if found is None or not found.has_null_count or "." in column.path_in_schema:
                 continue
             name = column.path_in_schema
-            if column.physical_type not in ("INT32", "INT64") or found.logical_type.type not in ("NONE", "INT"):
+            if name not in clustering and not _is_integer(column, found):
                 continue
             nulls[name] = nulls.get(name, 0) + found.null_count
             if found.has_min_max:
-                minimum[name] = min(found.min, minimum.get(name, found.min))
-                maximum[name] = max(found.max, maximum.get(name, found.max))
-    return minimum, maximum, nulls
+                least.setdefault(name, []).append(found.min)
+                greatest.setdefault(name, []).append(found.max)
+            elif found.num_values:
+                unknown.add(name)  # a long text's
+    known = {name: (_as_noted(min(values)), _as_noted(max(greatest[name]), is_upper=True)) for name, values in least.items()}
+    kept = {name: bounds for name, bounds in known.items() if name not in unknown and None not in bounds}
+    return {name: bounds[0] for name, bounds in kept.items()}, {name: bounds[1] for name, bounds in kept.items()}, nulls
+
+
+def _is_integer(column: Any, found: Any) -> bool:
+    return column.physical_type in ("INT32", "INT64") and found.logical_type.type in ("NONE", "INT")
+
+
+def _as_noted(value: Any, *, is_upper: bool = False) -> Any:
+    """Return a bound as Delta Lake notes it (PROTOCOL.md, "Per-file Statistics"); None for a value that has no bounds there.
+
+    That is also a binary floating-point number: NaN, the greatest of them for Spark, is not among what Parquet has.
+    """
+    if isinstance(value, bool | float | bytes):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, Decimal):
+        return exact_number(str(value))
+    if isinstance(value, datetime):  # to the millisecond below, whichever bound it is: readers know that
+        text = value.replace(microsecond=value.microsecond // 1000 * 1000).isoformat(timespec="milliseconds")
+        return text.replace("+00:00", "Z")
+    if isinstance(value, date):
+        return value.isoformat()
+    if not isinstance(value, str):
+        return None
+    if len(value) <= _MOST_CHARACTERS:
+        return value
+    return value[:_MOST_CHARACTERS] + (_GREATEST_CHARACTER if is_upper else "")
+
+
+def exact_number(text: str) -> float | None:
+    """Return the float whose text is the same number as a decimal's, None if there is none: JSON has a number exactly, or not."""
+    number = float(text)
+    return number if Decimal(repr(number)) == Decimal(text) else None

@@ -29,7 +29,7 @@ from spark_sink import deletion_vector, delta_files, storage
 from spark_sink.delta_files import ChangedError, FileTable, Replaced
 from spark_sink.delta_log import TableLog
 from spark_sink.delta_reader import UnreadableError, fields_of, present_rows, read_columns, statistics, uncompressed_bytes
-from spark_sink.parquet_file import FileWriter, Layout
+from spark_sink.parquet_file import FileWriter
 from spark_sink.types import split_schema
 
 if TYPE_CHECKING:
@@ -424,7 +424,7 @@ class _Target:
 
     def commit(self, new: Mapping[str, pa.Array], touched: Sequence[_Touched], position: Position) -> None:
         """Add new rows, end those that were touched, and record the position, in one commit."""
-        writer = _Writer(self._table.path, self._fields)
+        writer = _Writer(self._table)
         writer.add(new)
         replaced, vectors = [], []
         are_many = sum(map(_is_small, self.files)) > _MOST_SMALL_FILES
@@ -461,9 +461,9 @@ def _is_small(file: Mapping[str, Any]) -> bool:
 class _Writer:
     """The file that a merge adds, if there are rows for it."""
 
-    def __init__(self, directory: Path, fields: Mapping[str, pa.Field]) -> None:
-        self._directory = storage.name(directory)
-        self._layout = Layout(tuple(fields), pa.schema(fields.values()))
+    def __init__(self, table: FileTable) -> None:
+        self._directory = storage.name(table.path)
+        self._layout = table.layout()
         self._writer: FileWriter | None = None
 
     def add(self, rows: Mapping[str, pa.Array]) -> None:

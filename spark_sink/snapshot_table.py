@@ -23,7 +23,6 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from spark_sink import changelog, delta_files, replica, storage
@@ -276,9 +275,7 @@ def _layout(schema: StructType, table: FileTable | None) -> Layout:
     """Return how a file looks; one of a Delta table may lack columns that it has nothing for."""
     if table is None:
         return Layout(tuple(schema.names), to_arrow_schema(schema, timezone="UTC"))
-    arrow = to_arrow_schema(table.physical, timezone="UTC")
-    fields = [(name, arrow.field(index)) for index, name in enumerate(table.schema.names) if name not in _NEVER_THERE]
-    return Layout(tuple(name for name, _ in fields), pa.schema([field for _, field in fields]))
+    return table.layout(without=_NEVER_THERE)
 
 
 _NEVER_THERE = ("_cdc_xid", "_cdc_old")

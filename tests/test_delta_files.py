@@ -3,16 +3,21 @@
 import dataclasses
 import json
 import os
+import zoneinfo
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructField, StructType
 
 from spark_sink import changelog, delta, delta_files
-from spark_sink.delta_files import ChangedError, FileTable
+from spark_sink.delta_files import ChangedError, FileTable, Replaced
 from spark_sink.delta_log import TableLog, commit_path
-from spark_sink.parquet_file import Layout, WrittenFile
+from spark_sink.parquet_file import FileWriter, Layout, WrittenFile
 from spark_sink.staging import Position
 from spark_sink.warehouse import Table, Warehouse, WarehouseError
 
@@ -164,3 +169,70 @@ def test_a_link_that_is_there_although_an_error_was_returned(table: FileTable, m
     with pytest.raises(WarehouseError, match="somebody else writes"):  # not ours, equal as it may be
         delta_files.commit(dataclasses.replace(table, version=1), [FILE], Position(1, 30))
     assert {path.name for path in (table.path / "_delta_log").iterdir()} == {f"{number:020d}.json" for number in range(3)}
+
+
+def test_files_have_the_numbers_of_the_tables_columns(tmp_path: Path) -> None:
+    """As Delta's protocol asks it of tables with column mapping; whoever maps by number finds no column without."""
+    nested = StructType([*SCHEMA, StructField("list", ArrayType(StructType([StructField("x", LongType())])))])
+    table = delta_files.define(tmp_path / "t", nested, {})
+    table.path.mkdir()
+    writer = FileWriter(str(table.path), "part-1.parquet", table.layout())
+    writer.write({"id": pa.array([1]), "old": pa.array([{"id": 2}]), "list": pa.array([[{"x": 3}]])}, 1)
+    delta_files.commit(table, [writer.close()], Position(1, 20))
+    metadata = TableLog(table.path).refresh().metadata
+    said = json.loads(metadata["schemaString"])["fields"]
+    fields = [*said, said[1]["type"]["fields"][0], said[4]["type"]["elementType"]["fields"][0]]
+    wanted = {each["metadata"]["delta.columnMapping.physicalName"]: each["metadata"]["delta.columnMapping.id"] for each in fields}
+    schema = pq.ParquetFile(table.path / "part-1.parquet").schema_arrow
+    written = [*schema, schema.field(1).type.field(0), schema.field(4).type.value_type.field(0)]
+    assert {each.name: int(each.metadata[b"PARQUET:field_id"]) for each in written} == wanted
+    assert len(wanted) == 7
+
+
+def test_bounds_of_the_columns_by_which_a_table_is_clustered(tmp_path: Path) -> None:
+    utc = zoneinfo.ZoneInfo("UTC")
+    values = {
+        "text": (["b", "a" * 40], ("a" * 32, "b")),
+        "long": (["x" * 5000], None),
+        "day": ([date(1, 1, 1), date(2024, 2, 29)], ("0001-01-01", "2024-02-29")),
+        "time": ([datetime(2024, 1, 1, 0, 0, 0, 1999, utc)], ("2024-01-01T00:00:00.001Z",) * 2),
+        "local": ([datetime(2024, 1, 1)], ("2024-01-01T00:00:00.000",) * 2),
+        "price": ([Decimal("1.10"), Decimal("2.20")], (1.1, 2.2)),
+        "large": ([Decimal("12345678901234567890.12")], None),
+        "ratio": ([1.0, float("nan")], None),
+    }
+    arrays = {name: pa.array(column) for name, (column, _) in values.items()}
+    wanted = {name: bounds for name, (_, bounds) in values.items() if bounds is not None}
+    clustered = tuple(values)
+    for name, array in arrays.items():
+        schema = pa.schema([pa.field(name, array.type)])
+        writer = FileWriter(str(tmp_path), f"{name}.parquet", Layout((name,), schema, clustered))
+        writer.write({name: array}, len(array))
+        writer.write({name: pa.nulls(1, array.type)}, 1)
+        written = writer.close()
+        bounds = (written.minimum[name], written.maximum[name]) if name in written.minimum else None
+        assert (bounds, written.nulls) == (wanted.get(name), {name: 1})
+        assert json.loads(json.dumps(written.statistics([name])))["nullCount"] == {name: 1}
+
+
+def test_bounds_that_json_numbers_do_not_hold_are_left_out(table: FileTable) -> None:
+    """Rounded, they would make readers skip a file that has the row."""
+    stats = '{"numRecords":1,"minValues":{"a":12345678901234567.89,"b":0.1},"maxValues":{},"nullCount":{"a":0,"b":0}}'
+    file = {"path": "part-1.parquet", "partitionValues": {}, "size": 100, "stats": stats}
+    delta_files.commit(table, [], Position(1, 20), replaced=[Replaced(file, {"storageType": "i", "pathOrInlineDv": "x"})])
+    (added,) = [action["add"] for action in read(table, 1) if "add" in action]
+    assert json.loads(added["stats"])["minValues"] == {"a": None, "b": 0.1}
+
+
+def test_clustering_is_known_from_the_log(table: FileTable) -> None:
+    domain = {
+        "domain": "delta.clustering",
+        "configuration": json.dumps({"clusteringColumns": [["c"], ["s", "x"]]}),
+        "removed": False,
+    }
+    other(table, 1, {"domainMetadata": domain})
+    with pytest.raises(ChangedError):  # the file has no statistics of it
+        delta_files.commit(table, [FILE], Position(1, 20))
+    assert delta_files.open_table(table.path).clustering == ("c",)
+    other(table, 2, {"domainMetadata": domain | {"removed": True}})
+    assert delta_files.open_table(table.path).clustering == ()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from test_tables import COLUMNS, EPOCH, KEY, SCHEMA, TABLE, Source, add, comparable, schema_of
 
-from spark_sink import changelog, deletion_vector, delta, delta_files, replica, small_merge, upkeep
+from spark_sink import changelog, deletion_vector, delta, delta_files, replica, small_merge, storage, upkeep
 from spark_sink.delta_log import TableLog, commit_path, read_table
 from spark_sink.staging import Position
 from spark_sink.upkeep import Upkeep
@@ -296,11 +296,16 @@ def test_files_that_have_none_of_the_keys(house: House, monkeypatch: pytest.Monk
         care.run()
         found = house.spark.sql(f"DESCRIBE DETAIL {delta.table_name(house.replica)}").collect()[0]
         assert (found.clusteringColumns, found.numFiles > 2) == ([key], True)
+        if key == "n":
+            delta.checkpoint(house.spark, house.replica)  # it says, too, by what the table is clustered
         reading.clear()
         rows[number] = (rows[number][0], 1000 + number) if key == "k" else (f"{number}", number)
         house.append(schema, [change(lsn, "update", rows[number])], lsn - 10, lsn)
         assert house.apply(lsn)
         assert len(reading) == 1
+        assert_noted(house.replica, rows[number][key == "n"])
+        found_row = delta.read(house.spark, house.replica).where(f"k = '{rows[number][0]}'").collect()
+        assert [(row.k, row.n) for row in found_row] == [rows[number]]
     assert house.rows("k", "n") == comparable(rows.values())
 
 
@@ -318,6 +323,18 @@ def test_what_others_have_written_is_left_to_spark(house: House, stats: str) -> 
     house.add(source.changes, start, source.commit())
     assert not house.apply(source.lsn)
     assert house.rows() == comparable(source.rows.values())
+
+
+def assert_noted(replica: Path, value: Any) -> None:
+    """Delta's protocol asks for statistics of the columns by which a table is clustered."""
+    log = TableLog(replica).refresh()
+    (column,) = log.clustering
+    added = [json.loads(line).get("add") for line in storage.read_lines(commit_path(replica, log.version))]
+    found = [json.loads(each["stats"]) for each in added if each is not None and "deletionVector" not in each]
+    (bounds,) = [(each["minValues"][column], each["maxValues"][column]) for each in found]
+    cut = value[:32] if isinstance(value, str) else value
+    assert bounds == (cut, f"{cut}\U0010ffff" if cut != value else value)
+    assert all(each["nullCount"][column] == 0 for each in found)
 
 
 def test_deletion_vectors(tmp_path: Path) -> None:
