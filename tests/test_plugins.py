@@ -449,15 +449,19 @@ def test_held_records_spill(monkeypatch):
         renderer.feed(lsn, build(message))
         assert len(plugin._held._records) <= 17
     assert records == []
-    assert plugin._held._file is not None
+    assert plugin._held._spill is not None
     renderer.feed(503, build(COMMIT))
     assert records == expected
-    assert plugin._held._file is None
+    assert plugin._held._spill is None
 
 
 def test_a_full_disk_is_an_error_that_says_where(monkeypatch):
     monkeypatch.setattr(held, "_HELD_BYTES", 10)
-    monkeypatch.setattr("tempfile.TemporaryFile", lambda **kwargs: open("/dev/full", "w+b", buffering=0))  # noqa: SIM115 - the plugin closes it
+
+    def full(fd: int, data: bytes, pos: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.pwrite", full)
     with pytest.raises(OutputError, match=r"can't be held in .*: No space left on device"):
         feed(load("wal2json", {"format-version": "2", "include-lsn": "1"}, nothing), BEGIN, T, *[ROW] * 100)
 
@@ -466,7 +470,7 @@ def test_a_stream_that_ends_inside_a_transaction_leaves_no_file(monkeypatch):
     monkeypatch.setattr(held, "_HELD_BYTES", 10)
     plugin = load("wal2json", {"format-version": "2", "include-lsn": "1"}, nothing)
     feed(plugin, BEGIN, T, *[ROW] * 100)
-    assert plugin._held._file is None
+    assert plugin._held._spill is None
 
 
 @given(pgoutput_build.times)

@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import sys
 import tempfile
 from pathlib import Path
@@ -38,6 +39,7 @@ from cdcpipe.pgoutput.messages import (
 )
 from cdcpipe.pgoutput.transactions import PIECE_BYTES, Transactions
 from cdcpipe.pipe.framing import RecordReader, encode_header
+from cdcpipe.pipe.spill import MAX_FILES, Spill, Spills
 
 
 class FakeSpill:
@@ -596,7 +598,62 @@ def test_a_full_disk_is_an_error_that_says_where(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(OutputError, match=r"can't be held in .*: No space left on device"):
-        whole(S, row(7, 1), spill_threshold=0, make_spill=Transactions.__init__.__kwdefaults__["make_spill"])
+        whole(S, row(7, 1), spill_threshold=0, make_spill=Spills().open)
+
+
+def test_as_many_held_transactions_as_the_server_allows_and_few_files() -> None:
+    """1,500 prepared transactions on disk, some of them ended in between, with 256 descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fds = set(os.listdir("/proc/self/fd"))
+    transactions = Transactions(spill_threshold=0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        for xid in range(1, 1501):
+            prepare = (BeginPrepare(1, 2, 3, xid, f"g{xid}"), row(None, xid), Prepare(0, 1, 2, 3, xid, f"g{xid}"))
+            for message in prepare:
+                transactions.feed(xid, build(message))
+            if xid % 3 == 0:
+                transactions.feed(xid, build(RollbackPrepared(0, 1, 2, 3, 4, xid, f"g{xid}")))
+        for xid in range(1, 1501):
+            if xid % 3:
+                transactions.feed(xid, build(CommitPrepared(0, 1, 2, 3, xid, f"g{xid}")))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    rows = [lsn for lsn, data in take_all(transactions) if data[:1] == b"I"]
+    assert rows == [xid for xid in range(1, 1501) if xid % 3]
+    assert set(os.listdir("/proc/self/fd")) == fds
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 39), st.sampled_from(["append", "append", "truncate", "close"]), st.integers(0, 200_000)),
+        max_size=120,
+    )
+)
+def test_spills_that_share_files_keep_their_bytes(steps: list[tuple[int, str, int]]) -> None:
+    spills = Spills()
+    held: dict[int, tuple[Spill, bytes]] = {}
+    fds = len(os.listdir("/proc/self/fd"))
+    for number, (which, step, size) in enumerate(steps):
+        spill, data = held.get(which) or (spills.open(), b"")
+        if step == "append":
+            added = bytes([number + 1]) * size
+            spill.append(added)
+            data += added
+        elif step == "truncate":
+            data = data[: size % (len(data) + 1)]
+            spill.truncate(len(data))
+        held[which] = spill, data
+        if step == "close":
+            held.pop(which)[0].close()
+        assert len(os.listdir("/proc/self/fd")) <= fds + MAX_FILES
+        for other, expected in held.values():
+            assert other.size == len(expected)
+            assert other.read(0, other.size) == expected
+    for spill, data in held.values():
+        assert spill.read(len(data) // 2, len(data) - len(data) // 2) == data[len(data) // 2 :]
+        spill.close()
+    assert len(os.listdir("/proc/self/fd")) == fds
 
 
 # The server: the same WAL without streaming, and streamed and put together again

@@ -17,24 +17,22 @@ What it rests on (the manual, "Logical Streaming Replication Protocol", and the 
 - A logical message in a block carries the xid of its top-level transaction. So one that comes before the first change of
   a subtransaction that is undone can't be told from its parent's, and stays.
 
-What is held stays in memory up to ``spill_threshold`` bytes over all transactions; beyond that the largest goes to a file,
-which is unlinked from the start. What comes out is pulled, so that the commit of a large transaction takes no memory.
+What is held stays in memory up to ``spill_threshold`` bytes over all transactions; beyond that the largest is moved to a spill
+(`cdcpipe.pipe.spill`). What comes out is pulled, so that the commit of a large transaction takes no memory.
 No other I/O, no time.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import struct
-import tempfile
 from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
-from cdcpipe.errors import OutputError, ProtocolError
+from cdcpipe.errors import ProtocolError
 from cdcpipe.pgoutput.decode import decode, malformed
 from cdcpipe.pgoutput.messages import (
     Begin,
@@ -49,8 +47,9 @@ from cdcpipe.pgoutput.messages import (
     StreamStart,
 )
 from cdcpipe.pipe.framing import encode_header
+from cdcpipe.pipe.spill import Spill, Spills
 
-__all__ = ["SPILL_THRESHOLD", "Spill", "SpillFile", "Transactions"]
+__all__ = ["SPILL_THRESHOLD", "Transactions"]
 
 log = logging.getLogger(__name__)
 
@@ -74,78 +73,6 @@ _KINDS: Final = {
     _BLOCK: (frozenset(b"IUDTMRYOE"), "inside a stream block"),
 }
 """Which messages may come where."""
-
-
-class Spill(Protocol):
-    """Bytes that were moved out of memory."""
-
-    def append(self, data: bytearray) -> None:
-        """Add to the end."""
-
-    def read(self, pos: int, size: int) -> bytes:
-        """Return ``size`` bytes from ``pos``, all of which were written."""
-
-    def truncate(self, size: int) -> None:
-        """Keep the first ``size`` bytes."""
-
-    def close(self) -> None:
-        """Give the space back."""
-
-
-class SpillFile:
-    """A file without a name in ``$TMPDIR``: it is gone when it is closed, or its process is, whatever the reason."""
-
-    def __init__(self) -> None:
-        self._size = 0
-        # Not another directory that is writable, as tempfile would take where this one is missing or full.
-        self._directory = os.environ.get("TMPDIR") or tempfile.gettempdir()
-        try:
-            self._file = tempfile.TemporaryFile(dir=self._directory, prefix=".tmp-cdcpipe-", buffering=0)  # noqa: SIM115 - open until its transaction ends
-        except OSError as ex:
-            raise self._error(ex) from ex
-
-    def _error(self, ex: OSError) -> OutputError:
-        return OutputError(
-            f"a transaction in progress can't be held in {self._directory}: {ex.strerror}",
-            hint="make room there, name a larger directory in TMPDIR, or raise --spill-threshold; nothing of it was confirmed",
-        )
-
-    def append(self, data: bytearray) -> None:
-        """Add to the end."""
-        try:
-            with memoryview(data) as view:
-                pos = 0
-                while pos < len(view):
-                    count = os.pwrite(self._file.fileno(), view[pos:], self._size)
-                    pos += count
-                    self._size += count
-        except OSError as ex:
-            raise self._error(ex) from ex
-
-    def read(self, pos: int, size: int) -> bytes:
-        """Return ``size`` bytes from ``pos``."""
-        data = b""
-        try:
-            while len(data) < size:
-                piece = os.pread(self._file.fileno(), size - len(data), pos + len(data))
-                if not piece:
-                    raise OutputError("a file that holds a transaction in progress was cut short by somebody else")
-                data += piece
-        except OSError as ex:
-            raise self._error(ex) from ex
-        return data
-
-    def truncate(self, size: int) -> None:
-        """Keep the first ``size`` bytes."""
-        try:
-            self._file.truncate(size)
-        except OSError as ex:
-            raise self._error(ex) from ex
-        self._size = size
-
-    def close(self) -> None:
-        """Give the space back."""
-        self._file.close()
 
 
 class _Description:
@@ -313,11 +240,11 @@ class Transactions:
         *,
         streaming_parallel: bool | None = False,
         spill_threshold: int = SPILL_THRESHOLD,
-        make_spill: Callable[[], Spill] = SpillFile,
+        make_spill: Callable[[], Spill] | None = None,
     ) -> None:
         self._streaming_parallel = streaming_parallel
         self._spill_threshold = spill_threshold
-        self._make_spill = make_spill
+        self._make_spill = make_spill or Spills().open
         self._state = _IDLE
         self._streamed: dict[int, _Held] = {}
         self._prepared: dict[str, _Held] = {}

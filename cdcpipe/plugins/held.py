@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import struct
-import tempfile
-from typing import IO, TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from cdcpipe.errors import OutputError
+from cdcpipe.pipe.framing import RecordReader, encode_header
+from cdcpipe.pipe.spill import Spill, Spills
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,11 +13,11 @@ if TYPE_CHECKING:
 __all__ = ["Held"]
 
 _HELD_BYTES: Final = 8 << 20
-_HELD_RECORD: Final = struct.Struct(">QI")  # LSN, length of the record that follows
+_READ_BYTES: Final = 256 << 10
 
 
 class Held:
-    """Records of the open transaction, in order; in memory up to a limit and, if they may, then in a file."""
+    """Records of the open transaction, in order; in memory up to a limit and, if they may, then in a spill, as the pipe's bytes."""
 
     EMIT: ClassVar[str] = "append((wal_start, {record}))\nif len(held) > {limit}:\n    spill()"
     """Counting records is cheaper than counting their bytes; compiled rows are seldom long."""
@@ -32,7 +31,8 @@ class Held:
         self._records: list[tuple[int, bytes]] = []
         self._may_spill = may_spill
         self._size = 0
-        self._file: IO[bytes] | None = None
+        self._spills = Spills()
+        self._spill: Spill | None = None
 
     @property
     def names(self) -> dict[str, object]:
@@ -47,39 +47,28 @@ class Held:
             self.spill()
 
     def spill(self) -> None:
-        """Move what is in memory to the file."""
+        """Move what is in memory to the spill; raise OutputError where the disk fails."""
         if not self._may_spill:
             return
-        try:
-            self._spill()
-        except OSError as ex:
-            msg = f"a transaction's records can't be held in {tempfile.gettempdir()}: {ex.strerror}"
-            raise OutputError(msg, hint="make room there, or name a larger directory in TMPDIR") from ex
+        if self._spill is None:
+            self._spill = self._spills.open()
+        self._spill.append(b"".join(piece for lsn, record in self._records for piece in (encode_header(lsn, len(record)), record)))
         self._forget()
 
-    def _spill(self) -> None:
-        if self._file is None:
-            self._file = tempfile.TemporaryFile(prefix="cdcpipe-")  # noqa: SIM115 - open until the transaction ends
-        for lsn, record in self._records:
-            self._file.write(_HELD_RECORD.pack(lsn, len(record)))
-            self._file.write(record)
-        # Nothing may be left in Python's buffer, where a full disk would show only at the commit.
-        self._file.flush()
-
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        if self._file is not None:
-            self._file.seek(0)
-            while header := self._file.read(_HELD_RECORD.size):
-                lsn, length = _HELD_RECORD.unpack(header)
-                yield lsn, self._file.read(length)
+        if self._spill is not None:
+            reader = RecordReader()
+            for pos in range(0, self._spill.size, _READ_BYTES):
+                reader.feed(self._spill.read(pos, min(_READ_BYTES, self._spill.size - pos)))
+                yield from reader
         yield from self._records
 
     def clear(self) -> None:
         """Forget all."""
         self._forget()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._spill is not None:
+            self._spill.close()
+            self._spill = None
 
     def _forget(self) -> None:
         # Not a new list: the compiled rows know this one.
