@@ -188,8 +188,8 @@ def connection_parameters_of(
 def _parse_parameter(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
-        msg = f"--param takes KEY=VALUE, not {text!r}"
-        raise click.UsageError(msg)
+        # It may be a connection string, with a password in it.
+        raise click.UsageError("--param takes KEY=VALUE; what was given is something else (it is not shown)")
     return key, value
 
 

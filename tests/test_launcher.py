@@ -705,6 +705,18 @@ def test_postgres_bad_input(database: postgres.Database, tmp_path: Path, changes
     assert list_segments(tmp_path) == []
 
 
+@pytest.mark.parametrize("uri", ["postgresql://r:CANARY%zz@h/db", "postgresql://r:p/CANARY@h/db", "postgres:/r:CANARY@h/db"])
+def test_a_mistake_in_a_uri_shows_no_password(tmp_path: Path, uri: str) -> None:
+    where = ["-d", uri, "-S", "s", "--publication", "p", "--staging", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "spark_sink", "land", *where], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert "can't be read (it is not shown)" in done.stderr
+    written = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    assert "CANARY" not in done.stderr + done.stdout + "".join(written)
+
+
 class Workload:
     """Changes two tables from a thread of its own until it is stopped."""
 

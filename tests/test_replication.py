@@ -83,6 +83,11 @@ PARAMETERS = [
     ([("dbname", "shop")], {"dbname": "shop"}),
     ([("dbname", "host=a dbname='b c'"), ("host", "x")], {"host": "x", "dbname": "b c"}),
     ([("host", "x"), ("dbname", "host=a")], {"host": "a"}),
+    ([("dbname", "postgresql://")], {}),
+    (
+        [("dbname", "postgresql://h,[::1]:2/d%40e?options=-c%20a%3Db@c")],
+        {"host": "h,::1", "port": ",2", "dbname": "d@e", "options": "-c a=b@c"},
+    ),
     (
         [("dbname", "postgresql://u@h:1/d?application_name=n")],
         {"user": "u", "host": "h", "port": "1", "dbname": "d", "application_name": "n"},
@@ -96,13 +101,43 @@ def test_connection_parameters(pairs: list[tuple[str, str]], expected: dict[str,
 
 
 @pytest.mark.parametrize(
-    "pair", [("password", "CANARY"), ("sslpassword", "CANARY"), ("dbname", "password=CANARY"), ("dbname", "postgres://u:CANARY@h"),
-             ("dbname", "password=CANARY b"), ("nonsense", "1"), ("dbname", "nonsense=1")]
-)  # fmt: skip
+    "pair",
+    [
+        ("password", "CANARY"),
+        ("sslpassword", "CANARY"),
+        ("oauth_client_secret", "CANARY"),
+        ("nonsense", "1"),
+        ("postgresql://u:CANARY@h?a", "b"),
+        *(
+            ("dbname", conninfo)
+            for conninfo in [
+                "password=CANARY",
+                "password=CANARY b",
+                "host=h pasword=CANARY",
+                "host=h port=CANARY",
+                "user=r password=two CANARY",
+                "user=r password='CANARY",
+                "nonsense=1",
+                "postgres://u:CANARY@h",
+                "postgres:/r:CANARY@h",
+                "Postgresql://r:CANARY@h",
+                "http://u:CANARY@h",
+                "postgresql://r:CANARY%zz@h/db",
+                "postgresql://r:CANARY@[h/db",
+                "postgresql://r:CANARY/w@h/db",
+                "postgresql://r:p/CANARY@h",
+                "postgresql://r:1/CANARY@h/db",
+                "postgresql://r:p@CANARY@h/db",
+                "postgresql://h/db?pasword=CANARY",
+            ]
+        ),
+    ],
+)
 def test_connection_parameters_refused(pair: tuple[str, str]) -> None:
     with pytest.raises(InvalidArgumentsError) as caught:
         connection_parameters([pair])
     assert "CANARY" not in f"{caught.value} {caught.value.hint}"
+    assert caught.value.hint
 
 
 # Boundaries
