@@ -16,11 +16,11 @@ import click
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pipe.exitcode import ExitCode
+from spark_sink import signals
 from spark_sink.options import CONTEXT_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import FrameType
 
 __all__ = ["main"]
 
@@ -35,10 +35,6 @@ _COMMANDS = {
     "status": "Show a staging directory.",
     "verify": "Compare the replicas with PostgreSQL.",
 }
-
-
-class _Interrupted(BaseException):
-    """SIGINT or SIGTERM where nothing has to be ended in order."""
 
 
 class _Group(click.Group):
@@ -73,18 +69,13 @@ def group() -> None:
     """Take the changes of a PostgreSQL database to Spark tables."""
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise _Interrupted
-
-
 def invoke(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: one of the pipe's, or one that a command has for itself."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+    signals.listen()
     try:
         result = group.main(args=arguments, prog_name="cdcpipe-spark", standalone_mode=False)
-    except (_Interrupted, KeyboardInterrupt, click.Abort):
-        return ExitCode.SUCCESS
+    except (KeyboardInterrupt, click.Abort):  # from Spark's own handler, in the moment before ours is back
+        return 128 + signal.SIGINT
     except click.exceptions.NoArgsIsHelpError as ex:
         click.echo(ex.format_message(), err=True)
         return ExitCode.INVALID_ARGS

@@ -14,9 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import select
-import subprocess
-import tempfile
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
@@ -24,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Self
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
-from spark_sink.command import environment, failure_of
 from spark_sink.launcher import LauncherConfig, Prepared
+from spark_sink.process import ANSWER_S, Answer, Child, ask, unanswered
 from spark_sink.restart import error_of
 from spark_sink.snapshot_plan import SnapshotError
 from spark_sink.staging import read_json, write_json
@@ -41,8 +38,6 @@ _logger = logging.getLogger(__name__)
 
 _PURPOSE = "for"
 
-_POLL_MS = 200
-_READ_BYTES = 1 << 16
 _END_TIMEOUT_S = 10.0
 _END_POLL_S = 0.05
 
@@ -73,14 +68,14 @@ class ExportedSnapshot:
         self._tables = tables
         self._hold_s = hold_s
         self._pipe: int | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._resources = ExitStack()
         directory.mkdir(parents=True, exist_ok=True)
         if not self._resources.enter_context(hold_alone(directory / "lock")):
             self._resources.close()
             raise SnapshotError(f"another process holds a snapshot in {directory}", hint="wait for its end")
         try:
-            found = self._take_over() or self._export(is_stopping)
+            found = self._take_over(is_stopping) or self._export(is_stopping)
             self.prepared = Prepared.of(found)
             try:
                 self.name = str(found["snapshot"])
@@ -96,7 +91,7 @@ class ExportedSnapshot:
 
     # --- one that was left ---
 
-    def _take_over(self) -> dict[str, Any] | None:
+    def _take_over(self, is_stopping: Callable[[], bool]) -> dict[str, Any] | None:
         """Open the pipe of a snapshot that somebody else has taken; None if there is none, or none that is of use."""
         try:
             self._pipe = os.open(self._pipe_path, os.O_WRONLY | os.O_NONBLOCK)
@@ -104,7 +99,7 @@ class ExportedSnapshot:
             return None
         found = read_json(self._text_path)
         self.is_left_over = self._hold_s > 0 and found is not None and found.pop(_PURPOSE) == self._purpose()
-        if self.is_left_over and self._is_unchanged(Prepared.of(found)):
+        if self.is_left_over and self._is_unchanged(Prepared.of(found), is_stopping):
             _logger.info("going on with the snapshot that was left")
             return found
         _logger.info("the snapshot that was left was taken for something else")
@@ -116,9 +111,9 @@ class ExportedSnapshot:
         """Return what a snapshot is for; not how one gets to the server, which may have a password in it."""
         return [self._config.slot, list(self._config.publications), list(self._tables)]
 
-    def _is_unchanged(self, then: Prepared) -> bool:
+    def _is_unchanged(self, then: Prepared, is_stopping: Callable[[], bool]) -> bool:
         """Tell whether server and tables are what they were, and the snapshot is still held."""
-        return self._described(then) == self._described(_look_up(self._config)) and self._say(b"\n")
+        return self._described(then) == self._described(_look_up(self._config, is_stopping)) and self._say(b"\n")
 
     def _described(self, prepared: Prepared) -> list[Any]:
         """Return what must not have changed meanwhile."""
@@ -135,7 +130,6 @@ class ExportedSnapshot:
             arguments.append("-c")
             for table in config.tables:
                 arguments += ["--table", table]
-        stderr = self._stderr = self._resources.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         self._text_path.unlink(missing_ok=True)
         self._pipe_path.unlink(missing_ok=True)
         os.mkfifo(self._pipe_path, 0o600)
@@ -144,54 +138,40 @@ class ExportedSnapshot:
         try:
             self._pipe = os.open(self._pipe_path, os.O_WRONLY | os.O_NONBLOCK)
             os.set_blocking(reader, True)
-            # A session of its own: ^C is for us.
-            self._process = subprocess.Popen(
-                arguments,
-                stdin=reader,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                bufsize=0,
-                start_new_session=True,
-                env=environment(),
-            )
+            self._child = Child(arguments, command=config.command, stdin=reader, outlives_us=self._hold_s > 0)
         finally:
             os.close(reader)
-        text = self._read(self._process, is_stopping)
+        try:
+            text = self._read(self._child, is_stopping)
+        except BaseException:
+            self._child.end()  # it does not read its stdin yet
+            raise
         Prepared.parse(text)
         found: dict[str, Any] = json.loads(text)
         write_json(self._text_path, found | {_PURPOSE: self._purpose()})
         return found
 
-    def _read(self, process: subprocess.Popen[bytes], is_stopping: Callable[[], bool]) -> bytes:
+    def _read(self, child: Child, is_stopping: Callable[[], bool]) -> bytes:
         """Read the JSON object that it prints before it waits; raise what it says if it ends instead."""
-        assert process.stdout is not None
-        fd = process.stdout.fileno()
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
+        deadline = time.monotonic() + ANSWER_S
         text = b""
         while not text.endswith(b"}\n"):
-            if is_stopping():
-                raise InterruptedError
-            if not poll.poll(_POLL_MS):
-                continue
-            data = os.read(fd, _READ_BYTES)
+            try:
+                data = child.read(deadline - time.monotonic(), is_stopping)
+            except TimeoutError:
+                raise error_of(unanswered("prepare", ANSWER_S)) from None
             if not data:
-                raise error_of(failure_of(process.wait(), self._said()))
+                raise error_of(child.failure())
             text += data
         return text
-
-    def _said(self) -> list[str]:
-        self._stderr.seek(0)
-        return _lines(self._stderr.read())
 
     # --- while it is held, and then ---
 
     def check(self) -> None:
         """Raise the error with which it has ended, if it has."""
-        if self._process is not None:
-            code = self._process.poll()
-            if code is not None:
-                raise error_of(failure_of(code, self._said()))
+        if self._child is not None:
+            if self._child.code is not None:
+                raise error_of(self._child.failure())
         elif not self._say(b"\n"):
             raise SnapshotError("the snapshot that was gone on with has ended", hint="start again: what is done stays")
 
@@ -214,8 +194,9 @@ class ExportedSnapshot:
             else:
                 os.close(self._pipe)
                 self._pipe = None
-        if self._process is not None and self._process.stdout is not None:
-            self._process.stdout.close()
+        if self._child is not None:
+            self._child.close()
+            self._child = None
         self._resources.close()
 
     def _release(self) -> None:
@@ -223,12 +204,9 @@ class ExportedSnapshot:
         assert self._pipe is not None
         self._say(b"q\n")
         self._text_path.unlink(missing_ok=True)
-        if self._process is not None:
-            try:
-                self._process.wait(_END_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        if self._child is not None:
+            if not self._child.wait(_END_TIMEOUT_S):
+                self._child.end()
         else:
             ends_at = time.monotonic() + _END_TIMEOUT_S
             while self._say(b"\n") and time.monotonic() < ends_at:
@@ -255,39 +233,31 @@ class ExportedSnapshot:
         self.close()
 
 
-def slot_exists(config: LauncherConfig) -> bool:
-    """Ask whether the slot is there; raise what prevents the answer."""
-    done = _run(_arguments(config))
-    if done.returncode == ExitCode.SLOT_NOT_EXIST:
+def slot_exists(config: LauncherConfig, is_stopping: Callable[[], bool] | None = None) -> bool:
+    """Ask whether the slot is there; raise what prevents the answer, InterruptedError once ``is_stopping`` says so."""
+    answer = ask(_arguments(config), command=config.command, is_stopping=is_stopping)
+    if answer.code == ExitCode.SLOT_NOT_EXIST:
         return False
-    if done.returncode in (ExitCode.SUCCESS, ExitCode.SLOT_IN_USE):
+    if answer.code in (ExitCode.SUCCESS, ExitCode.SLOT_IN_USE):
         return True
-    raise error_of(failure_of(done.returncode, _lines(done.stderr)))
+    raise error_of(answer.failure)
 
 
-def ask_published(config: LauncherConfig) -> subprocess.CompletedProcess[bytes]:
-    """Run ``cdcpipe prepare`` for what is published now, whoever uses the slot; return how it ended."""
-    return _run([*_arguments(config), "--in-use"])
+def ask_published(config: LauncherConfig, is_stopping: Callable[[], bool] | None = None) -> Answer:
+    """Ask ``cdcpipe prepare`` what is published now, whoever uses the slot; InterruptedError once ``is_stopping`` says so."""
+    return ask([*_arguments(config), "--in-use"], command=config.command, is_stopping=is_stopping)
 
 
-def _look_up(config: LauncherConfig) -> Prepared:
+def _look_up(config: LauncherConfig, is_stopping: Callable[[], bool]) -> Prepared:
     """Ask what is published now; raise what prevents the answer."""
-    done = ask_published(config)
-    if done.returncode != 0:
-        raise error_of(failure_of(done.returncode, _lines(done.stderr)))
-    return Prepared.parse(done.stdout)
-
-
-def _run(arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, env=environment(), check=False)
+    answer = ask_published(config, is_stopping)
+    if answer.code != ExitCode.SUCCESS:
+        raise error_of(answer.failure)
+    return Prepared.parse(answer.output)
 
 
 def _arguments(config: LauncherConfig) -> list[str]:
-    arguments = [*config.command, "prepare", *config.connection, "-S", config.slot]
+    arguments = ["prepare", *config.connection, "-S", config.slot]
     for name in config.publications:
         arguments += ["--publication", name]
     return arguments
-
-
-def _lines(said: bytes) -> list[str]:
-    return said.decode("utf-8", "backslashreplace").strip().splitlines()

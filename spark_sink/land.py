@@ -15,8 +15,8 @@ from spark_sink.options import (
     launcher_config,
     launcher_options,
     log_to_stderr,
-    on_signals,
 )
+from spark_sink.signals import on_signals
 
 __all__ = ["command"]
 

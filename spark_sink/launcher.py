@@ -24,7 +24,6 @@ import logging
 import os
 import random
 import select
-import subprocess
 import threading
 import time
 from collections import deque
@@ -37,15 +36,15 @@ from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.pipe.commands import QUIT, encode_feedback
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink import known_position
-from spark_sink.command import COMMAND, environment, failure_of, is_report
 from spark_sink.directories import local_directory
+from spark_sink.process import COMMAND, Child, ask, is_report
 from spark_sink.restart import Failure, RestartPolicy, error_of
 from spark_sink.segment_filler import SealPolicy, SegmentFiller
 from spark_sink.staging import Position, Retention, StagingError, remove_consumed
 from spark_sink.staging_writer import Failpoint, StagingWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
     from spark_sink.segment_filler import Operation
@@ -62,9 +61,6 @@ _LONGEST_POLL_S = 3600.0
 
 _BULK_BYTES, _BULK_PAUSE_S = 32 << 10, 0.004
 """After a read of so much more is coming, and is let come: fewer and larger reads. The pipe holds what comes in that time."""
-
-_STDERR_LINES = 20
-"""How much of what a streamer says is kept for the message with which the launcher stops."""
 
 _QUIT_TIMEOUT_S = 30.0
 """How long a streamer may take to end after `q`; then it is killed. What was confirmed before is not at stake."""
@@ -308,13 +304,15 @@ class Launcher:
         for table in self.config.tables:
             arguments += ["--table", table]
         while not self._stopping.is_set():
-            with _Child([*self.config.command, "prepare", *arguments]) as child:
-                output = child.read_all(self._stopping, self._wakeup)
-            if self._stopping.is_set():
+            try:
+                answer = ask(
+                    ["prepare", *arguments], command=self.config.command, is_stopping=self._stopping.is_set, tell=self._tell
+                )
+            except InterruptedError:
                 return None
-            if child.code == ExitCode.SUCCESS:
-                return Prepared.parse(output)
-            if not self._wait_before_restart(policy, child.failure(0)):
+            if answer.code == ExitCode.SUCCESS:
+                return Prepared.parse(answer.output)
+            if not self._wait_before_restart(policy, answer.failure):
                 return None
         return None
 
@@ -331,7 +329,7 @@ class Launcher:
         broken: ProtocolError | None = None
         is_whole = False
         spill = self.config.spill or self.config.staging
-        with _Child([*self.config.command, *arguments], is_verbose=self.config.verbose, temporary=spill) as child:
+        with _Streamer(arguments, command=self.config.command, temporary=spill, tell=self._tell) as child:
             feedback = _Feedback(child, start_lsn, self.config.hook)
             try:
                 self._pump(child, filler, writer, sealer, feedback)
@@ -345,19 +343,20 @@ class Launcher:
             is_asked = self._stopping.is_set()
             at_end = self.config.available_now and is_whole and not is_asked and not child.ends_by_itself()
             child.quit()
+            failure = child.failure(writer.end_lsn)
         self._note(open_size=0)
         if broken is not None:
             return Failure(ExitCode.PG_ERROR, writer.end_lsn, broken.message)
-        if child.code == ExitCode.SUCCESS and (at_end or is_asked):
+        if failure.code == ExitCode.SUCCESS and (at_end or is_asked):
             if at_end:
                 known_position.note(self.config.staging, prepared.wal_lsn)
             return None
         if is_asked:
-            _logger.warning("the streamer ended with %d when asked to quit: %s", child.code, child.failure(0).message)
+            _logger.warning("the streamer ended with %d when asked to quit: %s", failure.code, failure.message)
             return None
-        return child.failure(writer.end_lsn)
+        return failure
 
-    def _pump(self, child: _Child, filler: SegmentFiller, writer: StagingWriter, sealer: _Sealer, feedback: _Feedback) -> None:
+    def _pump(self, child: _Streamer, filler: SegmentFiller, writer: StagingWriter, sealer: _Sealer, feedback: _Feedback) -> None:
         """Move bytes from the streamer to the open segment until it closes its stdout, or until asked to stop."""
         # Segments are cut between two reads.
         read_bytes = min(_READ_BYTES, max(self.config.seal.segment_bytes, _LEAST_READ_BYTES))
@@ -383,6 +382,10 @@ class Launcher:
                 self._apply(filler.tick(time.monotonic()), writer, sealer)
             if writer.open_size != self._progress.open_size:
                 self._note(open_size=writer.open_size)
+
+    def _tell(self, line: str) -> None:
+        """Pass on what a child says on stderr; what it ends with is told as its failure."""
+        _streamer_logger.log(logging.INFO if self.config.verbose or is_report(line) else logging.WARNING, "%s", line)
 
     def _apply(self, operations: list[Operation], writer: StagingWriter, sealer: _Sealer) -> None:
         for operation in operations:
@@ -428,7 +431,7 @@ class _Wakeup:
 class _Feedback:
     """Writes ``F`` for what is sealed, the highest only; what does not fit into the pipe goes with the next."""
 
-    def __init__(self, child: _Child, start_lsn: int, hook: Callable[[Failpoint], None] | None) -> None:
+    def __init__(self, child: _Streamer, start_lsn: int, hook: Callable[[Failpoint], None] | None) -> None:
         self._child = child
         self._sent_lsn = start_lsn
         self._hook = hook
@@ -546,110 +549,28 @@ def _build_index(segment: Segment, sealing: Sealing) -> None:
         segment_index.build(segment.path, *boundaries.arrays())
 
 
-class _Child:
-    """A subprocess at the other end of three pipes. Leaving the context makes sure that it is gone and its code is known."""
+class _Streamer(Child):
+    """A streamer at the other end of three pipes. It lands what it has when asked to quit."""
 
-    def __init__(self, argv: list[str], *, is_verbose: bool = False, temporary: Path | None = None) -> None:
-        self._is_verbose = is_verbose
-        # A session of its own, so that ^C reaches the launcher alone; that ends it with `q`. It needs no other tie to
-        # this process: when that dies, the end of stdin ends it.
-        self._process = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-            env=environment(temporary),
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._stdin_fd = self._process.stdin.fileno()
-        self.stdout_fd = self._process.stdout.fileno()
-        os.set_blocking(self._stdin_fd, False)
+    def __init__(self, arguments: Sequence[str], *, command: Sequence[str], temporary: Path, tell: Callable[[str], None]) -> None:
+        super().__init__(arguments, command=command, temporary=temporary, tell=tell)
         with contextlib.suppress(OSError):  # more than this user may have; the default size works too
             fcntl.fcntl(self.stdout_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        self._lines: deque[str] = deque(maxlen=_STDERR_LINES)
-        self._stderr_thread = threading.Thread(target=self._read_stderr, name="cdcpipe-stderr", daemon=True)
-        self._stderr_thread.start()
-        self.code = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        process = self._process
-        if process.poll() is None:
-            process.kill()
-        self.code = process.wait()
-        self._stderr_thread.join()
-        for stream in (process.stdin, process.stdout, process.stderr):
-            assert stream is not None
-            stream.close()
-
-    def failure(self, end_lsn: int) -> Failure:
-        """Return how it ended, with what it said last on stderr: ``cdcpipe: error: ...``, ``cdcpipe: hint: ...``."""
-        return failure_of(self.code, list(self._lines), end_lsn)
-
-    def _read_stderr(self) -> None:
-        assert self._process.stderr is not None
-        with open(self._process.stderr.fileno(), "rb", closefd=False) as stream:
-            while line := stream.readline(1 << 16):
-                text = line.decode("utf-8", "backslashreplace").rstrip()
-                if text:
-                    self._lines.append(text)
-                    is_reported = self._is_verbose or is_report(text)
-                    _streamer_logger.log(logging.INFO if is_reported else logging.WARNING, "%s", text)
-
-    def write(self, command: bytes, timeout_s: float) -> bool:
-        """Send a command if the pipe takes it in time."""
-        poll = select.poll()
-        poll.register(self._stdin_fd, select.POLLOUT)
-        poll.poll(timeout_s * 1000)
-        try:
-            return os.write(self._stdin_fd, command) == len(command)
-        except BlockingIOError:
-            return False
-        except BrokenPipeError:
-            return False  # it has ended; its exit code says how
-
-    def read_all(self, stopping: threading.Event, wakeup: _Wakeup) -> bytes:
-        """Read stdout to its end and wait for the exit code; kill the process when asked to stop."""
-        parts: list[bytes] = []
-        poll = select.poll()
-        poll.register(self.stdout_fd, select.POLLIN)
-        poll.register(wakeup.fd, select.POLLIN)
-        while not stopping.is_set():
-            if self.stdout_fd in {fd for fd, _ in poll.poll()}:
-                data = os.read(self.stdout_fd, _READ_BYTES)
-                if not data:
-                    self._process.wait()
-                    break
-                parts.append(data)
-        return b"".join(parts)
 
     def ends_by_itself(self) -> bool:
         """Say whether it has ended, or does so in a moment, without having been asked to."""
-        try:
-            self._process.wait(_EXIT_GRACE_S)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+        return self.wait(_EXIT_GRACE_S)
 
     def quit(self) -> None:
         """Ask it to end, drop what it still sends, and wait; not for ever."""
-        self.write(QUIT, _QUIT_TIMEOUT_S)
         deadline = time.monotonic() + _QUIT_TIMEOUT_S
-        poll = select.poll()
-        poll.register(self.stdout_fd, select.POLLIN)
-        while (left_s := deadline - time.monotonic()) > 0:
-            if poll.poll(left_s * 1000) and not os.read(self.stdout_fd, _READ_BYTES):
-                break
-        try:
-            self._process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        self.write(QUIT, _QUIT_TIMEOUT_S)
+        with contextlib.suppress(TimeoutError):
+            while self.read(deadline - time.monotonic()):
+                pass
+        if not self.wait(deadline - time.monotonic()):
             _logger.warning("the streamer has not ended %.0f s after it was asked to; killing it", _QUIT_TIMEOUT_S)
-            self._process.kill()
+            self.kill()
 
 
 _streamer_logger = logging.getLogger("cdcpipe.streamer")

@@ -1,14 +1,12 @@
-"""What the commands of cdcpipe-spark share: the launcher's options, sizes, logging, signals, the progress line."""
+"""What the commands of cdcpipe-spark share: the launcher's options, sizes, logging, the progress line."""
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -20,9 +18,6 @@ from spark_sink.staging import Retention
 from spark_sink.storage import place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
-
     from spark_sink.launcher import LauncherConfig, Progress
     from spark_sink.pipeline import PipelineProgress
     from spark_sink.slot_monitor import Lag
@@ -44,7 +39,6 @@ __all__ = [
     "launcher_config",
     "launcher_options",
     "log_to_stderr",
-    "on_signals",
     "snapshot_hold_option",
     "staging_option",
     "together",
@@ -316,22 +310,6 @@ def launcher_config(
     )
 
 
-@contextmanager
-def on_signals(request_stop: Callable[[], None]) -> Iterator[None]:
-    """Call ``request_stop`` at SIGINT and SIGTERM. For the main thread."""
-
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        request_stop()
-
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, handle) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-
-
 class _LiveLine:
     """A line on stderr that says how far something is: on a terminal in place, elsewhere a new one now and then if it differs."""
 
@@ -397,7 +375,7 @@ class ProgressLine(_LiveLine):
         lag: Lag | None = None,
         is_last: bool = False,
     ) -> None:
-        """Show the progress if that is due. ``lag``: of the tables, or of the log where there are none."""
+        """Show the progress if that is due. ``lag`` is the tables', None where it is not known; without tables the log's."""
         if not is_last and not self._is_due(now):
             return
         parts = []
@@ -406,7 +384,7 @@ class ProgressLine(_LiveLine):
             parts += [
                 f"tables {tables.position or '-'}",
                 f"{self._rows.update(rows, now, is_last=is_last):,.0f} rows/s",
-                *([] if lag is None else [_lag_text(lag)]),
+                "lag unknown" if lag is None else _lag_text(lag),
                 f"{tables.changes:,} changes in {tables.tables} tables",
                 *([f"{tables.messages:,} messages"] if tables.messages else []),
             ]

@@ -28,9 +28,9 @@ from spark_sink.options import (
     launcher_config,
     launcher_options,
     log_to_stderr,
-    on_signals,
     snapshot_hold_option,
 )
+from spark_sink.signals import kept, on_signals
 from spark_sink.slot_monitor import SlotMonitor
 from spark_sink.spark_options import parse_settings, spark_options
 from spark_sink.staging import log_end
@@ -246,6 +246,13 @@ def command(
     session.find_java()
     stopping = threading.Event()
     launcher = Launcher(config)
+
+    def request_stop() -> None:
+        stopping.set()
+        launcher.request_stop()
+
+    click.get_current_context().with_resource(on_signals(request_stop))
+    published = _Catalog(config, stopping)
     snapshot = InitialSnapshot(config, house, snapshot_mode, snapshot_chunk_size, snapshot_hold or 0.0)
     spark = pipeline = upkeep = None
     line = ProgressLine(time.monotonic())
@@ -258,68 +265,70 @@ def command(
         line.update(progress, time.monotonic(), tables=tables, lag=_lag(monitor, progress, tables), is_last=is_last)
 
     try:
-        with on_signals(stopping.set):
-            snapshot.prepare(stopping.is_set)
-            if stopping.is_set():
-                return
-            launcher.start()
-            assert launcher.prepared is not None
-            _name_keyless(launcher.prepared)
-            monitor.start()
-            # While it starts, the launcher is at work.
+        snapshot.prepare(stopping.is_set)
+        if stopping.is_set():
+            return
+        launcher.start()
+        if stopping.is_set():
+            return
+        assert launcher.prepared is not None
+        _name_keyless(launcher.prepared)
+        monitor.start()
+        # While it starts, the launcher is at work.
+        with kept():
             spark = session.build(
                 app_name=f"cdcpipe {config.slot}", master=master, format=table_format, conf=settings, jars_dir=jars, ui=ui
             )
-        # Once more: Spark has put a handler of its own in the place of ours.
-        with on_signals(stopping.set):
-            if snapshot.is_needed and not stopping.is_set():
-                _copy(snapshot, spark, launcher, stopping)
-            pipeline = Pipeline(
-                spark,
-                config.staging,
-                warehouse,
-                format=table_format,
-                types=types,
-                describe=_Catalog(config, stopping).describe,
-                checkpoint=checkpoint,
-                max_bytes_per_trigger=max_bytes_per_trigger,
-                trigger_interval_s=trigger_interval,
-                staging_shared=staging_shared == "yes",
-                catalog_database=catalog_database,
-                json_variants=json_as == "variant",
-                replica_interval_s=replica_interval,
-            )
-            upkeep = Upkeep(
-                spark,
-                house,
-                optimize_interval_s=optimize_interval,
-                vacuum_retention_s=vacuum_retention,
-                log_retention_s=log_retention,
-                keep_changelog_s=keep_changelog,
-                clustering=cluster_replicas,
-                merging=pipeline.merging,
-                appending=pipeline.appending,
-            )
-            if not stopping.is_set():
-                pipeline.start()
-                if not config.available_now:
-                    upkeep.start()
-            while not stopping.is_set() and not pipeline.wait(_LAST_INTERVAL_S if launcher.has_ended else line.interval_s):
-                # With --available-now it ends by itself, and what has landed is all.
-                if launcher.has_ended and launcher.wait() and _has_all(pipeline, config.staging):
-                    break
-                show(pipeline)
-            launcher.stop()
-            if config.available_now:
-                upkeep.run(stopping.is_set)
-            upkeep.stop()
-            pipeline.stop()
-            pipeline.wait()  # raises what kept the replicas from getting where the changelogs are
-            for (table, name), count in sorted(pipeline.exact_counts.items()):
-                _logger.warning(INEXACT_MESSAGE, table, name, count)
+        if snapshot.is_needed and not stopping.is_set():
+            _copy(snapshot, spark, launcher, stopping)
+        pipeline = Pipeline(
+            spark,
+            config.staging,
+            warehouse,
+            format=table_format,
+            types=types,
+            describe=published.describe,
+            checkpoint=checkpoint,
+            max_bytes_per_trigger=max_bytes_per_trigger,
+            trigger_interval_s=trigger_interval,
+            staging_shared=staging_shared == "yes",
+            catalog_database=catalog_database,
+            json_variants=json_as == "variant",
+            replica_interval_s=replica_interval,
+        )
+        upkeep = Upkeep(
+            spark,
+            house,
+            optimize_interval_s=optimize_interval,
+            vacuum_retention_s=vacuum_retention,
+            log_retention_s=log_retention,
+            keep_changelog_s=keep_changelog,
+            clustering=cluster_replicas,
+            merging=pipeline.merging,
+            appending=pipeline.appending,
+        )
+        if not stopping.is_set():
+            pipeline.start()
+            if not config.available_now:
+                upkeep.start()
+        while not stopping.is_set() and not pipeline.wait(_LAST_INTERVAL_S if launcher.has_ended else line.interval_s):
+            # With --available-now it ends by itself, and what has landed is all.
+            if launcher.has_ended and launcher.wait() and _has_all(pipeline, config.staging):
+                break
+            show(pipeline)
+        launcher.stop()
+        if config.available_now:
+            upkeep.run(stopping.is_set)
+        upkeep.stop()
+        pipeline.stop()
+        pipeline.wait()  # raises what kept the replicas from getting where the changelogs are
+        for (table, name), count in sorted(pipeline.exact_counts.items()):
+            _logger.warning(INEXACT_MESSAGE, table, name, count)
     except Exception as ex:
         has_spark_ended = spark is not None and _jvm_ends(spark, _LONGEST_END_S if stopping.is_set() else _END_S)
-        if stopping.is_set() and has_spark_ended:
+        if published.is_interrupted:
+            _logger.info("stopped while the server was asked for its tables; what the tables lack comes with the next start")
+        elif stopping.is_set() and has_spark_ended:
             _logger.info("Spark was ended by the signal, too; what the tables lack comes with the next start")
         else:
             error = _spark_ended() if has_spark_ended else ex
@@ -388,12 +397,13 @@ def _copy(snapshot: InitialSnapshot, spark: SparkSession, launcher: Launcher, st
 
 def _lag(monitor: SlotMonitor, launcher: Progress, tables: PipelineProgress) -> Lag | None:
     """Return how far the tables are behind the server, None where that is not known."""
-    report, sealed, position = monitor.report, launcher.position, tables.position
+    now = time.monotonic()
+    report, sealed, position = monitor.report(now), launcher.position, tables.position
     if report is None or sealed is None or position is None:
         return None
     # With all that is sealed the tables have all that there was for them up to what is confirmed.
     lsn = position.lsn if position.lsn < sealed.lsn else max(position.lsn, report.confirmed_flush_lsn or 0)
-    return monitor.lag(lsn)
+    return monitor.lag(lsn, now)
 
 
 def _note_known(launcher: Launcher, report: SlotReport) -> None:
@@ -427,19 +437,26 @@ class _Catalog:
     def __init__(self, config: LauncherConfig, stopping: threading.Event) -> None:
         self._config = config
         self._stopping = stopping
+        self.is_interrupted = False
+        """Whether an answer was given up because of a stop, which is an error to whoever wanted it."""
 
     def describe(self) -> Iterable[Mapping[str, Any]]:
         """Return the tables; a server that has gone away may be restarting, and is waited for."""
         deadline = time.monotonic() + _RECONNECT_S
         while True:
-            done = ask_published(self._config)
-            is_away = done.returncode in (ExitCode.INIT_FAILED, ExitCode.PG_CLOSED, ExitCode.PG_ERROR)
-            if not is_away or time.monotonic() >= deadline or self._stopping.wait(_RETRY_S):
-                break
-        if done.returncode != 0:
-            said = done.stderr.decode(errors="replace").strip().splitlines()
+            try:
+                answer = ask_published(self._config, self._stopping.is_set)
+                is_away = answer.code in (ExitCode.INIT_FAILED, ExitCode.PG_CLOSED, ExitCode.PG_ERROR)
+                if not is_away or time.monotonic() >= deadline:
+                    break
+                if self._stopping.wait(_RETRY_S):
+                    raise InterruptedError
+            except InterruptedError:
+                self.is_interrupted = True
+                raise
+        if answer.code != ExitCode.SUCCESS:
             raise CdcpipeError(
-                f"tables that are new or have changed could not be looked up: {said[-1] if said else done.returncode}",
+                f"tables that are new or have changed could not be looked up: {answer.failure.message or answer.code}",
                 hint="start again once the server can be reached; nothing is lost",
             )
-        return Prepared.parse(done.stdout).tables
+        return Prepared.parse(answer.output).tables

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdcpipe.errors import InitError, InvalidArgumentsError
+from spark_sink import guard
 from spark_sink.segment_server import SegmentServer
 from spark_sink.storage import is_local, name
 
@@ -108,10 +109,12 @@ def build(
         os.environ["JAVA_HOME"] = str(find_java())
     settings |= conf
     _prepare_workers(settings)
-    builder = SparkSession.builder.appName(app_name).master(master or _DEFAULT_MASTER)
+    settings = {"spark.app.name": app_name, "spark.master": master or _DEFAULT_MASTER} | settings
+    builder = SparkSession.builder
     for key, value in settings.items():
         builder = builder.config(key, value)
     try:
+        _start_jvm(settings)
         spark = builder.getOrCreate()
     except Exception as ex:
         if "spark.jars.packages" in settings and "JAVA_GATEWAY_EXITED" in str(ex):
@@ -123,6 +126,21 @@ def build(
         raise InitError(f"Spark did not start: {reason_of(ex)}") from ex
     check(spark, format)
     return spark
+
+
+def _start_jvm(settings: Mapping[str, str]) -> None:
+    """Start Spark's JVM, unless it runs, in the process group that is ended when this process is gone.
+
+    By itself the JVM sees the end of its stdin then, but it looks there only once it has told this process its port: one whose
+    driver was ended before that would stay for ever.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is None and _GATEWAY not in os.environ:  # noqa: SLF001
+        conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+        gateway = launch_gateway(conf, {"process_group": guard.group()})
+        SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - the parameter that SparkContext() passes on
 
 
 def check(spark: SparkSession, format: str) -> None:  # noqa: A002

@@ -2,10 +2,11 @@
 
     with SlotMonitor(("-d", "shop"), "shop_cdc") as monitor:
         report = monitor.wait_for_report(10)   # the first one; raises what the command ended with
-        report.wal_lsn, monitor.lag(report.wal_lsn)
+        report.wal_lsn, monitor.lag(report.wal_lsn, time.monotonic())
 
-A command that ends is started again after a pause: a server that restarts costs nothing but a gap. What it ended with is in
-``error`` until there is a report again.
+A command that ends, or falls silent, is started again after a pause: a server that restarts costs nothing but a gap. What it ended
+with is in ``error`` until there is a report again. A report grows old, and then nothing is known: a connection that was cut tells
+nobody.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import subprocess
-import tempfile
 import threading
 import time
 from bisect import bisect_right
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
-from spark_sink.command import COMMAND, environment, failure_of
+from spark_sink.process import COMMAND, Child, unanswered
 from spark_sink.restart import error_of
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ __all__ = ["Lag", "SlotMonitor", "SlotReport", "WALHistory"]
 _logger = logging.getLogger(__name__)
 
 _RESTART_PAUSE_S = 5.0
+_STALE_S = 10.0
+"""How old a report may be and still be shown, where reports come every second or so."""
+_LOOK_S = 0.1
 _HISTORY_SIZE = 4096
 
 
@@ -99,9 +102,10 @@ class WALHistory:
 
 
 class SlotMonitor:
-    """Knows the newest report on a slot. Safe to ask from any thread.
+    """Knows the newest report on a slot, and for how long. Safe to ask from any thread.
 
-    ``on_report`` is called with each report, by the monitor's thread.
+    What is known of the server is true for a while only: a report that is older than ``stale_s`` is not given any more.
+    ``now`` is `time.monotonic`'s. ``on_report`` is called with each report, by the monitor's thread.
     """
 
     def __init__(
@@ -112,15 +116,20 @@ class SlotMonitor:
         *,
         command: Sequence[str] = COMMAND,
         on_report: Callable[[SlotReport], None] | None = None,
+        silence_s: float = 30.0,
     ) -> None:
-        self._arguments = [*command, "slot", *connection, "-S", slot, "--watch", str(interval_s)]
+        self.stale_s = max(_STALE_S, 3 * interval_s)
+        self._arguments = ["slot", *connection, "-S", slot, "--watch", str(interval_s)]
+        self._command = command
+        self._silence_s = max(silence_s, 3 * interval_s)
         self._on_report = on_report
         self._report: SlotReport | None = None
+        self._reported_at = 0.0
         self._error: CdcpipeError | None = None
         self._history = WALHistory()
         self._changed = threading.Condition()
         self._stopping = threading.Event()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._thread = threading.Thread(target=self._run, name="cdcpipe-slot-monitor", daemon=True)
 
     def start(self) -> Self:
@@ -129,11 +138,12 @@ class SlotMonitor:
         return self
 
     def stop(self) -> None:
-        """End; the command is ended, too."""
+        """End; the command, which only looks, is killed."""
         with self._changed:
             self._stopping.set()
-            if self._process is not None:
-                self._process.terminate()
+            self._changed.notify_all()
+            if self._child is not None:
+                self._child.kill()
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -143,31 +153,49 @@ class SlotMonitor:
     def __exit__(self, _kind: type[BaseException] | None, _value: BaseException | None, _tb: TracebackType | None) -> None:
         self.stop()
 
-    def wait_for_report(self, timeout_s: float | None = None) -> SlotReport:
-        """Return the newest report once there is one; raise what prevents it, or CdcpipeError when it takes too long."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._report is not None or self._error is not None, timeout_s)
-            if self._error is not None:
-                raise self._error
-            if self._report is None:
-                msg = f"the server has not said within {timeout_s:g} s where its slot is"
-                raise CdcpipeError(msg, hint="is it reachable?")
-            return self._report
+    def wait_for_report(self, timeout_s: float, is_stopping: Callable[[], bool] = lambda: False) -> SlotReport:
+        """Return the newest report once there is one that is not stale.
 
-    @property
-    def report(self) -> SlotReport | None:
-        """The newest report; None as long as there is none, and while the server can't be asked."""
-        return self._report if self._error is None else None
+        Raise what prevents it, CdcpipeError when it takes too long, InterruptedError once ``is_stopping`` says so, which is
+        asked ten times a second.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                if self._error is not None:
+                    raise self._error
+                if (report := self._fresh(now)) is not None:
+                    return report
+                if is_stopping():
+                    raise InterruptedError
+                if now >= deadline:
+                    raise CdcpipeError(self._silence(now), hint="is it reachable?")
+                self._changed.wait(min(_LOOK_S, deadline - now))
+
+    def report(self, now: float) -> SlotReport | None:
+        """Return the newest report; None as long as there is none, while the server can't be asked, and for a stale one."""
+        with self._changed:
+            return self._fresh(now)
 
     @property
     def error(self) -> CdcpipeError | None:
         """Why the server can't be asked at present."""
         return self._error
 
-    def lag(self, lsn: int) -> Lag | None:
+    def lag(self, lsn: int, now: float) -> Lag | None:
         """Return how far a position is behind the server, None where that is not known."""
         with self._changed:
-            return self._history.lag(lsn, time.monotonic()) if self.report is not None else None
+            return self._history.lag(lsn, now) if self._fresh(now) is not None else None
+
+    def _fresh(self, now: float) -> SlotReport | None:
+        is_known = self._error is None and now - self._reported_at <= self.stale_s
+        return self._report if is_known else None
+
+    def _silence(self, now: float) -> str:
+        if self._report is None:
+            return "the server has not said yet where its slot is"
+        return f"the server has not said for {now - self._reported_at:.0f} s where its slot is"
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -183,35 +211,24 @@ class SlotMonitor:
             self._stopping.wait(_RESTART_PAUSE_S)
 
     def _watch(self) -> None:
-        """Run the command to its end, which is an error."""
-        with tempfile.TemporaryFile() as errors:
-            with self._changed:
-                if self._stopping.is_set():
-                    return
-                # A session of its own, so that ^C reaches this process alone, which then ends it.
-                self._process = subprocess.Popen(
-                    self._arguments,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=errors,
-                    start_new_session=True,
-                    env=environment(),
-                )
-            assert self._process.stdout is not None
-            with self._process as process, self._process.stdout as lines:
-                try:
-                    for line in lines:
-                        self._take(SlotReport.parse(line))
-                finally:
-                    process.terminate()
-            errors.seek(0)
-            said = errors.read().decode("utf-8", "backslashreplace").strip().splitlines()
-            raise error_of(failure_of(process.returncode, said))
+        """Run the command to its end, which is an error, as is its silence."""
+        with self._changed:
+            if self._stopping.is_set():
+                return
+            self._child = Child(self._arguments, command=self._command, stdin=subprocess.DEVNULL)
+        with self._child as child:
+            try:
+                while line := child.read_line(self._silence_s):
+                    self._take(SlotReport.parse(line))
+            except TimeoutError:
+                raise error_of(unanswered("slot", self._silence_s)) from None
+            raise error_of(child.failure())
 
     def _take(self, report: SlotReport) -> None:
+        now = time.monotonic()
         with self._changed:
-            self._report, self._error = report, None
-            self._history.add(report.wal_lsn, time.monotonic())
+            self._report, self._reported_at, self._error = report, now, None
+            self._history.add(report.wal_lsn, now)
             self._changed.notify_all()
         if self._on_report is not None:
             self._on_report(report)

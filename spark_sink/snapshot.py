@@ -33,9 +33,9 @@ from spark_sink.options import (
     connection_arguments,
     connection_options,
     log_to_stderr,
-    on_signals,
     snapshot_hold_option,
 )
+from spark_sink.signals import on_signals
 from spark_sink.snapshot_copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot_initial import is_unfinished
 from spark_sink.snapshot_plan import SnapshotError
@@ -174,17 +174,14 @@ def command(
     snapshot = TableSnapshot(config, house, tables, snapshot_chunk_size, snapshot_hold or 0.0)
     lock = house.local_root(staging) / "_cdcpipe/snapshot.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with hold_alone(lock) as is_alone:
+    with hold_alone(lock) as is_alone, on_signals(stopping.set) as asked:
         if not is_alone:
             raise SnapshotError(f"another cdcpipe-spark snapshot is at work in {warehouse}", hint="wait for its end")
         try:
-            with on_signals(stopping.set):
-                snapshot.prepare(stopping.is_set)
+            snapshot.prepare(stopping.is_set)
             with warehouse_session(house, "cdcpipe snapshot", jars=jars, master=master, confs=confs) as spark:
-                # Now: Spark puts a handler of its own in the place of ours.
-                with on_signals(stopping.set):
-                    snapshot.start(spark, staging)
-                    _show(snapshot, stopping)
+                snapshot.start(spark, staging)
+                _show(snapshot, stopping)
                 snapshot.stop()
         except InterruptedError:
             pass
@@ -198,6 +195,7 @@ def command(
     left = [name for name in tables if name not in map(str, snapshot.copied)]
     if left:
         _logger.warning("stopped; not copied: %s", ", ".join(left))
+        click.get_current_context().exit(asked.exit_code)
 
 
 def _show(snapshot: TableSnapshot, stopping: threading.Event) -> None:

@@ -88,7 +88,10 @@ class InitialSnapshot(Snapshot):
                 _logger.warning("the initial snapshot was not finished, and is left so: tables without it have changes alone")
             return
         if found is None:
-            is_unfinished = self._mode == "initial" or (self.config.create_slot and not slot_exists(self.config))
+            try:
+                is_unfinished = self._mode == "initial" or (self.config.create_slot and not slot_exists(self.config, is_stopping))
+            except InterruptedError:
+                return
             if is_unfinished:
                 # Before there is a slot: whoever finds that one later can't tell any more whether it was new.
                 self._note(is_complete=False)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cdcpipe.errors import InvalidArgumentsError
+from spark_sink import signals
 from spark_sink.options import PLACE, Command, together
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def warehouse_session(
     """Start a Spark session that reads the warehouse's format, and stop it at the end."""
     from spark_sink import session
 
-    spark = session.build(app_name=app_name, master=master, format=warehouse.format, conf=parse_settings(confs), jars_dir=jars)
+    with signals.kept():
+        spark = session.build(app_name=app_name, master=master, format=warehouse.format, conf=parse_settings(confs), jars_dir=jars)
     try:
         session.check_reach(spark, warehouse.root)
         yield spark

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
 from spark_sink import ladder, last_error
 from spark_sink.options import CONTEXT_SETTINGS, DIRECTORY, PLACE, connection_arguments, connection_options, format_size
+from spark_sink.signals import on_signals
 from spark_sink.slot_monitor import SlotMonitor
 from spark_sink.staging import (
     Position,
@@ -34,7 +36,7 @@ from spark_sink.staging_lock import lock_owner, owner_text
 from spark_sink.warehouse import MESSAGES, Warehouse
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from spark_sink.delta_log import TableState
     from spark_sink.ladder import Rung
@@ -83,12 +85,18 @@ def command(*, staging: Path | None, warehouse: Path | None, watch: float | None
     tables = None if warehouse is None else Tables(Warehouse.existing(warehouse))
     root = staging or _noted(tables)
     arguments = connection_arguments(**connection)
+    stopping = threading.Event()
     with contextlib.ExitStack() as stack:
+        if watch is not None:
+            stack.enter_context(on_signals(stopping.set))
         monitor = None
         if arguments:
             monitor = stack.enter_context(SlotMonitor(arguments, _slot(root), watch or 1.0))
-        while True:
-            found = describe(root, tables, *_ask(monitor))
+        while not stopping.is_set():
+            try:
+                found = describe(root, tables, *_ask(monitor, stopping.is_set))
+            except InterruptedError:
+                return
             if as_json:
                 click.echo(json.dumps(found, indent=None if watch else 1))
             else:
@@ -96,7 +104,7 @@ def command(*, staging: Path | None, warehouse: Path | None, watch: float | None
                 click.echo((_CLEAR if is_redrawn else "") + _render(found) + ("\n" if watch and not is_redrawn else ""))
             if watch is None:
                 return
-            time.sleep(watch)
+            stopping.wait(watch)
 
 
 def _noted(tables: Tables | None) -> Path:
@@ -118,11 +126,11 @@ def _slot(root: Path) -> str:
     return epochs[-1].slot
 
 
-def _ask(monitor: SlotMonitor | None) -> tuple[SlotReport | None, CdcpipeError | None]:
+def _ask(monitor: SlotMonitor | None, is_stopping: Callable[[], bool]) -> tuple[SlotReport | None, CdcpipeError | None]:
     if monitor is None:
         return None, None
     try:
-        return monitor.wait_for_report(_SERVER_TIMEOUT_S), None
+        return monitor.wait_for_report(_SERVER_TIMEOUT_S, is_stopping), None
     except CdcpipeError as ex:
         return None, ex
 

@@ -21,14 +21,12 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 import numpy as np
@@ -37,9 +35,9 @@ from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink import changelog, delta, quick_checksum, replica
 from spark_sink.canonical import Canonical, exact_session
-from spark_sink.command import COMMAND, environment, failure_of
 from spark_sink.delta_log import TableLog, commit_path
 from spark_sink.options import CONTEXT_SETTINGS, DIRECTORY, connection_arguments, connection_options, log_to_stderr
+from spark_sink.process import ANSWER_S, Child, unanswered
 from spark_sink.restart import error_of
 from spark_sink.spark_options import spark_options, warehouse_option, warehouse_session
 from spark_sink.staging import log_end
@@ -48,7 +46,6 @@ from spark_sink.warehouse import NATIVE, Table, Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-    from types import TracebackType
 
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -421,49 +418,36 @@ class _Server:
         self._connection = connection
 
     def __enter__(self) -> Self:
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # closed in __exit__
-        self._process = subprocess.Popen(
-            [*COMMAND, "checksum", *self._connection],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=environment(),
-        )
+        self._child = Child(["checksum", *self._connection])
         return self
 
-    def __exit__(self, _kind: type[BaseException] | None, _value: BaseException | None, _tb: TracebackType | None) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+    def __exit__(self, *_: object) -> None:
         # What it may be doing is of no use to anybody any more.
-        self._process.terminate()
-        for stream in (self._process.stdin, self._process.stdout, self._errors):
-            stream.close()
-        self._process.wait()
+        self._child.kill()
+        self._child.__exit__()
 
     def ask(self, request: Any) -> Any:
+        """Return the answer to a question that takes no time."""
         self.send(request)
-        return self.receive()
+        return self.receive(ANSWER_S)
 
     def send(self, request: Any) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
+        if not self._child.write(json.dumps(request).encode() + b"\n", ANSWER_S):
             self._fail()
 
-    def receive(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line.endswith(b"\n"):
+    def receive(self, timeout_s: float | None = None) -> Any:
+        """Return the answer; without a time limit for one that takes as long as the server has to read."""
+        try:
+            line = self._child.read_line(timeout_s)
+        except TimeoutError:
+            raise error_of(unanswered("checksum", ANSWER_S)) from None
+        if not line:
             self._fail()
         return json.loads(line)
 
     def _fail(self) -> None:
         """Raise what the command ended with."""
-        code = self._process.wait()
-        self._errors.seek(0)
-        raise error_of(failure_of(code, self._errors.read().decode("utf-8", "backslashreplace").strip().splitlines()))
+        raise error_of(self._child.failure())
 
 
 _EXAMPLE = """\b

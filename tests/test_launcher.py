@@ -328,8 +328,9 @@ def test_a_segment_is_sealed_by_age_while_nothing_comes(fake: Callable[..., Fake
     made.check(WORK)
 
 
-def test_feedback_does_not_wait_for_a_streamer_that_does_not_read_it():
-    with launcher_module._Child([sys.executable, "-c", "import signal; signal.pause()"]) as child:
+def test_feedback_does_not_wait_for_a_streamer_that_does_not_read_it(tmp_path: Path):
+    sleeper = (sys.executable, "-c", "import signal; signal.pause()")
+    with launcher_module._Streamer(["-S", "s"], command=sleeper, temporary=tmp_path, tell=print) as child:
         feedback, sent = launcher_module._Feedback(child, 0, None), 0
         while child.write(b"# full\n", 0):
             sent += 1

@@ -711,7 +711,8 @@ def test_progress_on_a_terminal_and_a_signal_to_all_processes(database: postgres
         terminal.expect(r"\r\x1b\[Ktables 1:0/[0-9A-F]+, 0 rows/s, lag [0-9.]+ [KMGi]*B (≥ )?[0-9.]+ s, 0 changes in 0 tables")
         connection.execute("insert into t select generate_series(1, 7)")
         terminal.expect(r"\r\x1b\[Ktables 1:0/[0-9A-F]+, [0-9,]+ rows/s, lag 0 B 0.0 s, 7 changes in 1 tables, log 1:0/")
-        os.killpg(terminal.pid, signal.SIGTERM)
+        for process in processes.running(terminal.pid):
+            process.terminate()
         terminal.expect(pexpect.EOF)
         terminal.close()
     assert terminal.exitstatus == 0, terminal.before

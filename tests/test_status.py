@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -405,15 +406,15 @@ def test_the_monitor_measures_lag_and_outlives_the_server(pg18: postgres.Cluster
         with SlotMonitor(("-d", made.dsn), "s", 0.1) as monitor:
             first = monitor.wait_for_report(60)
             assert first.confirmed_flush_lsn is not None
-            assert monitor.lag(first.wal_lsn + (1 << 40)) == Lag(0, 0.0)
+            assert monitor.lag(first.wal_lsn + (1 << 40), time.monotonic()) == Lag(0, 0.0)
             connection.execute("insert into t select generate_series(1, 1000)")
-            lag = until(lambda: (found := monitor.lag(first.wal_lsn)) is not None and found.bytes and found)
+            lag = until(lambda: (found := monitor.lag(first.wal_lsn, time.monotonic())) is not None and found.bytes and found)
             assert lag.bytes > 1000
             connection.close()
             cluster.restart("fast")
             until(lambda: monitor.error is not None, "the server's end")
-            assert (monitor.report, monitor.lag(0)) == (None, None)
-            until(lambda: monitor.report is not None, "the server's return")
+            assert (monitor.report(time.monotonic()), monitor.lag(0, time.monotonic())) == (None, None)
+            until(lambda: monitor.report(time.monotonic()), "the server's return")
     with SlotMonitor(("-d", made.dsn), "s") as monitor, pytest.raises(CdcpipeError):
         monitor.wait_for_report(60)
 

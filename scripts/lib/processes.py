@@ -31,6 +31,8 @@ def role(command: list[str]) -> str:
         return "executor" if any("CoarseGrainedExecutorBackend" in each for each in command) else "JVM"
     if "spark_sink" in command:
         return "driver"
+    if command[-1].endswith("spark_sink/watchdog.py"):
+        return "watchdog"
     if "cli" not in command:
         return "Python worker"
     return {"prepare": "prepare", "slot": "slot monitor"}.get(command[command.index("cli") + 1], "streamer")
