@@ -176,7 +176,7 @@ def check_reach(spark: SparkSession, place: Path) -> None:
         raise InitError(
             f"Spark can't reach {name(place)}: {said}",
             hint="it needs the jars of that store's Hadoop connector, with --conf spark.jars.packages=… or in --jars, and what "
-            "it connects with: README, Object stores",
+            "it connects with: docs/spark/object-stores.md",
         ) from ex
 
 

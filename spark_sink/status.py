@@ -1,7 +1,7 @@
 """``cdcpipe-spark status``: how far each stage is, what the staging directory and the tables hold, what went wrong last.
 
 Looks at files alone, and at the server by way of ``cdcpipe slot`` if a connection is given: no Spark, no Java, nothing is locked.
-The JSON object is a contract (README); the keys that are there stay.
+The JSON object is a contract (docs/spark/operate.md); the keys that are there stay.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def database(pg18: postgres.Cluster) -> Iterator[postgres.Database]:
 
 @pytest.fixture
 def shell(database: postgres.Database, tmp_path: Path) -> dict[str, str]:
-    """The environment that README and examples assume: the programs on the PATH, a server that libpq finds."""
+    """The environment that pages and examples assume: the programs on the PATH, a server that libpq finds."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, module in {"cdcpipe": "cli", "cdcpipe-spark": "spark_sink"}.items():

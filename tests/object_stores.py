@@ -29,7 +29,7 @@ ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1
 
 @dataclass(frozen=True)
 class Store:
-    """A store that runs: how it is reached, with ``{}`` for the bucket, and what Spark needs beside what README says."""
+    """A store that runs: how it is reached, with ``{}`` for the bucket, and what Spark needs beside what the page says."""
 
     kind: str
     url: str

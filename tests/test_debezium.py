@@ -3,7 +3,7 @@
 The events are recorded with scripts/record-debezium; each directory is a workload, each .properties file a set of the connector's
 options. Here the workloads run again, on every server, and each event is compared, field by field; what depends on the run (times,
 positions, transaction ids) is compared on the recorded stream. What differs on purpose is on the numbered list in
-cdcpipe/plugins/README.md, and here, with the same numbers, in `as_we_write_it`.
+docs/output-plugins.md, and here, with the same numbers, in `as_we_write_it`.
 """
 
 import base64

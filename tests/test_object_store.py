@@ -297,8 +297,8 @@ def test_commits_say_the_same_everywhere(root: Any, tmp_path: Path) -> None:
 
 
 def section(kind: str) -> str:
-    """README's settings of Spark for a store; of two connectors those of the second."""
-    sections = (ROOT / "README.md").read_text().partition("### Object stores")[2].partition("\n### ")[0].split("\n#### ")
+    """The page's settings of Spark for a store; of two connectors those of the second."""
+    sections = (ROOT / "docs/spark/object-stores.md").read_text().split("\n## ")
     text = next(text for text in sections if text.startswith({"s3": "Amazon S3", "azure": "Azure", "gcs": "Google"}[kind]))
     return text.split("```sh\n")[-1]
 
@@ -326,7 +326,7 @@ sys.exit(code)
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_with_spark_as_the_readme_has_it(root: Any, store: Store, database: postgres.Database, tmp_path: Path) -> None:
+def test_with_spark_as_the_page_has_it(root: Any, store: Store, database: postgres.Database, tmp_path: Path) -> None:
     conf = re.findall(r"--conf '?(spark\.[^\s']+)", section(store.kind))
     assert len(conf) == {"s3": 5, "azure": 3, "gcs": 3}[store.kind]
     conf = [text.replace("http://minio:9000", store.endpoint).replace(".ACCOUNT.", f".{object_stores.ACCOUNT}.") for text in conf]

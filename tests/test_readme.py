@@ -1,9 +1,13 @@
-"""The README is true: it has every option, and its examples run and print what it says.
+"""The pages are true: they have every option, their examples run and print what they say, their links lead somewhere.
 
-A block ```sh run``` is run by bash, ```python run``` by Python, all in the order of the file, in one directory and on one
-database, with stdin open as at a terminal. A ```text``` block right after it is what the block prints; … stands for anything.
+A block ```sh run``` is run by bash, ```python run``` by Python, all of a page in order, in one directory and on one database, with
+stdin open as at a terminal. A ```text``` block right after it is what the block prints; … stands for anything.
+
+The pages of `CHAIN` run one after the other on one database, beginning with the README. Each of `ALONE` begins anew. All Python
+blocks of a chain are one Python program, so that they share a Spark session.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -19,11 +23,36 @@ from cli.main import cdcpipe
 from spark_sink.__main__ import group
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "scripts/bench/README.md"]
+}
+CHAIN = [
+    "README.md",
+    "docs/spark/tables.md",
+    "docs/spark/operate.md",
+    "docs/spark/snapshot.md",
+    "docs/spark/python.md",
+    "docs/staging-format.md",
+]
+ALONE = ["docs/cdcpipe.md"]
+PAGE_OF = {
+    "cdcpipe": "docs/cdcpipe.md",
+    "cdcpipe-spark": "docs/spark/run.md",
+    "cdcpipe-spark snapshot": "docs/spark/snapshot.md",
+    "cdcpipe-spark as-of": "docs/spark/tables.md",
+    "cdcpipe-spark purge": "docs/spark/operate.md",
+    "cdcpipe-spark status": "docs/spark/operate.md",
+    "cdcpipe-spark verify": "docs/spark/operate.md",
+}
+"""Where a command's options are; of a command that is not here where its group's are."""
+
 BLOCK = re.compile(
-    r"^```(?P<language>sh|python) run(?P<flags>[a-z ]*)\n(?P<code>.*?)^```\n(?:\n^```text\n(?P<output>.*?)^```\n)?",
+    r"^```(?P<language>sh|python) run\n(?P<code>.*?)^```\n(?:\n^```text\n(?P<output>.*?)^```\n)?",
     re.DOTALL | re.MULTILINE,
 )
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
+FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 TIMEOUT_S = 240
 
 
@@ -39,70 +68,181 @@ def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Com
 
 COMMANDS = [*commands(cdcpipe, "cdcpipe"), *commands(group, "cdcpipe-spark")]
 OPTIONS = [
-    pytest.param(option, id=f"{path} {option.opts[-1]}")
+    pytest.param(path, option, id=f"{path} {option.opts[-1]}")
     for path, command in COMMANDS
     for option in command.get_params(click.Context(command))
     if isinstance(option, click.Option)
 ]
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-def test_every_option_is_documented(option: click.Option) -> None:
+def names(option: str, text: str) -> bool:
+    return re.search(rf"`{re.escape(option)}[` =]", text) is not None
+
+
+@pytest.mark.parametrize(("path", "option"), OPTIONS)
+def test_every_option_is_documented(path: str, option: click.Option) -> None:
     assert option.help
+    everything = "".join(PAGES.values())
     for name in option.opts:
-        assert re.search(rf"`{re.escape(name)}[` =]", README), f"{name} is not in the README"
+        assert names(name, everything), f"{name} is on no page"
+    page = PAGE_OF.get(path) or PAGE_OF[path.partition(" ")[0]]
+    is_everywhere = option.opts[-1] in ("--help", "--version")
+    assert is_everywhere or any(names(name, PAGES[page]) for name in option.opts), f"{path}: {option.opts} is not in {page}"
 
 
 @pytest.mark.parametrize("path", [path for path, _ in COMMANDS])
-def test_every_command_is_documented(path: str) -> None:
-    assert path in README
+def test_every_command_is_in_the_readme(path: str) -> None:
+    assert f"`{path}`" in PAGES["README.md"]
 
 
 def test_no_example_is_missed() -> None:
-    assert len(list(BLOCK.finditer(README))) == len(re.findall(r"^```\w+ run", README, re.MULTILINE))
+    marked = {page for page, text in PAGES.items() if re.search(r"^```\w+ run", text, re.MULTILINE)}
+    assert marked == {*CHAIN, *ALONE}
+    for page in marked:
+        assert len(list(BLOCK.finditer(PAGES[page]))) == len(re.findall(r"^```\w+ run", PAGES[page], re.MULTILINE)), page
 
 
-def test_every_link_leads_somewhere() -> None:
-    headings = [re.sub(r"[^\w\- ]", "", line.lstrip("# ").lower()) for line in README.splitlines() if line.startswith("#")]
-    anchors = {heading.replace(" ", "-") for heading in headings} | {"cdcpipe-1"}
-    assert set(re.findall(r"\]\(#([^)]*)\)", README)) <= anchors
-    for path in re.findall(r"\]\((?!https?:|#)([^)]*)\)", README):
-        assert (ROOT / path.partition("#")[0]).exists(), path
+# --- links ---
+
+
+def anchors(text: str) -> set[str]:
+    """Return what GitHub and the site call the headings."""
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    for path, anchor in LINK.findall(FENCED.sub("", PAGES[page])):
+        target = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+        assert target.exists(), f"{page}: {path}"
+        if anchor:
+            assert anchor in anchors(target.read_text()), f"{page}: {path}#{anchor}"
+
+
+def test_every_page_is_linked() -> None:
+    linked = {
+        ((ROOT / page).parent / path).resolve() if path else ROOT / page
+        for page, text in PAGES.items()
+        for path, _ in LINK.findall(text)
+    }
+    assert [page for page in PAGES if (ROOT / page) not in linked and page not in ("README.md", "docs/README.md")] == []
+
+
+def test_the_site_is_built(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Five minutes of cdcpipe-spark" in (tmp_path / "site/start/index.html").read_text()
+
+
+# --- examples ---
 
 
 def matches(output: str, pattern: str) -> bool:
     return re.fullmatch(re.escape(pattern).replace("…", ".*?"), output, re.DOTALL) is not None
 
 
-def run_blocks(flags: str, directory: Path, environment: dict[str, str]) -> None:
-    blocks = [block for block in BLOCK.finditer(README) if block["flags"].strip() == flags]
-    assert blocks
-    for block in blocks:
-        command = ["bash", "-euo", "pipefail", "-c"] if block["language"] == "sh" else [sys.executable, "-c"]
-        with (directory / "stdout").open("w+") as stdout, (directory / "stderr").open("w+") as stderr:
+PYTHON = """
+import contextlib, io, json, sys, traceback
+
+for line in sys.stdin:
+    output, error = io.StringIO(), None
+    try:
+        with contextlib.redirect_stdout(output):
+            exec(compile(json.loads(line), "page", "exec"), {"__name__": "__main__"})
+    except BaseException:
+        error = traceback.format_exc()
+    print(json.dumps([output.getvalue(), error]), flush=True)
+"""
+
+
+class Session:
+    """What a reader has open: a directory, an environment, and, once there is a block for it, one Python."""
+
+    def __init__(self, directory: Path, environment: dict[str, str]) -> None:
+        self._directory = directory
+        self._environment = environment
+        self._python: subprocess.Popen[str] | None = None
+
+    def close(self) -> None:
+        if self._python is not None:
+            self._python.communicate()
+
+    def run_page(self, page: str) -> None:
+        for block in BLOCK.finditer(PAGES[page]):
+            run = self._run_shell if block["language"] == "sh" else self._run_python
+            output, error = run(block["code"])
+            assert error is None, f"{page}:\n{block['code']}\n{output}\n{error}"
+            if block["output"] is not None:
+                assert matches(output, block["output"]), f"{page}:\n{block['code']}\nprinted:\n{output}"
+
+    def _run_shell(self, code: str) -> tuple[str, str | None]:
+        with (self._directory / "stdout").open("w+") as stdout, (self._directory / "stderr").open("w+") as stderr:
             with subprocess.Popen(
-                [*command, block["code"]], cwd=directory, env=environment, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr
+                ["bash", "-euo", "pipefail", "-c", code],
+                cwd=self._directory,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=stdout,
+                stderr=stderr,
             ) as process:
                 try:
-                    code = process.wait(TIMEOUT_S)
+                    returncode = process.wait(TIMEOUT_S)
                 finally:
                     process.kill()
             stdout.seek(0)
             stderr.seek(0)
-            output = stdout.read()
-            assert code == 0, f"{block['code']}\n{output}\n{stderr.read()}"
-        if block["output"] is not None:
-            assert matches(output, block["output"]), f"{block['code']}\nprinted:\n{output}"
+            return stdout.read(), stderr.read() if returncode else None
+
+    def _run_python(self, code: str) -> tuple[str, str | None]:
+        if self._python is None:
+            self._python = subprocess.Popen(
+                [sys.executable, "-c", PYTHON],
+                cwd=self._directory,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        assert self._python.stdin
+        assert self._python.stdout
+        self._python.stdin.write(json.dumps(code) + "\n")
+        self._python.stdin.flush()
+        output, error = json.loads(self._python.stdout.readline())
+        return output, error
 
 
-def test_examples_of_cdcpipe(tmp_path: Path, shell: dict[str, str]) -> None:
-    run_blocks("", tmp_path, shell)
+@pytest.fixture
+def session(tmp_path: Path, shell: dict[str, str]) -> Iterator[Session]:
+    # Few rows in many short-lived JVMs: the second compiler would take most of the time.
+    made = Session(tmp_path, shell | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"})
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("page", ALONE)
+def test_examples(page: str, session: Session) -> None:
+    session.run_page(page)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_examples_from_the_readme_on(session: Session) -> None:
+    for page in CHAIN:
+        session.run_page(page)
 
 
 def test_the_output_plugin(tmp_path: Path, shell: dict[str, str], database: postgres.Database) -> None:
-    code = re.search(r"^```python\n# (\w+\.py)(.*?)^```", README, re.DOTALL | re.MULTILINE)
-    points = re.search(r'^```toml\n\[project\.entry-points\."(.*?)"\]\n(\w+) = "(.*?)"\n```', README, re.MULTILINE)
-    printed = re.search(r"--output keys -N` writes\n\n```text\n(.*?)```", README, re.DOTALL)
+    page = PAGES["docs/output-plugins.md"]
+    code = re.search(r"^```python\n# (\w+\.py)(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    points = re.search(r'^```toml\n\[project\.entry-points\."(.*?)"\]\n(\w+) = "(.*?)"\n```', page, re.MULTILINE)
+    printed = re.search(r"--output keys -N` writes\n\n```text\n(.*?)```", page, re.DOTALL)
     assert code
     assert points
     assert printed
@@ -127,9 +267,3 @@ def test_the_output_plugin(tmp_path: Path, shell: dict[str, str], database: post
         output = process.stdout.read()
     assert process.returncode == 0
     assert matches(output, printed[1]), output
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_examples_of_cdcpipe_spark(tmp_path: Path, shell: dict[str, str]) -> None:
-    run_blocks("spark", tmp_path, shell)

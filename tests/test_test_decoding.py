@@ -196,7 +196,7 @@ def test_two_phase(both):
 
 
 def test_a_gid_that_the_servers_plugin_does_not_prepare(both):
-    """README.md, test_decoding, 2."""
+    """docs/output-plugins.md, test_decoding, 2."""
     both.run("create table t (id int)")
     both.begin(two_phase=True)
     both.run("begin; insert into t values (1); prepare transaction 'a_nodecode'")

@@ -1,6 +1,6 @@
 """wal2json from pgoutput against the real plugin: the same WAL of PostgreSQL 15 through both, byte for byte.
 
-What differs is on the numbered list in cdcpipe/plugins/README.md; each number has a test here that shows it.
+What differs is on the numbered list in docs/output-plugins.md; each number has a test here that shows it.
 """
 
 from __future__ import annotations
@@ -712,7 +712,7 @@ def test_random_workload_and_what_the_catalog_says(both):
     compare(both, [V1 | EVERYTHING, V2 | EVERYTHING])
 
 
-# The differences, by their numbers in cdcpipe/plugins/README.md.
+# The differences, by their numbers in docs/output-plugins.md.
 
 
 def test_difference_1_empty_transactions(both):

@@ -1,7 +1,7 @@
 """Debezium's change events (``--output debezium``), as its PostgreSQL connector writes them through the JSON converter.
 
 The reference is Debezium 3.6 with the converter's ``schemas.enable=false``; ``tests/test_debezium.py`` compares the two. One
-record for each event, no keys. What differs, and why, is on the numbered list in this package's README.md.
+record for each event, no keys. What differs, and why, is on the numbered list in docs/output-plugins.md.
 
 - ``before``, ``after``: the rows; ``op``: c, u, d, t (truncate), and m for logical messages. An update that changes the key is
   a delete and a create, both with the update's position.

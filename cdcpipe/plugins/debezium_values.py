@@ -1,7 +1,7 @@
 """How Debezium's PostgreSQL connector writes values: from the text of a type to JSON.
 
 `Values` knows the connector's options and finds the form of a type; what it does for each type was read off the connector
-(``tests/data/debezium``), and where it differs on purpose is on the numbered list in this package's README.md.
+(``tests/data/debezium``), and where it differs on purpose is on the numbered list in docs/output-plugins.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """test_decoding's output from a pgoutput slot: the same bytes as PostgreSQL's example plugin, with all its options.
 
 It knows streamed and prepared transactions, as the original does; ``stream-changes`` asks pgoutput for the former. Where the
-original differs between versions of PostgreSQL, the server's version counts. README.md lists the differences that remain.
+original differs between versions of PostgreSQL, the server's version counts. docs/output-plugins.md
+lists the differences that remain.
 """
 # ruff: noqa: ARG002, D102 - the callbacks are those of OutputPlugin, and described there
 

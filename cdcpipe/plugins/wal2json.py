@@ -1,6 +1,6 @@
 """wal2json 2.5's output from a pgoutput slot: the same bytes for the same WAL, format versions 1 and 2.
 
-What can't be the same, and why, is on the numbered list in this package's README.md. Types are as the server prints them
+What can't be the same, and why, is on the numbered list in docs/output-plugins.md. Types are as the server prints them
 with bytea_output=hex; so the plugin's records need a session with that setting, DateStyle ISO and TimeZone UTC.
 
 Version 1 writes a transaction as one record (or, with ``write-in-chunks``, as one for each change), version 2 one for
