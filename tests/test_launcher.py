@@ -497,7 +497,7 @@ def cdcpipe_spark(*arguments: str, **options: Any) -> subprocess.CompletedProces
         ["land", "-S", "s", "--publication", "p", "--staging", "/nowhere/x", "--seal-interval", "-1"],
         ["land", "-S", "s", "--publication", "p", "--staging", "/nowhere/x", "--seal-interval", "nan"],
         ["land", "-S", "s", "--publication", "p", "--staging", "/nowhere/x", "--keep-segments", "100"],
-        ["land", "-S", "s", "--publication", "p", "--staging", "/nowhere/x", "--keep-segments", "3 weeks"],
+        ["land", "-S", "s", "--publication", "p", "--staging", "/nowhere/x", "--keep-segments", "3 fortnights"],
         ["status"],
         ["status", "--staging", "pyproject.toml"],
     ],
