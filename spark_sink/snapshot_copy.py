@@ -23,6 +23,7 @@ from spark_sink.exported import ExportedSnapshot
 from spark_sink.snapshot_plan import LockedError, RewrittenError, SnapshotError
 from spark_sink.snapshot_table import Copying, copy_table, table_of
 from spark_sink.staging import Epoch, Position, StagingError, list_epochs
+from spark_sink.staging_lock import make_root
 from spark_sink.table_lock import TableLock
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class Snapshot:
 
     def _take(self, is_stopping: Callable[[], bool]) -> ExportedSnapshot:
         """Have the server export a snapshot, or go on with the one that was left; as `ExportedSnapshot`."""
-        self.config.staging.mkdir(parents=True, exist_ok=True)
+        make_root(self.config.staging)
         directory = self.warehouse.local_root(self.config.staging) / "_cdcpipe" / f"{self._name}_export"
         self._export = ExportedSnapshot(self.config, is_stopping, directory, tables=self._names, hold_s=self._hold_s)
         self._is_begun = self._export.is_left_over

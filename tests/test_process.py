@@ -3,6 +3,7 @@
 import contextlib
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from spark_sink.exported import slot_exists
 from spark_sink.launcher import LauncherConfig
 from spark_sink.process import Child, ask
 from spark_sink.slot_monitor import SlotMonitor
+from spark_sink.snapshot_initial import InitialSnapshot
 from spark_sink.staging import Epoch
 from spark_sink.warehouse import Table, Version, Warehouse
 
@@ -106,6 +108,13 @@ def test_what_is_known_of_the_server_grows_old() -> None:
         assert monitor.lag(0x200, now) is not None
         late = now + monitor.stale_s + 1
         assert (monitor.report(late), monitor.lag(0x200, late)) == (None, None)
+
+
+def test_the_staging_directory_is_private_whoever_makes_it(tmp_path: Path) -> None:
+    """With -c the snapshot comes before the launcher."""
+    config = LauncherConfig("s", tmp_path / "new/staging", command=python(MUTE))
+    InitialSnapshot(config, Warehouse(tmp_path / "warehouse", "delta"), "initial").prepare(lambda: True)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new", config.staging)} == {0o700}
 
 
 # --- a command and its children ---
