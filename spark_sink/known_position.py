@@ -21,7 +21,7 @@ from spark_sink.staging import StagingError, read_json, write_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["note", "read"]
+__all__ = ["note", "noted_at", "read"]
 
 _logger = logging.getLogger(__name__)
 
@@ -36,6 +36,14 @@ def note(root: Path, lsn: int) -> None:
         write_json(root / _NAME, {"lsn": format_lsn(lsn)})
     except OSError as ex:  # a full disk: nothing depends on the note
         _logger.warning("what is known of the log could not be noted in %s: %s", root, ex)
+
+
+def noted_at(root: Path) -> float | None:
+    """Return when the LSN was noted that was noted last, in seconds since 1970; None if there is none."""
+    try:
+        return (root / _NAME).stat().st_mtime
+    except OSError:
+        return None
 
 
 def read(root: Path) -> int:

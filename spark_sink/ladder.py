@@ -12,7 +12,8 @@ has counts as being where that one is: an idle pipeline is not behind.
 
 ``behind_bytes`` is the WAL between a stage and the top of the ladder. ``behind_seconds`` is the age of the oldest transaction in
 the staging log that the stage does not have; if what it lacks is not in the log either, and so nobody knows what it is, the time
-since the newest transaction in the log: then it is no more than that (``at_most``). 0 for a stage that is not behind.
+since the newest transaction in the log, or since the log was known to have everything, whichever is shorter: then it is no more
+than that (``at_most``). 0 for a stage that is not behind.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from spark_sink.slot_monitor import SlotReport
     from spark_sink.staging import Position, Segment
 
-__all__ = ["CommitTimes", "Rung", "build"]
+__all__ = ["CommitTimes", "Known", "Rung", "build"]
 
 _EPOCH_2000_S = 946_684_800
 """2000-01-01 UTC, from which PostgreSQL counts, in seconds since 1970."""
@@ -98,40 +99,51 @@ def _seconds(index: SegmentIndex, transaction: int) -> float:
     return float(index.commit_time_us[transaction]) / 1e6 + _EPOCH_2000_S
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The log has everything up to an LSN beyond its end, which was found out at a time (seconds since 1970)."""
+
+    lsn: int
+    at: float
+
+
 def build(
     report: SlotReport | None,
     sealed: Position | None,
     tables: Iterable[tuple[str, Position | None]],
     times: CommitTimes,
     now: float,
+    known: Known | None = None,
 ) -> list[Rung]:
     """Return the rungs from the top down; without a ``report`` the top is the staging log. ``tables`` are the rungs below it."""
     rungs: list[Rung] = []
     received_lsn, top = 0, sealed.lsn if sealed is not None else 0
     if report is not None:
         # Nothing is confirmed that is not sealed, but where an idle server's WAL ends.
-        received_lsn, top = report.confirmed_flush_lsn or 0, report.wal_lsn
+        received_lsn, top = max(report.confirmed_flush_lsn or 0, known.lsn if known else 0), report.wal_lsn
         for name, lsn in (("server", report.wal_lsn), ("sent", report.sent_lsn), ("confirmed", report.confirmed_flush_lsn)):
-            rungs.append(Rung(name, None) if lsn is None else _rung(name, format_lsn(lsn), lsn, lsn, top, times, now))
+            rungs.append(Rung(name, None) if lsn is None else _rung(name, format_lsn(lsn), lsn, lsn, top, times, now, known))
     if sealed is None:
         return rungs
     above, counted = sealed.lsn, max(sealed.lsn, received_lsn)
-    rungs.append(_rung("sealed", str(sealed), sealed.lsn, counted, top, times, now))
+    rungs.append(_rung("sealed", str(sealed), sealed.lsn, counted, top, times, now, known))
     for name, position in tables:
         if position is None:
             rungs.append(Rung(name, None))
             continue
         counted = counted if position.lsn >= above else position.lsn
         above = position.lsn
-        rungs.append(_rung(name, str(position), position.lsn, counted, top, times, now))
+        rungs.append(_rung(name, str(position), position.lsn, counted, top, times, now, known))
     return rungs
 
 
-def _rung(name: str, text: str, lsn: int, counted: int, top: int, times: CommitTimes, now: float) -> Rung:
+def _rung(name: str, text: str, lsn: int, counted: int, top: int, times: CommitTimes, now: float, known: Known | None) -> Rung:
     commit_time = times.newest(lsn)
     if counted >= top:
         return Rung(name, text, commit_time, 0, 0.0)
     missing = times.oldest_after(lsn)
     since = commit_time if missing is None else missing
+    if missing is None and known is not None and counted >= known.lsn:
+        since = max(since or 0.0, known.at)
     seconds = None if since is None else max(0.0, now - since)
     return Rung(name, text, commit_time, top - counted, seconds, at_most=missing is None and since is not None)

@@ -48,4 +48,5 @@ def command(**options: Any) -> None:
         finally:
             line.clear()
             launcher.stop()
+        last_error.clear(config.staging)
         line.update(launcher.progress, time.monotonic(), is_last=True)

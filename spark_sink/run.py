@@ -31,7 +31,7 @@ from spark_sink.options import (
     snapshot_hold_option,
 )
 from spark_sink.signals import kept, on_signals
-from spark_sink.slot_monitor import SlotMonitor
+from spark_sink.slot_monitor import Lag, SlotMonitor
 from spark_sink.spark_options import parse_settings, spark_options
 from spark_sink.staging import log_end
 from spark_sink.warehouse import EXACT, TYPES, Warehouse
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from spark_sink.launcher import Progress
     from spark_sink.pipeline import Pipeline, PipelineProgress
-    from spark_sink.slot_monitor import Lag, SlotReport
+    from spark_sink.slot_monitor import SlotReport
     from spark_sink.snapshot_initial import InitialSnapshot
 
 __all__ = ["command"]
@@ -260,9 +260,13 @@ def command(
         config.connection, config.slot, command=config.command, on_report=lambda report: _note_known(launcher, report)
     )
 
+    is_complete = False
+
     def show(pipeline: Pipeline, *, is_last: bool = False) -> None:
         progress, tables = launcher.progress, pipeline.progress
-        line.update(progress, time.monotonic(), tables=tables, lag=_lag(monitor, progress, tables), is_last=is_last)
+        # With --available-now what has come to the server since the start is not to be taken.
+        lag = Lag(0, 0.0) if is_complete else _lag(monitor, progress, tables)
+        line.update(progress, time.monotonic(), tables=tables, lag=lag, is_last=is_last)
 
     try:
         snapshot.prepare(stopping.is_set)
@@ -324,6 +328,8 @@ def command(
         pipeline.wait()  # raises what kept the replicas from getting where the changelogs are
         for (table, name), count in sorted(pipeline.exact_counts.items()):
             _logger.warning(INEXACT_MESSAGE, table, name, count)
+        is_complete = config.available_now and not stopping.is_set()
+        last_error.clear(config.staging)
     except Exception as ex:
         has_spark_ended = spark is not None and _jvm_ends(spark, _LONGEST_END_S if stopping.is_set() else _END_S)
         if published.is_interrupted:

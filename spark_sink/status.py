@@ -19,7 +19,7 @@ import click
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
-from spark_sink import ladder, last_error
+from spark_sink import known_position, ladder, last_error
 from spark_sink.options import CONTEXT_SETTINGS, DIRECTORY, PLACE, connection_arguments, connection_options, format_size
 from spark_sink.signals import on_signals
 from spark_sink.slot_monitor import SlotMonitor
@@ -140,11 +140,12 @@ def describe(
 ) -> dict[str, Any]:
     """Return what `status` shows; StagingError for a directory that is none, or is damaged."""
     now = time.time()
+    known = _known(root)  # before the log's end
     epochs, segments, end = list_epochs(root), list_segments(root), log_end(root)
     sizes = {segment.path: _size(segment.path) for segment in segments}
     removed = removed_position(root)
     rows = [] if tables is None else tables.describe()
-    rungs = ladder.build(report, end, [] if tables is None else tables.rungs(rows), ladder.CommitTimes(segments), now)
+    rungs = ladder.build(report, end, [] if tables is None else tables.rungs(rows), ladder.CommitTimes(segments), now, known)
     return {
         "time": _iso(now),
         "staging": str(root),
@@ -183,6 +184,11 @@ def describe(
         },
         "tables": rows,
     }
+
+
+def _known(root: Path) -> ladder.Known | None:
+    lsn, at = known_position.read(root), known_position.noted_at(root)
+    return ladder.Known(lsn, at) if lsn and at is not None else None
 
 
 class Tables:

@@ -689,6 +689,7 @@ def test_killed_at_any_moment(database: postgres.Database, spark: Any, tmp_path:
     road.execute("insert into log (key) values (0)")  # a commit flushes the WAL, a message does not
     done = subprocess.run(command(database, tmp_path, "--available-now"), env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert ", lag 0 B 0.0 s, " in done.stderr.splitlines()[-1]
     assert writer.count > 50
     road.assert_equal("busy", "id", "n", "b")
     road.assert_equal("log", "id", "key")

@@ -1,6 +1,7 @@
 """`cdcpipe-spark status` and what it is made of; `cdcpipe slot`."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from spark_sink.delta_log import read_table
 from spark_sink.ladder import CommitTimes
 from spark_sink.slot_monitor import Lag, SlotMonitor, SlotReport, WALHistory
 from spark_sink.staging import Epoch, Position, list_segments, log_end, register_reader
+from spark_sink.staging_lock import lock
 from spark_sink.warehouse import Table, Version, Warehouse
 
 if TYPE_CHECKING:
@@ -95,6 +97,9 @@ def test_ladder_in_seconds() -> None:
     assert seconds(None, 100) == {"sealed": (0.0, False), "changelog": (30.0, False)}
     # What the log lacks is not known, but the newest that it has committed at 30.
     assert seconds(report(900, 900, 300), 300)["sealed"] == (20.0, True)
+    # It has everything up to where the server was at 45, whenever the newest commit was.
+    rung = ladder.build(report(900, 900, 300), Position(1, 300), [], TIMES, NOW, ladder.Known(600, 45.0))[-1]
+    assert (rung.behind_bytes, rung.behind_seconds, rung.at_most) == (300, 5.0, True)
     assert ladder.build(report(9), None, [], TIMES, NOW)[0].behind_bytes == 0
 
 
@@ -191,6 +196,21 @@ def test_what_spark_writes_is_counted(spark: "SparkSession", tmp_path: Path) -> 
 
 
 # --- the last error ---
+
+
+def test_the_last_error_is_that_of_whoever_has_the_directory(tmp_path: Path) -> None:
+    fd = lock(tmp_path)
+    last_error.note(tmp_path, "run", CdcpipeError("mine"))
+    owner = json.loads((tmp_path / "lock").read_text())
+    (tmp_path / "lock").write_text(json.dumps(owner | {"pid": owner["pid"] + 1}))
+    last_error.note(tmp_path, "run", CdcpipeError("of one that was refused"))
+    last_error.clear(tmp_path)
+    found = last_error.read(tmp_path)
+    assert found is not None
+    assert found["message"] == "mine"
+    os.close(fd)
+    last_error.clear(tmp_path)
+    assert last_error.read(tmp_path) is None
 
 
 def test_the_last_error_is_kept(tmp_path: Path) -> None:
@@ -425,9 +445,11 @@ def test_status_asks_the_server(database: postgres.Database, slot: str, tmp_path
     spark_cli("land", *where, "-S", slot, "--publication", "p", "--staging", str(staging), "--available-now")
     with database.connect() as connection:
         connection.execute("insert into t values (1)")
+    last_error.note(staging, "land", CdcpipeError("out of luck"))
     spark_cli("land", *where, "-S", slot, "--publication", "p", "--staging", str(staging), "--available-now")
     found = json.loads(spark_cli("status", *where, "--staging", str(staging), "--json").stdout)
     assert found["server"]["slot"] == slot
+    assert found["last_error"] is None
     rungs = {rung["rung"]: rung for rung in found["ladder"]}
     assert list(rungs) == ["server", "sent", "confirmed", "sealed"]
     assert rungs["sent"]["position"] is None
