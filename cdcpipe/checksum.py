@@ -41,9 +41,6 @@ _FLOATS = {700: ("float4send", "7fc00000"), 701: ("float8send", "7ff800000000000
 """OID → the function that gives the bits, and the bits of NaN, of which PostgreSQL may have others."""
 _FLOAT_ARRAYS = {1021: 700, 1022: 701}
 
-_LOCK_TIMEOUT = {"lock_timeout": "10s"}
-"""While we wait for a lock, everybody who comes later waits for us."""
-
 _BEGINNING_AND_END = (ord("B"), ord("C"))
 
 
@@ -89,7 +86,8 @@ class Checksums:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        connection.pin_session(reading_rows(connection.server_version) | _LOCK_TIMEOUT)
+        # While we wait for a lock, everybody who comes later waits for us.
+        connection.pin_session(reading_rows(connection.server_version) | {"lock_timeout": preflight.LOCK_TIMEOUT})
         if connection.execute("SELECT pg_is_in_recovery()") == [("t",)]:
             raise InitError(
                 "the server is a standby: its snapshots do not say which transactions they see", hint="connect to the primary"
@@ -113,7 +111,8 @@ class Checksums:
         execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         if there:
             # The snapshot is that of the first query: here there is none yet.
-            execute(f"LOCK TABLE {', '.join(_qualified(schema, name) for schema, name in there)} IN ACCESS SHARE MODE")
+            with preflight.naming_locks(self._connection, tables):
+                execute(f"LOCK TABLE {', '.join(_qualified(schema, name) for schema, name in there)} IN ACCESS SHARE MODE")
         xmax, running = execute(
             "SELECT pg_snapshot_xmax(s), (SELECT json_agg(x) FROM pg_snapshot_xip(s) AS x) FROM pg_current_snapshot() AS s"
         )[0]

@@ -12,6 +12,11 @@ import pytest
 from cli_process import CLI, run_cli
 
 from cdcpipe import catalog_sql
+from cdcpipe.checksum import Checksums
+from cdcpipe.errors import InitError
+from cdcpipe.prepare import connected
+from cdcpipe.replication import preflight
+from cdcpipe.replication.connection import connection_parameters
 
 _PUBLISHED = """
 select n.nspname || '.' || c.relname,
@@ -258,3 +263,41 @@ def is_taken(connection: psycopg.Connection, command: str) -> bool:
     except psycopg.errors.ObjectNotInPrerequisiteState:
         return False
     return True
+
+
+def test_who_has_a_lock_is_named(pg18: postgres.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a lock can't be done without, nobody waits for ever."""
+    monkeypatch.setattr(preflight, "LOCK_TIMEOUT", "100ms")
+    with pg18.database() as database, database.connect() as connection, database.connect() as other:
+        connection.execute("create table t (id int) partition by list (id); create table part partition of t for values in (1)")
+        parameters = connection_parameters([("dbname", database.dsn)])
+        tables = [("public", "t")]
+
+        def refusals() -> Iterator[InitError]:
+            with connected(parameters, replication=False) as ours:
+                with pytest.raises(InitError) as refused:
+                    preflight.create_publication(ours, "made", tables)
+                yield refused.value
+            with connected(parameters, replication=False) as ours:
+                checksums = Checksums(ours)
+                with pytest.raises(InitError) as refused:
+                    checksums.begin(tables, [])
+                yield refused.value
+
+        with other.transaction(force_rollback=True):
+            other.execute("lock table t in access exclusive mode")
+            pid = other.info.backend_pid
+            for refused in refusals():
+                assert f"table public.t is locked by server process {pid}" in refused.message
+                assert refused.hint
+                assert f"pg_terminate_backend({pid})" in refused.hint
+        other.execute("begin; alter table t add v text; prepare transaction 'altered'")
+        try:
+            for refused in refusals():
+                assert "is locked by a prepared transaction" in refused.message
+        finally:
+            other.execute("rollback prepared 'altered'")
+        with connected(parameters, replication=False) as ours:
+            preflight.create_publication(ours, "made", tables)
+            assert ours.execute("show lock_timeout") == [("0",)]
+            Checksums(ours).begin(tables, ["made"])

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cdcpipe.catalog_sql import has_deferrable_key, is_identity_index, leaves_of, primary_key_of, published
@@ -29,6 +30,7 @@ from cdcpipe.replication.connection import Connection
 from cdcpipe.sql import quote_identifier, quote_literal
 
 __all__ = [
+    "LOCK_TIMEOUT",
     "ExportedSnapshot",
     "PublishedTable",
     "Slot",
@@ -49,6 +51,7 @@ __all__ = [
     "identify_system",
     "missing_publications",
     "missing_slot_error",
+    "naming_locks",
     "parse_publication_names",
     "published_tables",
     "slot_in_use_message",
@@ -64,6 +67,24 @@ _INVALID_PARAMETER = "22023"
 _QUERY_CANCELED = "57014"
 _INSUFFICIENT_PRIVILEGE = "42501"
 _UNDEFINED_FILE = "58P01"
+
+_LOCK_NOT_AVAILABLE = "55P03"
+
+LOCK_TIMEOUT = "10s"
+"""So long a session of ours waits for a lock on a table."""
+
+_LOCKS = """
+SELECT 'table ' || n.nspname || '.' || c.relname, l.pid FROM pg_catalog.pg_locks l
+JOIN pg_catalog.pg_database d ON d.oid = l.database AND d.datname = current_database()
+JOIN pg_catalog.pg_class c ON c.oid = l.relation JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE l.locktype = 'relation' AND l.pid IS DISTINCT FROM pg_backend_pid()
+AND l.mode LIKE '%Exclusive%' AND l.mode <> 'RowExclusiveLock'
+AND EXISTS (SELECT FROM pg_catalog.pg_class t JOIN pg_catalog.pg_namespace m ON m.oid = t.relnamespace
+    WHERE (t.oid = c.oid OR t.oid IN (SELECT relid FROM pg_catalog.pg_partition_ancestors(c.oid)))
+    AND (m.nspname, t.relname) IN ({names}))
+ORDER BY (n.nspname, c.relname) IN ({names}) DESC, l.mode = 'AccessExclusiveLock' DESC, l.granted DESC, 1 LIMIT 1
+"""
+"""The lock that stands in the way of ours most likely: one that is only waited for makes later ones wait, too."""
 
 _PAGE_BYTES = 8192
 _LONG_PAGE_HEADER_BYTES = 40
@@ -306,13 +327,42 @@ def create_publication(connection: Connection, name: str, tables: Sequence[tuple
     what = ", ".join(f"{quote_identifier(schema)}.{quote_identifier(table)}" for schema, table in tables)
     target = f"FOR TABLE {what}" if what else "FOR ALL TABLES"
     try:
-        connection.execute(f"CREATE PUBLICATION {quote_identifier(name)} {target}")
+        with naming_locks(connection, tables):
+            # The server locks the tables, and everybody who wants one of them later waits for us meanwhile.
+            connection.execute(
+                f"SET LOCAL lock_timeout = {quote_literal(LOCK_TIMEOUT)}; CREATE PUBLICATION {quote_identifier(name)} {target}"
+            )
     except ServerError as ex:
         if ex.sqlstate == _DUPLICATE_OBJECT:
             return
         msg = f"publication {name!r} could not be created: {ex.message}"
         hint = "a publication of all tables takes a superuser: name the tables (--table SCHEMA.NAME)" if not what else ex.hint
         raise InitError(msg, hint=hint) from ex
+
+
+@contextmanager
+def naming_locks(connection: Connection, tables: Collection[tuple[str, str]]) -> Iterator[None]:
+    """Where the server gives up waiting for a lock (``lock_timeout``), raise InitError: which of the tables, and who has it."""
+    try:
+        yield
+    except ServerError as ex:
+        if ex.sqlstate != _LOCK_NOT_AVAILABLE:
+            raise
+        connection.execute("ROLLBACK")
+        found = connection.execute(_LOCKS.format(names=_pairs(tables)))
+        table, pid = found[0] if found else ("a table", None)
+        if not found:
+            who, hint = "somebody", "start again"
+        elif pid is None:
+            who, hint = "a prepared transaction", "COMMIT PREPARED or ROLLBACK PREPARED ends it: SELECT * FROM pg_prepared_xacts"
+        else:
+            who = f"server process {pid}"
+            hint = f"wait for the end of its transaction, or end it: SELECT pg_terminate_backend({pid})"
+        raise InitError(f"{table} is locked by {who}, for longer than {LOCK_TIMEOUT}", hint=hint) from ex
+
+
+def _pairs(tables: Collection[tuple[str, str]]) -> str:
+    return ", ".join(f"({quote_literal(schema)}, {quote_literal(name)})" for schema, name in tables)
 
 
 def parse_publication_names(value: str) -> list[str]:
