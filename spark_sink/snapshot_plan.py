@@ -26,11 +26,23 @@ from cdcpipe.sql import quote_identifier, quote_literal, reading_rows
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Chunk", "LockedError", "Plan", "RewrittenError", "SnapshotError", "TablePlan", "conninfo", "make_plan", "open_snapshot"]
+__all__ = [
+    "LOCK_NOT_AVAILABLE",
+    "Chunk",
+    "LockedError",
+    "Plan",
+    "RewrittenError",
+    "SnapshotError",
+    "TablePlan",
+    "conninfo",
+    "make_plan",
+    "open_snapshot",
+]
 
 _KEY_FLAG: Final = 1
 _LOCK_TIMEOUT_MS: Final = 2000
-_LOCK_NOT_AVAILABLE: Final = "55P03"
+_CHUNK_LOCK_TIMEOUT_MS: Final = 5000
+LOCK_NOT_AVAILABLE: Final = "55P03"
 
 _TABLES: Final = """
 SELECT json_build_object(
@@ -118,8 +130,8 @@ class Plan:
 
 def conninfo(parameters: Mapping[str, str], server_version: int) -> str:
     """Return libpq's conninfo string for sessions that read a snapshot: the settings of the session are ours, whatever is given."""
-    # A large chunk may take its time, and so may whoever waits for a table that is locked.
-    settings = reading_rows(server_version) | {"lock_timeout": "0"}
+    # A large chunk may take its time; who waits for a table that is locked says so now and then.
+    settings = reading_rows(server_version) | {"lock_timeout": f"{_CHUNK_LOCK_TIMEOUT_MS}ms"}
     options = [
         parameters.get("options", os.environ.get("PGOPTIONS", "")),
         *(f"-c {name}={value}" for name, value in settings.items()),
@@ -186,7 +198,7 @@ def make_plan(connection: str, snapshot: str, publications: Sequence[str], chunk
             cursor.execute(_tables_query(publications, server_version))
             found = [json.loads(row[0]) for row in cursor.fetchall()]
     except opened.Error as ex:
-        if ex.sqlstate == _LOCK_NOT_AVAILABLE:
+        if ex.sqlstate == LOCK_NOT_AVAILABLE:
             raise LockedError("a published table is locked exclusively", hint="end the transaction that holds the lock") from ex
         raise SnapshotError(f"the published tables could not be looked up: {_first_line(ex)}") from ex
     finally:

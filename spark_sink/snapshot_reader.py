@@ -24,7 +24,7 @@ from cdcpipe.sql import quote_identifier
 from spark_sink import storage
 from spark_sink.parquet_file import FileWriter, Layout
 from spark_sink.segment_reader import ExactTexts
-from spark_sink.snapshot_plan import Chunk, RewrittenError, SnapshotError, open_snapshot
+from spark_sink.snapshot_plan import LOCK_NOT_AVAILABLE, Chunk, LockedError, RewrittenError, SnapshotError, open_snapshot
 from spark_sink.snapshot_progress import Written, note
 
 if TYPE_CHECKING:
@@ -166,6 +166,10 @@ def _read(task: ChunkTask) -> Iterator[pa.RecordBatch]:
                 )
     except connection.Error as ex:
         problem = str(ex).strip().partition("\n")[0]
+        if ex.sqlstate == LOCK_NOT_AVAILABLE:
+            raise LockedError(
+                f"table {task.chunk.table} is locked exclusively", hint="end the transaction that holds the lock"
+            ) from ex
         if ex.sqlstate in _GONE:
             raise RewrittenError(
                 f"table {task.chunk.table} was altered while it was copied: {problem}",

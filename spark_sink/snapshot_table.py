@@ -30,7 +30,7 @@ from spark_sink.keys import identifying_columns, version_of
 from spark_sink.parquet_file import Layout
 from spark_sink.published import PublishedTables
 from spark_sink.schema_history import SchemaHistory
-from spark_sink.snapshot_plan import RewrittenError, SnapshotError
+from spark_sink.snapshot_plan import LockedError, RewrittenError, SnapshotError
 from spark_sink.snapshot_progress import begin, resume
 from spark_sink.snapshot_reader import ChunkTask, select_columns, write_chunk, write_empty, write_truncate
 from spark_sink.table_versions import insert_snapshot
@@ -250,14 +250,26 @@ def _run(copying: Copying, table: Table, begun: Begun, tasks: list[ChunkTask]) -
         copying.leave_out(len(there), sum(each.rows for each in there))
     rows, chunks = copying.rows, copying.chunks
 
-    def write(task: ChunkTask) -> Written:
-        written = write_chunk(task, rows.add)
+    def write(task: ChunkTask) -> Written | str:
+        try:
+            written = write_chunk(task, rows.add)
+        except LockedError as ex:  # nothing has been read yet
+            return ex.message
         chunks.add(1)
         return written
 
+    found, is_told = there, False
     # A partitioned table without partitions has no chunks, one that was killed at its end has none left.
-    found = copying.spark.sparkContext.parallelize(tasks, len(tasks)).map(write).collect() if tasks else []
-    found = there + found
+    while tasks:
+        answers = copying.spark.sparkContext.parallelize(tasks, len(tasks)).map(write).collect()
+        found += [each for each in answers if not isinstance(each, str)]
+        locked = [(task, each) for task, each in zip(tasks, answers, strict=True) if isinstance(each, str)]
+        if locked and not is_told:
+            _logger.warning("waiting: %s", locked[0][1])
+            is_told = True
+        if locked and copying.is_stopping():
+            raise SnapshotError("the snapshot was not finished: it was stopped")
+        tasks = [task for task, _ in locked]
     exact: Counter[str] = sum((Counter(each.exact) for each in found), Counter())
     for name, count in sorted(exact.items()):
         _logger.warning(INEXACT_MESSAGE, table, name, count)

@@ -19,7 +19,7 @@ import pytest
 from cli_process import until
 from test_types import NEWER_TYPES, TYPES
 
-from spark_sink import changelog, replica
+from spark_sink import changelog, replica, snapshot_plan
 from spark_sink.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline import Pipeline
 from spark_sink.snapshot_initial import InitialSnapshot
@@ -452,8 +452,11 @@ def test_killed_in_the_middle_of_a_table_it_goes_on_with_the_next_chunk(
     killed.connection.close()
 
 
-def test_stopped_while_it_waits(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
-    """For a lock, before it knows the tables and while it reads one; and then it is done after all."""
+def test_waiting_for_a_lock(
+    database: postgres.Database, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before it knows the tables and while it reads one: it can be stopped, and it says what it waits for and goes on then."""
+    monkeypatch.setattr(snapshot_plan, "_CHUNK_LOCK_TIMEOUT_MS", 500)
     copied = Copied(database, spark, tmp_path, f"s_{database.name}"[:63])
     copied.execute("create table t (id int primary key); insert into t values (1)", "create publication p for table t")
     warehouse = Warehouse(tmp_path / "delta", "delta")
@@ -465,7 +468,7 @@ def test_stopped_while_it_waits(database: postgres.Database, spark: Any, tmp_pat
     def lock() -> None:
         other.execute("lock table t in access exclusive mode")
 
-    for is_planned in (False, True):
+    for is_planned, is_stopped in ((False, True), (True, True), (True, False)):
         snapshot = InitialSnapshot(config, warehouse)
         snapshot.prepare(lambda: False)
         with Launcher(config) as launcher:
@@ -484,12 +487,17 @@ def test_stopped_while_it_waits(database: postgres.Database, spark: Any, tmp_pat
         snapshot.start(spark, config.staging)
         until(lambda: copied.query(waiting), "the wait for the lock")
         assert not snapshot.wait(0)
+        if not is_stopped:
+            until(lambda: 'waiting: table "public"."t" is locked exclusively' in caplog.messages, "what it waits for", 60)
+            other.rollback()
+            assert snapshot.wait(60)
+            break
         snapshot.stop()
         other.rollback()
         with pytest.raises(SnapshotError):
             snapshot.wait()
         assert not changelog.exists(warehouse, Table("public", "t"))
-    assert copied.run(warehouse, publications=("p",)).is_needed
+    assert not copied.run(warehouse, publications=("p",)).is_needed
     copied.assert_equal(warehouse, "t")
     other.close()
     copied.connection.close()

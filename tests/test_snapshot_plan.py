@@ -17,12 +17,13 @@ from segments import encode
 from test_types import INFINITE_NUMERICS, NEWER_TYPES, TYPES, peek
 
 from cdcpipe.errors import CdcpipeError, SlotDoesNotExistError
-from spark_sink import snapshot_reader
+from spark_sink import snapshot_plan, snapshot_reader
 from spark_sink.exported import ExportedSnapshot, slot_exists
 from spark_sink.launcher import LauncherConfig
 from spark_sink.segment_reader import Slice, TypedReader, read_relations
 from spark_sink.snapshot_plan import (
     Chunk,
+    LockedError,
     Plan,
     RewrittenError,
     SnapshotError,
@@ -332,6 +333,18 @@ def test_a_table_that_is_written_anew_is_noticed(source: Source, statement: str)
         source.rows(table)
     with pytest.raises(RewrittenError):  # also if it happened between the snapshot and the plan
         source.rows(source.tables()["t"])
+
+
+def test_a_table_that_is_locked_is_waited_for_a_moment(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_plan, "_CHUNK_LOCK_TIMEOUT_MS", 100)
+    source.sql("create table t (id int primary key); insert into t values (1)", "create publication p for table t")
+    source.take()
+    table = source.tables()["t"]
+    with source.database.connect() as other, other.transaction():
+        other.execute("lock table t in access exclusive mode")
+        with pytest.raises(LockedError, match=r'"public"."t" is locked'):
+            source.rows(table)
+    assert [row["id"] for row in source.rows(table)] == [1]
 
 
 def test_rows_that_a_policy_hides_are_an_error(source: Source) -> None:
