@@ -158,12 +158,12 @@ def find_or_create_slot(
     return slot
 
 
-def check_published(connection: Connection, publications: list[str]) -> list[PublishedTable]:
-    """Check the publications; warn of tables on which the server refuses UPDATE and DELETE."""
+def check_published(connection: Connection, publications: list[str], *, is_told: bool = False) -> list[PublishedTable]:
+    """Check the publications; unless ``is_told``, warn of tables on which the server refuses UPDATE or DELETE."""
     preflight.check_publications(connection, publications)
     tables = preflight.published_tables(connection, publications)
     for table in tables:
-        if table.refused:
+        if table.refused and not is_told:
             log.warning(
                 "table %s.%s has no usable replica identity: the server refuses %s on it while that is published;"
                 " give it a primary key (one that is not deferrable), or ALTER TABLE … REPLICA IDENTITY FULL",
@@ -314,7 +314,8 @@ def _plugin(
             raise InitError(msg, hint="name a slot with pgoutput, or create one: -c -P pgoutput")
         return {**config.output_options, **options}, None
 
-    check_published(catalog.connection, publications)
+    # Who knows which server to expect has asked `cdcpipe prepare`, which has told of them.
+    check_published(catalog.connection, publications, is_told=config.expected_system is not None)
     version = catalog.connection.server_version
     defaults: dict[str, str | None] = {"publication_names": publication_names(publications)}
     if config.output is None:

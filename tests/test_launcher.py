@@ -718,6 +718,16 @@ def test_a_mistake_in_a_uri_shows_no_password(tmp_path: Path, uri: str) -> None:
     assert "CANARY" not in done.stderr + done.stdout + "".join(written)
 
 
+def test_a_table_without_identity_is_told_of_once(database: postgres.Database, tmp_path: Path) -> None:
+    with database.connect() as connection:
+        connection.execute("create table keyless (v int)")
+        connection.execute("create publication told for table keyless")
+    where = ["-d", database.dsn, "-S", f"told_{database.name}"[:63], "--publication", "told", "--staging", str(tmp_path)]
+    done = cdcpipe_spark("land", *where, "-c", "--available-now")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("public.keyless has no usable replica identity") == 1, done.stderr
+
+
 class Workload:
     """Changes two tables from a thread of its own until it is stopped."""
 

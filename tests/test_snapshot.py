@@ -452,6 +452,29 @@ def test_killed_in_the_middle_of_a_table_it_goes_on_with_the_next_chunk(
     killed.connection.close()
 
 
+@pytest.mark.parametrize("version", ["pg14", "pg17"])
+def test_on_other_server_versions(request: pytest.FixtureRequest, spark: Any, tmp_path: Path, version: str) -> None:
+    """A snapshot, and the changes behind it: these versions have no other test with Spark."""
+    with request.getfixturevalue(version).database() as database:
+        copied = Copied(database, spark, tmp_path, f"s_{database.name}"[:63])
+        copied.execute(
+            "create table t (id int, v text, g int generated always as (id + 1) stored, primary key (id) include (v))",
+            "insert into t values (1, 'x'), (2, null), (3, 'z')",
+            "create publication p for table t",
+        )
+
+        def change() -> None:
+            copied.execute("update t set v = 'y' where id = 2", "delete from t where id = 1", "insert into t values (4, null)")
+
+        warehouse = Warehouse(tmp_path / "delta", "delta")
+        assert copied.run(warehouse, while_copying=change, publications=("p",), create_slot=True).is_needed
+        ops = Counter(row["_cdc_op"] for row in copied.changes(warehouse, "t").collect())
+        assert ops == {"snapshot": 3, "update": 1, "delete": 1, "insert": 1}
+        replica_rows = spark.read.format("delta").load(str(warehouse.replica(Table("public", "t")))).collect()
+        assert sorted((row["id"], row["v"]) for row in replica_rows) == [(2, "y"), (3, "z"), (4, None)]
+        copied.connection.close()
+
+
 def test_waiting_for_a_lock(
     database: postgres.Database, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
