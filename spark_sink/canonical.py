@@ -1,7 +1,8 @@
 """A replica's rows as the bytes of which the server makes its checksums (cdcpipe/checksum.py), and their checksums.
 
 A column's text is the server's: what its type can't hold stands in ``_cdc_exact``, and everything else is exact and can be
-written as PostgreSQL writes it. The session must write it so: `exact_session`.
+written as PostgreSQL writes it. The session must write it so: `exact_session`. A column with both a value and an exact text
+is damaged, and has a text that no value of PostgreSQL's has.
 
 A column whose type changed has its values in several columns of the replica, a row's in the one that had its name when the
 row last changed: the text is that of the first that has one, the newest type first, cast to that; an array's is never cast to
@@ -34,6 +35,9 @@ __all__ = ["BUCKET_DIGITS", "SUM_DIGITS", "Canonical", "exact_session", "sources
 BUCKET_DIGITS = 3
 SUM_DIGITS = 15
 """How many of an MD5's digits tell the bucket, and how many are added up."""
+
+_IN_NO_TEXT = "\0"
+"""A character that no text of PostgreSQL's has."""
 
 
 def exact_session(spark: SparkSession) -> SparkSession:
@@ -84,11 +88,17 @@ class Canonical:
         from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
         forms = []
+        has_both = F.lit(False)
         for candidate in having:
             forms.append(F.expr(_form(candidate, field.dataType)))
             if self._has_exact:
-                forms.append(F.col("_cdc_exact").getItem(candidate.name))
-        return F.coalesce(*forms) if forms else F.lit(None).cast("string")
+                exact = F.col("_cdc_exact").getItem(candidate.name)
+                forms.append(exact)
+                has_both |= F.col(quote(candidate.name)).isNotNull() & exact.isNotNull()
+        if not forms:
+            return F.lit(None).cast("string")
+        text = F.coalesce(*forms)
+        return F.when(has_both, F.concat(F.lit(_IN_NO_TEXT), text)).otherwise(text) if self._has_exact else text
 
     def checksums(self, rows: DataFrame, key: Sequence[str]) -> dict[str, tuple[int, int]]:
         """Return the number of rows and the sum of their checksums for each bucket that has any."""
