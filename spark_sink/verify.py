@@ -33,6 +33,7 @@ import numpy as np
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
+from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink import changelog, delta, quick_checksum, replica
 from spark_sink.canonical import Canonical, exact_session
 from spark_sink.delta_log import TableLog, commit_path
@@ -55,13 +56,14 @@ if TYPE_CHECKING:
     Flags = np.ndarray[Any, np.dtype[np.bool_]]
     Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
-__all__ = ["DIFFERENT", "Difference", "ProgressBar", "TableResult", "VerifyError", "command", "verify"]
+__all__ = ["DIFFERENT", "NOT_COMPARED", "Difference", "ProgressBar", "TableResult", "VerifyError", "command", "verify"]
 
 _logger = logging.getLogger(__name__)
 
 DIFFERENT = 10
 """The command's exit code when a table differs; the codes below are the pipe's."""
-
+NOT_COMPARED = 11
+"""The command's exit code when no table differs, but some table could not be compared, or there was none."""
 
 _POLL_S = 0.2
 _ABSENCE_S = 10.0
@@ -156,8 +158,9 @@ def verify(
     """Compare replicas with their tables, all of them or those named "schema.name", and return what came out for each.
 
     ``connection`` are the options of `cdcpipe`, ``("-d", "shop")``. ``staging`` is where the warehouse says it is if left
-    out. ``tell`` is called with what is being done, and which part of all is done (0 to 1). A table without a key, which has no
-    replica, is left out, unless it is named: then it is an error.
+    out. ``tell`` is called with what is being done, and which part of all is done (0 to 1). Tables that have nothing to compare
+    are left out, unless they are named: then that is an error. These are a table without a key, which has no replica, and one
+    that has become a partition of another published table, as whose rows its changes come now.
     """
     house = Warehouse.existing(warehouse)
     spark = exact_session(spark)
@@ -504,7 +507,7 @@ def command(
 
     By the number of rows and a checksum made on both sides; no rows are sent. Tables are locked against ALTER and
     TRUNCATE meanwhile, as by pg_dump. Exit code 0: all are equal; 10: some table differs, and the keys of the first rows
-    that do are printed; another one: not compared.
+    that do are printed; 11: none differs, but one could not be compared; another one: the comparison did not take place.
     """
     log_to_stderr(verbose=verbose)
     house = Warehouse.existing(warehouse)
@@ -527,8 +530,14 @@ def command(
     finally:
         bar.clear()
     click.echo(_json(results) if as_json else "\n".join(_lines(results)))
-    if not all(result.is_equal for result in results):
-        ctx.exit(DIFFERENT)
+    ctx.exit(exit_code(results))
+
+
+def exit_code(results: Sequence[TableResult]) -> int:
+    """Return the command's exit code."""
+    if any(result.problem is None and not result.is_equal for result in results):
+        return DIFFERENT
+    return NOT_COMPARED if not results or any(result.problem is not None for result in results) else ExitCode.SUCCESS
 
 
 def _json(results: Sequence[TableResult]) -> str:

@@ -25,7 +25,16 @@ from spark_sink.delta_log import TableLog
 from spark_sink.launcher import Launcher, LauncherConfig
 from spark_sink.segment_filler import SealPolicy
 from spark_sink.staging import Position, list_epochs
-from spark_sink.verify import DIFFERENT, Difference, ProgressBar, TableResult, VerifyError, verify
+from spark_sink.verify import (
+    DIFFERENT,
+    NOT_COMPARED,
+    Difference,
+    ProgressBar,
+    TableResult,
+    VerifyError,
+    exit_code,
+    verify,
+)
 from spark_sink.warehouse import Table, Warehouse, WarehouseError
 
 pytestmark = pytest.mark.spark
@@ -430,6 +439,14 @@ def test_what_is_published_is_compared(database: postgres.Database, spark: Any, 
         "public.parent": (True, 1),
     }
     road.connection.close()
+
+
+def test_exit_codes() -> None:
+    table = Table("public", "t")
+    equal, different, problem = TableResult(table, is_equal=True), TableResult(table, 1, 2), TableResult(table, problem="gone")
+    assert exit_code([equal, equal]) == 0
+    assert exit_code([equal, problem, different]) == DIFFERENT == 10
+    assert exit_code([equal, problem]) == exit_code([]) == NOT_COMPARED == 11
 
 
 def test_refusals(database: postgres.Database, pg18: postgres.Cluster, spark: Any, tmp_path: Path) -> None:
