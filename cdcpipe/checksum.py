@@ -70,6 +70,8 @@ class ServerTable:
     """The FROM clause, with a WHERE if there is a row filter."""
     trim_numbers: bool = False
     """Whether 1.50 is to be taken for 1.5."""
+    published_as: tuple[str, str] | None = None
+    """The partitioned table as whose rows this one's are published, for a partition that is not published as itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +123,21 @@ class Checksums:
         rows = execute(
             "SELECT n.nspname, c.relname, c.oid, c.relkind, greatest(c.reltuples, 0)::bigint, (SELECT json_agg(json_build_array("
             "a.attname, a.atttypid::bigint, a.atttypmod, a.attgenerated) ORDER BY a.attnum) FROM pg_attribute a"
-            f" WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) {source} ORDER BY 1, 2"
+            " WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),"
+            " (SELECT json_agg(json_build_array(rn.nspname, r.relname) ORDER BY up.level)"
+            "  FROM pg_partition_ancestors(c.oid) WITH ORDINALITY AS up (relid, level)"
+            "  JOIN pg_class r ON r.oid = up.relid JOIN pg_namespace rn ON rn.oid = r.relnamespace)"
+            f" {source} ORDER BY 1, 2"
         )
         published = self._published(publications)
-        found = [_server_table(row, published.get((row[0] or "", row[1] or ""))) for row in rows]
-        return snapshot, [replace(table, trim_numbers=trim_numbers) for table in found]
+        found = []
+        for *facts, ancestors in rows:
+            name = facts[0] or "", facts[1] or ""
+            table = _server_table(facts, published.get(name))
+            above = [ancestor for ancestor in map(tuple, json.loads(ancestors or "[]")) if ancestor in published]
+            root = above[-1] if above and name not in published else None
+            found.append(replace(table, trim_numbers=trim_numbers, published_as=root))
+        return snapshot, found
 
     def _published(self, publications: Sequence[str]) -> dict[tuple[str, str], tuple[set[str], list[str] | None]]:
         """Return the columns of each table that are published, and its row filters, None if there is one without."""

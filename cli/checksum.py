@@ -5,7 +5,7 @@ snapshot, which lasts until the next ``begin``. What a checksum is: cdcpipe/chec
 
     {"begin": [[SCHEMA, NAME], ...], "publications": [NAME, ...], "trim_numbers": false}
     {"system_id", "database", "xmax", "running", "wal_lsn", "tables": [
-        {"schema", "name", "relation_id", "columns": [[NAME, TYPE_ID, TYPE_MODIFIER], ...], "row_estimate"}, ...]}
+        {"schema", "name", "relation_id", "columns": [[NAME, TYPE_ID, TYPE_MODIFIER], ...], "row_estimate", "published_as"}, ...]}
 
     {"buckets": [SCHEMA, NAME], "key": [COLUMN, ...]}
     {BUCKET: [ROWS, SUM], ...}
@@ -102,6 +102,7 @@ class _Server:
                     "relation_id": table.relation_id,
                     "columns": [list(column) for column in table.columns],
                     "row_estimate": table.row_estimate,
+                    "published_as": table.published_as,
                 }
                 for table in found
             ],

@@ -76,6 +76,8 @@ class _Piece:
     """Whether these are from a time without a key."""
     is_new_key: bool = False
     """Whether the rows so far may have no value for the key."""
+    has_all: bool = False
+    """Whether a snapshot came before: then the replica has every row that these changes can be of."""
 
     @property
     def is_plain(self) -> bool:
@@ -308,6 +310,7 @@ def _pieces_between(versions: Sequence[Version], after_lsn: int, until_lsn: int)
             fills=version.fills if is_begin else (),
             is_before_key=not version.key,
             is_new_key=not version.key or (is_begin and _is_new_key(versions[index - 1], version)),
+            has_all=any(before.snapshot and before.relation_id == version.relation_id for before in versions[: index + 1]),
         )
 
 
@@ -433,8 +436,17 @@ def _apply_piece(spark: SparkSession, path: Path, table: Table, changes: DataFra
 def _check_growth(table: Table, piece: _Piece, wanted: int, grown: int) -> None:
     """Name a table whose rows are fewer than inserts and deletes make them: some had the key of another.
 
-    (They are more where changes meet rows that the replica did not have: those from before the slot, and those that were left out.)
+    They are more where changes meet rows that the replica did not have: those from before the slot, and those that were left out.
+    After a snapshot it has all, so rows have come to the table without a change: then it is named, too.
     """
+    if grown > wanted and piece.has_all:
+        _logger.warning(
+            "table %s: %d rows that were changed or deleted were not in the replica: they came to the table without a change, as "
+            "those of a partition that is attached do. The replica may lack more: cdcpipe-spark snapshot --table %s",
+            table,
+            grown - wanted,
+            table,
+        )
     if grown < wanted:
         _logger.warning(
             "table %s: by its key (%s) %d rows that came were there already, and were merged with those. Either that did not tell "

@@ -178,6 +178,7 @@ def verify(
         while True:
             comparison = _Comparison(spark, house, chosen, server, max_keys)
             comparison.begin(None if staging is None else Path(staging), deadline, tell)
+            comparison.leave_out_partitions(are_named=bool(tables))
             early = comparison.find_early()
             if early is None:
                 return comparison.run(tell)
@@ -231,6 +232,19 @@ class _Comparison:
             )
         self._wait_for_log(source, deadline, tell)
         self._wait_for_tables(staging, deadline, tell)
+
+    def leave_out_partitions(self, *, are_named: bool) -> None:
+        """Leave out tables whose changes come as rows of another table; raise VerifyError if they were asked for."""
+        for table in list(self._tables):
+            root = self._there.get(table, {}).get("published_as")
+            if root is not None:
+                message = f"{table} is a partition now, and its changes come as those of {'.'.join(root)}"
+                hint = f"what it held when it was attached is not in that replica: cdcpipe-spark snapshot --table {'.'.join(root)}"
+                if are_named:
+                    raise VerifyError(message, hint=hint)
+                _logger.warning("%s: not compared; %s", message, hint)
+                self._tables.remove(table)
+                del self._bases[table]
 
     def _base(self, table: Table) -> _Base:
         return _Base(delta.pin(self._house.replica(table)) if self._house.format == "delta" else None)

@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,26 @@ def test_keys_permuted_within_transactions(
         counted = re.findall(r"by its key \(k\) (\d+) rows that came were there already", caplog.text)
         assert counted == [str(len(left) - len(there))] * (len(left) > len(there))
         caplog.clear()
+
+
+@pytest.mark.parametrize("m", [None, MATRIX], ids=["without Spark", "with Spark"])
+def test_rows_that_came_without_a_change_are_named(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, m: str | None
+) -> None:
+    """Those of a partition that was attached, for one. After a snapshot the replica had all rows."""
+    house = made(tmp_path)
+    changes = [
+        change("snapshot", 10, (1, None, "a")),
+        change("update", 20, (1, None, "b")),
+        change("update", 20, (2, None, "unheard of"), 1, m=m),
+        change("delete", 20, (3, None, None), 2, old=(3, None, None)),
+    ]
+    copied = replace(at(10, K), snapshot=((1, "k"), (2, "c"), (3, "v"), (4, "m")))
+    for start, end in ((0, 10), (10, 20)):
+        assert "without a change" not in caplog.text
+        found = bring(spark, house, changes, [copied], start, end)
+    assert ordered(found) == [(1, None, "b"), (2, None, "unheard of")]
+    assert "table public.t: 2 rows that were changed or deleted were not in the replica" in caplog.text
 
 
 # What m's column can't hold is NULL there, and a text in _cdc_exact; being large it is sent only where it changes.

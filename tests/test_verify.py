@@ -441,6 +441,37 @@ def test_what_is_published_is_compared(database: postgres.Database, spark: Any, 
     road.connection.close()
 
 
+def test_a_partition_that_is_not_published_as_itself_any_more(
+    database: postgres.Database, spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is left out, and named together with the table whose replica lacks what it held."""
+    road = Verified(database, spark, tmp_path, publication="rooted", slot="rooted")
+    road.execute(
+        "create table parts (id int primary key, a int) partition by range (id)",
+        "create table part_1 partition of parts for values from (0) to (100)",
+        "create publication rooted for all tables with (publish_via_partition_root)",
+    )
+    road.run()
+    road.execute(
+        "insert into parts values (1, 1), (2, 2)",
+        "alter table parts detach partition part_1",
+        "insert into part_1 values (3, 3)",
+        "alter table parts attach partition part_1 for values from (0) to (100)",
+        "update parts set a = 10 where id = 1",
+    )
+    road.run()
+    results = road.verify()
+    assert {name: (result.is_equal, result.differences) for name, result in results.items()} == {
+        "public.parts": (False, [Difference("missing", {"id": "3"})])
+    }
+    assert exit_code(list(results.values())) == DIFFERENT
+    assert "public.part_1 is a partition now, and its changes come as those of public.parts: not compared" in caplog.text
+    assert "cdcpipe-spark snapshot --table public.parts" in caplog.text
+    with pytest.raises(VerifyError, match=r"public\.part_1 is a partition now"):
+        road.verify("part_1")
+    road.connection.close()
+
+
 def test_exit_codes() -> None:
     table = Table("public", "t")
     equal, different, problem = TableResult(table, is_equal=True), TableResult(table, 1, 2), TableResult(table, problem="gone")
