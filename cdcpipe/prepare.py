@@ -12,7 +12,7 @@ import os
 import secrets
 import select
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -203,8 +203,11 @@ def _preparation(connection: Connection, config: SlotConfig, slot: Slot, system:
 
 
 @contextmanager
-def exporting(config: SlotConfig) -> Iterator[tuple[Preparation, Export]]:
+def exporting(config: SlotConfig, readable: Sequence[str] | None = None) -> Iterator[tuple[Preparation, Export]]:
     """Prepare as ``prepare`` does, with a snapshot that others can read while the context is open.
+
+    ``readable`` names tables ("schema.name", empty: all that are published) that this user has to be allowed to read; if that is
+    not so, InitError is raised before a slot is made.
 
     A slot that is made now is made so that the snapshot is that of its beginning; for one that exists, a temporary slot beside
     it tells where in the WAL the snapshot is.
@@ -213,6 +216,10 @@ def exporting(config: SlotConfig) -> Iterator[tuple[Preparation, Export]]:
         made: list[ExportedSnapshot] = []
 
         def export(name: str, *, is_temporary: bool) -> None:
+            if readable is not None:
+                tables = preflight.published_tables(connection, list(config.publications))
+                wanted = [table for table in tables if not readable or f"{table.schema}.{table.name}" in readable]
+                preflight.check_readable(connection, wanted)
             found = preflight.export_snapshot(walsender, name, is_temporary=is_temporary, timeout_s=config.create_timeout_s)
             made.append(found)
 

@@ -32,8 +32,16 @@ __all__ = ["command"]
     default=0.0,
     help="Hold an exported snapshot so much longer after the end of stdin; a named pipe may be opened anew meanwhile.",
 )
+@click.option(
+    "--check-select",
+    "readable",
+    multiple=True,
+    metavar="SCHEMA.NAME|*",
+    help="With --export-snapshot: refuse, before a slot is made, unless this user may read the table; *: all that are published."
+    " Repeatable.",
+)
 @click.option("--in-use", is_flag=True, help="The slot may be in use; to see what is published while a stream runs.")
-def command(*, export_snapshot: bool, linger: float, in_use: bool, **options: Any) -> None:
+def command(*, export_snapshot: bool, linger: float, readable: tuple[str, ...], in_use: bool, **options: Any) -> None:
     """Check everything that a stream from a pgoutput slot needs, and print what was found as one JSON object.
 
     With -c the publications and the slot are created first. The exit codes are those of streaming.
@@ -42,11 +50,13 @@ def command(*, export_snapshot: bool, linger: float, in_use: bool, **options: An
         raise click.UsageError("--export-snapshot and --in-use can't be used together")
     if linger and not export_snapshot:
         raise click.UsageError("--linger is for --export-snapshot")
+    if readable and not export_snapshot:
+        raise click.UsageError("--check-select is for --export-snapshot")
     config = slot_config(**options)
     if not export_snapshot:
         _print(_report(prepare(config, in_use=in_use)))
         return
-    with exporting(config) as (found, export):
+    with exporting(config, (() if "*" in readable else readable) if readable else None) as (found, export):
         exported = {
             "snapshot": export.snapshot.name,
             "consistent_point": format_lsn(export.snapshot.consistent_point),

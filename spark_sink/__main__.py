@@ -88,6 +88,10 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as ex:
         _complain(f"{ex.name} is not installed", "pip install 'cdcpipe[spark]'")
         return ExitCode.INIT_FAILED
+    except OSError as ex:
+        _logger.info("a file", exc_info=True)
+        _complain(f"{ex.filename or 'a file'}: {ex.strerror or ex}", "make room, or let this user write there; then start again")
+        return ExitCode.SYSTEM_ERROR
     except SystemExit:  # click's answer to a closed pipe
         return ExitCode.SYSTEM_ERROR
     except Exception as ex:

@@ -126,6 +126,8 @@ class ExportedSnapshot:
         """Let the server export a snapshot, and return what is printed then."""
         config = self._config
         arguments = [*_arguments(config), "--export-snapshot", "--linger", f"{self._hold_s:g}"]
+        for table in self._tables or ("*",):
+            arguments += ["--check-select", table]
         if config.create_slot:
             arguments.append("-c")
             for table in config.tables:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 import click
 
 from cdcpipe.units import has_size_unit, parse_duration, parse_seconds, parse_size
-from spark_sink.directories import local_directory
+from spark_sink.directories import check_usable, local_directory
 from spark_sink.staging import Retention
 from spark_sink.storage import place
 
@@ -295,6 +295,7 @@ def launcher_config(
     from spark_sink.launcher import LauncherConfig
     from spark_sink.segment_filler import SealPolicy
 
+    check_usable(staging, "the staging directory")
     return LauncherConfig(
         slot=slot,
         staging=staging,

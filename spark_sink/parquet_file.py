@@ -5,6 +5,7 @@ Spark's way there goes through the JVM, as rows, and takes several times as long
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 from spark_sink import storage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
 __all__ = ["FileWriter", "Layout", "WrittenFile", "exact_number", "fitted"]
 
@@ -76,7 +77,8 @@ class FileWriter:
         ]
         if self._writer is None:
             self._writer = self._open(columns)
-        self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._layout.schema))
+        with self._abandoned_on_error():
+            self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._layout.schema))
         self._rows += count
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
@@ -97,12 +99,22 @@ class FileWriter:
             metadata_collector=self._collected,
         )
 
+    @contextmanager
+    def _abandoned_on_error(self) -> Iterator[None]:
+        """Keep pyarrow from ending a file that failed (a full disk) once more when it drops it, and printing that that failed."""
+        try:
+            yield
+        except BaseException:
+            self._writer.is_open = False
+            raise
+
     def close(self) -> WrittenFile:
         """End the file and say what is in it."""
         if self._writer is None:
             self._writer = self._open([pa.nulls(0, field.type) for field in self._layout.schema])
-        self._writer.add_key_value_metadata(_FILE_METADATA)
-        self._writer.close()
+        with self._abandoned_on_error():
+            self._writer.add_key_value_metadata(_FILE_METADATA)
+            self._writer.close()
         # Segments go once a changelog has what was in them: it must not be less durable.
         storage.sync_file(self._path)
         clustering = self._layout.clustering

@@ -14,6 +14,7 @@ import click
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink import known_position, last_error
+from spark_sink.directories import check_usable
 from spark_sink.exported import ask_published
 from spark_sink.launcher import Launcher, LauncherConfig, Prepared
 from spark_sink.options import (
@@ -34,6 +35,7 @@ from spark_sink.signals import kept, on_signals
 from spark_sink.slot_monitor import Lag, SlotMonitor
 from spark_sink.spark_options import parse_settings, spark_options
 from spark_sink.staging import log_end
+from spark_sink.storage import is_local
 from spark_sink.warehouse import EXACT, TYPES, Warehouse
 
 if TYPE_CHECKING:
@@ -243,6 +245,8 @@ def command(
     config = launcher_config(**options)
     log_to_stderr(verbose=config.verbose)
     # What is certain to fail had better do so before there is a slot.
+    if is_local(house.root):
+        check_usable(house.root, "the warehouse")
     session.find_java()
     stopping = threading.Event()
     launcher = Launcher(config)

@@ -10,6 +10,7 @@ not used here.
 
 from __future__ import annotations
 
+import logging
 import os
 import pwd
 import re
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["FORMATS", "active", "build", "check", "check_reach", "copy", "find_java", "raised_of", "reason_of", "serve_segments"]
+
+_logger = logging.getLogger(__name__)
 
 FORMATS = ("delta", "parquet")
 
@@ -106,7 +109,10 @@ def build(
         _join_jars(settings, conf)
         if "spark.driver.extraJavaOptions" in conf:
             conf["spark.driver.extraJavaOptions"] = f"{_java_options()} {conf['spark.driver.extraJavaOptions']}"
-        os.environ["JAVA_HOME"] = str(find_java())
+        java, configured = find_java(), os.environ.get("JAVA_HOME")
+        if configured and java != Path(configured):
+            _logger.warning("JAVA_HOME is %s, where no Java %d or newer is: taking %s", configured, _JAVA_MINIMUM, java)
+        os.environ["JAVA_HOME"] = str(java)
     settings |= conf
     _prepare_workers(settings)
     settings = {"spark.app.name": app_name, "spark.master": master or _DEFAULT_MASTER} | settings
@@ -239,7 +245,7 @@ def find_java() -> Path:
         version = _java_version(home)
         if version is not None and version >= _JAVA_MINIMUM:
             return home
-        tried.append(f"{home} ({'no version' if version is None else version})")
+        tried.append(f"{home} ({'no Java' if version is None else version})")
     found = f"; found only {', '.join(tried)}" if tried else ""
     raise InitError(
         f"no Java {_JAVA_MINIMUM} or newer{found}",
@@ -303,7 +309,9 @@ def _settings(*, ui: bool) -> dict[str, str]:
 
 def _java_options() -> str:
     # Counters for jstat wake a JVM that has nothing to do twenty times a second.
-    return f"-XX:-UsePerfData -Dlog4j2.configurationFile={Path(__file__).resolve().with_name('log4j2.properties').as_uri()}"
+    log = "full" if _logger.isEnabledFor(logging.INFO) else "short"
+    file = Path(__file__).resolve().with_name("log4j2.properties").as_uri()
+    return f"-XX:-UsePerfData -Dlog4j2.configurationFile={file} -Dcdcpipe.log={log}"
 
 
 def _submitted() -> dict[str, str]:

@@ -223,7 +223,10 @@ class Warehouse:
         """Return the warehouse at ``root`` in the format that it has."""
         found = read_json(place(root, "the warehouse") / "_cdcpipe/warehouse.json")
         if found is None:
-            raise WarehouseError(f"{root} is not a warehouse of cdcpipe: it has no _cdcpipe/warehouse.json")
+            raise InvalidArgumentsError(
+                f"{root} is not a warehouse of cdcpipe: it has no _cdcpipe/warehouse.json",
+                hint="give the directory that cdcpipe-spark run has as --warehouse; once it has begun, the file is there",
+            )
         return cls(root, str(found.get("format")), str(found.get("types", EXACT)))
 
     def local_root(self, staging: Path | None = None) -> Path:

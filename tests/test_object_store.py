@@ -171,7 +171,7 @@ def test_what_cannot_be_reached_is_said(root: Any, store: Store, tmp_path: Path)
     said = {"s3": "The specified bucket does not exist", "azure": "The specified container does not exist", "gcs": "nowhere"}
     assert said[store.kind] in caught.value.message
     assert {"s3": "AWS_REGION", "azure": "AZURE_STORAGE", "gcs": "GOOGLE_"}[store.kind] in str(caught.value.hint)
-    with pytest.raises(WarehouseError, match="not a warehouse"):
+    with pytest.raises(InvalidArgumentsError, match="not a warehouse"):
         Warehouse.existing(root / "other")
 
 

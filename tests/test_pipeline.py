@@ -1,5 +1,6 @@
 """From a real server to tables: what a source table holds is what its replica holds, whatever happens on the way."""
 
+import json
 import os
 import random
 import shutil
@@ -721,6 +722,32 @@ def test_progress_on_a_terminal_and_a_signal_to_all_processes(database: postgres
     assert last_error.read(tmp_path / "staging") is None
 
 
+def test_a_missing_privilege_shows_before_there_is_a_slot(database: postgres.Database, tmp_path: Path) -> None:
+    role = f"reader_{database.name}"
+    with database.connect() as connection:
+        connection.execute("create table t (id int primary key, v text); create table u (id int primary key, v text)")
+        connection.execute(f"create role {role} login replication; create publication busy for table t, u (id)")
+        connection.execute(f"grant select (id) on u to {role}")
+        argv = [*command(database, tmp_path), "-U", role]
+        done = subprocess.run(argv, env=environment(), capture_output=True, text=True)
+        assert done.returncode == 2
+        assert done.stderr.splitlines() == [
+            f"cdcpipe-spark: error: user '{role}' may not read public.t",
+            "cdcpipe-spark: hint: GRANT it SELECT on the tables, and USAGE on their schemas",
+        ]
+        assert connection.execute("select count(*) from pg_replication_slots where slot_name = 'busy'").fetchone() == (0,)
+        connection.execute(f"grant select on t to {role}")
+        arguments = [*argv[argv.index("run") + 1 : argv.index("--seal-interval")], "--export-snapshot", "--check-select", "*"]
+        made = subprocess.run(
+            [sys.executable, "-m", "cli", "prepare", *arguments, "-U", role],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        assert (made.returncode, json.loads(made.stdout)["slot_created"]) == (0, True), made.stderr
+        connection.execute(f"drop owned by {role}; drop role {role}")
+
+
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
@@ -734,6 +761,8 @@ def test_progress_on_a_terminal_and_a_signal_to_all_processes(database: postgres
         (("--vacuum-retention", "7"), 1, "not a duration"),
         (("--log-retention", "59min"), 1, "less than 60min"),
         (("--types", "spark"), 1, "spark"),
+        (("--warehouse", "/etc/passwd/lake"), 1, "the warehouse can't be there: /etc/passwd is no directory"),
+        (("--staging", "/etc/passwd/staging"), 1, "the staging directory can't be there"),
     ],
 )
 def test_bad_options(database: postgres.Database, tmp_path: Path, options: tuple[str, ...], code: int, message: str) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -217,9 +218,36 @@ def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (old / "bin/java").write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
     (old / "bin/java").chmod(0o755)
     monkeypatch.setattr(session, "_java_homes", lambda: [old, tmp_path / "nothing"])
-    with pytest.raises(InitError, match=r"no Java 17 or newer; found only .*jdk8 \(8\), .*nothing \(no version\)") as caught:
+    with pytest.raises(InitError, match=r"no Java 17 or newer; found only .*jdk8 \(8\), .*nothing \(no Java\)") as caught:
         session.find_java()
     assert "openjdk-17" in (caught.value.hint or "")
+
+
+def test_a_directory_that_is_no_warehouse(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentsError, match="not a warehouse") as caught:
+        Warehouse.existing(tmp_path / "wrong")
+    assert "--warehouse" in (caught.value.hint or "")
+
+
+def test_a_file_that_can_not_be_written_is_one_error(tmp_path: Path) -> None:
+    """The largest size that the process may write plays a full disk; pyarrow says nothing more when it drops the file."""
+    program = f"""
+import resource, signal
+import pyarrow as pa
+from spark_sink.parquet_file import FileWriter, Layout
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+writer = FileWriter({str(tmp_path)!r}, "x.parquet", Layout(("v",), pa.schema([("v", pa.int64())])))
+try:
+    writer.write({{"v": pa.array(range(100_000))}}, 100_000)
+    writer.close()
+except OSError as ex:
+    print(ex.strerror)
+del writer
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "File too large" in done.stdout
 
 
 def test_java_is_found() -> None:

@@ -39,6 +39,7 @@ __all__ = [
     "check_binary_forms",
     "check_free",
     "check_publications",
+    "check_readable",
     "check_start",
     "check_usable",
     "check_wal_level",
@@ -85,6 +86,8 @@ AND EXISTS (SELECT FROM pg_catalog.pg_class t JOIN pg_catalog.pg_namespace m ON 
 ORDER BY (n.nspname, c.relname) IN ({names}) DESC, l.mode = 'AccessExclusiveLock' DESC, l.granted DESC, 1 LIMIT 1
 """
 """The lock that stands in the way of ours most likely: one that is only waited for makes later ones wait, too."""
+
+_SHOWN_TABLES = 5
 
 _PAGE_BYTES = 8192
 _LONG_PAGE_HEADER_BYTES = 40
@@ -487,6 +490,28 @@ def check_binary_forms(connection: Connection, names: Sequence[str]) -> None:
         relation, attribute, type_name = rows[0]
         msg = f"column {attribute!r} of table {relation!r} has no binary form: it is made of values of type {type_name}"
         raise InitError(msg, hint="leave the option 'binary' out, or the column out of the publication")
+
+
+def check_readable(connection: Connection, tables: Sequence[PublishedTable]) -> None:
+    """Raise InitError, naming the tables, unless this user may read the published columns of all of them."""
+    columns = ", ".join(
+        f"({table.relation_id}::pg_catalog.oid, {column.number}::pg_catalog.int2)" for table in tables for column in table.columns
+    )
+    if not columns:
+        return
+    rows = connection.execute(
+        "SELECT DISTINCT n.nspname, c.relname, current_user"
+        f" FROM (VALUES {columns}) AS v (relation, attribute)"
+        " JOIN pg_catalog.pg_class c ON c.oid = v.relation JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE')"
+        "   OR NOT pg_catalog.has_column_privilege(c.oid, v.attribute, 'SELECT') ORDER BY 1, 2"
+    )
+    if rows:
+        names = [f"{schema}.{name}" for schema, name, _ in rows]
+        shown = ", ".join(names[:_SHOWN_TABLES]) + (f" and {len(names) - _SHOWN_TABLES} more" if len(names) > _SHOWN_TABLES else "")
+        raise InitError(
+            f"user {rows[0][2]!r} may not read {shown}", hint="GRANT it SELECT on the tables, and USAGE on their schemas"
+        )
 
 
 def current_lsn(connection: Connection) -> LSN:
