@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe import catalog_sql
-from cdcpipe.errors import CdcpipeError
+from cdcpipe.errors import CdcpipeError, ConnectionClosedError
 from cdcpipe.pgoutput.messages import Column, Relation
 from cdcpipe.sql import quote_identifier, quote_literal, reading_rows
 
@@ -43,6 +43,8 @@ _KEY_FLAG: Final = 1
 _LOCK_TIMEOUT_MS: Final = 2000
 _CHUNK_LOCK_TIMEOUT_MS: Final = 5000
 LOCK_NOT_AVAILABLE: Final = "55P03"
+_LOST: Final = ("08", "57")
+"""Classes of SQLSTATE: the connection was lost, or the server is told to end."""
 
 _TABLES: Final = """
 SELECT json_build_object(
@@ -151,7 +153,10 @@ def open_snapshot(connection: str, snapshot: str) -> Any:
     try:
         opened = adbc.connect(connection, autocommit=True)
     except adbc.Error as ex:
-        raise SnapshotError(f"connection to the server failed: {_first_line(ex)}") from ex
+        # The server has had us before: it is away, or the network is.
+        raise ConnectionClosedError(
+            f"connection to the server failed: {_first_line(ex)}", hint="start again: what is done stays"
+        ) from ex
     try:
         with opened.cursor() as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -200,7 +205,10 @@ def make_plan(connection: str, snapshot: str, publications: Sequence[str], chunk
     except opened.Error as ex:
         if ex.sqlstate == LOCK_NOT_AVAILABLE:
             raise LockedError("a published table is locked exclusively", hint="end the transaction that holds the lock") from ex
-        raise SnapshotError(f"the published tables could not be looked up: {_first_line(ex)}") from ex
+        message = f"the published tables could not be looked up: {_first_line(ex)}"
+        if not ex.sqlstate or ex.sqlstate[:2] in _LOST:
+            raise ConnectionClosedError(message, hint="start again: what is done stays") from ex
+        raise SnapshotError(message) from ex
     finally:
         opened.close()
     pages = max(1, chunk_bytes // page_bytes)

@@ -6,7 +6,9 @@ import time
 import postgres
 import psycopg
 import pytest
+from cli_process import until
 from faulty_proxy import CONNECT, FaultyProxy
+from weather import Weather
 
 
 def test_silence_holds_everything_back_until_it_ends(database: postgres.Database) -> None:
@@ -52,3 +54,18 @@ def test_what_is_throttled_and_delayed_takes_its_time(database: postgres.Databas
             assert client.execute("select repeat('x', 100000)").fetchone() == ("x" * 100_000,)
             assert time.monotonic() - began_at >= least_s
             proxy.throttle(None)
+
+
+def test_weather_is_made_from_its_seed_and_ends_in_a_calm(database: postgres.Database) -> None:
+    """What scripts/soak --network has between its runs and the server."""
+    said: list[list[str]] = []
+    for _ in range(2):
+        with FaultyProxy(database.cluster.port) as proxy:
+            lines: list[str] = []
+            said.append(lines)
+            with Weather(proxy, 7, lines.append):
+                until(lambda: len(lines) >= 2)  # noqa: B023 - called at once
+            with psycopg.connect(proxy.dsn(database.tcp_dsn), connect_timeout=60) as client:
+                assert client.execute("select 7").fetchone() == (7,)
+    count = min(map(len, said))
+    assert said[0][:count] == said[1][:count]

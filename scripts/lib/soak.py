@@ -2,13 +2,16 @@
 
 A round: a database with random tables, some of them with rows already (model.py); `cdcpipe-spark run -c` beside random
 transactions; kills of its parts and of the server at random moments, each after something has moved; between two runs sometimes
-a checkpoint or a replica deleted, or batches cut otherwise. At the end, once everything is in the tables, all of it is compared
-(equality.py). A round is made from its seed, which is printed; what it does is the same each time, when it does it is not.
+a checkpoint or a replica deleted, or batches cut otherwise. With ``--network`` the runs reach the server by way of a proxy
+(faulty_proxy.py) that goes silent, breaks off, throttles and delays at random (weather.py). At the end, once everything is in the
+tables, all of it is compared (equality.py). A round is made from its seed, which is printed; what it does is the same each time,
+when it does it is not.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -27,7 +30,9 @@ import big
 import equality
 import postgres
 import processes
+from faulty_proxy import FaultyProxy
 from model import PUBLICATION, Ledger, Model
+from weather import Weather
 
 from cdcpipe.lsn import LSN
 from spark_sink.staging import Position, list_epochs, log_end
@@ -46,6 +51,9 @@ SLOT = "soak"
 SETTINGS = {"logical_decoding_work_mem": "64kB", "max_prepared_transactions": "20"}
 """The server's: what is larger than this is streamed before it commits."""
 
+NETWORK_SETTINGS = {"wal_sender_timeout": "10s"}
+"""With a bad network, too: the server gives up a connection before the network gets well again."""
+
 KILLS = ("streamer", "walsender", "server", "driver", "jvm", "stop")
 """What is ended, and how: see `Round._kill_…`."""
 EXECUTOR = "executor"
@@ -59,8 +67,12 @@ _PASSING_WORDS = (
     "could not be copied",
     # Spark waits ten seconds for a Python process to start, which a busy machine may not do.
     "Python worker failed to connect back",
+    # A server that could not be reached for a minute.
+    "could not be looked up",
 )
 """What an error says that has exit code 7, and passes as well."""
+
+_MAX_STARTS = 60
 
 PATIENCE_S = 600
 """How long nothing may move."""
@@ -97,6 +109,7 @@ class Round:
     alter_while_copied: bool = False
     say: Callable[[str], None] = print
     options: tuple[str, ...] = ()
+    network: bool = False
 
     def __post_init__(self) -> None:
         self.ledger = Ledger()
@@ -104,6 +117,7 @@ class Round:
         self._process: subprocess.Popen[bytes] | None = None
         self._batch_options: tuple[str, ...] = ()
         self._starts = 0
+        self._weather: Weather | None = None
 
     @property
     def staging(self) -> Path:
@@ -120,7 +134,12 @@ class Round:
 
     def play(self, spark: SparkSession) -> str:
         """Play it to the end with a session for the comparison; return a summary, or raise SoakError saying what is wrong."""
-        with self.cluster.database() as self._database:
+        with self.cluster.database() as self._database, contextlib.ExitStack() as self._resources:
+            self._dsn = self._database.dsn
+            if self.network:
+                proxy = self._resources.enter_context(FaultyProxy(self.cluster.port))
+                self._dsn = proxy.dsn(self._database.tcp_dsn)
+                self._weather = Weather(proxy, self.seed, self.say)
             self._model = Model(
                 self._database.connect,
                 seed=self.seed,
@@ -133,9 +152,10 @@ class Round:
                 self._model.work(self.before)
                 self.say(f"{self.before} transactions; cdcpipe-spark run -c, and {self.work} more before each of {self.kills}")
                 self._model.alters = self.alter_while_copied
-                self._start()
-                for kill in self.kills:
-                    self._disturb(kill)
+                with self._weather or contextlib.nullcontext():
+                    self._start()
+                    for kill in self.kills:
+                        self._disturb(kill)
                 self._catch_up()
                 self._end()
                 return self._compare(spark)
@@ -149,7 +169,7 @@ class Round:
 
     def _start(self) -> None:
         self._starts += 1
-        command = [sys.executable, "-P", "-m", "spark_sink", "run", "-v", "-d", self._database.dsn, "-S", SLOT, "-c"]
+        command = [sys.executable, "-P", "-m", "spark_sink", "run", "-v", "-d", self._dsn, "-S", SLOT, "-c"]
         command += ["--publication", PUBLICATION, "--staging", str(self.staging), "--warehouse", str(self.warehouse)]
         command += ["--seal-interval", "0.1", "--trigger-interval", "0.2", *self._batch_options, *self.options]
         path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
@@ -215,7 +235,7 @@ class Round:
         if code is None:
             return
         is_passing = code in _PASSING or (code == 7 and any(text in self._said() for text in _PASSING_WORDS))
-        if not is_passing or self._starts > 30:
+        if not is_passing or self._starts > _MAX_STARTS:
             raise SoakError(f"cdcpipe-spark ended with {code}; {self._said()}")
         errors = [line for line in self._said().splitlines() if "error:" in line]
         self.say(f"cdcpipe-spark ended with {code}: {errors[-1] if errors else ''}; starting it again")
@@ -390,7 +410,7 @@ def play(args: argparse.Namespace, seed: int, spark: SparkSession, directory: Pa
         print(f"{time.monotonic() - started:6.1f} s  {text}", file=sys.stderr, flush=True)
 
     print(f"round with --seed {seed}, PostgreSQL {version}", file=sys.stderr, flush=True)
-    with postgres.Cluster(version, settings=SETTINGS) as cluster:
+    with postgres.Cluster(version, settings=SETTINGS | (NETWORK_SETTINGS if args.network else {})) as cluster:
         made = Round(
             cluster,
             directory,
@@ -404,6 +424,7 @@ def play(args: argparse.Namespace, seed: int, spark: SparkSession, directory: Pa
             alter_while_copied=args.alter_while_copied,
             say=say,
             options=("--master", args.master),
+            network=args.network,
         )
         say(made.play(spark))
 
@@ -447,6 +468,7 @@ def main() -> int:
         "--rekey-with-rows", action="store_true", help="change keys in transactions that change the table's rows, too"
     )
     parser.add_argument("--alter-while-copied", action="store_true", help="alter tables while the snapshot copies them, too")
+    parser.add_argument("--network", action="store_true", help="the network between server and runs is bad, too")
     parser.add_argument("--scale", type=float, default=1.0, help="of the big cases (default: %(default)s)")
     args = parser.parse_args()
     if args.kill and EXECUTOR in args.kill and args.master.startswith("local["):
@@ -485,7 +507,7 @@ def _again(args: argparse.Namespace, seed: int) -> str:
     options: dict[str, Any] = {"--seed": seed, "--tables": args.tables, "--postgres": args.postgres, "--master": args.master}
     said = [f"{name} {value}" for name, value in options.items() if value is not None]
     said += [f"--kill {kill}" for kill in args.kill or ()]
-    flags = ("leave_untold", "rekey_with_rows", "alter_while_copied")
+    flags = ("leave_untold", "rekey_with_rows", "alter_while_copied", "network")
     said += [f"--{name.replace('_', '-')}" for name in flags if getattr(args, name)]
     return " ".join(said)
 

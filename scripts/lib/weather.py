@@ -1,0 +1,97 @@
+"""A network that gets bad at random, for scripts/soak: it goes silent, breaks off, is slow, or is late, and gets well again.
+
+    with FaultyProxy(cluster.port) as proxy, Weather(proxy, seed, print):
+        ...                      # what connects by way of the proxy has to live with it
+    # calm: nothing is held back any more
+
+What comes after what is made from the seed; when it meets whom is not.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import TYPE_CHECKING, Self
+
+from faulty_proxy import CANCEL, CONNECT, END_OF_COPY, FaultyProxy, Link
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Weather"]
+
+_PHASES = (CONNECT, CANCEL, END_OF_COPY, "SET", "SELECT", "IDENTIFY_SYSTEM", "START_REPLICATION", "CREATE_REPLICATION_SLOT")
+
+
+class Weather(threading.Thread):
+    """Does one thing after the other to ``proxy`` until the context ends; ``faults`` counts them."""
+
+    def __init__(self, proxy: FaultyProxy, seed: int, say: Callable[[str], None]) -> None:
+        super().__init__(name="weather", daemon=True)
+        self.faults = 0
+        self._proxy = proxy
+        self._rng = random.Random(seed)
+        self._say = say
+        self._is_over = threading.Event()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._is_over.set()
+        self.join()
+
+    def run(self) -> None:
+        kinds = (self._silence, self._silence, self._reset, self._throttle, self._delay, self._fault_at_a_phase)
+        try:
+            while not self._is_over.wait(self._rng.uniform(0.5, 6.0)):
+                self._rng.choice(kinds)()
+                self.faults += 1
+        finally:
+            self._calm()
+
+    def _calm(self) -> None:
+        self._proxy.throttle(None)
+        self._proxy.delay(0.0)
+        self._proxy.resume()
+
+    def _silence(self) -> None:
+        """Let nothing pass; then let what was held back go on, or break it off."""
+        duration_s = self._rng.choice([0.5, 2.0, 8.0, 25.0])
+        is_broken = self._rng.random() < 0.5
+        self._say(f"network: silent for {duration_s:g} s{', then broken off' if is_broken else ''}")
+        self._proxy.silence()
+        self._is_over.wait(duration_s)
+        if is_broken:
+            self._proxy.reset()
+        self._proxy.resume()
+
+    def _reset(self) -> None:
+        self._say("network: broken off")
+        self._proxy.reset()
+
+    def _throttle(self) -> None:
+        bytes_per_s = self._rng.choice([2_000, 50_000, 1_000_000])
+        self._say(f"network: {bytes_per_s:,} bytes a second")
+        self._proxy.throttle(bytes_per_s)
+        self._is_over.wait(self._rng.choice([1.0, 5.0, 15.0]))
+        self._proxy.throttle(None)
+
+    def _delay(self) -> None:
+        delay_s = self._rng.choice([0.02, 0.2, 2.0])
+        self._say(f"network: late by {delay_s:g} s")
+        self._proxy.delay(delay_s)
+        self._is_over.wait(self._rng.choice([1.0, 5.0, 15.0]))
+        self._proxy.delay(0.0)
+
+    def _fault_at_a_phase(self) -> None:
+        """Leave one connection silent, or break it off, when it comes to some place in the protocol."""
+        phase = self._rng.choice(_PHASES)
+        fault = self._rng.choice([Link.silence, Link.reset])
+        self._say(f"network: the next connection at {phase!r}: {fault.__name__}")
+        reached = self._proxy.at(phase, fault)
+        self._is_over.wait(5.0)
+        if reached.is_set() and fault is Link.silence:
+            self._is_over.wait(self._rng.choice([2.0, 25.0]))
+            self._proxy.resume()
