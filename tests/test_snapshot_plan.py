@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from segments import encode
 from test_types import INFINITE_NUMERICS, NEWER_TYPES, TYPES, peek
 
-from cdcpipe.errors import CdcpipeError, SlotDoesNotExistError
+from cdcpipe.errors import CdcpipeError, ConnectionClosedError, SlotDoesNotExistError
 from spark_sink import snapshot_plan, snapshot_reader
 from spark_sink.exported import ExportedSnapshot, slot_exists
 from spark_sink.launcher import LauncherConfig
@@ -373,6 +373,8 @@ def test_a_snapshot_that_is_gone(source: Source) -> None:
     export = source.take()
     connection = source.conninfo
     source.close()
+    with pytest.raises(ConnectionClosedError, match="connection to the server failed"):  # it passes: exit code 3
+        open_snapshot(conninfo({"host": "127.0.0.1", "port": "1"}, export.prepared.server_version), export.name)
     with pytest.raises(SnapshotError, match="snapshot can't be used"):
         open_snapshot(connection, export.name)
 
