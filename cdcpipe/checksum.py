@@ -29,7 +29,7 @@ from cdcpipe.errors import InitError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from cdcpipe.replication import preflight
 from cdcpipe.replication.commands import publication_names
-from cdcpipe.replication.connection import Connection
+from cdcpipe.replication.connection import NO_LIMIT, Connection
 from cdcpipe.sql import NUMERIC_IDS, TRIM_NUMBERS, quote_identifier, quote_literal, reading_rows
 
 __all__ = ["Checksums", "ServerTable", "SlotState", "Snapshot"]
@@ -158,7 +158,8 @@ class Checksums:
         """Return the number of rows and the sum of their checksums for each bucket that has any."""
         rows = self._connection.execute(
             f"SELECT {_bucket(table, key)}, count(*), sum(('x' || substr({_row_md5(table)}, 1, {_SUM_DIGITS}))::bit(60)::bigint)"
-            f" FROM {table.source} GROUP BY 1"
+            f" FROM {table.source} GROUP BY 1",
+            timeout_s=NO_LIMIT,
         )
         return {bucket or "": (int(count or 0), int(total or 0)) for bucket, count, total in rows}
 
@@ -167,7 +168,8 @@ class Checksums:
         keys = ", ".join(_text(table, name, type_id) for name, type_id, _ in _key_columns(table, key))
         return self._connection.execute(
             f"SELECT {keys}, {_row_md5(table)} FROM (SELECT * FROM {table.source}) AS t"
-            f" WHERE {_bucket(table, key)} IN ({', '.join(map(quote_literal, buckets))})"
+            f" WHERE {_bucket(table, key)} IN ({', '.join(map(quote_literal, buckets))})",
+            timeout_s=NO_LIMIT,
         )
 
 
@@ -184,7 +186,8 @@ def find_slot_state(connection: Connection, slot: str, publications: Sequence[st
     rows = connection.execute(
         "SELECT get_byte(data, 0) FROM pg_logical_slot_peek_binary_changes("
         f"{quote_literal(slot)}, {quote_literal(str(upto))}, 1000, 'proto_version', '1',"
-        f" 'publication_names', {quote_literal(publication_names(publications))})"
+        f" 'publication_names', {quote_literal(publication_names(publications))})",
+        timeout_s=NO_LIMIT,
     )
     # So many that not all could be looked at are changes as well, or else no harm: somebody has to take them.
     is_pending = len(rows) >= 1000 or any(int(kind or 0) not in _BEGINNING_AND_END for (kind,) in rows)

@@ -1,5 +1,7 @@
 """Poll mode: wait until a slot is free, without streaming.
 
+The duration bounds the waiting for the slot. A look may take `LOOK_S` longer, if the server is slow, and no more.
+
 To look and then to take are two steps: two pollers may both see the slot free. The one that starts second gets SLOT_IN_USE.
 """
 
@@ -12,12 +14,15 @@ from collections.abc import Callable
 from cdcpipe.config import PollConfig
 from cdcpipe.errors import SlotInUseError
 from cdcpipe.replication import preflight
-from cdcpipe.replication.connection import Connection
+from cdcpipe.replication.connection import ANSWER_TIMEOUT_S, NO_LIMIT, Connection
 from cdcpipe.replication.preflight import Slot
 
-__all__ = ["wait_until_free"]
+__all__ = ["LOOK_S", "wait_until_free"]
 
 log = logging.getLogger(__name__)
+
+LOOK_S = 5.0
+"""A server has at least so long to answer, however little of the duration is left."""
 
 
 def wait_until_free(
@@ -32,7 +37,8 @@ def wait_until_free(
     started_at = clock()
     said = None
     while True:
-        slot = preflight.find_slot(connection, name)
+        remaining_s = NO_LIMIT if config.duration_s is None else config.duration_s - (clock() - started_at)
+        slot = preflight.find_slot(connection, name, timeout_s=min(max(remaining_s, LOOK_S), ANSWER_TIMEOUT_S))
         if slot is None:
             raise preflight.missing_slot_error(name)
         if not slot.active and slot.confirmed_flush_lsn is not None:

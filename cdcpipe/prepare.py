@@ -24,11 +24,11 @@ from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.plugins import load, names
 from cdcpipe.plugins.base import OutputPlugin, Renderer
-from cdcpipe.poll import wait_until_free
+from cdcpipe.poll import LOOK_S, wait_until_free
 from cdcpipe.replication import preflight
 from cdcpipe.replication.boundaries import tracker_for
 from cdcpipe.replication.commands import publication_names
-from cdcpipe.replication.connection import Connection, Rows
+from cdcpipe.replication.connection import NO_LIMIT, Connection, Rows
 from cdcpipe.replication.preflight import ExportedSnapshot, PublishedTable, Slot, System
 from cdcpipe.replication.progress import Progress
 from cdcpipe.sql import SESSION_SETTINGS, patient
@@ -111,18 +111,28 @@ def initialising() -> Iterator[None]:
         raise InitError(ex.message, hint=ex.hint) from ex
 
 
-def connect(parameters: Mapping[str, str], *, replication: bool) -> Connection:
-    """Open a connection, ``parameters`` are libpq's; pin what the text of values depends on, and lift limits of time."""
+def connect(
+    parameters: Mapping[str, str],
+    *,
+    replication: bool,
+    within_s: float = NO_LIMIT,
+    while_waiting: Callable[[], None] | None = None,
+) -> Connection:
+    """Open a connection as `Connection` does; pin what the text of values depends on, and lift the server's limits of time."""
     with initialising():
-        connection = Connection(parameters, replication=replication)
-        connection.pin_session({**SESSION_SETTINGS, **patient(connection.server_version)})
+        connection = Connection(parameters, replication=replication, within_s=within_s, while_waiting=while_waiting)
+        try:
+            connection.pin_session({**SESSION_SETTINGS, **patient(connection.server_version)})
+        except BaseException:
+            connection.close()
+            raise
     return connection
 
 
 @contextmanager
-def connected(parameters: Mapping[str, str], *, replication: bool) -> Iterator[Connection]:
+def connected(parameters: Mapping[str, str], *, replication: bool, within_s: float = NO_LIMIT) -> Iterator[Connection]:
     """Open a connection as ``connect`` does, and close it at the end."""
-    connection = connect(parameters, replication=replication)
+    connection = connect(parameters, replication=replication, within_s=within_s)
     try:
         yield connection
     finally:
@@ -257,6 +267,8 @@ def stream(config: StreamConfig) -> ExitCode:
                 _check_two_phase(config, slot, server_options)
         with connected(config.slot.parameters, replication=True) as walsender:
             with initialising():
+                if config.silence_limit_s:
+                    walsender.answer_timeout_s = min(walsender.answer_timeout_s, config.silence_limit_s)
                 system = preflight.identify_system(walsender)
                 log.info("server %s, system %s, timeline %d", walsender.server_version, system.system_id, system.timeline)
                 if config.expected_system is not None:
@@ -275,7 +287,7 @@ def stream(config: StreamConfig) -> ExitCode:
                 status_interval_s=config.status_interval_s,
                 silence_limit_s=config.silence_limit_s,
             )
-            return Streamer(
+            streamer = Streamer(
                 walsender,
                 progress,
                 tracker_for(slot.plugin or "", server_options, progress, config.end_lsn, transactions),
@@ -283,7 +295,8 @@ def stream(config: StreamConfig) -> ExitCode:
                 confirmed_on_server=catalog.confirmed_flush_lsn,
                 make_feeder=make_feeder,
                 transactions=transactions,
-            ).run()
+            )
+            return streamer.run()
 
 
 def _start(walsender: Connection, catalog: _Catalog, config: StreamConfig, slot: Slot, options: Mapping[str, str | None]) -> None:
@@ -378,13 +391,18 @@ class _Catalog:
     def __init__(self, config: SlotConfig) -> None:
         self._config = config
         self._connection: Connection | None = None
+        self._within_s = NO_LIMIT
+        self._while_waiting: Callable[[], None] | None = None
 
     @property
     def connection(self) -> Connection:
         """The connection, opened if it is not."""
         if self._connection is None:
-            self._connection = connect(self._config.parameters, replication=False)
+            self._connection = self._connect(self._within_s)
         return self._connection
+
+    def _connect(self, within_s: float) -> Connection:
+        return connect(self._config.parameters, replication=False, within_s=within_s, while_waiting=self._while_waiting)
 
     def close(self) -> None:
         """Close the connection; the next question opens it again."""
@@ -393,15 +411,18 @@ class _Catalog:
             self._connection = None
 
     def query(self, sql: str) -> Rows:
-        """Run one command and return its rows, for an output plugin; the connection stays open for the next."""
+        """Run one query and return its rows, for an output plugin; the connection stays open for the next."""
         return self.connection.execute(sql)
 
-    def confirmed_flush_lsn(self) -> int:
-        """Return the position that the server holds for the slot; 0 if it holds none."""
+    def confirmed_flush_lsn(self, within_s: float) -> int:
+        """Return the position that the server holds for the slot; 0 if it holds none, or does not say so in time."""
         try:
-            slot = preflight.find_slot(self.connection, self._config.slot)
+            if self._connection is None:
+                self._connection = self._connect(max(within_s, 0.0))
+            slot = preflight.find_slot(self._connection, self._config.slot, timeout_s=max(within_s, 0.0))
         except CdcpipeError as ex:
             log.info("the slot's position can't be asked for: %s", ex)
+            self.close()
             return 0
         return int(slot.confirmed_flush_lsn or 0) if slot else 0
 
@@ -411,7 +432,8 @@ def poll_until_free(config: SlotConfig, poll: PollConfig) -> ExitCode:
 
     The duration bounds the wait for running transactions as well, when a slot is made.
     """
-    with connected(config.parameters, replication=False) as connection, initialising():
+    within_s = NO_LIMIT if poll.duration_s is None else max(poll.duration_s, LOOK_S)
+    with connected(config.parameters, replication=False, within_s=within_s) as connection, initialising():
         if config.create:
             if poll.duration_s is not None:
                 config = replace(config, create_timeout_s=max(poll.duration_s, 0.1))

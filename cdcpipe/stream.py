@@ -58,7 +58,8 @@ BULK_PAUSE_S = 0.0002
 """Where there is no low-water mark (Unix sockets, TLS): how long to leave the socket alone. Its buffer holds some 0.7 ms."""
 
 DRAIN_S = 3.0
-"""How long the server has to end the stream; after that its records are left unread and its word is asked for instead."""
+"""How long the server has for each step of the end: to take the last status update, to end the stream (after that its records are
+left unread and its word is asked for instead), to say that it has."""
 FLUSH_S = 1.0
 """How long a consumer may pause while the last records are written out."""
 
@@ -156,8 +157,9 @@ class Streamer:
     """Streams from ``connection``, on which the copy has been started, until something ends it.
 
     ``confirmed_on_server`` is asked, on a connection of its own, for the slot's confirmed position when the server does not end the
-    stream in time. ``make_feeder`` gets the function that writes a record. ``transactions`` puts together what the server streams;
-    the tracker is then a `WholeTracker` with the same one.
+    stream in time; it gets the seconds that it may take, and returns 0 for what is not known. ``make_feeder`` gets the function
+    that writes a record. ``transactions`` puts together what the server streams; the tracker is then a `WholeTracker` with the same
+    one.
     """
 
     def __init__(
@@ -167,7 +169,7 @@ class Streamer:
         tracker: BoundaryTracker,
         options: StreamOptions,
         *,
-        confirmed_on_server: Callable[[], int],
+        confirmed_on_server: Callable[[float], int],
         make_feeder: Callable[[Callable[[int, bytes], None]], Feeder] | None = None,
         transactions: Transactions | None = None,
     ) -> None:
@@ -230,7 +232,7 @@ class Streamer:
 
     def _loop(self, wake_fd: int) -> None:
         progress, output = self._progress, self._output
-        while not (self._quit or self._signalled or self._is_abandoned):
+        while not self._is_to_end:
             if self._has_more and self._is_reading:
                 self._receive()
             elif output.pending_bytes:
@@ -247,6 +249,10 @@ class Streamer:
                     hint="check the network, and the walsender on the server (pg_stat_replication)",
                 )
             self._wait(wake_fd, now)
+
+    @property
+    def _is_to_end(self) -> bool:
+        return self._quit or self._signalled or self._is_abandoned
 
     @property
     def _is_abandoned(self) -> bool:
@@ -415,7 +421,7 @@ class Streamer:
         """Tell an error from an end in order: both show as -1."""
         self._check_notices()
         try:
-            self._connection.copy_result()
+            self._connection.copy_result(DRAIN_S)
         except ServerError as ex:
             if ex.sqlstate == _UNDEFINED_OBJECT:
                 raise _publication_gap(ex.message, ex.sqlstate) from ex
@@ -540,9 +546,9 @@ class Streamer:
                 # In the middle of a large transaction the server looks at us only when it can't send: so stop reading.
                 self._await_confirmation(flush_lsn)
                 return
-            self._poll_socket(deadline)
+            self._wait_for_socket(deadline)
         try:
-            connection.copy_result()
+            connection.copy_result(DRAIN_S)
         except (ConnectionClosedError, ServerError) as ex:
             log.info("after the end of the stream: %s", ex)
 
@@ -558,13 +564,12 @@ class Streamer:
                 raise ConnectionClosedError(
                     "the server does not take the last status update", hint="it will send again what followed"
                 )
-            self._poll_socket(deadline)
+            self._wait_for_socket(deadline)
             self._send_status(time.monotonic())
 
-    def _poll_socket(self, deadline: float) -> None:
-        poll = select.poll()
-        poll.register(self._connection.socket, select.POLLIN | (0 if self._connection.flush() else select.POLLOUT))
-        poll.poll(max(0.0, min(0.1, deadline - time.monotonic())) * 1000)
+    def _wait_for_socket(self, deadline: float) -> None:
+        is_flushed = self._connection.flush()
+        self._connection.wait(select.POLLIN | (0 if is_flushed else select.POLLOUT), min(deadline, time.monotonic() + 0.1))
 
     def _is_drained(self) -> bool:
         """Drop what the server still sends; it will send it again. True at the end of the copy."""
@@ -583,7 +588,7 @@ class Streamer:
 
     def _await_confirmation(self, flush_lsn: int) -> None:
         deadline = time.monotonic() + DRAIN_S
-        while flush_lsn and self._confirmed_on_server() < flush_lsn:
+        while flush_lsn and self._confirmed_on_server(deadline - time.monotonic()) < flush_lsn:
             if time.monotonic() >= deadline:
                 log.warning("the server has not confirmed %s yet; it may send again what followed", format_lsn(flush_lsn))
                 return
@@ -609,16 +614,22 @@ class Streamer:
 
     @contextmanager
     def _signals(self) -> Iterator[int]:
-        """SIGINT and SIGTERM mean ``q``; they wake the loop through a pipe, so that none is lost between two looks."""
+        """SIGINT and SIGTERM mean ``q``; they wake the loop through a pipe, so that none is lost between two looks.
+
+        The next one kills: whatever the end is waiting for, it is not wanted that much any more.
+        """
         read_fd, write_fd = os.pipe()
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
 
         def note(_number: int, _frame: FrameType | None) -> None:
             self._signalled = True
+            for number in numbers:
+                signal.signal(number, signal.SIG_DFL)
 
+        numbers = (signal.SIGINT, signal.SIGTERM)
         old_wakeup = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-        old_handlers = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        old_handlers = {number: signal.signal(number, note) for number in numbers}
         try:
             yield read_fd
         finally:

@@ -47,7 +47,11 @@ STANDBY_INTERVAL_S = 0.1
 
 
 class _Interrupted(BaseException):
-    """SIGINT or SIGTERM before the stream has begun; from then on the loop handles them itself."""
+    """SIGINT or SIGTERM, ``number``, outside of a stream, whose loop handles them itself."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
 
 
 class _Group(click.Group):
@@ -233,7 +237,12 @@ def run(
         ),
     )
     _log_configuration(config, poll if poll_mode or standby else None)
-    return poll_until_free(slot, poll) if poll_mode else stream(config)
+    if poll_mode:
+        return poll_until_free(slot, poll)
+    try:
+        return stream(config)
+    except _Interrupted:  # before it has begun: as from then on
+        return ExitCode.SUCCESS
 
 
 def _check_fd(fd: int) -> None:
@@ -282,18 +291,24 @@ def _log_configuration(config: StreamConfig, poll: PollConfig | None) -> None:
     )
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise _Interrupted
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    """End in order at the first signal; the next one kills, whatever is being waited for."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_DFL)
+    raise _Interrupted(number)
 
 
-def invoke(arguments: Sequence[str] | None = None) -> ExitCode:
-    """Run the command line and return its exit code; what is wrong is said on stderr."""
+def invoke(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; what is wrong is said on stderr.
+
+    A stream that is interrupted has ended in order: 0. Any other command has not done its work: 128 and the signal's number.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     try:
         result = cdcpipe.main(args=arguments, prog_name="cdcpipe", standalone_mode=False)
-    except _Interrupted:
-        return ExitCode.SUCCESS
+    except _Interrupted as ex:
+        return 128 + ex.number
     except click.exceptions.Exit as ex:
         return ExitCode.SUCCESS if ex.exit_code == 0 else ExitCode.INVALID_ARGS
     except click.ClickException as ex:
@@ -303,7 +318,7 @@ def invoke(arguments: Sequence[str] | None = None) -> ExitCode:
         _complain(ex.message, ex.hint)
         return ex.exit_code
     except (KeyboardInterrupt, click.Abort):
-        return ExitCode.SUCCESS
+        return 128 + signal.SIGINT
     except Exception as ex:
         log.debug("unexpected", exc_info=True)
         _complain(f"unexpected {type(ex).__name__}: {ex}", "this is a defect of cdcpipe: -vv shows where it comes from")

@@ -11,7 +11,7 @@ class ExitCode(IntEnum):
     """How a streamer or a poller ended."""
 
     SUCCESS = 0
-    """``q``, SIGINT, SIGTERM or the end position; in poll mode: the slot is free."""
+    """``q``, the end position, or SIGINT or SIGTERM in a stream; in poll mode: the slot is free."""
     INVALID_ARGS = 1
     """Found before any connection was tried."""
     INIT_FAILED = 2

@@ -3,28 +3,55 @@
 A ``Connection`` is libpq's, non-blocking. Commands wait (``execute``); the stream does not: ``receive`` is libpq's own
 ``PQgetCopyData``, bound once, because it runs per record. Errors of psycopg and of the server end here: everything that
 leaves is an error of ``cdcpipe.errors``. The simple query protocol only: a walsender knows no other.
+
+Every wait has a deadline, is done in short slices, and so wakes for a signal: see `_wait`. No call of libpq's blocks.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import select
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import conninfo as psycopg_conninfo
 from psycopg import pq
 
-from cdcpipe.errors import ConnectionClosedError, InitError, InvalidArgumentsError, ServerError
+from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError, InvalidArgumentsError, ServerError
+from cdcpipe.replication import hosts
 from cdcpipe.sql import quote_identifier, quote_literal
 
-__all__ = ["Connection", "Notice", "Rows", "connection_parameters"]
+__all__ = ["ANSWER_TIMEOUT_S", "NO_LIMIT", "Connection", "Notice", "Rows", "connection_parameters"]
+
+log = logging.getLogger(__name__)
 
 Rows = list[tuple[str | None, ...]]
+
+NO_LIMIT = float("inf")
+"""For commands that take as long as there is data, or as somebody else's transaction. TCP's keepalives find out a dead network."""
+
+CONNECT_TIMEOUT_S = 30.0
+"""For each host, unless connect_timeout says otherwise (0 there: no limit)."""
+ANSWER_TIMEOUT_S = 60.0
+"""How long a command may take, unless its caller says otherwise."""
+CANCEL_TIMEOUT_S = 2.0
+"""How long a request to cancel may take."""
+CANCELLED_TIMEOUT_S = 5.0
+"""How long a server that was asked to cancel has to say that it did."""
+
+_KEEPALIVES = {"keepalives_idle": "60", "keepalives_interval": "10", "keepalives_count": "6"}
+"""In place of the system's two hours, unless the user has a number for any."""
+
+_SLICE_S = 0.2
+"""The longest that a wait is deaf: a signal that comes right before the kernel's wait does not end it."""
+
+_QUERY_CANCELED = "57014"
 
 _SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 
@@ -130,17 +157,31 @@ def _refuse_secret(key: str) -> None:
 class Connection:
     """One libpq connection, in non-blocking mode.
 
-    ``parameters`` are libpq's. Raise InitError if the connection can't be made; ``connect_timeout`` is honoured.
+    ``parameters`` are libpq's. Raise InitError if the connection can't be made; each host has its own ``connect_timeout``, as in
+    libpq. ``within_s`` bounds all hosts together, and then each command that has no limit of its own. ``while_waiting`` is called
+    again and again during every wait; what it raises ends the wait.
     """
 
-    def __init__(self, parameters: Mapping[str, str], *, replication: bool) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, str],
+        *,
+        replication: bool,
+        within_s: float = NO_LIMIT,
+        while_waiting: Callable[[], None] | None = None,
+    ) -> None:
         settings = {"fallback_application_name": "cdcpipe", **parameters, "client_encoding": "UTF8"}
         if replication:
             settings["replication"] = "database"
         else:
             settings.pop("replication", None)
         self.notices: list[Notice] = []
-        self._pgconn = self._connect(settings)
+        self.answer_timeout_s = min(within_s, ANSWER_TIMEOUT_S)
+        """How long `execute` waits, unless it is told otherwise."""
+        self._while_waiting = while_waiting
+        self._settings = settings
+        self._low_water = 1
+        self._pgconn = self._connect(settings, time.monotonic() + within_s)
         self._pgconn.nonblocking = 1
         self._pgconn.notice_handler = self._on_notice
         self.receive: Callable[[int], tuple[int, memoryview]] = self._pgconn.get_copy_data
@@ -152,28 +193,47 @@ class Connection:
     Lost = psycopg.OperationalError
     """What ``consume_input`` raises when the connection is gone; see ``closed_error``."""
 
-    @staticmethod
-    def _connect(settings: Mapping[str, str]) -> pq.abc.PGconn:
-        timeout_s = float(settings.get("connect_timeout") or os.environ.get("PGCONNECT_TIMEOUT") or 0)
-        deadline = time.monotonic() + max(timeout_s, 2.0) if timeout_s > 0 else None
-        conninfo = psycopg_conninfo.make_conninfo(**dict(settings))
-        pgconn = pq.PGconn.connect_start(conninfo.encode())
-        while True:
-            if pgconn.status == pq.ConnStatus.BAD:
+    def _connect(self, settings: Mapping[str, str], deadline: float) -> pq.abc.PGconn:
+        """Let libpq choose among the hosts; one that does not answer in time is left out, and it chooses among the rest."""
+        effective = _effective(settings)
+        timeout_s = _connect_timeout_s(effective.get("connect_timeout"))
+        keepalives = {} if effective.keys() & _KEEPALIVES.keys() else _KEEPALIVES
+        named = hosts.split_hosts(*(effective.get(name, "") for name in ("host", "hostaddr", "port")))
+        left, failures = hosts.look_up(named, min(deadline, time.monotonic() + timeout_s))
+        while left or not named:  # of lists that do not fit together libpq says so
+            parameters = {**keepalives, **settings, **hosts.parameters_of(left)}
+            pgconn = pq.PGconn.connect_start(psycopg_conninfo.make_conninfo(**parameters).encode())
+            if self._poll_connection(pgconn, timeout_s, deadline):
+                return pgconn
+            message = pgconn.get_error_message().strip() if pgconn.status == pq.ConnStatus.BAD else ""
+            silent = _current_host(pgconn)
+            pgconn.finish()
+            if message:
+                msg = "; ".join([f"connection to the server failed: {message}", *failures])
+                raise InitError(msg, hint=_connection_hint(message))
+            failures.append(f"{silent} did not answer in time (connect_timeout)")
+            rest = [each for each in left if not each.is_at(silent)]
+            if rest == left or time.monotonic() >= deadline:
                 break
+            left = rest
+        msg = f"no connection to the server: {'; '.join(failures)}"
+        raise InitError(msg, hint="check host and port, and that the server is up")
+
+    def _poll_connection(self, pgconn: pq.abc.PGconn, timeout_s: float, deadline: float) -> bool:
+        """Return True once connected; False if libpq has given up (its status is BAD), or if the host that it is at is silent."""
+        host, host_deadline = None, deadline
+        while pgconn.status != pq.ConnStatus.BAD:
             state = pgconn.connect_poll()
             if state == pq.PollingStatus.OK:
-                return pgconn
+                return True
             if state == pq.PollingStatus.FAILED:
-                break
+                return False
+            if host != (host := _current_host(pgconn)):
+                host_deadline = min(deadline, time.monotonic() + timeout_s)
             events = select.POLLIN if state == pq.PollingStatus.READING else select.POLLOUT
-            if not _wait(pgconn.socket, events, deadline):
-                msg = f"no connection to the server within {timeout_s:g} s (connect_timeout)"
-                raise InitError(msg, hint="check host and port, and that the server is up")
-        message = pgconn.get_error_message().strip()
-        pgconn.finish()
-        msg = f"connection to the server failed: {message}"
-        raise InitError(msg, hint=_connection_hint(message))
+            if not _wait(pgconn.socket, events, host_deadline, self._while_waiting):
+                return False
+        return False
 
     def _on_notice(self, result: pq.abc.PGresult) -> None:
         fields = [
@@ -215,26 +275,34 @@ class Connection:
     def execute(self, sql: str, *, timeout_s: float | None = None) -> Rows:
         """Run one command and return its rows; raise ServerError, or ConnectionClosedError.
 
-        Beyond ``timeout_s`` the command is cancelled, and the server's answer to that (57014) is raised.
+        After ``timeout_s`` (None: `answer_timeout_s`) the command is cancelled. That is a ServerError with 57014, or a
+        ConnectionClosedError if the server does not react to that either.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        pgconn = self._pgconn
+        timeout_s = self.answer_timeout_s if timeout_s is None else timeout_s
         try:
-            pgconn.send_query(sql.encode())
-            while pgconn.flush():
-                _wait(pgconn.socket, select.POLLIN | select.POLLOUT, None)
-                pgconn.consume_input()
-            rows: Rows = []
-            error: ServerError | ConnectionClosedError | None = None
-            while True:
-                while pgconn.is_busy():
-                    if not _wait(pgconn.socket, select.POLLIN, deadline):
-                        deadline = None
-                        self.cancel()
-                    pgconn.consume_input()
-                result = pgconn.get_result()
-                if result is None:
-                    break
+            return self._run(sql, time.monotonic() + timeout_s)
+        except _OverdueError:
+            return self._give_up(timeout_s)
+        except CdcpipeError:
+            raise
+        except BaseException:  # a signal: what runs must not go on without us, and leave a slot behind
+            self.cancel()
+            raise
+
+    def _run(self, sql: str, deadline: float) -> Rows:
+        with self._translating_loss():
+            self._pgconn.send_query(sql.encode())
+            while self._pgconn.flush():
+                self._wait_by(select.POLLIN | select.POLLOUT, deadline)
+                self._pgconn.consume_input()
+        return self._rows(deadline)
+
+    def _rows(self, deadline: float) -> Rows:
+        """Take the results of a command; return the rows, or raise the server's error."""
+        rows: Rows = []
+        error: ServerError | ConnectionClosedError | None = None
+        with self._translating_loss():
+            while (result := self._result(deadline)) is not None:
                 if result.status == pq.ExecStatus.TUPLES_OK:
                     rows = [
                         tuple(
@@ -247,19 +315,88 @@ class Connection:
                     break
                 elif result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY):
                     error = error or self._server_error(result)
-        except psycopg.OperationalError as ex:
-            raise self.closed_error() from ex
-        except BaseException:  # a signal: what runs must not go on without us, and leave a slot behind
-            self.cancel()
-            raise
-        if error is not None:
-            raise error
-        return rows
+        if error is None:
+            return rows
+        if isinstance(error, ServerError) and error.sqlstate is None and self._pgconn.status == pq.ConnStatus.BAD:
+            raise self.closed_error()
+        raise error
 
-    def cancel(self) -> None:
-        """Ask the server to cancel what runs on this connection."""
+    def _result(self, deadline: float) -> pq.abc.PGresult | None:
+        """Return the next result of a command, None after the last one."""
+        while self._pgconn.is_busy():
+            self._wait_by(select.POLLIN, deadline)
+            self._pgconn.consume_input()
+        return self._pgconn.get_result()
+
+    def _give_up(self, timeout_s: float) -> Rows:
+        """Cancel what runs, and raise what comes of that; return the rows if they were on their way."""
         try:
-            self._pgconn.get_cancel().cancel()
+            if self.cancel():
+                return self._rows(time.monotonic() + CANCELLED_TIMEOUT_S)
+        except _OverdueError:
+            log.debug("no answer to the request to cancel")
+        except ServerError as ex:
+            if ex.sqlstate != _QUERY_CANCELED:
+                raise
+            raise ServerError(
+                f"the server had not finished a command after {timeout_s:g} s, and was told to cancel it",
+                sqlstate=ex.sqlstate,
+                hint="it may be waiting for a lock: SELECT pid, query FROM pg_stat_activity WHERE wait_event_type = 'Lock'",
+            ) from ex
+        msg = f"the server has not answered a command within {timeout_s:g} s"
+        raise ConnectionClosedError(msg, hint="check the network, and that the server is not overloaded; then start again")
+
+    def cancel(self) -> bool:
+        """Ask the server to cancel what runs on this connection; False if it could not be asked within CANCEL_TIMEOUT_S."""
+        deadline = time.monotonic() + CANCEL_TIMEOUT_S
+        try:
+            canceller = self._pgconn.cancel_conn()
+        except psycopg.NotSupportedError:  # libpq 16 and older: what it has waits without end
+            return self._cancel_by_sql(deadline)
+        except psycopg.OperationalError:  # there is no connection any more
+            return False
+        try:
+            canceller.start()
+            while (state := canceller.poll()) not in (pq.PollingStatus.OK, pq.PollingStatus.FAILED):
+                events = select.POLLIN if state == pq.PollingStatus.READING else select.POLLOUT
+                if not _wait(canceller.socket, events, deadline):
+                    return False
+            return state == pq.PollingStatus.OK
+        except psycopg.OperationalError as ex:
+            log.info("the request to cancel failed: %s", ex)
+            return False
+        finally:
+            canceller.finish()
+
+    def _cancel_by_sql(self, deadline: float) -> bool:
+        """Ask for the cancellation on another connection to the same server."""
+        settings = {**self._settings, **hosts.parameters_of([_current_host(self._pgconn)])}
+        try:
+            other = Connection(settings, replication=False, within_s=deadline - time.monotonic())
+            try:
+                return other._run(f"SELECT pg_cancel_backend({self._pgconn.backend_pid})", deadline) == [("t",)]
+            finally:
+                other.close()
+        except (CdcpipeError, _OverdueError) as ex:
+            log.info("the request to cancel failed: %s", ex)
+            return False
+
+    def wait(self, events: int, deadline: float) -> bool:
+        """Wait until the socket is ready; False if the deadline came first.
+
+        The low-water mark is 1 for that: what is waited for may be shorter than any other mark.
+        """
+        self.set_low_water_mark(1)
+        return _wait(self.socket, events, deadline, self._while_waiting)
+
+    def _wait_by(self, events: int, deadline: float) -> None:
+        if not self.wait(events, deadline):
+            raise _OverdueError
+
+    @contextmanager
+    def _translating_loss(self) -> Iterator[None]:
+        try:
+            yield
         except psycopg.OperationalError as ex:
             raise self.closed_error() from ex
 
@@ -302,7 +439,12 @@ class Connection:
             raise self.closed_error() from ex
 
     def set_low_water_mark(self, size: int) -> bool:
-        """Ask the kernel to call the socket readable only from ``size`` bytes on; False where that is not to be had."""
+        """Ask the kernel to call the socket readable only from ``size`` bytes on; False where that is not to be had.
+
+        It holds until the next `wait`, or whatever else here waits. Who polls the socket with it must poll with a time-out.
+        """
+        if size == self._low_water:
+            return True
         with socket.socket(fileno=os.dup(self.socket)) as duplicate:
             if duplicate.family == socket.AF_UNIX or self._pgconn.ssl_in_use:
                 return False
@@ -310,7 +452,8 @@ class Connection:
                 duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
             except OSError:
                 return False
-            return True
+        self._low_water = size
+        return True
 
     def send(self, data: bytes) -> bool:
         """Queue a CopyData message; False if libpq has no room, and it has to be sent again when the socket is writable."""
@@ -341,25 +484,21 @@ class Connection:
         self._to_flush = True
         self.flush()
 
-    def copy_result(self) -> None:
+    def copy_result(self, timeout_s: float) -> None:
         """Take the results after the copy has ended; raise ServerError if the server ended it with one.
 
-        Return if the server ended the stream in order, ConnectionClosedError is raised if the connection is gone.
+        Return if the server ended the stream in order. Raise ConnectionClosedError if the connection is gone, or nothing comes.
         """
+        deadline = time.monotonic() + timeout_s
+        ended = (None, pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH)
         try:
-            while True:
-                while self._pgconn.is_busy():
-                    _wait(self._pgconn.socket, select.POLLIN, None)
-                    self._pgconn.consume_input()
-                result = self._pgconn.get_result()
-                if result is None:
-                    return
-                if result.status == pq.ExecStatus.FATAL_ERROR:
-                    raise self._server_error(result)
-                if result.status in (pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH):
-                    return
-        except psycopg.OperationalError as ex:
-            raise self.closed_error() from ex
+            with self._translating_loss():
+                while (result := self._result(deadline)) is not None and result.status not in ended:
+                    if result.status == pq.ExecStatus.FATAL_ERROR:
+                        raise self._server_error(result)
+        except _OverdueError:
+            msg = f"the server has not answered within {timeout_s:g} s to the end of the stream"
+            raise ConnectionClosedError(msg, hint="check the network") from None
 
     def closed_error(self) -> ConnectionClosedError:
         """Return the error for a connection that is gone."""
@@ -372,14 +511,49 @@ class Connection:
         self._pgconn.finish()
 
 
-def _wait(fd: int, events: int, deadline: float | None) -> bool:
-    """Wait until ``fd`` is ready; False if the deadline came first."""
+class _OverdueError(Exception):
+    """A deadline has passed."""
+
+
+def _wait(fd: int, events: int, deadline: float, while_waiting: Callable[[], None] | None = None) -> bool:
+    """Wait until ``fd`` is ready; False if the deadline came first. A signal's handler runs soon, and may raise."""
     poll = select.poll()
     poll.register(fd, events)
-    if deadline is None:
-        poll.poll()
-        return True
-    return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+    while True:
+        left_s = deadline - time.monotonic()
+        if poll.poll(max(0.0, min(left_s, _SLICE_S)) * 1000):
+            return True
+        if left_s <= 0:
+            return False
+        if while_waiting is not None:
+            while_waiting()
+
+
+def _effective(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters that libpq would use, those of its environment and of a service file included."""
+    # Of one value that it does not know libpq connects to nobody, and looks no name up.
+    pgconn = pq.PGconn.connect_start(psycopg_conninfo.make_conninfo(**{**settings, "sslmode": "none"}).encode())
+    try:
+        return {each.keyword.decode(): each.val.decode("utf-8", "replace") for each in pgconn.info if each.val}
+    finally:
+        pgconn.finish()
+
+
+def _connect_timeout_s(value: str | None) -> float:
+    """Return the time for each host; as in libpq 0 is no limit, and 1 is 2."""
+    if value is None:
+        return CONNECT_TIMEOUT_S
+    try:
+        seconds = int(value)
+    except ValueError:
+        msg = f"connect_timeout takes a number of seconds, not {value!r}"
+        raise InvalidArgumentsError(msg) from None
+    return max(seconds, 2) if seconds > 0 else NO_LIMIT
+
+
+def _current_host(pgconn: pq.abc.PGconn) -> hosts.Host:
+    """Return the server that libpq is connecting to, or connected to."""
+    return hosts.Host(*(value.decode("utf-8", "replace") for value in (pgconn.host, pgconn.hostaddr, pgconn.port)))
 
 
 def _connection_hint(message: str) -> str | None:

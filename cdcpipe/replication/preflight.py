@@ -26,7 +26,7 @@ from cdcpipe.errors import (
 )
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.replication.commands import IDENTIFY_SYSTEM, create_replication_slot, start_replication
-from cdcpipe.replication.connection import Connection
+from cdcpipe.replication.connection import NO_LIMIT, Connection
 from cdcpipe.sql import quote_identifier, quote_literal
 
 __all__ = [
@@ -212,11 +212,12 @@ def check_wal_level(connection: Connection) -> None:
         )
 
 
-def find_slot(connection: Connection, name: str) -> Slot | None:
-    """Read a slot's state; None if there is no such slot."""
+def find_slot(connection: Connection, name: str, *, timeout_s: float | None = None) -> Slot | None:
+    """Read a slot's state; None if there is no such slot. ``timeout_s`` as in `Connection.execute`."""
     rows = connection.execute(
         "SELECT plugin, slot_type, database, active, active_pid, restart_lsn, confirmed_flush_lsn, wal_status, two_phase"
-        f" FROM pg_catalog.pg_replication_slots WHERE slot_name = {quote_literal(name)}"
+        f" FROM pg_catalog.pg_replication_slots WHERE slot_name = {quote_literal(name)}",
+        timeout_s=timeout_s,
     )
     if not rows:
         return None
@@ -282,7 +283,8 @@ def create_slot(connection: Connection, name: str, plugin: str, *, timeout_s: fl
     started_at = time.monotonic()
     try:
         connection.execute(
-            f"SELECT pg_create_logical_replication_slot({quote_literal(name)}, {quote_literal(plugin)})", timeout_s=timeout_s
+            f"SELECT pg_create_logical_replication_slot({quote_literal(name)}, {quote_literal(plugin)})",
+            timeout_s=NO_LIMIT if timeout_s is None else timeout_s,
         )
     except ServerError as ex:
         if ex.sqlstate == _DUPLICATE_OBJECT:
@@ -298,7 +300,7 @@ def export_snapshot(connection: Connection, slot: str, *, is_temporary: bool, ti
     command = create_replication_slot(slot, "pgoutput", is_temporary=is_temporary)
     started_at = time.monotonic()
     try:
-        _, consistent_point, name, *_ = connection.execute(command, timeout_s=timeout_s)[0]
+        _, consistent_point, name, *_ = connection.execute(command, timeout_s=NO_LIMIT if timeout_s is None else timeout_s)[0]
     except ServerError as ex:
         raise _creation_error(ex, slot, "pgoutput", timeout_s, time.monotonic() - started_at) from ex
     return ExportedSnapshot(name or "", LSN.parse(consistent_point or ""))

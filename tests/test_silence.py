@@ -1,0 +1,187 @@
+"""Networks that go silent without closing anything, and whoever never pauses: every wait ends, and signals end any of them.
+
+That a command ends at all is what these tests see. Those that wait for nothing but a deadline run side by side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import postgres
+import pytest
+from cli_process import CLI, until
+from faulty_proxy import CANCEL, CONNECT, END_OF_COPY, FaultyProxy
+from test_cli import Fixture
+from test_cli_stream import backlog
+
+
+@pytest.fixture
+def on18(pg18: postgres.Cluster) -> Iterator[Fixture]:
+    with pg18.database() as database, contextlib.closing(Fixture(database)) as made:
+        yield made
+
+
+@dataclass
+class Network:
+    """Each command that runs through it has a proxy of its own; all are ended together."""
+
+    on: Fixture
+    stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def proxy(self) -> FaultyProxy:
+        return self.stack.enter_context(FaultyProxy(self.on.database.cluster.port))
+
+    def run(self, proxy: FaultyProxy, *args: str, slot: str | None = None, header: bool = False) -> CLI:
+        dsn = proxy.dsn(self.on.database.tcp_dsn)
+        return self.stack.enter_context(CLI(*args, "-d", dsn, "-S", slot or self.on.slot, header=header))
+
+    def stream(self, proxy: FaultyProxy, *args: str, slot: str | None = None) -> CLI:
+        return self.run(proxy, "--publication", "p", *args, slot=slot, header=True)
+
+
+@pytest.fixture
+def network(on18: Fixture) -> Iterator[Network]:
+    made = Network(on18)
+    with made.stack:
+        yield made
+
+
+STREAM = ("--publication", "p")
+PHASES = [
+    (CONNECT, STREAM, 0),
+    ("SET", STREAM, 0),
+    ("wal_level", STREAM, 0),
+    ("pg_create_logical_replication_slot", (*STREAM, "-c"), 0),
+    ("IDENTIFY_SYSTEM", STREAM, 0),
+    ("START_REPLICATION", STREAM, 0),
+    ("pg_replication_slots", ("-L",), 143),
+    ("pg_replication_slots", ("slot", "--watch", "1"), 143),
+    ("IDENTIFY_SYSTEM", ("prepare", *STREAM), 143),
+    ("CREATE_REPLICATION_SLOT", ("prepare", "--export-snapshot", *STREAM), 143),
+]
+
+
+def test_a_signal_ends_what_waits_for_a_silent_server(network: Network) -> None:
+    """One is enough in every phase, the request to cancel being just as silent; a command that is no stream has not succeeded."""
+    runs = []
+    for phase, args, code in PHASES:
+        proxy = network.proxy()
+        reached = proxy.at(phase, proxy.silence)
+        slot = f"{network.on.slot}_new" if "-c" in args else None
+        runs.append((reached, network.run(proxy, *args, slot=slot), code, phase))
+    for reached, cli, _, phase in runs:
+        assert reached.wait(60), (phase, cli.stderr)
+        cli.signal(signal.SIGTERM)
+    assert [(phase, cli.wait()) for _, cli, _, phase in runs] == [(phase, code) for _, _, code, phase in runs]
+
+
+def test_a_second_signal_kills_whatever_the_first_one_waits_for(network: Network) -> None:
+    proxies = [network.proxy(), network.proxy()]
+    canceling = proxies[0].at(CANCEL, proxies[0].silence)
+    reached = proxies[0].at("IDENTIFY_SYSTEM", lambda link: link.silence())
+    before = network.stream(proxies[0])
+    assert reached.wait(60)
+    before.signal(signal.SIGTERM)
+    assert canceling.wait(60)
+    before.signal(signal.SIGINT)
+    assert before.wait() == -signal.SIGINT
+
+    ending = proxies[1].at(END_OF_COPY, proxies[1].silence)
+    during = network.stream(proxies[1])
+    until(network.on.is_active)
+    during.signal(signal.SIGINT)
+    assert ending.wait(60)
+    during.signal(signal.SIGTERM)
+    assert during.wait() == -signal.SIGTERM
+
+
+def test_deadlines_end_what_nobody_ends(network: Network) -> None:
+    """The last two are ways out: what they could not confirm comes again, and a warning says so."""
+    start, poll, end, closed = (network.proxy() for _ in range(4))
+    start.at("START_REPLICATION", start.silence)
+    poll.at("pg_replication_slots", poll.silence)
+    ending = end.at(END_OF_COPY, end.silence)
+    slots = [network.on.make_slot(suffix=f"_{number}") for number in range(3)]
+    network.on.sql("insert into t values (1, 'a')", "create table flush (); drop table flush")
+    end_position = str(network.on.value("select pg_current_wal_insert_lsn()"))
+
+    starting = network.stream(start, "--receive-timeout", "1", slot=slots[0])
+    polling = network.run(poll, "-L", "-u", "1")
+    reaching = network.stream(end, "-A", "--endpos", end_position, slot=slots[1])
+    losing = network.stream(closed, slot=slots[2])
+    position, _ = losing.transactions(1)[0]
+    closed.silence()
+    losing.say(f"F {position}\n")
+    losing.close_stdin()
+
+    assert (starting.wait(), polling.wait(), losing.wait()) == (2, 2, 4)
+    assert "has not answered" in starting.stderr
+    assert "has not answered" in polling.stderr
+    assert "has not confirmed" in losing.stderr
+    assert ending.wait(60)
+    assert reaching.wait() == 0
+    assert "has not confirmed" in reaching.stderr
+
+
+def test_quit_after_bulk_over_tcp(network: Network) -> None:
+    """While there is bulk the kernel wakes us for 64 KiB: the end of the stream is shorter."""
+    backlog(network.on, rows=150_000, per_transaction=5000, width=500)
+    for _ in range(3):
+        with CLI("-d", network.on.database.tcp_dsn, "-S", network.on.slot, *STREAM) as cli:
+            cli.transactions(8)
+            cli.say("q\n")
+            assert cli.wait_without_reading() == 0
+        network.on.released()
+
+
+# Several hosts
+
+
+def test_each_host_has_its_own_time(network: Network, tmp_path: Path) -> None:
+    """Names, addresses and ports from a service file: the silent hosts are left out one by one, in libpq's order."""
+    with socket.create_server(("127.0.0.1", 0), backlog=8) as mute:
+        ports = f"{mute.getsockname()[1]},{mute.getsockname()[1]},{network.on.database.cluster.port}"
+        service = tmp_path / "service"
+        service.write_text(f"[s]\nhost=127.0.0.1,localhost,127.0.0.1\nport={ports}\nconnect_timeout=1\nsslmode=disable\n")
+        parameters = ["-d", f"service=s user=postgres dbname={network.on.database.name}"]
+        with CLI("slot", *parameters, "-S", network.on.slot, env={"PGSERVICEFILE": str(service)}, header=False) as cli:
+            assert cli.wait() == 0, cli.stderr
+        service.write_text(f"[s]\nhost=127.0.0.1,no.such.host.invalid\nport={mute.getsockname()[1]}\nconnect_timeout=1\n")
+        with CLI("slot", *parameters, "-S", network.on.slot, env={"PGSERVICEFILE": str(service)}, header=False) as cli:
+            assert cli.wait() == 2
+            assert "did not answer in time" in cli.stderr
+            assert '"no.such.host.invalid"' in cli.stderr
+
+
+# An older libpq, which can't ask for a cancellation without blocking
+
+
+def test_cancelling_with_an_older_libpq(network: Network) -> None:
+    environment = {"PSYCOPG_IMPL": "python"}
+    ask = [sys.executable, "-c", "from psycopg import pq; print(pq.version())"]
+    asked = subprocess.run(ask, env={**os.environ, **environment}, capture_output=True, check=False)
+    if asked.returncode or int(asked.stdout) >= 170000:
+        pytest.skip("no libpq before 17 on this machine")
+    on, names = network.on, [f"{network.on.slot}_{number}" for number in range(2)]
+    count = "select count(*) from pg_replication_slots where slot_name = any(%s)"
+    with on.database.connect() as other:
+        other.execute("begin")
+        other.execute("insert into t values (1)")
+        cli, timed_out = (
+            network.stack.enter_context(CLI("-d", on.database.dsn, "-S", name, *STREAM, "-c", *args, env=environment))
+            for name, args in zip(names, ([], ["--create-timeout", "1"]), strict=True)
+        )
+        until(lambda: on.value(count, names[:1]))
+        cli.signal(signal.SIGTERM)
+        assert (cli.wait(), timed_out.wait()) == (0, 2)
+        assert "running transactions" in timed_out.stderr
+        until(lambda: on.value(count, names) == 0)
+        other.execute("rollback")
