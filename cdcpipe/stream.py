@@ -511,19 +511,18 @@ class Streamer:
             raise OutputError("records can't be written: the reader has closed the pipe")
 
     def _read_commands(self) -> None:
-        """Read what is on stdin now; the highest feedback counts."""
+        """Read from stdin once: who writes there without a pause keeps nothing else waiting. The highest feedback counts."""
         feedback = 0
         try:
-            while (data := self._input.read()) is not None:
-                if not data:
-                    self._stdin_closed = True
-                    break
-                for command in self._commands.feed(data):
-                    if isinstance(command, Feedback):
-                        feedback = max(feedback, command.lsn)
-                    else:
-                        self._quit = True
-                        return
+            data = self._input.read()
+            if data == b"":
+                self._stdin_closed = True
+            for command in self._commands.feed(data or b""):
+                if isinstance(command, Feedback):
+                    feedback = max(feedback, command.lsn)
+                else:
+                    self._quit = True
+                    return
         except OSError as ex:
             log.info("stdin can't be read: %s", ex.strerror)
             self._stdin_closed = True

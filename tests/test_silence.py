@@ -6,11 +6,13 @@ That a command ends at all is what these tests see. Those that wait for nothing 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,6 +142,32 @@ def test_quit_after_bulk_over_tcp(network: Network) -> None:
             cli.say("q\n")
             assert cli.wait_without_reading() == 0
         network.on.released()
+
+
+# Whoever never pauses
+
+
+def test_a_flood_of_feedback_holds_nothing_up(network: Network) -> None:
+    with network.on.cli() as cli:
+        assert cli.process.stdin is not None
+        commands = b"F 0/1\n" * 100_000
+        fd = cli.process.stdin.fileno()
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, 1 << 20)  # never empty, whoever runs first
+
+        def flood() -> None:
+            with contextlib.suppress(BrokenPipeError):
+                while True:
+                    os.write(fd, commands)
+
+        flooding = threading.Thread(target=flood)
+        flooding.start()
+        for number in range(3):
+            network.on.sql(f"insert into t values ({number}, 'a')")
+            assert cli.transactions(1)[0][1] == [str(number).encode()]
+        cli.signal(signal.SIGTERM)
+        assert cli.wait() == 0
+        flooding.join(60)
+        assert not flooding.is_alive()
 
 
 # Several hosts
