@@ -38,6 +38,9 @@ __all__ = ["Export", "Preparation", "connected", "exporting", "poll_until_free",
 
 log = logging.getLogger(__name__)
 
+CATALOG_TIMEOUT_S = 10.0
+"""How long a stream waits for the catalog: two tries are far from a server's wal_sender_timeout."""
+
 _READ_BYTES = 4096
 _LINGER_POLL_S = 0.2
 
@@ -296,6 +299,7 @@ def stream(config: StreamConfig) -> ExitCode:
                 make_feeder=make_feeder,
                 transactions=transactions,
             )
+            catalog.serve_a_stream(streamer.keep_serving, min(CATALOG_TIMEOUT_S, config.silence_limit_s or NO_LIMIT))
             return streamer.run()
 
 
@@ -404,6 +408,12 @@ class _Catalog:
     def _connect(self, within_s: float) -> Connection:
         return connect(self._config.parameters, replication=False, within_s=within_s, while_waiting=self._while_waiting)
 
+    def serve_a_stream(self, keep_serving: Callable[[], None], within_s: float) -> None:
+        """From now on no answer may take longer than ``within_s``, and ``keep_serving`` is called again and again meanwhile."""
+        self._while_waiting, self._within_s = keep_serving, within_s
+        if self._connection is not None:
+            self._connection.serve_meanwhile(keep_serving, within_s)
+
     def close(self) -> None:
         """Close the connection; the next question opens it again."""
         if self._connection is not None:
@@ -411,8 +421,19 @@ class _Catalog:
             self._connection = None
 
     def query(self, sql: str) -> Rows:
-        """Run one query and return its rows, for an output plugin; the connection stays open for the next."""
-        return self.connection.execute(sql)
+        """Run one query and return its rows, for an output plugin; the connection stays open for the next.
+
+        While it sits idle a server or a network may drop it: so what fails for that is tried once more on a new one.
+        """
+        try:
+            return self.connection.execute(sql)
+        except ConnectionClosedError as ex:
+            log.info("the catalog is asked on a new connection: %s", ex)
+            self.close()
+        try:
+            return self.connection.execute(sql)
+        except InitError as ex:
+            raise ConnectionClosedError(f"the server's catalog can't be asked: {ex.message}", hint=ex.hint) from ex
 
     def confirmed_flush_lsn(self, within_s: float) -> int:
         """Return the position that the server holds for the slot; 0 if it holds none, or does not say so in time."""

@@ -108,6 +108,10 @@ _LEAST_BLOCK_BYTES = WAL_DATA_HEADER_BYTES + 1 + _XID_BYTES
 """A message of this length has a kind and an xid, and nothing else."""
 
 
+class _Stopped(BaseException):
+    """The stream is to end while a record is being rendered."""
+
+
 class Feeder(Protocol):
     """What renders records: an output plugin on our side of the wire."""
 
@@ -201,6 +205,7 @@ class Streamer:
         self._can_wait_for_more = True
         self._low_water = 1
         self._hung_up = False
+        self._is_ending = False
 
     def run(self) -> ExitCode:
         """Return SUCCESS for ``q``, a signal or the end position; every other end is an error that is raised."""
@@ -208,6 +213,8 @@ class Streamer:
             try:
                 try:
                     self._loop(wake_fd)
+                except _Stopped:
+                    self._queue_before_failure()
                 except (ConnectionClosedError, ServerError):
                     self._queue()
                     self._flush_output()
@@ -227,6 +234,22 @@ class Streamer:
                 self._output.close()
                 self._input.close()
         return ExitCode.SUCCESS
+
+    def keep_serving(self) -> None:
+        """Do what can't wait while a record waits for an answer of the catalog; raise what ends the stream.
+
+        To be called now and then during such a wait: commands, output and status updates go on.
+        """
+        if self._is_ending:
+            return
+        if not self._stdin_closed:
+            self._read_commands()
+        if self._is_to_end:
+            raise _Stopped
+        self._write()
+        now = time.monotonic()
+        if self._progress.due_at() <= now or self._unsent is not None:
+            self._send_status(now)
 
     # The loop
 
@@ -534,6 +557,7 @@ class Streamer:
 
     def _finish(self) -> None:
         """Write out what is held, send the last feedback, and end the stream so that the server has read it."""
+        self._is_ending = True
         self._flush_output()
         connection = self._connection
         self._send_last_status()

@@ -144,6 +144,52 @@ def test_quit_after_bulk_over_tcp(network: Network) -> None:
         network.on.released()
 
 
+# The catalog's connection, idle for as long as no unknown type comes
+
+
+def domain(number: int) -> tuple[str, ...]:
+    """Return what makes the output plugin ask the catalog."""
+    return f"create domain d{number} as text", f"alter table t add v{number} d{number}", f"insert into t values ({number}, 'x')"
+
+
+def pid_of_catalog(on: Fixture) -> object:
+    return on.value(
+        "select pid from pg_stat_activity where application_name = 'cdcpipe' and backend_type = 'client backend' and datname = %s",
+        on.database.name,
+    )
+
+
+def test_a_catalog_connection_that_is_closed_is_opened_again(network: Network) -> None:
+    on = network.on
+    with network.run(network.proxy(), *STREAM, "-J") as cli:
+        on.sql(*domain(1))
+        assert b'"d1"' in b"".join(record for _, record in cli.take(3))
+        assert on.value("select pg_terminate_backend(%s, 60000)", pid_of_catalog(on))
+        on.sql(*domain(2))
+        assert b'"d2"' in b"".join(record for _, record in cli.take(3))
+        assert cli.quit() == 0
+        assert cli.stderr == ""
+
+
+def test_a_catalog_connection_that_goes_silent(network: Network) -> None:
+    """It is opened again; while it is waited for, ``q`` is heard."""
+    on = network.on
+    proxy = network.proxy()
+    with network.run(proxy, *STREAM, "-J", "--receive-timeout", "2") as cli:
+        reached = proxy.at("format_type", lambda link: link.silence())
+        on.sql(*domain(1))
+        assert reached.wait(60)
+        assert b'"d1"' in b"".join(record for _, record in cli.take(3))
+        assert cli.quit() == 0
+    on.released()
+    with network.run(proxy, *STREAM, "-J", "--receive-timeout", "0") as cli:
+        reached = proxy.at("format_type", lambda link: link.silence())
+        on.sql(*domain(2))
+        assert reached.wait(60)
+        assert cli.quit() == 0
+        assert "catalog" not in cli.stderr
+
+
 # Whoever never pauses
 
 

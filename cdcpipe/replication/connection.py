@@ -400,6 +400,11 @@ class Connection:
         except psycopg.OperationalError as ex:
             raise self.closed_error() from ex
 
+    def serve_meanwhile(self, while_waiting: Callable[[], None], answer_timeout_s: float) -> None:
+        """Call ``while_waiting`` during each wait from now on, and let no command take longer than ``answer_timeout_s``."""
+        self._while_waiting = while_waiting
+        self.answer_timeout_s = answer_timeout_s
+
     def pin_session(self, settings: Mapping[str, str]) -> None:
         """Set ``settings`` for this session, and check those that the server reports."""
         for name, value in settings.items():
