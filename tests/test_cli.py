@@ -246,7 +246,7 @@ USAGE = [
     (["-S", "s", "-m", "password=CANARY"], "password"),
     (["-S", "s", "-d", "postgresql://u:CANARY@h/db"], "password"),
     (["-S", "s", "-d", "host=h password=CANARY"], "password"),
-    (["-S", "s", "-d", "host=h password=CANARY CANARY"], "dbname"),
+    (["-S", "s", "-d", "host=h password=CANARY CANARY"], "connection string"),
     (["-S", "s", "-j", "-J"], "exclude"),
     (["-S", "s", "-L", "--standby"], "exclude"),
     (["-S", "s", "--endpos", "junk"], "LSN"),
