@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cdcpipe.errors import CdcpipeError
+from cdcpipe.errors import CdcpipeError, ConnectionClosedError
 from spark_sink import session, snapshot_plan, source, storage
 from spark_sink.exported import ExportedSnapshot
 from spark_sink.snapshot_plan import LockedError, RewrittenError, SnapshotError
@@ -310,4 +310,5 @@ class Snapshot:
         if self._export is not None:
             self._export.check()
         said = f"table {table_of(table)} could not be copied: {session.reason_of(ex)}"
-        return SnapshotError(said, hint="start again: what is done stays")
+        kind = ConnectionClosedError if raised is not None and raised[0] == ConnectionClosedError.__name__ else SnapshotError
+        return kind(said, hint="start again: what is done stays")

@@ -37,6 +37,7 @@ __all__ = [
     "conninfo",
     "make_plan",
     "open_snapshot",
+    "reading_error",
 ]
 
 _KEY_FLAG: Final = 1
@@ -163,10 +164,19 @@ def open_snapshot(connection: str, snapshot: str) -> Any:
             cursor.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot)}")
     except adbc.Error as ex:
         opened.close()
-        raise SnapshotError(
-            f"the snapshot can't be used: {_first_line(ex)}", hint="start again: it is gone with its session"
+        # It is gone with the session that exported it, which was lost.
+        raise ConnectionClosedError(
+            f"the snapshot can't be used: {_first_line(ex)}", hint="start again: what is done stays"
         ) from ex
     return opened
+
+
+def reading_error(ex: Any, message: str, hint: str | None = None) -> CdcpipeError:
+    """Return the error for one of ADBC's while rows are read: of a lost connection, which passes, or SnapshotError."""
+    # What fails without a SQLSTATE has no answer of the server's.
+    is_lost = ex.sqlstate[:2] in _LOST if ex.sqlstate else ex.status_code.name == "IO"
+    said = f"{message}: {_first_line(ex)}"
+    return ConnectionClosedError(said, hint="start again: what is done stays") if is_lost else SnapshotError(said, hint=hint)
 
 
 def _first_line(ex: BaseException) -> str:
@@ -205,10 +215,7 @@ def make_plan(connection: str, snapshot: str, publications: Sequence[str], chunk
     except opened.Error as ex:
         if ex.sqlstate == LOCK_NOT_AVAILABLE:
             raise LockedError("a published table is locked exclusively", hint="end the transaction that holds the lock") from ex
-        message = f"the published tables could not be looked up: {_first_line(ex)}"
-        if not ex.sqlstate or ex.sqlstate[:2] in _LOST:
-            raise ConnectionClosedError(message, hint="start again: what is done stays") from ex
-        raise SnapshotError(message) from ex
+        raise reading_error(ex, "the published tables could not be looked up") from ex
     finally:
         opened.close()
     pages = max(1, chunk_bytes // page_bytes)

@@ -24,7 +24,15 @@ from cdcpipe.sql import quote_identifier
 from spark_sink import storage
 from spark_sink.parquet_file import FileWriter, Layout
 from spark_sink.segment_reader import ExactTexts
-from spark_sink.snapshot_plan import LOCK_NOT_AVAILABLE, Chunk, LockedError, RewrittenError, SnapshotError, open_snapshot
+from spark_sink.snapshot_plan import (
+    LOCK_NOT_AVAILABLE,
+    Chunk,
+    LockedError,
+    RewrittenError,
+    SnapshotError,
+    open_snapshot,
+    reading_error,
+)
 from spark_sink.snapshot_progress import Written, note
 
 if TYPE_CHECKING:
@@ -175,7 +183,7 @@ def _read(task: ChunkTask) -> Iterator[pa.RecordBatch]:
                 f"table {task.chunk.table} was altered while it was copied: {problem}",
                 hint="start again: the copy of this table begins anew",
             ) from ex
-        raise SnapshotError(f"table {task.chunk.table} could not be read: {problem}", hint="start again: it begins anew") from ex
+        raise reading_error(ex, f"table {task.chunk.table} could not be read", "start again: it begins anew") from ex
     finally:
         connection.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import postgres
 import pyarrow.parquet as pq
 import pytest
 from cli_process import until
+from faulty_proxy import FaultyProxy
 from pyspark.sql.pandas.types import to_arrow_schema
 from segments import encode
 from test_types import INFINITE_NUMERICS, NEWER_TYPES, TYPES, peek
@@ -375,8 +377,30 @@ def test_a_snapshot_that_is_gone(source: Source) -> None:
     source.close()
     with pytest.raises(ConnectionClosedError, match="connection to the server failed"):  # it passes: exit code 3
         open_snapshot(conninfo({"host": "127.0.0.1", "port": "1"}, export.prepared.server_version), export.name)
-    with pytest.raises(SnapshotError, match="snapshot can't be used"):
+    with pytest.raises(ConnectionClosedError, match="snapshot can't be used"):
         open_snapshot(connection, export.name)
+
+
+def test_a_connection_that_is_lost_while_rows_are_read_passes(source: Source) -> None:
+    source.sql("create table t (id int primary key)", "insert into t values (1)", "create publication p for table t")
+    export = source.take()
+    (task,) = source.tasks(source.tables()["t"])
+    with FaultyProxy(source.database.cluster.port) as proxy:
+        address = {"host": "127.0.0.1", "port": str(proxy.port), "sslmode": "disable", "gssencmode": "disable"}
+        other = conninfo(export.connection | address, export.prepared.server_version)
+        waits = "select true from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+        with (
+            source.database.connect() as holder,
+            holder.transaction(),
+            source.database.connect() as looking,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            holder.execute("lock table t in access exclusive mode")
+            reading = pool.submit(write_chunk, replace(task, connection=other), lambda _: None)
+            until(lambda: looking.execute(waits).fetchone())
+            proxy.reset()
+            with pytest.raises(ConnectionClosedError, match=r'"public"\."t" could not be read'):
+                reading.result(60)
 
 
 def test_the_slot_is_asked_for_and_made_once(source: Source) -> None:
