@@ -17,9 +17,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from cdcpipe.lsn import LSN
-from spark_sink import changelog, session
-from spark_sink.delta import table_name
-from spark_sink.warehouse import Warehouse
+from spark_sink.changelog import tables as changelog
+from spark_sink.delta.sql import table_name
+from spark_sink.spark import session
+from spark_sink.warehouse.warehouse import Warehouse
 
 # %% The changes: how many of which kind each transaction made, and when it committed.
 

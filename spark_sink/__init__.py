@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spark_sink.launcher import Launcher, LauncherConfig
-    from spark_sink.pipeline import Pipeline
+    from spark_sink.launcher.launcher import Launcher, LauncherConfig
+    from spark_sink.pipeline.pipeline import Pipeline
 
 __all__ = ["Launcher", "LauncherConfig", "Pipeline"]
 

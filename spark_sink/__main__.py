@@ -16,8 +16,8 @@ import click
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pipe.exitcode import ExitCode
-from spark_sink import signals
-from spark_sink.options import CONTEXT_SETTINGS
+from spark_sink.commands import signals
+from spark_sink.commands.options import CONTEXT_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -117,7 +117,7 @@ def shell(database: postgres.Database, tmp_path: Path) -> dict[str, str]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     """One local Spark session with Delta for the whole run."""
     from cdcpipe.errors import InitError
-    from spark_sink import session
+    from spark_sink.spark import session
 
     try:
         session.find_java()

@@ -19,9 +19,9 @@ from typing import Any
 from pgoutput_stream import Transaction, decode_segment, encode_stream
 
 from cdcpipe.lsn import LSN, format_lsn
-from spark_sink.launcher import Launcher, LauncherConfig
-from spark_sink.segment_filler import SealPolicy
-from spark_sink.staging import list_segments, log_end
+from spark_sink.launcher.launcher import Launcher, LauncherConfig
+from spark_sink.staging.filler import SealPolicy
+from spark_sink.staging.log import list_segments, log_end
 
 SMALL = SealPolicy(segment_bytes=400, seal_interval_s=0.05, held_bytes=300)
 

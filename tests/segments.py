@@ -11,7 +11,7 @@ from pgoutput_build import build
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pgoutput.messages import Begin, Column, Commit, Message, Relation
 from cdcpipe.pipe.framing import encode_header
-from spark_sink.staging import Segment, segment_name
+from spark_sink.staging.log import Segment, segment_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -18,10 +18,13 @@ from test_tables import COLUMNS, KEY, SCHEMA, TABLE
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
-from spark_sink import as_of, changelog, known_position, types
-from spark_sink.as_of import parse_at
-from spark_sink.staging import Epoch, Position
-from spark_sink.warehouse import Table, Version, Warehouse, WarehouseError
+from spark_sink.changelog import tables as changelog
+from spark_sink.replica import as_of
+from spark_sink.replica.as_of import parse_at
+from spark_sink.schema import types
+from spark_sink.staging import known_position
+from spark_sink.staging.log import Epoch, Position
+from spark_sink.warehouse.warehouse import Table, Version, Warehouse, WarehouseError
 
 pytestmark = pytest.mark.spark
 

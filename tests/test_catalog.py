@@ -13,9 +13,9 @@ from segments import Log, relation
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.pgoutput.messages import Insert, LogicalMessage, Update
-from spark_sink.catalog import CatalogDatabase, parse_database
-from spark_sink.pipeline import Pipeline
-from spark_sink.warehouse import Table, Warehouse, WarehouseError
+from spark_sink.pipeline.catalog import CatalogDatabase, parse_database
+from spark_sink.pipeline.pipeline import Pipeline
+from spark_sink.warehouse.warehouse import Table, Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from pathlib import Path

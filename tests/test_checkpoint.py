@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_sink.checkpoint import is_noted, micro_batch
-from spark_sink.staging import Position, StagingError
+from spark_sink.source.offsets import is_noted, micro_batch
+from spark_sink.staging.log import Position, StagingError
 
 
 def note(checkpoint: Path, batch_id: int, offset: str) -> None:

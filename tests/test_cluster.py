@@ -17,8 +17,10 @@ import processes
 import pyspark
 import pytest
 
-from spark_sink import changelog, replica, session
-from spark_sink.warehouse import Table, Warehouse
+from spark_sink.changelog import tables as changelog
+from spark_sink.replica import merge as replica
+from spark_sink.spark import session
+from spark_sink.warehouse.warehouse import Table, Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,12 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructField, StructType
 
-from spark_sink import changelog, delta, delta_files
-from spark_sink.delta_files import ChangedError, FileTable, Replaced
-from spark_sink.delta_log import TableLog, commit_path
-from spark_sink.parquet_file import FileWriter, Layout, WrittenFile
-from spark_sink.staging import Position
-from spark_sink.warehouse import Table, Warehouse, WarehouseError
+from spark_sink.changelog import tables as changelog
+from spark_sink.delta import commit as delta_files
+from spark_sink.delta import sql as delta
+from spark_sink.delta.commit import ChangedError, FileTable, Replaced
+from spark_sink.delta.log import TableLog, commit_path
+from spark_sink.files.parquet import FileWriter, Layout, WrittenFile
+from spark_sink.staging.log import Position
+from spark_sink.warehouse.warehouse import Table, Warehouse, WarehouseError
 
 SCHEMA = StructType(
     [

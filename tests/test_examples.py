@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import postgres
 import pytest
 
-from spark_sink import delta
-from spark_sink.staging import Epoch, Position
-from spark_sink.warehouse import Table, Warehouse
+from spark_sink.delta import sql as delta
+from spark_sink.staging.log import Epoch, Position
+from spark_sink.warehouse.warehouse import Table, Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

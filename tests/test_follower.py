@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
-from spark_sink import delta, follower, replica, session
-from spark_sink.follower import Follower
-from spark_sink.staging import Position
-from spark_sink.warehouse import Table, Warehouse
+from spark_sink.delta import sql as delta
+from spark_sink.pipeline import follower
+from spark_sink.pipeline.follower import Follower
+from spark_sink.replica import merge as replica
+from spark_sink.spark import session
+from spark_sink.staging.log import Position
+from spark_sink.warehouse.warehouse import Table, Warehouse
 
 A, B = Table("public", "a"), Table("public", "b")
 

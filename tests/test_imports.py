@@ -143,7 +143,7 @@ def test_the_cli_needs_click_and_psycopg_alone() -> None:
 
 
 def test_the_launcher_needs_no_spark() -> None:
-    done = import_without({"pyspark", "pandas", "py4j"}, "spark_sink.launcher")
+    done = import_without({"pyspark", "pandas", "py4j"}, "spark_sink.launcher.launcher")
     assert done.returncode == 0, done.stderr
 
 

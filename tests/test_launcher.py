@@ -37,16 +37,16 @@ from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Delete, Insert, Truncate, Update
 from cdcpipe.pipe.framing import RecordReader
-from spark_sink import known_position
-from spark_sink import launcher as launcher_module
-from spark_sink.launcher import Launcher, LauncherConfig, Prepared
-from spark_sink.restart import Failure, RestartPolicy, error_of
-from spark_sink.run import _note_known
-from spark_sink.segment_filler import SealPolicy
-from spark_sink.slot_monitor import SlotMonitor
-from spark_sink.staging import Position, StagingError, list_epochs, list_segments, log_end, register_reader
-from spark_sink.staging_lock import lock_owner
-from spark_sink.staging_writer import Failpoint
+from spark_sink.client.slot_monitor import SlotMonitor
+from spark_sink.commands.run import _note_known
+from spark_sink.launcher import launcher as launcher_module
+from spark_sink.launcher.launcher import Launcher, LauncherConfig, Prepared
+from spark_sink.launcher.restart import Failure, RestartPolicy, error_of
+from spark_sink.staging import known_position
+from spark_sink.staging.filler import SealPolicy
+from spark_sink.staging.lock import lock_owner
+from spark_sink.staging.log import Position, StagingError, list_epochs, list_segments, log_end, register_reader
+from spark_sink.staging.writer import Failpoint
 
 ROOT = Path(__file__).parent.parent
 

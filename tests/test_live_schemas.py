@@ -14,19 +14,21 @@ from test_pipeline import Road, wait_until
 
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.messages import Relation
-from spark_sink import changelog, delta, replica
-from spark_sink.column_numbers import numbered
-from spark_sink.contents import Use
-from spark_sink.launcher import Launcher, LauncherConfig
-from spark_sink.pipeline import Pipeline
-from spark_sink.published import PublishedTables
-from spark_sink.run import _Catalog
-from spark_sink.schema_history import SchemaHistory, SchemaVersion
-from spark_sink.segment_filler import SealPolicy
-from spark_sink.staging import Epoch, Position, list_epochs, register_reader
-from spark_sink.table_versions import TableVersions, fills_between, insert_snapshot
-from spark_sink.types import assign_columns, merge_columns
-from spark_sink.warehouse import SCHEMA_HISTORY, Fill, Table, Version, Warehouse
+from spark_sink.changelog import tables as changelog
+from spark_sink.changelog.history import SchemaHistory, SchemaVersion
+from spark_sink.changelog.versions import TableVersions, fills_between, insert_snapshot
+from spark_sink.commands.run import _Catalog
+from spark_sink.delta import sql as delta
+from spark_sink.launcher.launcher import Launcher, LauncherConfig
+from spark_sink.pipeline.pipeline import Pipeline
+from spark_sink.replica import merge as replica
+from spark_sink.schema.column_numbers import numbered
+from spark_sink.schema.published import PublishedTables
+from spark_sink.schema.types import assign_columns, merge_columns
+from spark_sink.source.contents import Use
+from spark_sink.staging.filler import SealPolicy
+from spark_sink.staging.log import Epoch, Position, list_epochs, register_reader
+from spark_sink.warehouse.warehouse import SCHEMA_HISTORY, Fill, Table, Version, Warehouse
 
 ID, CODE, NONE = ("id",), ("code",), ()
 EPOCH = Epoch(1, "7", 1, "db", "slot", ("p",), {}, 0)

@@ -12,8 +12,8 @@ from conftest import need
 from model import Change, Ledger, Model
 from soak import SETTINGS, Round
 
-from spark_sink import changelog
-from spark_sink.warehouse import Warehouse
+from spark_sink.changelog import tables as changelog
+from spark_sink.warehouse.warehouse import Warehouse
 
 SEED = int(os.environ.get("CDCPIPE_TEST_SEED", random.randrange(1 << 32)))
 

@@ -24,14 +24,20 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from test_imports import import_without
 
 from cdcpipe.errors import InvalidArgumentsError
-from spark_sink import changelog, deletion_vector, delta, delta_files, replica, small_merge, storage
-from spark_sink.delta_files import ChangedError, Replaced
-from spark_sink.delta_log import TableLog, read_table
-from spark_sink.parquet_file import FileWriter, Layout, WrittenFile
-from spark_sink.staging import Epoch, Position
-from spark_sink.storage import StorageError, place
-from spark_sink.types import typed_schema
-from spark_sink.warehouse import CHECKPOINT, Table, Version, Warehouse, WarehouseError
+from spark_sink.changelog import tables as changelog
+from spark_sink.delta import commit as delta_files
+from spark_sink.delta import deletion_vector
+from spark_sink.delta import sql as delta
+from spark_sink.delta.commit import ChangedError, Replaced
+from spark_sink.delta.log import TableLog, read_table
+from spark_sink.files import places as storage
+from spark_sink.files.parquet import FileWriter, Layout, WrittenFile
+from spark_sink.files.places import StorageError, place
+from spark_sink.replica import merge as replica
+from spark_sink.replica import small_merge
+from spark_sink.schema.types import typed_schema
+from spark_sink.staging.log import Epoch, Position
+from spark_sink.warehouse.warehouse import CHECKPOINT, Table, Version, Warehouse, WarehouseError
 
 ROOT = Path(__file__).parent.parent
 EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)

@@ -23,11 +23,16 @@ from segments import Log, relation
 from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.messages import Insert
-from spark_sink import changelog, delta, last_error, replica, session, types
-from spark_sink.launcher import Launcher, LauncherConfig
-from spark_sink.pipeline import Pipeline
-from spark_sink.staging import Position, list_segments, log_end, read_readers, register_reader
-from spark_sink.warehouse import CHECKPOINT, MESSAGES, SCHEMA_HISTORY, Table, Warehouse, WarehouseError
+from spark_sink.changelog import tables as changelog
+from spark_sink.delta import sql as delta
+from spark_sink.launcher.launcher import Launcher, LauncherConfig
+from spark_sink.pipeline.pipeline import Pipeline
+from spark_sink.replica import merge as replica
+from spark_sink.schema import types
+from spark_sink.spark import session
+from spark_sink.staging import last_error
+from spark_sink.staging.log import Position, list_segments, log_end, read_readers, register_reader
+from spark_sink.warehouse.warehouse import CHECKPOINT, MESSAGES, SCHEMA_HISTORY, Table, Warehouse, WarehouseError
 
 pytestmark = pytest.mark.spark
 

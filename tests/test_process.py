@@ -18,13 +18,13 @@ from segments import START_LSN, Log
 
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError
 from cdcpipe.pipe.exitcode import ExitCode
-from spark_sink.exported import slot_exists
-from spark_sink.launcher import LauncherConfig
-from spark_sink.process import Child, ask
-from spark_sink.slot_monitor import SlotMonitor
-from spark_sink.snapshot_initial import InitialSnapshot
-from spark_sink.staging import Epoch
-from spark_sink.warehouse import Table, Version, Warehouse
+from spark_sink.client.exported import slot_exists
+from spark_sink.client.process import Child, ask
+from spark_sink.client.slot_monitor import SlotMonitor
+from spark_sink.launcher.launcher import LauncherConfig
+from spark_sink.snapshot.initial import InitialSnapshot
+from spark_sink.staging.log import Epoch
+from spark_sink.warehouse.warehouse import Table, Version, Warehouse
 
 ROOT = Path(__file__).parent.parent
 MUTE = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"

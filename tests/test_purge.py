@@ -16,13 +16,16 @@ from test_tables import EPOCH, KEY, SCHEMA, TABLE, add
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
-from spark_sink import as_of, changelog, replica, upkeep
-from spark_sink import purge as purge_module
-from spark_sink.purge import Purged, purge
-from spark_sink.staging import Position
-from spark_sink.types import MESSAGE_SCHEMA
-from spark_sink.upkeep import Upkeep
-from spark_sink.warehouse import MESSAGES, Table, Version, Warehouse, WarehouseError
+from spark_sink.changelog import tables as changelog
+from spark_sink.replica import as_of
+from spark_sink.replica import merge as replica
+from spark_sink.schema.types import MESSAGE_SCHEMA
+from spark_sink.staging.log import Position
+from spark_sink.upkeep import purge as purge_module
+from spark_sink.upkeep import upkeep
+from spark_sink.upkeep.purge import Purged, purge
+from spark_sink.upkeep.upkeep import Upkeep
+from spark_sink.warehouse.warehouse import MESSAGES, Table, Version, Warehouse, WarehouseError
 
 pytestmark = pytest.mark.spark
 

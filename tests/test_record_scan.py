@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from cdcpipe.errors import ProtocolError
 from cdcpipe.pipe.framing import encode_header, scan_records
-from spark_sink import record_scan
-from spark_sink.record_scan import scan
+from spark_sink.staging import scan as record_scan
+from spark_sink.staging.scan import scan
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from test_tables import EPOCH, TABLE, schema_of
 
-from spark_sink import changelog, delta, replica
-from spark_sink.staging import Position
-from spark_sink.warehouse import Version, Warehouse
+from spark_sink.changelog import tables as changelog
+from spark_sink.delta import sql as delta
+from spark_sink.replica import merge as replica
+from spark_sink.staging.log import Position
+from spark_sink.warehouse.warehouse import Version, Warehouse
 
 pytestmark = pytest.mark.spark
 

@@ -11,9 +11,9 @@ from segments import COMMIT_TIME_US, Log, encode, relation, transaction
 
 from cdcpipe.pgoutput.messages import Begin, Commit, Delete, Insert, LogicalMessage, Origin, StreamStop, Truncate, Type
 from cdcpipe.pipe.framing import scan_records
-from spark_sink import segment_index
-from spark_sink.segment_index import NO_TRANSACTION, build, load
-from spark_sink.staging import StagingError
+from spark_sink.staging import index as segment_index
+from spark_sink.staging.index import NO_TRANSACTION, build, load
+from spark_sink.staging.log import StagingError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,10 +14,11 @@ import pytest
 from segments import Log, relation
 
 from cdcpipe.pgoutput.messages import Insert
-from spark_sink import segment_index, segment_server
-from spark_sink.segment_server import Origin, SegmentServer, fetch, name_of
-from spark_sink.source import CdcpipeDataSource
-from spark_sink.staging import Segment, StagingError
+from spark_sink.source import server as segment_server
+from spark_sink.source.datasource import CdcpipeDataSource
+from spark_sink.source.server import Origin, SegmentServer, fetch, name_of
+from spark_sink.staging import index as segment_index
+from spark_sink.staging.log import Segment, StagingError
 
 A = relation(11, "a", ("id", 23))
 

@@ -11,11 +11,18 @@ import numpy as np
 import pytest
 from test_tables import COLUMNS, EPOCH, KEY, SCHEMA, TABLE, Source, add, comparable, schema_of
 
-from spark_sink import changelog, deletion_vector, delta, delta_files, replica, small_merge, storage, upkeep
-from spark_sink.delta_log import TableLog, commit_path, read_table
-from spark_sink.staging import Position
-from spark_sink.upkeep import Upkeep
-from spark_sink.warehouse import Version, Warehouse
+from spark_sink.changelog import tables as changelog
+from spark_sink.delta import commit as delta_files
+from spark_sink.delta import deletion_vector
+from spark_sink.delta import sql as delta
+from spark_sink.delta.log import TableLog, commit_path, read_table
+from spark_sink.files import places as storage
+from spark_sink.replica import merge as replica
+from spark_sink.replica import small_merge
+from spark_sink.staging.log import Position
+from spark_sink.upkeep import upkeep
+from spark_sink.upkeep.upkeep import Upkeep
+from spark_sink.warehouse.warehouse import Version, Warehouse
 
 pytestmark = pytest.mark.spark
 

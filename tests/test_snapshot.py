@@ -19,13 +19,15 @@ import pytest
 from cli_process import until
 from test_types import NEWER_TYPES, TYPES
 
-from spark_sink import changelog, replica, snapshot_plan
-from spark_sink.launcher import Launcher, LauncherConfig
-from spark_sink.pipeline import Pipeline
-from spark_sink.snapshot_initial import InitialSnapshot
-from spark_sink.snapshot_plan import SnapshotError
-from spark_sink.staging import list_epochs
-from spark_sink.warehouse import Table, Warehouse
+from spark_sink.changelog import tables as changelog
+from spark_sink.launcher.launcher import Launcher, LauncherConfig
+from spark_sink.pipeline.pipeline import Pipeline
+from spark_sink.replica import merge as replica
+from spark_sink.snapshot import plan as snapshot_plan
+from spark_sink.snapshot.initial import InitialSnapshot
+from spark_sink.snapshot.plan import SnapshotError
+from spark_sink.staging.log import list_epochs
+from spark_sink.warehouse.warehouse import Table, Warehouse
 
 pytestmark = pytest.mark.spark
 
@@ -567,7 +569,7 @@ def test_one_table_that_fails_ends_it(
             raise SnapshotError("as it happens")
         threading.Event().wait(0.5)
 
-    monkeypatch.setattr("spark_sink.snapshot_copy.copy_table", copy_table)
+    monkeypatch.setattr("spark_sink.snapshot.copy.copy_table", copy_table)
     snapshot = InitialSnapshot(config, Warehouse(tmp_path / "delta", "delta"))
     snapshot.prepare(lambda: False)
     with Launcher(config) as launcher:

@@ -19,11 +19,13 @@ from segments import encode
 from test_types import INFINITE_NUMERICS, NEWER_TYPES, TYPES, peek
 
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError, SlotDoesNotExistError
-from spark_sink import snapshot_plan, snapshot_reader
-from spark_sink.exported import ExportedSnapshot, slot_exists
-from spark_sink.launcher import LauncherConfig
-from spark_sink.segment_reader import Slice, TypedReader, read_relations
-from spark_sink.snapshot_plan import (
+from spark_sink.client.exported import ExportedSnapshot, slot_exists
+from spark_sink.launcher.launcher import LauncherConfig
+from spark_sink.schema.types import assign_columns, merge_columns, typed_schema
+from spark_sink.snapshot import chunk as snapshot_reader
+from spark_sink.snapshot import plan as snapshot_plan
+from spark_sink.snapshot.chunk import ChunkTask, Layout, select_columns, write_chunk
+from spark_sink.snapshot.plan import (
     Chunk,
     LockedError,
     Plan,
@@ -34,8 +36,7 @@ from spark_sink.snapshot_plan import (
     make_plan,
     open_snapshot,
 )
-from spark_sink.snapshot_reader import ChunkTask, Layout, select_columns, write_chunk
-from spark_sink.types import assign_columns, merge_columns, typed_schema
+from spark_sink.source.typed import Slice, TypedReader, read_relations
 
 HOSTILE_SETTINGS = {
     "datestyle": "German",

@@ -16,14 +16,16 @@ from test_pipeline import Road
 
 from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
-from spark_sink import as_of, changelog, replica
-from spark_sink.launcher import Launcher, LauncherConfig
-from spark_sink.segment_filler import SealPolicy
-from spark_sink.snapshot import TableSnapshot
-from spark_sink.snapshot_plan import SnapshotError
-from spark_sink.table_lock import TableLock, hold_alone
-from spark_sink.verify import verify
-from spark_sink.warehouse import Table, Warehouse
+from spark_sink.changelog import tables as changelog
+from spark_sink.launcher.launcher import Launcher, LauncherConfig
+from spark_sink.replica import as_of
+from spark_sink.replica import merge as replica
+from spark_sink.snapshot.plan import SnapshotError
+from spark_sink.snapshot.tables import TableSnapshot
+from spark_sink.staging.filler import SealPolicy
+from spark_sink.verify.comparison import verify
+from spark_sink.warehouse.lock import TableLock, hold_alone
+from spark_sink.warehouse.warehouse import Table, Warehouse
 
 pytestmark = pytest.mark.spark
 

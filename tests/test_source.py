@@ -27,13 +27,15 @@ from segments import COMMIT_TIME_US, Log, encode, relation, transaction
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Binary, Delete, Insert, LogicalMessage, Truncate, Update
 from cdcpipe.pipe.framing import encode_header
-from spark_sink import segment_index, source, staging
-from spark_sink.contents import count_rows, read_contents
-from spark_sink.segment_filler import Cut, SealPolicy, SegmentFiller, Write
-from spark_sink.segment_reader import EnvelopeReader, MessageReader, Slice, TypedReader
-from spark_sink.source import ENVELOPE_SCHEMA, CdcpipeDataSource, quote_table, relation_versions, tables_in
-from spark_sink.staging import Position, Segment, StagingError, segment_name
-from spark_sink.types import MESSAGE_SCHEMA, merge_columns, typed_schema
+from spark_sink.schema.types import MESSAGE_SCHEMA, merge_columns, typed_schema
+from spark_sink.source import datasource as source
+from spark_sink.source.contents import count_rows, read_contents
+from spark_sink.source.datasource import ENVELOPE_SCHEMA, CdcpipeDataSource, quote_table, relation_versions, tables_in
+from spark_sink.source.typed import EnvelopeReader, MessageReader, Slice, TypedReader
+from spark_sink.staging import index as segment_index
+from spark_sink.staging import log as staging
+from spark_sink.staging.filler import Cut, SealPolicy, SegmentFiller, Write
+from spark_sink.staging.log import Position, Segment, StagingError, segment_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -322,7 +324,7 @@ def test_the_sources_can_be_imported_as_executors_do(tmp_path: Path) -> None:
     """From a zip file, by a relative path, with nothing else of ours there."""
     archive = source._source_archive()
     shutil.copy(archive, tmp_path)
-    modules = ["spark_sink.source", "spark_sink.segment_reader", "spark_sink.snapshot_table"]
+    modules = ["spark_sink.source.datasource", "spark_sink.source.datasource.typed", "spark_sink.snapshot.tables.table"]
     code = f"import sys; sys.path.insert(0, './{archive.name}'); import {', '.join(modules)}; print(spark_sink.__file__)"
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -672,7 +674,7 @@ def test_a_damaged_message_is_named(log: Log, damage: Any, problem: str) -> None
 
 def test_large_messages_are_read_one_by_one(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is in memory is one batch: no more than BATCH_BYTES, or one message."""
-    from spark_sink import segment_reader
+    from spark_sink.source import typed as segment_reader
 
     monkeypatch.setattr(segment_reader, "BATCH_BYTES", 1 << 20)
     sizes = [3 << 20, 1, 2, 3 << 20, 600_000, 600_000]
@@ -775,7 +777,7 @@ def test_typed_rows_say_what_the_envelope_says(segments: list[list[list[Any]]], 
 
 
 def test_batches_are_bounded(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    from spark_sink import segment_reader
+    from spark_sink.source import typed as segment_reader
 
     path = log.segment([A, *(into(A, b"%d" % n, b"x" * 50) for n in range(100))]).path
     piece = Slice(str(path), 1, 0, log.end_lsn)

@@ -35,9 +35,10 @@ from pgoutput_stream import (
 from cdcpipe.errors import ProtocolError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.framing import scan_records
-from spark_sink import staging_writer
-from spark_sink.segment_filler import Cut, Discard, Operation, SealPolicy, SegmentFiller, Write
-from spark_sink.staging import (
+from spark_sink.staging import writer as staging_writer
+from spark_sink.staging.filler import Cut, Discard, Operation, SealPolicy, SegmentFiller, Write
+from spark_sink.staging.lock import lock_owner
+from spark_sink.staging.log import (
     Position,
     Retention,
     StagingError,
@@ -49,8 +50,7 @@ from spark_sink.staging import (
     remove_consumed,
     unregister_reader,
 )
-from spark_sink.staging_lock import lock_owner
-from spark_sink.staging_writer import Boundaries, Failpoint, Sealing, StagingWriter
+from spark_sink.staging.writer import Boundaries, Failpoint, Sealing, StagingWriter
 
 BIG = SealPolicy(segment_bytes=1 << 30, seal_interval_s=1e9)
 
@@ -1023,7 +1023,7 @@ def test_a_damaged_segment_is_found_at_the_start(tmp_path: Path, damage: str, wo
 
 
 def test_a_listing_that_a_writer_overtook_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from spark_sink import staging
+    from spark_sink.staging import log as staging
 
     make_epoch(tmp_path, 1, 0x100, (0x100, 0x200), (0x200, 0x300))
     listing, turns = staging._epoch_segments, iter([1, 2])

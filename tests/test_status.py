@@ -21,13 +21,15 @@ from test_imports import import_without
 from cdcpipe.errors import CdcpipeError, SlotDoesNotExistError
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.messages import Insert
-from spark_sink import delta_log, ladder, last_error
-from spark_sink.delta_log import read_table
-from spark_sink.ladder import CommitTimes
-from spark_sink.slot_monitor import Lag, SlotMonitor, SlotReport, WALHistory
-from spark_sink.staging import Epoch, Position, list_segments, log_end, register_reader
-from spark_sink.staging_lock import lock
-from spark_sink.warehouse import Table, Version, Warehouse
+from spark_sink.client.slot_monitor import Lag, SlotMonitor, SlotReport, WALHistory
+from spark_sink.delta import log as delta_log
+from spark_sink.delta.log import read_table
+from spark_sink.staging import last_error
+from spark_sink.staging.lock import lock
+from spark_sink.staging.log import Epoch, Position, list_segments, log_end, register_reader
+from spark_sink.status import ladder
+from spark_sink.status.ladder import CommitTimes
+from spark_sink.warehouse.warehouse import Table, Version, Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -376,7 +378,7 @@ def test_status_needs_no_spark(module: str) -> None:
 
 
 def test_status_of_a_staging_directory_needs_nothing() -> None:
-    done = import_without({"pyspark", "pandas", "py4j", "numpy", "pyarrow"}, "spark_sink.status")
+    done = import_without({"pyspark", "pandas", "py4j", "numpy", "pyarrow"}, "spark_sink.status.report")
     assert done.returncode == 0, done.stderr
 
 

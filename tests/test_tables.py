@@ -19,10 +19,14 @@ from pyspark.sql.types import (
     TimestampNTZType,
 )
 
-from spark_sink import changelog, delta, delta_files, reduction, replica
-from spark_sink.parquet_file import FileWriter, Layout
-from spark_sink.staging import Epoch, Position
-from spark_sink.warehouse import Table, Version, Warehouse
+from spark_sink.changelog import tables as changelog
+from spark_sink.delta import commit as delta_files
+from spark_sink.delta import sql as delta
+from spark_sink.files.parquet import FileWriter, Layout
+from spark_sink.replica import merge as replica
+from spark_sink.replica import reduction
+from spark_sink.staging.log import Epoch, Position
+from spark_sink.warehouse.warehouse import Table, Version, Warehouse
 
 pytestmark = pytest.mark.spark
 

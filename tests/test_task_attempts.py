@@ -8,12 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from spark_sink import changelog, snapshot_progress
-from spark_sink.parquet_file import FileWriter, WrittenFile
-from spark_sink.snapshot_plan import Chunk
-from spark_sink.snapshot_progress import Written
-from spark_sink.staging import Position
-from spark_sink.warehouse import Table, Warehouse
+from spark_sink.changelog import tables as changelog
+from spark_sink.files.parquet import FileWriter, WrittenFile
+from spark_sink.snapshot import progress as snapshot_progress
+from spark_sink.snapshot.plan import Chunk
+from spark_sink.snapshot.progress import Written
+from spark_sink.staging.log import Position
+from spark_sink.warehouse.warehouse import Table, Warehouse
 
 SCHEMA = StructType([StructField("id", LongType())])
 FRUIT = Table("public", "fruit")

@@ -32,9 +32,7 @@ from pyspark.sql.types import (
 from segments import encode, relation
 
 from cdcpipe.pgoutput.messages import Column
-from spark_sink.segment_reader import Slice, TypedReader, read_relations
-from spark_sink.staging import StagingError
-from spark_sink.types import (
+from spark_sink.schema.types import (
     METADATA_FIELDS,
     as_typed,
     assign_columns,
@@ -46,6 +44,8 @@ from spark_sink.types import (
     typed_schema,
     versioned_name,
 )
+from spark_sink.source.typed import Slice, TypedReader, read_relations
+from spark_sink.staging.log import StagingError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,14 +16,18 @@ from pgoutput_build import build
 from segments import Log, relation
 
 from cdcpipe.pgoutput.messages import Insert
-from spark_sink import changelog, delta, delta_files, replica, upkeep
-from spark_sink.delta_files import ChangedError
-from spark_sink.delta_log import commits, read_table
-from spark_sink.pipeline import Pipeline
-from spark_sink.staging import Position
-from spark_sink.table_lock import TableLock
-from spark_sink.upkeep import Upkeep
-from spark_sink.warehouse import MESSAGES, Table, Version, Warehouse
+from spark_sink.changelog import tables as changelog
+from spark_sink.delta import commit as delta_files
+from spark_sink.delta import sql as delta
+from spark_sink.delta.commit import ChangedError
+from spark_sink.delta.log import commits, read_table
+from spark_sink.pipeline.pipeline import Pipeline
+from spark_sink.replica import merge as replica
+from spark_sink.staging.log import Position
+from spark_sink.upkeep import upkeep
+from spark_sink.upkeep.upkeep import Upkeep
+from spark_sink.warehouse.lock import TableLock
+from spark_sink.warehouse.warehouse import MESSAGES, Table, Version, Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -102,7 +106,9 @@ def test_small_files_become_one_and_old_ones_go(
     assert len(list(path.rglob("*.parquet"))) == 2
     assert commits(path)[-1] == version  # a commit of VACUUM's own might take the place of a micro-batch's
     assert sorted(row.id for row in delta.read(spark, path).collect()) == [0, 1, 2, 3]
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING and record.name == "spark_sink.upkeep"]
+    assert not [
+        record for record in caplog.records if record.levelno >= logging.WARNING and record.name == "spark_sink.upkeep.upkeep"
+    ]
 
 
 def _aged(action: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +158,9 @@ def test_logs_are_cut_off_at_an_old_checkpoint(spark: "SparkSession", house: War
     delta_files.commit(delta_files.open_table(path), [], Position(1, 40))
     spark.range(1).coalesce(1).write.format("delta").mode("append").save(str(path))
     assert (delta.newest_lsn(path), state(path).rows, delta.read(spark, path).count()) == (40, 4, 4)
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING and record.name == "spark_sink.upkeep"]
+    assert not [
+        record for record in caplog.records if record.levelno >= logging.WARNING and record.name == "spark_sink.upkeep.upkeep"
+    ]
 
 
 def of_versions(log: Path) -> dict[int, list[Path]]:

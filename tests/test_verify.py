@@ -19,13 +19,14 @@ from test_types import INFINITE_NUMERICS, NEWER_TYPES, TYPES
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN
-from spark_sink import delta, types
-from spark_sink.canonical import Canonical
-from spark_sink.delta_log import TableLog
-from spark_sink.launcher import Launcher, LauncherConfig
-from spark_sink.segment_filler import SealPolicy
-from spark_sink.staging import Position, list_epochs
-from spark_sink.verify import (
+from spark_sink.delta import sql as delta
+from spark_sink.delta.log import TableLog
+from spark_sink.launcher.launcher import Launcher, LauncherConfig
+from spark_sink.schema import types
+from spark_sink.staging.filler import SealPolicy
+from spark_sink.staging.log import Position, list_epochs
+from spark_sink.verify.canonical import Canonical
+from spark_sink.verify.comparison import (
     DIFFERENT,
     NOT_COMPARED,
     Difference,
@@ -35,7 +36,7 @@ from spark_sink.verify import (
     exit_code,
     verify,
 )
-from spark_sink.warehouse import Table, Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import Table, Warehouse, WarehouseError
 
 pytestmark = pytest.mark.spark
 

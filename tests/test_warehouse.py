@@ -14,9 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdcpipe.errors import InitError, InvalidArgumentsError
-from spark_sink import session
-from spark_sink.staging import Epoch, Position, StagingError
-from spark_sink.warehouse import MESSAGES, SCHEMA_HISTORY, Table, Version, Warehouse, WarehouseError, decode_name, encode_name
+from spark_sink.spark import session
+from spark_sink.staging.log import Epoch, Position, StagingError
+from spark_sink.warehouse.warehouse import (
+    MESSAGES,
+    SCHEMA_HISTORY,
+    Table,
+    Version,
+    Warehouse,
+    WarehouseError,
+    decode_name,
+    encode_name,
+)
 
 EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
 

@@ -56,7 +56,7 @@ def _visible_s(table: Path, started_at: float) -> float:
 
 def main() -> int:
     """Run the command on each slot."""
-    from spark_sink import session
+    from spark_sink.spark import session
 
     dsn, scratch, *slots = sys.argv[1:]
     logging.basicConfig(level=logging.ERROR)
@@ -75,7 +75,7 @@ def main() -> int:
 def _run(spark: Any, dsn: str, slot: str, directory: Path) -> dict[str, Any]:
     from backlog import PUBLICATION
 
-    from spark_sink import run
+    from spark_sink.commands import run
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     arguments = ["-d", dsn, "-S", slot, "--publication", PUBLICATION, "--available-now"]

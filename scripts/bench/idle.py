@@ -22,7 +22,7 @@ import postgres
 import processes
 import psutil
 
-from spark_sink import delta
+from spark_sink.delta import sql as delta
 
 REST_S = 120.0
 TRANSACTIONS = 500

@@ -28,8 +28,8 @@ import psycopg
 from backlog import PUBLICATION, Backlog, backlog
 
 from cdcpipe.pipe.framing import scan_records
-from spark_sink import segment_index
-from spark_sink.staging import list_segments
+from spark_sink.staging import index as segment_index
+from spark_sink.staging.log import list_segments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 import postgres
 
-from spark_sink import changelog, delta, session
-from spark_sink.launcher import Launcher, LauncherConfig
-from spark_sink.snapshot_copy import CHUNK_BYTES
-from spark_sink.snapshot_initial import InitialSnapshot
-from spark_sink.warehouse import Table, Warehouse
+from spark_sink.changelog import tables as changelog
+from spark_sink.delta import sql as delta
+from spark_sink.launcher.launcher import Launcher, LauncherConfig
+from spark_sink.snapshot.copy import CHUNK_BYTES
+from spark_sink.snapshot.initial import InitialSnapshot
+from spark_sink.spark import session
+from spark_sink.warehouse.warehouse import Table, Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

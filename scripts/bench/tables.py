@@ -22,12 +22,13 @@ from pathlib import Path
 
 import postgres
 
-from spark_sink import delta, session
-from spark_sink.delta_log import read_table
-from spark_sink.launcher import Launcher, LauncherConfig
-from spark_sink.pipeline import Pipeline
-from spark_sink.staging import log_end
-from spark_sink.warehouse import Table, Warehouse
+from spark_sink.delta import sql as delta
+from spark_sink.delta.log import read_table
+from spark_sink.launcher.launcher import Launcher, LauncherConfig
+from spark_sink.pipeline.pipeline import Pipeline
+from spark_sink.spark import session
+from spark_sink.staging.log import log_end
+from spark_sink.warehouse.warehouse import Table, Warehouse
 
 CREATE = "create table many_{number} (id bigint generated always as identity primary key, number integer, label text)"
 INSERT = "insert into many_{number} (number, label) select i, 'row ' || i from generate_series(1, {rows}) i"

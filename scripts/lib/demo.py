@@ -28,8 +28,8 @@ import postgres
 from workload import KEYS, Workload, make_tables
 
 from cdcpipe.lsn import LSN
-from spark_sink.staging import Position
-from spark_sink.status import describe
+from spark_sink.staging.log import Position
+from spark_sink.status.report import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -229,8 +229,9 @@ def in_spark(frame: DataFrame, columns: list[str]) -> Counter[tuple[Any, ...]]:
 
 def compare(spark: SparkSession, warehouse: Path, connection: Connection[Any], expected: Counter[str]) -> Iterator[Outcome]:
     """Compare each table, whose changelog has to have so many rows; one without a key, which only ever grows, by its changelog."""
-    from spark_sink import changelog, replica
-    from spark_sink.warehouse import MESSAGES, Table, Warehouse
+    from spark_sink.changelog import tables as changelog
+    from spark_sink.replica import merge as replica
+    from spark_sink.warehouse.warehouse import MESSAGES, Table, Warehouse
 
     found = Warehouse.existing(warehouse)
     for table, key in KEYS.items():
@@ -337,7 +338,7 @@ def perform(args: argparse.Namespace, cluster: postgres.Cluster) -> bool:
         pipeline.stop()
 
         demo.say("comparing once more, row by row, and counting what is in the changelogs")
-        from spark_sink import session
+        from spark_sink.spark import session
 
         spark = session.build(app_name="demo", format=args.format, jars_dir=args.jars)
         try:

@@ -19,9 +19,12 @@ from typing import TYPE_CHECKING, Any
 from model import Change, Ledger, Relation, quote
 
 from cdcpipe.lsn import format_lsn
-from spark_sink import changelog, delta, replica, types
-from spark_sink.verify import verify
-from spark_sink.warehouse import MESSAGES, Table, Warehouse
+from spark_sink.changelog import tables as changelog
+from spark_sink.delta import sql as delta
+from spark_sink.replica import merge as replica
+from spark_sink.schema import types
+from spark_sink.verify.comparison import verify
+from spark_sink.warehouse.warehouse import MESSAGES, Table, Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -31,7 +31,7 @@ def role(command: list[str]) -> str:
         return "executor" if any("CoarseGrainedExecutorBackend" in each for each in command) else "JVM"
     if "spark_sink" in command:
         return "driver"
-    if command[-1].endswith("spark_sink/watchdog.py"):
+    if command[-1].endswith("spark_sink/client/watchdog.py"):
         return "watchdog"
     if "cli" not in command:
         return "Python worker"

@@ -35,9 +35,9 @@ from model import PUBLICATION, Ledger, Model
 from weather import Weather
 
 from cdcpipe.lsn import LSN
-from spark_sink.staging import Position, list_epochs, log_end
-from spark_sink.status import Tables
-from spark_sink.warehouse import Warehouse
+from spark_sink.staging.log import Position, list_epochs, log_end
+from spark_sink.status.report import Tables
+from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -475,7 +475,7 @@ def main() -> int:
         parser.error(f"--kill {EXECUTOR} needs a cluster: --master 'local-cluster[2,1,1024]'")
     if args.big:
         return play_big(args)
-    from spark_sink import session
+    from spark_sink.spark import session
 
     os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM_OPTIONS)
     started = time.monotonic()

@@ -1,0 +1,1 @@
+"""Changelog tables: every change once."""

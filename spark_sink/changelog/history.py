@@ -1,0 +1,214 @@
+"""The history of the tables' schemas: every description that was in force, with the position of the first change under it.
+
+It is a changelog like the logical messages' (changelog/tables.py), in the same format: ``changelog/_cdc_schema_history``. A
+description is a version of the relation with one id, whatever its name: so a table that is renamed goes on, and one that is made
+again under the same name is another one. What the server only says again is no version.
+
+A column's number, and what rows from before have in it, are the catalog's (schema/column_numbers.py): NULL if they are not certain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from cdcpipe.pgoutput.messages import Column, Relation
+from cdcpipe.plugins.type_names import format_built_in_type
+from spark_sink.changelog import tables as changelog
+from spark_sink.delta import sql as delta
+from spark_sink.schema.column_numbers import ColumnFacts, numbered
+from spark_sink.staging.log import Position
+from spark_sink.warehouse.warehouse import SCHEMA_HISTORY, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from pyspark.sql import Row, SparkSession
+
+    from spark_sink.schema.published import PublishedTables
+    from spark_sink.source.contents import Contents, Use
+    from spark_sink.staging.log import Segment
+    from spark_sink.warehouse.warehouse import Warehouse
+
+__all__ = ["HISTORY_SCHEMA", "SchemaHistory", "SchemaVersion"]
+
+_IDENTITIES: Final = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
+_IDENTITY_CODES: Final = {name: code for code, name in _IDENTITIES.items()}
+
+_COLUMN: Final = StructType(
+    [
+        StructField("name", StringType()),
+        StructField("type", StringType()),
+        StructField("type_id", LongType()),
+        StructField("type_modifier", IntegerType()),
+        StructField("is_key", BooleanType()),
+        StructField("number", IntegerType()),
+        StructField("missing", StringType()),
+        StructField("is_filled", BooleanType()),
+        StructField("spark_column", StringType()),
+        StructField("spark_type", StringType()),
+    ]
+)
+
+HISTORY_SCHEMA: Final = StructType(
+    [
+        StructField("table_schema", StringType()),
+        StructField("table_name", StringType()),
+        StructField("relation_id", LongType()),
+        StructField("replica_identity", StringType()),
+        StructField("columns", ArrayType(_COLUMN)),
+        StructField("_cdc_epoch", IntegerType()),
+        StructField("_cdc_end_lsn", LongType()),
+        StructField("_cdc_ordinal", IntegerType()),
+    ]
+)
+"""``type`` is NULL for a type that is not built in; ``is_key``: part of the replica identity, with FULL every column is."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaVersion:
+    """A description and what the catalog says of its columns, None if that is not certain."""
+
+    end_lsn: int
+    ordinal: int
+    relation: Relation
+    facts: tuple[ColumnFacts, ...] | None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where among the table's changes it begins."""
+        return self.end_lsn, self.ordinal
+
+
+class SchemaHistory:
+    """Reads and writes the history of one warehouse."""
+
+    def __init__(self, spark: SparkSession, warehouse: Warehouse, published: PublishedTables) -> None:
+        self._spark = spark
+        self._warehouse = warehouse
+        self._published = published
+        self._state: delta.State | None = None
+        self._versions: dict[int, list[SchemaVersion]] | None = None
+
+    def note(
+        self,
+        contents: Mapping[Table, Contents],
+        fields_of: Callable[[Table, Use], Sequence[StructField] | None],
+        segments: Sequence[Segment],
+    ) -> None:
+        """Write down the versions that are new in the segments.
+
+        ``fields_of`` gives the columns of a table's changelog that a relation's are, None for one that the changelog has not had.
+        """
+        self._published.begin_batch()
+        versions = {relation_id: list(known) for relation_id, known in self._load().items()}
+        done_lsn = 0 if self._state is None else self._state.lsn
+        uses = [(use, table) for table, found in contents.items() for use in found.uses if use.end_lsn > done_lsn]
+        rows = []
+        for use, table in sorted(uses, key=lambda item: (item[0].end_lsn, item[0].ordinal)):
+            known = versions.setdefault(use.relation.relation_id, [])
+            if not known or _said(known[-1].relation) != _said(use.relation):
+                facts = self._facts(use.relation, known[-1] if known else None)
+                known.append(SchemaVersion(use.end_lsn, use.ordinal, use.relation, facts))
+                rows.append(_row(known[-1], _epoch(use, segments), fields_of(table, use)))
+        if rows:
+            end = segments[-1].end
+            start = Position(segments[0].epoch, max(segments[0].start_lsn, done_lsn))
+            table = pa.Table.from_pylist(rows, to_arrow_schema(HISTORY_SCHEMA, timezone="UTC"))
+            changelog.append(self._spark, self._warehouse, SCHEMA_HISTORY, table, HISTORY_SCHEMA, start, end)
+            self._state, self._versions = delta.State(HISTORY_SCHEMA, end.lsn), versions
+
+    def step(self, use: Use) -> tuple[SchemaVersion, SchemaVersion] | None:
+        """Return the version that begins with ``use`` and the one before it; None if none begins there, or none was before."""
+        known = (self._versions or {}).get(use.relation.relation_id, [])
+        for before, after in pairwise(known):
+            if (after.end_lsn, after.ordinal) == (use.end_lsn, use.ordinal):
+                return before, after
+        return None
+
+    def before(self, version: SchemaVersion) -> list[SchemaVersion]:
+        """Return the relation's versions before this one."""
+        known = (self._versions or {}).get(version.relation.relation_id, [])
+        return [other for other in known if other.place < version.place]
+
+    def version(self, relation_id: int, place: tuple[int, int]) -> SchemaVersion | None:
+        """Return the version in force at a place among the table's changes; None if none is known."""
+        known = self._load().get(relation_id, [])
+        return next((version for version in reversed(known) if version.place <= place), None)
+
+    def _facts(self, relation: Relation, previous: SchemaVersion | None) -> tuple[ColumnFacts, ...] | None:
+        before = None if previous is None or previous.facts is None else (previous.relation, previous.facts)
+        return numbered(relation, self._published.columns(relation), before)
+
+    def _load(self) -> dict[int, list[SchemaVersion]]:
+        """Return every relation's versions in order, read once."""
+        if self._versions is None:
+            self._state = changelog.state(self._spark, self._warehouse, SCHEMA_HISTORY)
+            versions: dict[int, list[SchemaVersion]] = {}
+            if self._state is not None:
+                rows = changelog.read(self._spark, self._warehouse, SCHEMA_HISTORY)
+                for row in rows.orderBy("_cdc_end_lsn", "_cdc_ordinal").collect():
+                    versions.setdefault(row["relation_id"], []).append(_version(row))
+            self._versions = versions
+        return self._versions
+
+
+def _said(relation: Relation) -> tuple[object, ...]:
+    """Return what makes a version."""
+    columns = tuple((column.name, column.type_id, column.type_modifier, column.is_key) for column in relation.columns)
+    return relation.namespace, relation.name, relation.replica_identity, columns
+
+
+def _version(row: Row) -> SchemaVersion:
+    columns: Iterable[Any] = row["columns"]
+    relation = Relation(
+        None,
+        row["relation_id"],
+        row["table_schema"],
+        row["table_name"],
+        _IDENTITY_CODES[row["replica_identity"]],
+        tuple(Column(int(c["is_key"]), c["name"], c["type_id"], c["type_modifier"]) for c in columns),
+    )
+    facts = tuple(ColumnFacts(c["number"], c["missing"], c["is_filled"]) for c in columns if c["number"] is not None)
+    is_known = len(facts) == len(relation.columns)
+    return SchemaVersion(row["_cdc_end_lsn"], row["_cdc_ordinal"], relation, facts if is_known else None)
+
+
+def _row(version: SchemaVersion, epoch: int, fields: Sequence[StructField] | None) -> dict[str, object]:
+    relation = version.relation
+    unknown = (None,) * len(relation.columns)
+    facts = version.facts or unknown
+    described = [
+        (
+            column.name,
+            format_built_in_type(column.type_id, column.type_modifier),
+            column.type_id,
+            column.type_modifier,
+            column.is_key,
+            *((None, None, None) if fact is None else (fact.number, fact.missing, fact.is_filled)),
+            *((None, None) if field is None else (field.name, field.dataType.simpleString())),
+        )
+        for column, fact, field in zip(relation.columns, facts, unknown if fields is None else fields, strict=True)
+    ]
+    identity = _IDENTITIES[relation.replica_identity]
+    columns = [dict(zip(_COLUMN.names, values, strict=True)) for values in described]
+    position = epoch, version.end_lsn, version.ordinal
+    row = relation.namespace, relation.name, relation.relation_id, identity, columns, *position
+    return dict(zip(HISTORY_SCHEMA.names, row, strict=True))
+
+
+def _epoch(use: Use, segments: Sequence[Segment]) -> int:
+    return next(segment.epoch for segment in segments if use.end_lsn <= segment.end_lsn)

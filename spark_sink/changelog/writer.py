@@ -1,0 +1,122 @@
+"""Segments -> files of changelogs: the part of a micro-batch that runs in executors, or for a small one in the driver.
+
+A task opens each of its segments once, for all tables: it finds the records, and decodes each of them once. What comes out are
+Arrow columns, which go to Parquet as they are: a file for each table and task, in the table's directory. That does not make them
+rows of the table; a commit of the driver's does, which knows then how many rows each file has (changelog/tables.py).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from spark_sink.files.parquet import FileWriter, Layout, WrittenFile
+from spark_sink.source.server import Origin, name_of
+from spark_sink.source.typed import OLD_PREFIX, MessageReader, OpenSlice, Slice, TypedReader, divide
+from spark_sink.staging.log import Segment
+from spark_sink.warehouse.warehouse import EXACT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+__all__ = ["Target", "Written", "write"]
+
+_TASK_BYTES: Final = 16 << 20
+"""So much a task reads at least: a file is not to have a few rows."""
+_DRIVER_BYTES: Final = 2 << 20
+"""What is no larger the driver writes itself: sooner than a task is on its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A table to which changes are to be written. Goes to executors by pickle: plain values only."""
+
+    table: tuple[str, str] | None
+    """Schema and name; None for the logical messages."""
+    schema: StructType
+    """The columns of its changelog."""
+    directory: str
+    layout: Layout
+    """The columns of its files."""
+    after_lsn: int
+    """It has everything up to there."""
+    types: str = EXACT
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A table's file, and how many values in it their type cannot hold, by column, those of old rows aside."""
+
+    file: WrittenFile
+    exact: Counter[str]
+
+
+def write(
+    spark: SparkSession, segments: Sequence[Segment], targets: Sequence[Target], origin: Origin | None = None
+) -> list[list[Written]]:
+    """Write what segments have for the targets, and return the files of each.
+
+    Executors read the segments where they are here, or with an ``origin`` get them from there.
+    """
+    sizes = [segment.size() for segment in segments]
+    if sum(sizes) <= _DRIVER_BYTES:
+        found = [_write([_slice(segment, None) for segment in segments], targets)]
+    else:
+        context = spark.sparkContext
+        slices = [(_slice(segment, origin), size) for segment, size in zip(segments, sizes, strict=True)]
+        task_bytes = max(_TASK_BYTES, -(-sum(sizes) // context.defaultParallelism))
+        tasks = divide(slices, task_bytes, task_bytes)
+        found = context.parallelize(tasks, len(tasks)).map(lambda pieces: _write(pieces, targets)).collect()
+    return [[of_target for of_target in of_targets if of_target is not None] for of_targets in zip(*found, strict=True)]
+
+
+def _slice(segment: Segment, origin: Origin | None) -> Slice:
+    path = str(segment.path) if origin is None else name_of(segment.path)
+    return Slice(path, segment.epoch, segment.start_lsn, segment.end_lsn, origin=origin)
+
+
+def _write(pieces: Sequence[Slice], targets: Sequence[Target]) -> list[Written | None]:
+    """Write one file for each target for which there is anything."""
+    opened: dict[Slice, OpenSlice] = {}
+
+    def open_beyond(piece: Slice, lsn: int) -> OpenSlice:
+        wanted = replace(piece, after_lsn=max(piece.after_lsn, lsn))
+        if wanted not in opened:
+            opened[wanted] = OpenSlice(wanted)
+        return opened[wanted]
+
+    def beyond(lsn: int) -> Iterator[OpenSlice]:
+        return (open_beyond(piece, lsn) for piece in pieces if piece.until_lsn > lsn)
+
+    return [_write_table(beyond(target.after_lsn), target) for target in targets]
+
+
+def _write_table(slices: Iterator[OpenSlice], target: Target) -> Written | None:
+    writer: FileWriter | None = None
+    exact: Counter[str] = Counter()
+    for opened in slices:
+        for batch in _reader(opened, target).read():
+            if writer is None:
+                writer = FileWriter(target.directory, f"part-{secrets.token_hex(16)}.parquet", target.layout)
+            writer.write_batch(batch)
+            if target.table is not None:
+                exact.update(_count_exact(batch))
+    return None if writer is None else Written(writer.close(), exact)
+
+
+def _reader(opened: OpenSlice, target: Target) -> MessageReader | TypedReader:
+    if target.table is None:
+        return MessageReader(opened, target.schema)
+    return TypedReader(opened, target.table, target.schema, target.types)
+
+
+def _count_exact(batch: pa.RecordBatch) -> dict[str, int]:
+    counts = batch.column("_cdc_exact").keys.value_counts().to_pylist()
+    return {each["values"]: each["counts"] for each in counts if not each["values"].startswith(OLD_PREFIX)}

@@ -1,0 +1,1 @@
+"""The command line of ``cdcpipe-spark``: one module for each subcommand."""

@@ -1,0 +1,46 @@
+"""``cdcpipe-spark land``: the launcher alone."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from spark_sink.commands.options import CONTEXT_SETTINGS, ProgressLine, launcher_config, launcher_options, log_to_stderr
+from spark_sink.commands.signals import on_signals
+from spark_sink.launcher.launcher import Launcher
+from spark_sink.staging import last_error
+
+__all__ = ["command"]
+
+_EXAMPLE = """\b
+Example:
+  cdcpipe-spark land -d shop -S shop_cdc --publication shop -c --staging /var/lib/cdc/shop --available-now"""
+
+
+@click.command("land", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
+@launcher_options
+def command(**options: Any) -> None:
+    """Take a slot's changes to a staging directory. Needs no Spark and no Java.
+
+    What is in the log, durably, is confirmed to the server; nothing else ever is. Ends at SIGINT and SIGTERM, cleanly, or
+    with --available-now by itself. May be killed at any time: start it again, and it goes on where the log ends.
+    """
+    config = launcher_config(**options)
+    log_to_stderr(verbose=config.verbose)
+    launcher = Launcher(config)
+    with on_signals(launcher.request_stop):
+        line = ProgressLine(time.monotonic())
+        try:
+            launcher.start()
+            while not launcher.wait(line.interval_s):
+                line.update(launcher.progress, time.monotonic())
+        except Exception as ex:
+            last_error.note(config.staging, "land", ex)
+            raise
+        finally:
+            line.clear()
+            launcher.stop()
+        last_error.clear(config.staging)
+        line.update(launcher.progress, time.monotonic(), is_last=True)

@@ -1,0 +1,96 @@
+"""Deletion vectors of Delta tables: which rows of a file are not part of the table any more. No Spark, no Java.
+
+The forms are those of Delta's protocol (PROTOCOL.md, "Deletion Vectors"): a set of row numbers as a Roaring bitmap, in a file
+that may hold those of several data files, or in the log itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import string
+import struct
+import uuid
+import zlib
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from pyroaring import BitMap
+
+from spark_sink.files import places as storage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["read", "write"]
+
+_FILE_VERSION: Final = b"\x01"
+_MAGIC: Final = 1681511377
+_ONE_BITMAP: Final = struct.pack("<IQI", _MAGIC, 1, 0)
+"""What comes before a bitmap of row numbers below 2**32: numbers are 64 bits wide, in a bitmap for each upper half that occurs."""
+_UUID_CHARACTERS: Final = 20
+
+# Z85 and what Python has, base 85 as of RFC 1924, differ in the order of their characters.
+_RFC_1924: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase + "!#$%&()*+-;<=>?@^_`{|}~"
+_Z85: Final = string.digits + string.ascii_lowercase + string.ascii_uppercase + ".-:+=^!/*?&<>()[]{}@%$#"
+_FROM_Z85, _TO_Z85 = str.maketrans(_Z85, _RFC_1924), str.maketrans(_RFC_1924, _Z85)
+
+
+def read(directory: Path, descriptor: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """Return the numbers of the rows, in order; ``directory`` is the table's.
+
+    Raises OSError, or ValueError for what is not such a vector, or has row numbers of more than 32 bits.
+    """
+    size, where = int(descriptor["sizeInBytes"]), descriptor["pathOrInlineDv"]
+    match descriptor["storageType"]:
+        case "i":
+            data = base64.b85decode(where.translate(_FROM_Z85))[:size]
+        case "u":
+            data = _read_file(_file(directory, where), int(descriptor.get("offset") or 0), size)
+        case other:
+            raise ValueError(f"a deletion vector of storage type {other!r}")
+    if len(data) != size or data[: len(_ONE_BITMAP)] != _ONE_BITMAP:
+        raise ValueError(f"a deletion vector of another form: {data[: len(_ONE_BITMAP)].hex()}")
+    return np.asarray(BitMap.deserialize(data[len(_ONE_BITMAP) :]).to_array(), dtype=np.uint32)
+
+
+def _file(directory: Path, where: str) -> Path:
+    prefix, identity = where[:-_UUID_CHARACTERS], where[-_UUID_CHARACTERS:]
+    name = f"deletion_vector_{uuid.UUID(bytes=base64.b85decode(identity.translate(_FROM_Z85)))}.bin"
+    return directory / prefix / name
+
+
+def _read_file(path: Path, offset: int, size: int) -> bytes:
+    with path.open("rb") as stream:
+        stream.seek(offset)
+        framed = stream.read(size + 8)
+    data = framed[4:-4]
+    if len(framed) != size + 8 or framed != _framed(data):
+        raise ValueError(f"{path} has no deletion vector of {size} bytes at {offset}")
+    return data
+
+
+def _framed(data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data))
+
+
+def write(directory: Path, vectors: Sequence[np.ndarray[Any, Any]]) -> list[dict[str, Any]]:
+    """Write vectors, each the numbers of some rows, to a new file in the table's directory; return what the log says of each."""
+    identity = uuid.uuid4()
+    where = base64.b85encode(identity.bytes).decode().translate(_TO_Z85)
+    found = []
+    written = bytearray(_FILE_VERSION)
+    for rows in vectors:
+        data = _ONE_BITMAP + BitMap(rows.astype(np.uint32)).serialize()
+        found.append(
+            {
+                "storageType": "u",
+                "pathOrInlineDv": where,
+                "offset": len(written),
+                "sizeInBytes": len(data),
+                "cardinality": len(rows),
+            }
+        )
+        written += _framed(data)
+    storage.write_file(_file(directory, where), bytes(written))
+    return found

@@ -1,0 +1,301 @@
+"""What a Delta table's log says of the table, read without Spark and without Java: `TableLog`, `read_table`; and `shorten`.
+
+The log is replayed as Delta's protocol has it (PROTOCOL.md, "Action Reconciliation"): the newest checkpoint, in one file or
+several, and the commits after it. Rows are counted from the files' statistics, less what their deletion vectors take away.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from spark_sink.files import places as storage
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+__all__ = ["APPLICATION", "TableLog", "TableState", "commit_path", "commits", "is_long", "read_table", "shorten"]
+
+APPLICATION = "cdcpipe"
+"""Under this name a table's transaction version is the LSN up to which it has its changes.
+
+LSNs only grow, over all epochs of a staging directory, so Delta skips a commit that is made a second time. The number of a
+micro-batch would not do: a new checkpoint starts it at 0 again.
+"""
+_COMMIT = re.compile(r"([0-9]{20})\.json", re.ASCII)
+_CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint(?:\.([0-9]{10})\.([0-9]{10}))?\.parquet", re.ASCII)
+_CHECKPOINT_V2 = re.compile(r"([0-9]{20})\.checkpoint\.[0-9a-f-]{36}\.(?:json|parquet)", re.ASCII)
+"""Of that form one file is all, which may name others ("sidecars")."""
+_OF_VERSION = re.compile(r"\.?([0-9]{20})\.", re.ASCII)
+"""How the names of all begin that a log has of one version, checksums among it."""
+_LAST_CHECKPOINT = "_last_checkpoint"
+_OWN_RETENTION = {"delta.logRetentionDuration", "delta.enableExpiredLogCleanup"}
+_MANY_COMMITS = 200
+"""A checkpoint costs a second, and so many commits less to read."""
+_ATTEMPTS = 3
+"""A log may be cleaned up while it is read: what was listed is gone then, and a newer checkpoint is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """A Delta table as of its newest commit."""
+
+    version: int
+    lsn: int | None
+    """Up to where it has its changes: what delta.recording noted; None for a table that is not ours."""
+    written_ms: int | None
+    """When it was last written to, in milliseconds since 1970."""
+    rows: int | None
+    """None if some file has no statistics."""
+    sizes: tuple[int, ...]
+    """Of each file, in bytes."""
+
+    @property
+    def files(self) -> int:
+        """How many files it has."""
+        return len(self.sizes)
+
+    @property
+    def size(self) -> int:
+        """How many bytes they have."""
+        return sum(self.sizes)
+
+    def small_files(self, size: int) -> int:
+        """Return how many files are smaller."""
+        return sum(each < size for each in self.sizes)
+
+
+class TableLog:
+    """A table's log, replayed up to the commit that was the newest at the last ``refresh``.
+
+    ``refresh`` raises OSError, or ValueError for a log that is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._log = path / "_delta_log"
+        self._forget()
+
+    def _forget(self) -> None:
+        self.version = -1
+        """The newest commit; -1 if there is no table."""
+        self.lsn: int | None = None
+        """Up to where it has its changes: what delta.recording noted; None for a table that is not ours."""
+        self.written_ms: int | None = None
+        """When it was last written to, in milliseconds since 1970."""
+        self.metadata: Mapping[str, Any] = {}
+        """The action that defines its columns and properties."""
+        self.protocol: Mapping[str, Any] = {}
+        self.clustering: tuple[str, ...] = ()
+        """The columns by which its rows are clustered, by the names in its files; fields of structs aside."""
+        self._files: dict[tuple[str, str], Mapping[str, Any]] = {}
+
+    @property
+    def files(self) -> Collection[Mapping[str, Any]]:
+        """The actions that have added the files that it has."""
+        return self._files.values()
+
+    def refresh(self) -> Self:
+        """Read it."""
+        for attempt in range(_ATTEMPTS):
+            self._forget()
+            try:
+                self._read()
+            except FileNotFoundError:
+                if attempt == _ATTEMPTS - 1 and self._log.is_dir():
+                    raise
+            else:
+                return self
+        self._forget()
+        return self
+
+    def _read(self) -> None:
+        names = _names(self._log)
+        versions = _versions(names)
+        if not versions:
+            return
+        checkpoint, parts = _newest_checkpoint(names)
+        for name in parts:
+            for action in _checkpoint_actions(self._log / name):
+                self._apply(action)
+        self.version = checkpoint
+        for version in versions:
+            if version > checkpoint:
+                if version != self.version + 1:
+                    raise ValueError(f"the log of {self.path} lacks what comes before version {version}")
+                for line in self._commit(version):
+                    self._apply(json.loads(line))
+                self.version = version
+        if versions[-1] <= checkpoint:  # the checkpoint has no commitInfo
+            for line in self._commit(versions[-1]):
+                if b'"commitInfo"' in line:
+                    self._apply(json.loads(line))
+
+    def _commit(self, version: int) -> list[bytes]:
+        return storage.read_lines(commit_path(self.path, version))
+
+    def _apply(self, action: Mapping[str, Any]) -> None:
+        if (add := action.get("add")) is not None:
+            self._files[_identity(add)] = add
+        elif (remove := action.get("remove")) is not None:
+            self._files.pop(_identity(remove), None)
+        elif (transaction := action.get("txn")) is not None:
+            if transaction["appId"] == APPLICATION:
+                self.lsn = int(transaction["version"])
+        elif (information := action.get("commitInfo")) is not None:
+            self.written_ms = int(information["timestamp"]) if "timestamp" in information else self.written_ms
+        elif (metadata := action.get("metaData")) is not None:
+            self.metadata = metadata
+        elif (protocol := action.get("protocol")) is not None:
+            self.protocol = protocol
+        elif (domain := action.get("domainMetadata")) is not None and domain["domain"] == "delta.clustering":
+            names = [] if domain.get("removed") else json.loads(domain["configuration"])["clusteringColumns"]
+            self.clustering = tuple(name for name, *fields in names if not fields)
+
+
+def read_table(path: Path, known: TableState | None = None) -> TableState | None:
+    """Return the state of the table, None if there is none; ``known`` itself if nothing has changed since.
+
+    Raises OSError, or ValueError for a log that is damaged.
+    """
+    if known is not None and _is_newest(path, known.version):
+        return known
+    log = TableLog(path).refresh()
+    if log.version < 0:
+        return None
+    counts = [_row_count(file) for file in log.files]
+    return TableState(
+        version=log.version,
+        lsn=log.lsn,
+        written_ms=log.written_ms,
+        rows=None if None in counts else sum(count for count in counts if count is not None),
+        sizes=tuple(int(file["size"]) for file in log.files),
+    )
+
+
+def commit_path(path: Path, version: int) -> Path:
+    """Return where a commit of a table is, or would be."""
+    return path / "_delta_log" / f"{version:020d}.json"
+
+
+def commits(path: Path) -> list[int]:
+    """Return the numbers of a table's commits from its last checkpoint on, in order; none if there is no table."""
+    return _versions(_names(path / "_delta_log"))
+
+
+def is_long(path: Path) -> bool:
+    """Tell whether a table's log has so many commits behind its newest checkpoint that another one saves readers time."""
+    names = _names(path / "_delta_log")
+    checkpoint, _ = _newest_checkpoint(names)
+    return sum(version > checkpoint for version in _versions(names)) >= _MANY_COMMITS
+
+
+def shorten(path: Path, age_s: float) -> int:
+    """Delete what a log has from before the newest checkpoint that is so old; return how many commits that were.
+
+    A reader who has begun since then finds all that it wants. Left alone are logs of tables with a property that says how long
+    they are to be, and those with checkpoints that are more than their files: Delta shortens these itself.
+    """
+    log = path / "_delta_log"
+    names = storage.list_names(log)
+    checkpoints = sorted(_checkpoints(names))
+    until = time.time() - age_s
+    old = bisect_right(checkpoints, until, key=lambda each: (log / each[1][-1]).stat().st_mtime)
+    first = checkpoints[old - 1][0] if old else 0
+    # In order: a commit is there as long as the one before it is, and who makes the next one looks for that (delta/commit.py).
+    gone = sorted(name for name in names if (match := _OF_VERSION.match(name)) and int(match[1]) < first)
+    if not gone or any(map(_CHECKPOINT_V2.fullmatch, names)):
+        return 0
+    if _OWN_RETENTION & TableLog(path).refresh().metadata.get("configuration", {}).keys():
+        return 0
+    storage.remove_files(log, gone)
+    return len(_versions(gone))
+
+
+def _names(log: Path) -> list[str]:
+    """Return the names in a log from its last checkpoint on. What is before may be much, and only `shorten` needs it."""
+    try:
+        version = int(json.loads((log / _LAST_CHECKPOINT).read_bytes())["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        version = 0  # it is but a hint
+    names = storage.list_names(log)
+    first = f"{version:020d}."
+    kept = [name for name in names if name >= first]
+    return kept if f"{first}json" in kept and _newest_checkpoint(kept)[1] else names
+
+
+def _versions(names: Iterable[str]) -> list[int]:
+    return sorted(int(match[1]) for match in map(_COMMIT.fullmatch, names) if match is not None)
+
+
+def _is_newest(path: Path, version: int) -> bool:
+    return commit_path(path, version).exists() and not commit_path(path, version + 1).exists()
+
+
+def _newest_checkpoint(names: Iterable[str]) -> tuple[int, list[str]]:
+    """Return the version of the newest checkpoint that is complete, and its files; -1 and none if there is none."""
+    return max(_checkpoints(names), default=(-1, []))
+
+
+def _checkpoints(names: Iterable[str]) -> list[tuple[int, list[str]]]:
+    """Return the checkpoints that are complete: their versions and files."""
+    found: dict[tuple[int, int], list[str]] = {}
+    complete = []
+    for name in names:
+        if (match := _CHECKPOINT.fullmatch(name)) is not None:
+            found.setdefault((int(match[1]), int(match[3] or 1)), []).append(name)
+        elif (match := _CHECKPOINT_V2.fullmatch(name)) is not None:
+            complete.append((int(match[1]), [name]))
+    return complete + [(version, sorted(parts)) for (version, count), parts in found.items() if len(parts) == count]
+
+
+def _checkpoint_actions(path: Path) -> Iterator[Mapping[str, Any]]:
+    if path.suffix == ".json":
+        actions: Iterable[Mapping[str, Any]] = map(json.loads, storage.read_lines(path))
+    else:
+        actions = _parquet_actions(path)
+    for action in actions:
+        if (sidecar := action.get("sidecar")) is None:
+            yield action
+        else:
+            yield from _parquet_actions(path.parent / "_sidecars" / sidecar["path"])
+
+
+def _parquet_actions(path: Path) -> Iterator[Mapping[str, Any]]:
+    file = storage.parquet_reader(path)
+    wanted = [
+        name for name in ("add", "txn", "metaData", "protocol", "domainMetadata", "sidecar") if name in file.schema_arrow.names
+    ]
+    for batch in file.iter_batches(columns=wanted):
+        for action in batch.to_pylist(maps_as_pydicts="strict"):
+            yield {kind: _said(body) for kind, body in action.items() if body}
+
+
+def _said(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an action as a commit would have it: without what is null, and what is there a second time, as columns."""
+    return {
+        key: _said(value) if isinstance(value, dict) else value
+        for key, value in body.items()
+        if value is not None and not key.endswith("_parsed")
+    }
+
+
+def _identity(file: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what tells a file with one deletion vector from the same file with another."""
+    vector = file.get("deletionVector")
+    if not vector:
+        return file["path"], ""
+    return file["path"], f"{vector['storageType']}{vector['pathOrInlineDv']}@{vector.get('offset')}"
+
+
+def _row_count(file: Mapping[str, Any]) -> int | None:
+    """Return how many rows a file has that its deletion vector leaves; None if it has no statistics."""
+    count = json.loads(file.get("stats") or "{}").get("numRecords")
+    if count is None:
+        return None
+    return int(count) - int((file.get("deletionVector") or {}).get("cardinality", 0))

@@ -1,0 +1,90 @@
+"""Rows of Delta tables read from their files, with Arrow: no Spark, no Java.
+
+A table's columns have other names in its files than in the table, and a file from before a column was added has not got it, or one
+that is narrower. What the files are, and what they have, is in the log (delta/log.py); rows that a deletion vector has taken out
+are still in the file.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+
+from spark_sink.delta import deletion_vector
+from spark_sink.delta.schema import arrow_schema
+from spark_sink.files import places as storage
+from spark_sink.files.parquet import fitted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from pyspark.sql.types import StructType
+
+    Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
+__all__ = ["UnreadableError", "fields_of", "present_rows", "read_columns", "statistics", "uncompressed_bytes"]
+
+
+class UnreadableError(Exception):
+    """The rows can't be read here."""
+
+
+def fields_of(physical: StructType, names: Sequence[str]) -> dict[str, pa.Field]:
+    """Return, by the table's names, the columns as its files have them."""
+    fields = dict(zip(names, arrow_schema(physical), strict=True))
+    if any("." in field.name for field in fields.values()):
+        raise UnreadableError("a point in a column's name")  # it would be that of a field in a struct
+    return fields
+
+
+def read_columns(directory: Path, file: Mapping[str, Any], fields: Mapping[str, pa.Field]) -> dict[str, pa.Array]:
+    """Read columns of a file, all rows, as the table has them; of structs those fields that are asked for."""
+    with storage.parquet_reader(directory / unquote(file["path"]), coerce_int96_timestamp_unit="us") as opened:
+        present = {field.name: field.type for field in opened.schema_arrow}
+        paths = []
+        for field in fields.values():
+            if not pa.types.is_struct(field.type):
+                paths.append(field.name)
+            elif field.name not in present or not {child.name for child in field.type} <= {c.name for c in present[field.name]}:
+                raise UnreadableError("a file from before a column of the key")
+            else:
+                paths += [f"{field.name}.{child.name}" for child in field.type]
+        rows, count = opened.read(columns=paths), opened.metadata.num_rows
+    return {
+        name: _column(rows[field.name].combine_chunks(), field.type) if field.name in present else pa.nulls(count, field.type)
+        for name, field in fields.items()
+    }
+
+
+def _column(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if not pa.types.is_struct(kind):
+        return fitted(array, kind)
+    children = [fitted(array.field(child.name), child.type) for child in kind]  # the file has an order of its own
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
+
+
+def present_rows(directory: Path, file: Mapping[str, Any], count: int) -> Flags:
+    """Tell of each row of a file whether it is part of the table."""
+    present = np.ones(count, dtype=bool)
+    if (vector := file.get("deletionVector")) is not None:
+        present[deletion_vector.read(directory, vector)] = False
+    return present
+
+
+def uncompressed_bytes(directory: Path, file: Mapping[str, Any]) -> int:
+    """Return how much is in a file, which may be a thousand times its size."""
+    with storage.parquet_reader(directory / unquote(file["path"])) as opened:
+        return sum(opened.metadata.row_group(number).total_byte_size for number in range(opened.metadata.num_row_groups))
+
+
+def statistics(file: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the log says of the values in a file, among it ``numRecords``, by the file's names of columns."""
+    found: dict[str, Any] = json.loads(file.get("stats") or "{}")
+    if "numRecords" not in found:
+        raise UnreadableError("a file without statistics")
+    return found

@@ -1,0 +1,1 @@
+"""Places, local or in an object store: durable and conditional writes, file locks, Parquet files."""

@@ -1,0 +1,314 @@
+"""Where a warehouse is, in a file system or in an object store, and what is done otherwise in one than in the other. No pyspark.
+
+A place is a `Path`, or in a store a `UPath`, which is used in the same way (universal_pathlib, over fsspec). Its `name` is what
+Spark calls it, and `place` makes it again of that, in executors too.
+
+A commit is a file that is there whole or not at all, and never in the place of another one; a file is durable before anything
+says that it is there. In a file system a hard link does the first, and fsync the second. In a store an object is there when all of
+it is, durable, and a PUT may have the condition that there is none (`check_store`). A store has neither directories nor a
+rename; and nothing there is locked: locks, and Spark's checkpoint, are with the staging directory (`Warehouse.local_root`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
+from spark_sink.files.local import local_directory
+from spark_sink.staging import log as staging
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import pyarrow.parquet as pq
+
+__all__ = [
+    "StorageError",
+    "check_store",
+    "copy_files",
+    "is_local",
+    "list_names",
+    "make_directory",
+    "move_files",
+    "name",
+    "parquet_reader",
+    "parquet_writer",
+    "place",
+    "put_if_absent",
+    "read_json",
+    "read_lines",
+    "remove_files",
+    "remove_tree",
+    "sync_directory",
+    "sync_file",
+    "write_file",
+    "write_json",
+]
+
+_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+_EXTRAS: Final = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "gs": "gcs"}
+"""By scheme, the optional dependencies that reach such a store."""
+
+_AZURE: Final = re.compile(r"abfss?://[^@/]+@[^@./]+\.dfs\.core\.windows\.net(/|$)")
+
+_CREDENTIALS: Final = {
+    "s3": "bucket is there, and that the environment has credentials, region and endpoint (AWS_ACCESS_KEY_ID, "
+    "AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL)",
+    "azure": "container is there, and that the environment has credentials (AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN; "
+    "with AZURE_STORAGE_ANON=false a managed identity's)",
+    "gcs": "bucket is there, and that the environment has credentials (GOOGLE_APPLICATION_CREDENTIALS, the path of a key file)",
+}
+
+
+class StorageError(CdcpipeError):
+    """An object store can't be reached, refuses what is asked of it, or can't do what is needed."""
+
+
+# --- places ---
+
+
+def place(given: Path | str, what: str = "this") -> Path:
+    """Return the place of ``what`` that a path or a URL is, a path as an absolute one.
+
+    Raises InvalidArgumentsError for a URL of something else than a known object store, InitError if what reaches it is not
+    installed.
+    """
+    match = _URL.match(given) if isinstance(given, str) else None
+    if match is None:
+        return local_directory(given, what) if isinstance(given, str) or is_local(given) else given
+    text = str(given)
+    extra = _EXTRAS.get(match[1])
+    if extra is None:
+        schemes = ", ".join(f"{scheme}://" for scheme in _EXTRAS)
+        raise InvalidArgumentsError(
+            f"{text}: {what} can't be there",
+            hint=f"give a path of a local or mounted file system, or a URL that begins with {schemes}",
+        )
+    if extra == "azure" and not _AZURE.match(text):
+        raise InvalidArgumentsError(f"{text}: write {match[1]}://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH")
+    try:
+        from upath import UPath
+
+        # Others write there, too: what was listed a moment ago is of no use.
+        made = UPath(text, use_listings_cache=False)
+        made.fs  # noqa: B018 - imports what reaches the store
+    except ImportError as ex:
+        raise InitError(f"{text}: {ex}", hint=f"pip install 'cdcpipe[{extra}]'") from ex
+    except ValueError as ex:
+        raise InvalidArgumentsError(f"{text}: {ex}") from ex
+    return cast("Path", made)
+
+
+def is_local(path: Path) -> bool:
+    """Tell whether a place is in a file system."""
+    return isinstance(path, Path)
+
+
+def name(path: Path) -> str:
+    """Return what Spark calls a place."""
+    account = None if is_local(path) else _store(path).storage_options.get("account_name")
+    if account is None:
+        return str(path)
+    container, _, rest = _store(path).path.partition("/")
+    return f"{_store(path).protocol}://{container}@{account}.dfs.core.windows.net/{rest}"
+
+
+def _store(path: Path) -> Any:
+    """Return a place in a store as the UPath that it is."""
+    return path
+
+
+def check_store(root: Path) -> None:
+    """Raise StorageError unless a store puts nothing in the place of what is there, if asked not to."""
+    if is_local(root):
+        return
+    path = root / "_cdcpipe/store_check"
+    for _ in range(2):
+        try:
+            put_if_absent(path, secrets.token_hex(8).encode())
+        except FileExistsError:
+            return
+        except Exception as ex:
+            raise _unreachable(path, ex) from ex
+    raise StorageError(
+        f"the store of {name(root)} has no conditional writes: it replaced an object that it was asked to leave alone",
+        hint="Delta Lake's commits need them; S3, MinIO, Azure and Google Cloud Storage have them",
+    )
+
+
+# --- directories ---
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory, and those above it, where they are not there."""
+    if is_local(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def list_names(path: Path) -> list[str]:
+    """Return the names in a directory, none if it is not there."""
+    try:
+        if is_local(path):
+            return os.listdir(path)  # noqa: PTH208 - a log may have 100,000 names, and for each a Path would be made
+        return [entry.rstrip("/").rpartition("/")[2] for entry in _store(path).fs.ls(_store(path).path, detail=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory with all that is in it, if it is there; what can't be removed stays."""
+    if is_local(path):
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    try:
+        _store(path).fs.rm(_store(path).path, recursive=True)
+    except OSError:
+        return
+
+
+def remove_files(path: Path, names: Sequence[str]) -> None:
+    """Remove files of a directory, in this order in a file system; those that have gone already are left out."""
+    if is_local(path):
+        for each in names:
+            (path / each).unlink(missing_ok=True)
+    elif names:
+        _store(path).fs.rm([str(_store(path / each).path) for each in names])
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    if is_local(path):
+        staging.fsync_directory(path)
+
+
+# --- files ---
+
+
+def sync_file(path: Path) -> None:
+    """Make what was written to a file durable."""
+    if is_local(path):
+        with path.open("rb") as written:
+            os.fsync(written.fileno())
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a new file, which is durable then; its name is once its directory is (`sync_directory`)."""
+    if not is_local(path):
+        path.write_bytes(data)
+        return
+    with path.open("xb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def put_if_absent(path: Path, data: bytes) -> None:
+    """Put a file in its place, whole and durable; FileExistsError if there is one."""
+    if not is_local(path):
+        try:
+            _store(path).fs.pipe_file(_store(path).path, data, mode="create")
+        except FileExistsError:
+            # The answer to a request may get lost, and the request be made again.
+            if path.read_bytes() != data:
+                raise
+        return
+    temporary = path.with_name(f".cdcpipe-{secrets.token_hex(8)}.tmp")
+    try:
+        write_file(temporary, data)
+        try:
+            # Unlike a rename a link fails where something is.
+            os.link(temporary, path)
+        except OSError:
+            # Over a network (NFS), too, an answer may get lost, and a request be made again.
+            if not (path.exists() and path.samefile(temporary)):
+                raise
+    finally:
+        temporary.unlink(missing_ok=True)
+    staging.fsync_directory(path.parent)
+
+
+def read_lines(path: Path) -> list[bytes]:
+    """Return the lines of a file of JSON, a text in each.
+
+    Only a line feed ends a line. `str.splitlines` would cut at U+2028, U+2029 and U+0085, too, which JSON may have in its strings.
+    """
+    return [line for line in path.read_bytes().split(b"\n") if line]
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Read a small JSON file as `staging.read_json` does; StorageError for a store that can't be reached."""
+    try:
+        return staging.read_json(path)
+    except CdcpipeError:
+        raise
+    except Exception as ex:
+        if is_local(path):
+            raise
+        raise _unreachable(path, ex) from ex
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Put a small JSON file in place, whole and durable when this returns; StorageError for a store that can't be reached."""
+    if is_local(path):
+        staging.write_json(path, value)
+        return
+    try:
+        path.write_bytes(json.dumps(value, indent=1).encode() + b"\n")
+    except Exception as ex:
+        raise _unreachable(path, ex) from ex
+
+
+def _unreachable(path: Path, ex: Exception) -> StorageError:
+    return StorageError(
+        f"{name(path)} can't be reached: {str(ex).strip().partition(chr(10))[0] or type(ex).__name__}",
+        hint=f"see that the {_CREDENTIALS[_EXTRAS[_store(path).protocol]]}",
+    )
+
+
+def copy_files(source: Path, target: Path, names: Iterable[str]) -> None:
+    """Give files of one directory to another one, too. Nobody writes to them after that."""
+    if not is_local(source):
+        files = [(str(_store(source / each).path), str(_store(target / each).path)) for each in names]
+        if files:
+            _store(source).fs.copy(*map(list, zip(*files, strict=True)))
+        return
+    for each in names:
+        os.link(source / each, target / each)
+
+
+def move_files(source: Path, target: Path, names: Iterable[str]) -> None:
+    """Take files of one directory to another one, where they are new: for VACUUM, which knows nothing of locks.
+
+    In a store they are copied: who gave them to the other directory removes them.
+    """
+    if not is_local(source):
+        copy_files(source, target, names)
+        return
+    for each in names:
+        (source / each).touch()
+        (source / each).rename(target / each)
+
+
+def parquet_reader(path: Path, **options: Any) -> pq.ParquetFile:
+    """Open a Parquet file."""
+    import pyarrow.parquet as pq
+
+    if is_local(path):
+        return pq.ParquetFile(path, **options)
+    # What is wanted of a store is asked for at once, and nothing else.
+    return pq.ParquetFile(_store(path).open("rb", cache_type="none"), pre_buffer=True, **options)
+
+
+def parquet_writer(path: Path, schema: Any, **options: Any) -> pq.ParquetWriter:
+    """Begin a Parquet file."""
+    import pyarrow.parquet as pq
+
+    if is_local(path):
+        return pq.ParquetWriter(path, schema, **options)
+    return pq.ParquetWriter(_store(path).path, schema, filesystem=_store(path).fs, **options)

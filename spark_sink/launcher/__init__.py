@@ -1,0 +1,1 @@
+"""From the pipe to sealed segments."""

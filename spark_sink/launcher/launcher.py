@@ -1,0 +1,576 @@
+"""The launcher: runs the streamer, fills the staging log, confirms what is sealed. It speaks only the pipe; no pyspark.
+
+    launcher = Launcher(LauncherConfig(slot="s", publications=("p",), staging=Path("staging"), connection=("-d", "dbname=app")))
+    with launcher:            # start() ... stop()
+        launcher.wait()       # ends by itself with available_now, or on an error, which it raises
+
+Three threads of its own. One reads the streamer's stdout, fills the open segment and writes `F`, `q`; so a full pipe in one
+direction never stops the other. One seals, so that the stream flows on while the disk works. One reads stderr.
+
+The server sends large transactions before they commit, and the streamer puts them together (`--whole-transactions`): here
+come only whole transactions, in commit order. What it holds of those in progress beyond 64 MiB is in files without names in
+``spill``, which is the staging directory unless another is given.
+
+A streamer that ends, however it ends, costs nothing: what it had sent of a transaction without its end is forgotten, the rest
+is sealed, and the next one is asked for what comes after the log's end (`--startpos`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import random
+import select
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from cdcpipe.errors import CdcpipeError, ProtocolError, RewoundServerError
+from cdcpipe.lsn import LSN, format_lsn
+from cdcpipe.pipe.commands import QUIT, encode_feedback
+from cdcpipe.pipe.exitcode import ExitCode
+from spark_sink.client.process import COMMAND, Child, ask, is_report
+from spark_sink.files.local import local_directory
+from spark_sink.launcher.restart import Failure, RestartPolicy, error_of
+from spark_sink.staging import known_position
+from spark_sink.staging.filler import SealPolicy, SegmentFiller
+from spark_sink.staging.log import Position, Retention, StagingError, remove_consumed
+from spark_sink.staging.writer import Failpoint, StagingWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+
+    from spark_sink.staging.filler import Operation
+    from spark_sink.staging.log import Segment
+    from spark_sink.staging.writer import Sealing
+
+__all__ = ["Launcher", "LauncherConfig", "Prepared", "Progress"]
+
+_logger = logging.getLogger(__name__)
+
+_PIPE_BYTES = 1 << 20
+_READ_BYTES, _LEAST_READ_BYTES = 1 << 20, 512
+_LONGEST_POLL_S = 3600.0
+
+_BULK_BYTES, _BULK_PAUSE_S = 32 << 10, 0.004
+"""After a read of so much more is coming, and is let come: fewer and larger reads. The pipe holds what comes in that time."""
+
+_QUIT_TIMEOUT_S = 30.0
+"""How long a streamer may take to end after `q`; then it is killed. What was confirmed before is not at stake."""
+
+_EXIT_GRACE_S = 0.05
+"""A streamer that closes stdout without being at the end position is ending by itself, and is gone within this time."""
+
+_REMOVE_INTERVAL_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherConfig:
+    """What to land, and where. ``connection`` are the streamer's own options: ``-d -h -p -U -m``, as on its command line."""
+
+    slot: str
+    staging: Path
+    publications: tuple[str, ...] = ()
+    connection: tuple[str, ...] = ()
+    create_slot: bool = False
+    tables: tuple[str, ...] = ()
+    """For a publication that does not exist, with ``create_slot``: what it is for, all tables if empty."""
+    available_now: bool = False
+    """End once everything that was committed at the start is in the log."""
+    seal: SealPolicy = field(default_factory=SealPolicy)
+    spill: Path | None = None
+    """Where large transactions in progress are held, the staging directory if None."""
+    retention: Retention = field(default_factory=Retention)
+    """How much of the log is kept that all readers are past."""
+    verbose: bool = False
+    command: tuple[str, ...] = COMMAND
+    hook: Callable[[Failpoint], None] | None = None
+    """Called at each failpoint; for tests."""
+
+    def __post_init__(self) -> None:
+        """Refuse what would only fail once there is a slot."""
+        local_directory(self.staging, "the staging directory")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What ``cdcpipe prepare`` found: the server, the slot, and the published tables with their keys."""
+
+    server_version: int
+    system_id: str
+    timeline: int
+    database: str
+    wal_lsn: LSN
+    confirmed_flush_lsn: LSN
+    tables: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def parse(cls, text: bytes) -> Prepared:
+        """Read the JSON object that the command prints."""
+        try:
+            return cls.of(json.loads(text))
+        except ValueError as ex:
+            raise _unreadable(ex) from ex
+
+    @classmethod
+    def of(cls, value: Any) -> Prepared:
+        """Read that object."""
+        try:
+            return cls(
+                server_version=int(value["server_version"]),
+                system_id=str(value["system_id"]),
+                timeline=int(value["timeline"]),
+                database=str(value["database"]),
+                wal_lsn=LSN.parse(value["wal_lsn"]),
+                confirmed_flush_lsn=LSN.parse(value["slot"]["confirmed_flush_lsn"]),
+                tables=tuple(value["tables"]),
+            )
+        except (ValueError, KeyError, TypeError) as ex:
+            raise _unreadable(ex) from ex
+
+
+def _unreadable(ex: Exception) -> CdcpipeError:
+    msg = f"cannot read what 'cdcpipe prepare' printed: {ex!r}"
+    return CdcpipeError(msg, hint="are cdcpipe and cdcpipe-spark of the same version?")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a launcher is: what it has sealed since its start, and where the log ends (None before it is known)."""
+
+    position: Position | None = None
+    segments: int = 0
+    size: int = 0
+    records: int = 0
+    transactions: int = 0
+    open_size: int = 0
+    restarts: int = 0
+    last_error: str | None = None
+
+
+class Launcher:
+    """Lands one slot in one staging directory until it is stopped, or with ``available_now`` until all is landed."""
+
+    def __init__(self, config: LauncherConfig) -> None:
+        self.config = config
+        self.prepared: Prepared | None = None
+        self._progress = Progress()
+        self._error: BaseException | None = None
+        self._ready = threading.Event()
+        self._stopping = threading.Event()
+        self._ended = threading.Event()
+        self._progress_lock = threading.Lock()
+        self._wakeup = _Wakeup()
+        self._thread = threading.Thread(target=self._run, name="cdcpipe-launcher", daemon=True)
+
+    # --- for its owner ---
+
+    def start(self) -> Self:
+        """Begin; return when the slot is prepared and the epoch has begun. Raise what prevents it."""
+        self._thread.start()
+        self._ready.wait()
+        if self._ended.is_set():
+            self._raise_error()
+        return self
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end and raise the error, if it ended with one; return False if it has not ended in time."""
+        if not self._ended.wait(timeout_s):
+            return False
+        self._raise_error()
+        return True
+
+    def request_stop(self) -> None:
+        """Ask for a clean end, and return at once: what is whole is sealed and confirmed first. Safe in a signal handler."""
+        self._stopping.set()
+        self._wakeup.set()
+
+    def stop(self) -> None:
+        """End cleanly and return when that is done; ``wait`` tells whether there was an error."""
+        self.request_stop()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, _value: BaseException | None, _tb: TracebackType | None) -> None:
+        self.stop()
+        if kind is None:
+            self._raise_error()
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is, at this moment."""
+        return self._progress
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has come to its end, for whatever reason."""
+        return self._ended.is_set()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What it ended with."""
+        return self._error
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    # --- the launcher's thread ---
+
+    def _run(self) -> None:
+        try:
+            self._land()
+        except BaseException as ex:  # noqa: BLE001 - it is raised again in the thread that waits
+            self._error = ex
+            self._note(last_error=str(ex))
+        finally:
+            self._wakeup.close()
+            self._ended.set()
+            self._ready.set()
+
+    def _note(self, **changes: Any) -> None:
+        with self._progress_lock:
+            self._progress = replace(self._progress, **changes)
+
+    def _land(self) -> None:
+        config = self.config
+        policy = RestartPolicy(random.random)
+        with StagingWriter(config.staging, slot=config.slot, hook=config.hook) as writer:
+            prepared = self._prepare(policy)
+            if prepared is None:
+                return
+            epoch = writer.begin_epoch(
+                system_id=prepared.system_id,
+                timeline=prepared.timeline,
+                database=prepared.database,
+                slot=config.slot,
+                publications=config.publications,
+                options=self._plugin_options(prepared),
+                first_lsn=prepared.confirmed_flush_lsn,
+            )
+            self._note(position=epoch.start)
+            self.prepared = prepared
+            self._ready.set()
+            sealer = _Sealer(writer, self._sealed, self._wakeup.set, config.retention)
+            try:
+                while not self._stopping.is_set():
+                    failure = self._stream(writer, sealer, prepared)
+                    if failure is None or not self._wait_before_restart(policy, failure):
+                        return
+            except RewoundServerError as ex:
+                writer.end_for_good(ex.message)
+                raise
+            finally:
+                sealer.close()
+
+    def _wait_before_restart(self, policy: RestartPolicy, failure: Failure) -> bool:
+        """Wait as long as the policy says; return False when asked to stop, raise when the policy says so."""
+        delay = policy.delay(failure, time.monotonic())
+        if delay is None:
+            raise error_of(failure)
+        said = failure.message or "it said nothing"
+        _logger.warning("the streamer ended with %d: %s; starting it again in %.1f s", failure.code, said, delay)
+        self._note(restarts=self._progress.restarts + 1, last_error=said)
+        return not self._stopping.wait(delay)
+
+    def _arguments(self) -> list[str]:
+        config = self.config
+        arguments = [*config.connection, "-S", config.slot]
+        for name in config.publications:
+            arguments += ["--publication", name]
+        return arguments
+
+    def _plugin_options(self, prepared: Prepared) -> dict[str, str]:
+        """Return what is asked of pgoutput: as much as the server has."""
+        if prepared.server_version >= 160000:
+            return {"streaming": "parallel", "messages": "true"}
+        return {"streaming": "on", "messages": "true"}
+
+    def _prepare(self, policy: RestartPolicy) -> Prepared | None:
+        """Run ``cdcpipe prepare`` until it succeeds; None when asked to stop."""
+        arguments = self._arguments()
+        if self.config.create_slot:
+            arguments.append("-c")
+        for table in self.config.tables:
+            arguments += ["--table", table]
+        while not self._stopping.is_set():
+            try:
+                answer = ask(
+                    ["prepare", *arguments], command=self.config.command, is_stopping=self._stopping.is_set, tell=self._tell
+                )
+            except InterruptedError:
+                return None
+            if answer.code == ExitCode.SUCCESS:
+                return Prepared.parse(answer.output)
+            if not self._wait_before_restart(policy, answer.failure):
+                return None
+        return None
+
+    def _stream(self, writer: StagingWriter, sealer: _Sealer, prepared: Prepared) -> Failure | None:
+        """Run one streamer to its end; return how it failed, None if it has done what it had to."""
+        start_lsn = writer.end_lsn
+        filler = SegmentFiller(start_lsn, self.config.seal)
+        arguments = [*(["-v"] if self.config.verbose else []), *self._arguments(), "-H", "--whole-transactions"]
+        for name, value in self._plugin_options(prepared).items():
+            arguments += ["-o", f"{name}={value}"]
+        arguments += ["--startpos", format_lsn(start_lsn), "--expect", f"{prepared.system_id}/{prepared.timeline}"]
+        if self.config.available_now:
+            arguments += ["--endpos", format_lsn(prepared.wal_lsn), "--endpos-wait"]
+        broken: ProtocolError | None = None
+        is_whole = False
+        spill = self.config.spill or self.config.staging
+        with _Streamer(arguments, command=self.config.command, temporary=spill, tell=self._tell) as child:
+            feedback = _Feedback(child, start_lsn, self.config.hook)
+            try:
+                self._pump(child, filler, writer, sealer, feedback)
+                is_whole = filler.is_whole
+                self._apply(filler.finish(), writer, sealer)
+            except ProtocolError as ex:
+                broken = ex
+                writer.discard()
+            sealer.drain()
+            feedback.send(sealer.sealed_lsn, _QUIT_TIMEOUT_S)
+            is_asked = self._stopping.is_set()
+            at_end = self.config.available_now and is_whole and not is_asked and not child.ends_by_itself()
+            child.quit()
+            failure = child.failure(writer.end_lsn)
+        self._note(open_size=0)
+        if broken is not None:
+            return Failure(ExitCode.PG_ERROR, writer.end_lsn, broken.message)
+        if failure.code == ExitCode.SUCCESS and (at_end or is_asked):
+            if at_end:
+                known_position.note(self.config.staging, prepared.wal_lsn)
+            return None
+        if is_asked:
+            _logger.warning("the streamer ended with %d when asked to quit: %s", failure.code, failure.message)
+            return None
+        return failure
+
+    def _pump(self, child: _Streamer, filler: SegmentFiller, writer: StagingWriter, sealer: _Sealer, feedback: _Feedback) -> None:
+        """Move bytes from the streamer to the open segment until it closes its stdout, or until asked to stop."""
+        # Segments are cut between two reads.
+        read_bytes = min(_READ_BYTES, max(self.config.seal.segment_bytes, _LEAST_READ_BYTES))
+        poll = select.poll()
+        poll.register(child.stdout_fd, select.POLLIN)
+        poll.register(self._wakeup.fd, select.POLLIN)
+        while not self._stopping.is_set():
+            sealer.check()
+            feedback.send(sealer.sealed_lsn)
+            deadline = filler.deadline
+            timeout_s = _LONGEST_POLL_S if deadline is None else min(deadline - time.monotonic(), _LONGEST_POLL_S)
+            ready = {fd for fd, _ in poll.poll(max(timeout_s, 0.0) * 1000 + 1)}
+            if self._wakeup.fd in ready:
+                self._wakeup.clear()
+            if child.stdout_fd in ready:
+                data = os.read(child.stdout_fd, read_bytes)
+                if not data:
+                    return
+                self._apply(filler.feed(data, time.monotonic()), writer, sealer)
+                if len(data) >= _BULK_BYTES:
+                    time.sleep(_BULK_PAUSE_S)
+            else:
+                self._apply(filler.tick(time.monotonic()), writer, sealer)
+            if writer.open_size != self._progress.open_size:
+                self._note(open_size=writer.open_size)
+
+    def _tell(self, line: str) -> None:
+        """Pass on what a child says on stderr; what it ends with is told as its failure."""
+        _streamer_logger.log(logging.INFO if self.config.verbose or is_report(line) else logging.WARNING, "%s", line)
+
+    def _apply(self, operations: list[Operation], writer: StagingWriter, sealer: _Sealer) -> None:
+        for operation in operations:
+            sealing = writer.apply(operation)
+            if sealing is not None:
+                sealer.submit(sealing)
+
+    def _sealed(self, segment: Segment, sealing: Sealing) -> None:
+        """Count a segment; called by the sealer's thread."""
+        progress, cut = self._progress, sealing.cut
+        self._note(
+            position=segment.end,
+            segments=progress.segments + 1,
+            size=progress.size + cut.size,
+            records=progress.records + cut.records,
+            transactions=progress.transactions + cut.transactions,
+        )
+
+
+class _Wakeup:
+    """Wakes the thread that polls ``fd``. Works from any thread and from a signal handler; does nothing once closed."""
+
+    def __init__(self) -> None:
+        self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._lock = threading.RLock()  # a signal handler may find its own thread in here
+
+    def set(self) -> None:
+        with self._lock:
+            if self.fd >= 0:
+                with contextlib.suppress(BlockingIOError):  # then there is enough to wake up for
+                    os.write(self._write_fd, b"w")
+
+    def clear(self) -> None:
+        os.read(self.fd, 4096)
+
+    def close(self) -> None:
+        with self._lock:
+            os.close(self.fd)
+            os.close(self._write_fd)
+            self.fd = -1
+
+
+class _Feedback:
+    """Writes ``F`` for what is sealed, the highest only; what does not fit into the pipe goes with the next."""
+
+    def __init__(self, child: _Streamer, start_lsn: int, hook: Callable[[Failpoint], None] | None) -> None:
+        self._child = child
+        self._sent_lsn = start_lsn
+        self._hook = hook
+
+    def send(self, sealed_lsn: int, timeout_s: float = 0) -> None:
+        if sealed_lsn <= self._sent_lsn:
+            return
+        if self._hook is not None:
+            self._hook(Failpoint.BEFORE_FEEDBACK)
+        if self._child.write(encode_feedback(sealed_lsn), timeout_s):
+            self._sent_lsn = sealed_lsn
+        if self._hook is not None:
+            self._hook(Failpoint.AFTER_FEEDBACK)
+
+
+class _Sealer:
+    """A thread that seals segments in the order of their cuts, and stops at the first that fails."""
+
+    def __init__(
+        self,
+        writer: StagingWriter,
+        sealed: Callable[[Segment, Sealing], None],
+        wake: Callable[[], None],
+        retention: Retention,
+    ) -> None:
+        self._writer = writer
+        self._retention = retention
+        self._sealed = sealed
+        self._wake = wake
+        self._changed = threading.Condition()
+        self._queue: deque[Sealing] = deque()
+        self._busy = False
+        self._closing = False
+        self._error: BaseException | None = None
+        self._removed_at = time.monotonic()
+        self.sealed_lsn = 0
+        self._thread = threading.Thread(target=self._run, name="cdcpipe-sealer", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what stopped the thread."""
+        if self._error is not None:
+            raise self._error
+
+    def submit(self, sealing: Sealing) -> None:
+        """Queue a segment; wait while the disk is behind, so that not all of the stream is in unwritten pages."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._queue) < 2 or self._error is not None)
+            self._queue.append(sealing)
+            self._changed.notify_all()
+        self.check()
+
+    def drain(self) -> None:
+        """Wait until all that is queued is sealed; raise what prevents it."""
+        with self._changed:
+            self._changed.wait_for(lambda: (not self._queue and not self._busy) or self._error is not None)
+        self.check()
+
+    def close(self) -> None:
+        """End the thread; what is still queued is not sealed."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        for sealing in self._queue:
+            self._writer.abandon(sealing)
+
+    def _run(self) -> None:
+        try:
+            while (sealing := self._next()) is not None:
+                segment = self._writer.seal(sealing)
+                self._sealed(segment, sealing)
+                self.sealed_lsn = segment.end_lsn
+                self._tell()
+                self._afterwards(segment, sealing)
+        except BaseException as ex:  # noqa: BLE001 - it is raised again in the launcher's thread
+            self._error = ex
+            self._tell()
+
+    def _next(self) -> Sealing | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closing)
+            if self._closing:
+                return None
+            self._busy = True
+            return self._queue.popleft()
+
+    def _tell(self) -> None:
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+        self._wake()
+
+    def _afterwards(self, segment: Segment, sealing: Sealing) -> None:
+        """Do what nobody waits for: the segment's index, and the removal of segments that all readers are past."""
+        _build_index(segment, sealing)
+        now = time.monotonic()
+        if now - self._removed_at >= _REMOVE_INTERVAL_S:
+            self._removed_at = now
+            try:
+                remove_consumed(self._writer.root, self._retention)
+            except OSError as ex:
+                msg = f"cannot remove segments that all readers are past: {ex}"
+                raise StagingError(msg) from ex
+
+
+def _build_index(segment: Segment, sealing: Sealing) -> None:
+    """Write down where the records are, while that is known; readers make the index themselves where it is missing."""
+    try:
+        from spark_sink.staging import index as segment_index
+    except ImportError:  # no pyarrow: landing does not need it
+        return
+    boundaries = sealing.boundaries
+    if boundaries.is_complete:
+        segment_index.build(segment.path, *boundaries.arrays())
+
+
+class _Streamer(Child):
+    """A streamer at the other end of three pipes. It lands what it has when asked to quit."""
+
+    def __init__(self, arguments: Sequence[str], *, command: Sequence[str], temporary: Path, tell: Callable[[str], None]) -> None:
+        super().__init__(arguments, command=command, temporary=temporary, tell=tell)
+        with contextlib.suppress(OSError):  # more than this user may have; the default size works too
+            fcntl.fcntl(self.stdout_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+    def ends_by_itself(self) -> bool:
+        """Say whether it has ended, or does so in a moment, without having been asked to."""
+        return self.wait(_EXIT_GRACE_S)
+
+    def quit(self) -> None:
+        """Ask it to end, drop what it still sends, and wait; not for ever."""
+        deadline = time.monotonic() + _QUIT_TIMEOUT_S
+        self.write(QUIT, _QUIT_TIMEOUT_S)
+        with contextlib.suppress(TimeoutError):
+            while self.read(deadline - time.monotonic()):
+                pass
+        if not self.wait(deadline - time.monotonic()):
+            _logger.warning("the streamer has not ended %.0f s after it was asked to; killing it", _QUIT_TIMEOUT_S)
+            self.kill()
+
+
+_streamer_logger = logging.getLogger("cdcpipe.streamer")

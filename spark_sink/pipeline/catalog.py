@@ -1,0 +1,202 @@
+"""The tables of a warehouse under names in a database of the session's catalog, whichever catalog that is.
+
+| in the warehouse | in the database |
+|---|---|
+| the replica of shop.orders | shop__orders |
+| its changelog | shop__orders__changelog |
+| the logical messages | _cdc_message |
+| the versions of the tables' schemas | _cdc_schema_history |
+
+Catalogs know letters, digits and underscores, and not all tell upper case from lower: names are in lower case, with an
+underscore for any other character. Two that become one are an error, and so is a name that something else has. (Every table's has
+two underscores in a row, the last two have not.)
+
+For whom json as text is not enough there is a view beside a table: ``shop__orders_variant`` is ``shop__orders`` with its columns of
+json and jsonb as VARIANT. It is made anew when the table has other such columns; others come by themselves. Names of tables come
+first: where something else has the view's, there is no view, and a warning.
+
+With Delta Lake each is an external table: the catalog holds its location, and all else is in the table. A Parquet changelog is a
+view that reads its directory; a Parquet replica is not to be had here, because no SQL makes it (replica.register_views).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import ArrayType
+
+from cdcpipe.errors import InvalidArgumentsError
+from spark_sink.changelog import tables as changelog
+from spark_sink.delta import sql as delta
+from spark_sink.files import places as storage
+from spark_sink.schema.types import is_json, json_fields
+from spark_sink.warehouse.warehouse import MESSAGES, SCHEMA_HISTORY, Table, Warehouse, WarehouseError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructField
+
+    from cdcpipe.pgoutput.messages import Relation
+
+__all__ = ["CatalogDatabase", "parse_database"]
+
+_logger = logging.getLogger(__name__)
+
+_OTHER = re.compile("[^a-z0-9_]")
+_OURS = {MESSAGES: "the changelog of logical messages", SCHEMA_HISTORY: "the history of the tables' schemas"}
+
+
+_VARIANT = "_variant"
+_VARIANT_OF = "cdcpipe.variant_of"
+"""The property of a view that says which table's it is."""
+
+
+def parse_database(text: str) -> tuple[str, ...]:
+    """Read ``database`` or ``catalog.database``; raise InvalidArgumentsError for anything else."""
+    parts = tuple(text.split("."))
+    if not all(parts) or len(parts) > 2:
+        raise InvalidArgumentsError(f"--catalog-database takes DATABASE or CATALOG.DATABASE, not {text!r}")
+    return parts
+
+
+class CatalogDatabase:
+    """Gives the tables of a warehouse names in a database, and remembers which have one. For any thread.
+
+    With ``relation_of``, which returns a table's newest description or None, those with json have a view beside them.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        database: str,
+        warehouse: Warehouse,
+        relation_of: Callable[[Table], Relation | None] | None = None,
+    ) -> None:
+        """Make the database if it is not there."""
+        self._spark = spark
+        self._parts = parse_database(database)
+        self._warehouse = warehouse
+        self._lock = threading.Lock()
+        self._owners: dict[str, str] = {}
+        self._registered: set[str] = set()
+        self._relation_of = relation_of
+        self._variants: dict[str, tuple[str, ...]] = {}
+        """By a table's name, the columns of json that its view was made for."""
+        name = self._quoted()
+        if not spark.catalog.databaseExists(name):
+            spark.sql(f"CREATE DATABASE IF NOT EXISTS {name}")
+        if len(self._parts) == 1 and spark.conf.get("spark.sql.catalogImplementation", "in-memory") == "in-memory":
+            _logger.warning("this session's catalog is in memory: names in %s are gone with the session", database)
+
+    def register(self, tables: Iterable[Table]) -> None:
+        """Name what these tables have by now and what has no name yet; WarehouseError if a name is another's."""
+        entries = [(table, *entry) for table in tables for entry in self._entries(table)]
+        with self._lock:
+            for table, owner, name, path in entries:
+                self._claim(name, owner)
+                if name not in self._registered and self._exists(table, path):
+                    if self._relation_of is not None and self._is_variant(name, self._warehouse.root):
+                        self._spark.sql(f"DROP VIEW {self._quoted(name)}")
+                        self._tell_taken(name)
+                    self._name(owner, name, path)
+                    self._registered.add(name)
+            if self._relation_of is not None:
+                for table, _, name, path in entries:
+                    if name in self._registered and table not in _OURS:
+                        self._show_variants(name, path, self._relation_of(table))
+
+    def _claim(self, name: str, owner: str) -> None:
+        other = self._owners.setdefault(name, owner)
+        if other != owner:
+            raise WarehouseError(
+                f"{other} and {owner} would both be {self._text(name)} in the catalog",
+                hint="leave one of the tables out of the publication or rename it, or run without --catalog-database",
+            )
+
+    def _entries(self, table: Table) -> Iterator[tuple[str, str, Path]]:
+        """Yield what a table may have: what it is, its name in the database, where it is."""
+        if table in _OURS:
+            yield _OURS[table], table.name, self._warehouse.changelog(table)
+            return
+        name = _OTHER.sub("_", f"{table.schema}__{table.name}".lower())
+        yield f"the changelog of {table}", f"{name}__changelog", self._warehouse.changelog(table)
+        if self._warehouse.format == "delta":
+            yield f"the replica of {table}", name, self._warehouse.replica(table)
+
+    def _exists(self, table: Table, path: Path) -> bool:
+        return delta.exists(path) if self._warehouse.format == "delta" else changelog.exists(self._warehouse, table)
+
+    def _name(self, owner: str, name: str, path: Path) -> None:
+        quoted = self._quoted(name)
+        if self._warehouse.format == "delta":
+            self._spark.sql(f"CREATE TABLE IF NOT EXISTS {quoted} USING delta LOCATION {delta.literal(storage.name(path))}")
+        else:
+            # Each append has all columns of those before it, and the view those of all.
+            self._spark.sql(
+                f"CREATE VIEW IF NOT EXISTS {quoted} WITH SCHEMA EVOLUTION AS SELECT * EXCEPT ({changelog.BATCH_COLUMN}) "
+                f"FROM parquet.{delta.quote(str(path))} WITH (mergeSchema = 'true')"
+            )
+        # What has the name already is left alone by IF NOT EXISTS.
+        found = {row["col_name"]: row["data_type"] for row in self._spark.sql(f"DESCRIBE TABLE EXTENDED {quoted}").collect()}
+        location = str(found.get("Location", "")).removeprefix("file:")
+        if location != storage.name(path) and delta.quote(str(path)) not in str(found.get("View Text", "")):
+            raise WarehouseError(
+                f"{self._text(name)} in the catalog is not {owner}, but something else{location and f', at {location}'}",
+                hint="drop it, or give another --catalog-database",
+            )
+
+    def _show_variants(self, name: str, path: Path, relation: Relation | None) -> None:
+        """Make a view that has a table's json as VARIANT, if it has some, and not such a view already."""
+        wanted = () if relation is None else tuple(column.name for column in relation.columns if is_json(column))
+        if relation is None or not wanted or self._variants.get(name) == wanted:
+            return
+        view, columns = f"{name}{_VARIANT}", self._spark.table(self._quoted(name)).schema
+        fields = json_fields(columns, relation)
+        is_taken = view in self._owners or (self._is_there(view) and not self._is_variant(view, path))
+        if is_taken:
+            self._tell_taken(view)
+        elif fields:
+            names = [delta.quote(field.name) for field in fields]
+            parsed = [f"{_parsed(field)} AS {quoted}" for field, quoted in zip(fields, names, strict=True)]
+            others = [f"* EXCEPT ({', '.join(names)})"] if len(fields) < len(columns) else []
+            of = delta.literal(storage.name(path))
+            self._spark.sql(
+                f"CREATE OR REPLACE VIEW {self._quoted(view)} TBLPROPERTIES ('{_VARIANT_OF}' = {of}) "
+                f"WITH SCHEMA EVOLUTION AS SELECT {', '.join(others + parsed)} FROM {self._quoted(name)}"
+            )
+        if is_taken or len(fields) == len(wanted):  # a replica gets its columns later than the changelog
+            self._variants[name] = wanted
+
+    def _tell_taken(self, view: str) -> None:
+        name = view.removesuffix(_VARIANT)
+        _logger.warning(
+            "%s in the catalog is something else: %s has no view with VARIANT columns", self._text(view), self._text(name)
+        )
+
+    def _is_there(self, name: str) -> bool:
+        return bool(self._spark.catalog.tableExists(self._quoted(name)))
+
+    def _is_variant(self, name: str, path: Path) -> bool:
+        """Tell whether this is a view that was made here, of the table at ``path`` or of one in it."""
+        if not self._is_there(name):
+            return False
+        found = {row["key"]: row["value"] for row in self._spark.sql(f"SHOW TBLPROPERTIES {self._quoted(name)}").collect()}
+        return _VARIANT_OF in found and f"{found[_VARIANT_OF]}/".startswith(f"{storage.name(path)}/")
+
+    def _quoted(self, *name: str) -> str:
+        return ".".join(map(delta.quote, (*self._parts, *name)))
+
+    def _text(self, name: str) -> str:
+        return ".".join((*self._parts, name))
+
+
+def _parsed(field: StructField) -> str:
+    """Return a column of json as VARIANT, in SQL: with parse_json, as try_parse_json makes NULL of what it can't read."""
+    name = delta.quote(field.name)
+    return f"transform({name}, element -> parse_json(element))" if isinstance(field.dataType, ArrayType) else f"parse_json({name})"

@@ -1,0 +1,247 @@
+"""A table as it was: ``view``, and ``cdcpipe-spark as-of``, from the changelog and from nothing else.
+
+Transactions take effect in the order of their commits in the WAL, and each is there as a whole or not at all. ``at`` is where
+to stop:
+
+- an LSN: after the transactions that end at or before it (``pg_current_wal_lsn()`` after a commit is such an LSN);
+- a position, ``EPOCH:LSN``: the same, and before a later epoch begins;
+- a time: before the first of the table's transactions that committed later, as PostgreSQL's ``recovery_target_time`` has it. So
+  two transactions whose commit times are not in the order of their commits don't make a state that never was. A snapshot that
+  was taken later counts, if no transaction lies between: it is the same table, only better known.
+
+Rows are identified as the warehouse notes it (Version), and the rules are the replica's (replica/merge.py): unsent values come
+from the earlier changes of a row, a change of the key ends one row and begins another, TRUNCATE and another table under the
+same name end all rows before them. The columns are those that the changelog has today; one that was added later is NULL.
+
+The changelog knows what the log knows: rows from before its beginning are there from their first change on, or from their
+snapshot on. A time or an LSN before that is an error, and so is an LSN that the tables have not reached yet. On a server
+with other traffic they reach LSNs beyond their last change while ``cdcpipe-spark run`` is at work (staging/known_position.py).
+
+Of a changelog whose old days were dropped (upkeep/purge.py) it knows what was from the first snapshot after these on.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.lsn import LSN, format_lsn
+from spark_sink.changelog import tables as changelog
+from spark_sink.commands.options import CONTEXT_SETTINGS
+from spark_sink.commands.spark_options import spark_options, warehouse_option, warehouse_session
+from spark_sink.replica import merge as replica
+from spark_sink.staging import known_position
+from spark_sink.staging.log import Position, StagingError, log_end
+from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from spark_sink.warehouse.warehouse import Source, Table
+
+__all__ = ["At", "command", "moment", "parse_at", "print_rows", "view"]
+
+_logger = logging.getLogger(__name__)
+
+At = datetime | LSN | Position
+
+
+def parse_at(text: str) -> At:
+    """Read an LSN, a position, or an ISO 8601 time (UTC unless it says otherwise); raise InvalidArgumentsError for others."""
+    for parse in (LSN.parse, Position.parse, datetime.fromisoformat):
+        try:
+            found = parse(text.strip())
+        except ValueError:
+            continue
+        return _aware(found) if isinstance(found, datetime) else found
+    raise InvalidArgumentsError(
+        f"neither a time nor an LSN: {text!r}",
+        hint="a time is like '2026-03-01 12:30:00.5' (UTC) or 2026-03-01T12:30:00+01:00, an LSN like 0/171F388 or 1:0/171F388",
+    )
+
+
+def view(spark: SparkSession, warehouse: str | Path, table: str, at: At | str) -> DataFrame:
+    """Return the rows that ``table`` ("schema.name") had at a time, an LSN or a position; see above.
+
+    Raise InvalidArgumentsError if the warehouse does not have the table, WarehouseError if it can't know what the table was then.
+    """
+    house = Warehouse.existing(warehouse)
+    known = house.find(table)
+    if isinstance(at, str):
+        at = parse_at(at)
+    elif isinstance(at, datetime):
+        at = _aware(at)
+    if not any(version.key for version in house.versions(known)):
+        raise WarehouseError(f"{table} has no key: its rows can't be told apart, and there is its changelog alone")
+    source = house.source()
+    reached_lsn = _reached_lsn(house, source)
+    # After that: these changes are up to there, or further.
+    changes = changelog.read_as_is(spark, house, known)
+    until_lsn = _last_lsn(spark, house, known, changes, at, source, reached_lsn)
+    _logger.info("%s up to %s", table, format_lsn(until_lsn))
+    return replica.without_unneeded(replica.replay(house, known, changes, until_lsn=until_lsn))
+
+
+def _aware(time: datetime) -> datetime:
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+def _reached_lsn(house: Warehouse, source: Source) -> int:
+    """Return the LSN up to which the tables have everything that is published, 0 for tables without any change.
+
+    That is beyond their last change where the log is known to have everything up to there, and they have all of the log.
+    """
+    if source.position is None:
+        return 0
+    try:
+        known_lsn = 0 if source.staging is None else known_position.read(source.staging)
+        if source.staging is not None and known_lsn > source.position.lsn:
+            end, position = log_end(source.staging), house.source().position
+            if end is not None and position is not None and position.lsn >= end.lsn:
+                return known_lsn
+    except (OSError, StagingError) as ex:
+        _logger.info("the log in %s can't be read: %s", source.staging, ex)
+    return int(source.position.lsn)  # py4j would take an LSN for a text
+
+
+def _last_lsn(
+    spark: SparkSession, house: Warehouse, table: Table, changes: DataFrame, at: At, source: Source, last_lsn: int
+) -> int:
+    """Return the LSN up to which the table's transactions count; WarehouseError if that is not known.
+
+    The tables have everything up to ``last_lsn``.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+    if source.position is None:
+        raise WarehouseError(f"{house.name} has no changes yet")
+    too_late = _is_after(at)
+    if not isinstance(at, datetime):
+        lsn = at.lsn if isinstance(at, Position) else at
+        if source.begin is not None and lsn < source.begin.lsn:
+            raise WarehouseError(f"{format_lsn(lsn)} is before {source.begin}, where the log begins")
+        if lsn > last_lsn or (isinstance(at, Position) and at.epoch > source.position.epoch):
+            reached = Position(source.position.epoch, last_lsn)
+            raise WarehouseError(
+                f"the tables are known to have everything up to {reached}, and not yet up to {at}",
+                hint="wait while cdcpipe-spark run is at work, or ask for an earlier position",
+            )
+        last_lsn = int(lsn)
+    end_lsn = F.col("_cdc_end_lsn")
+    is_snapshot = F.col("_cdc_op") == "snapshot"
+    found = changes.agg(
+        F.min(F.when(too_late & ~is_snapshot, end_lsn)).alias("first_late"),
+        F.min(F.when(too_late & is_snapshot, end_lsn)).alias("late_snapshot"),
+        F.min(end_lsn).alias("first"),
+        F.min(F.when(is_snapshot, end_lsn)).alias("snapshot"),
+    ).collect()[0]
+    if found["first_late"] is not None:
+        last_lsn = min(last_lsn, found["first_late"] - 1)
+    # Before a snapshot that came later there are changes.
+    begins_with_snapshot = found["snapshot"] is not None and found["snapshot"] == found["first"]
+    if begins_with_snapshot and (found["snapshot"] > last_lsn or found["snapshot"] == found["late_snapshot"]):
+        raise WarehouseError(f"the rows of {table} are known from its snapshot on, at {format_lsn(found['snapshot'])}, not at {at}")
+    if isinstance(at, datetime) and (found["first"] is None or found["first"] > last_lsn):
+        _check_begun(spark, house, at)
+    return last_lsn
+
+
+def _is_after(at: At) -> Column:
+    """Return whether a change is of a transaction that comes after the one to stop at."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if isinstance(at, datetime):
+        return F.col("_cdc_commit_time") > moment(at)
+    if isinstance(at, Position):
+        return F.col("_cdc_epoch") > at.epoch
+    return F.col("_cdc_end_lsn") > int(at)
+
+
+def moment(at: datetime) -> Column:
+    """Return a time as Spark compares it, to the microsecond."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    since_epoch = at - datetime(1970, 1, 1, tzinfo=UTC)
+    microseconds = (since_epoch.days * 86400 + since_epoch.seconds) * 1_000_000 + since_epoch.microseconds
+    return F.timestamp_micros(F.lit(microseconds))
+
+
+def _check_begun(spark: SparkSession, house: Warehouse, at: datetime) -> None:
+    """Raise WarehouseError unless some table has a change from ``at`` or before: only they tell when the log began."""
+    for table in house.tables():
+        if changelog.state(spark, house, table) is not None:
+            changes = changelog.read(spark, house, table)
+            if not changes.where(~_is_after(at)).isEmpty():
+                return
+    raise WarehouseError(f"{at.isoformat(' ')} is before the first transaction in {house.name}: what was then is not known")
+
+
+_EXAMPLE = """\b
+Example:
+  cdcpipe-spark as-of --warehouse /srv/lake --table public.fruit --at '2026-03-01 12:30'"""
+
+
+@click.command("as-of", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
+@warehouse_option
+@click.option("--table", required=True, metavar="SCHEMA.NAME", help="The table.")
+@click.option(
+    "--at",
+    "at_text",
+    required=True,
+    metavar="TIME|LSN",
+    help="After the last transaction that committed by then: an ISO 8601 time, in UTC unless it says otherwise, an LSN, or "
+    "EPOCH:LSN.",
+)
+@click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="Print so many rows (0: all).")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write all rows as Parquet files to this new directory, and print none.",
+)
+@spark_options
+def command(
+    *,
+    warehouse: Path,
+    table: str,
+    at_text: str,
+    limit: int,
+    output: Path | None,
+    jars: Path | None,
+    master: str | None,
+    confs: tuple[str, ...],
+) -> None:
+    """Show a table as it was at a time or an LSN, from its changelog: a JSON object a row on stdout."""
+    at = parse_at(at_text)
+    house = Warehouse.existing(warehouse)
+    house.find(table)
+    if output is not None and output.exists():
+        raise InvalidArgumentsError(f"{output} exists already", hint="give a directory that does not exist yet")
+    with warehouse_session(house, "cdcpipe as-of", jars=jars, master=master, confs=confs) as spark:
+        rows = view(spark, house.root, table, at)
+        if output is not None:
+            rows.write.parquet(str(output.absolute()))
+        else:
+            print_rows(rows, limit)
+
+
+def print_rows(rows: DataFrame, limit: int) -> None:
+    """Print each row as a JSON object, no more than ``limit`` (0: all)."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    options = {
+        "ignoreNullFields": "false",
+        "timestampFormat": "yyyy-MM-dd HH:mm:ss.SSSSSSXXX",
+        "timestampNTZFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
+    }
+    lines = rows.select(F.to_json(F.struct("*"), options).alias("line"))
+    for number, row in enumerate((lines.limit(limit + 1) if limit else lines).toLocalIterator()):
+        if limit and number == limit:
+            click.echo(f"there are more rows than these {limit}: --limit 0 shows all", err=True)
+            break
+        click.echo(row["line"])

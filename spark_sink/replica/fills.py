@@ -1,0 +1,63 @@
+"""Rows from before a new column, given what they have in it (`warehouse.Fill`): data frames in, a data frame out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from cdcpipe.pgoutput.columnar import convert_text
+from spark_sink.delta.sql import quote
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
+
+    from spark_sink.warehouse.warehouse import Fill
+
+__all__ = ["filled"]
+
+
+def filled(rows: DataFrame, fills: Sequence[Fill]) -> DataFrame:
+    """Return rows in a changelog's layout with all fills done at once: names may change places.
+
+    A value that was not sent, or that stands as text in ``_cdc_exact``, goes along with its column's new name.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+    names = [fill.column for fill in fills]
+    unchanged = F.coalesce(F.col("_cdc_unchanged"), F.array().cast("array<string>"))
+    exact = F.coalesce(F.col("_cdc_exact"), F.create_map().cast("map<string,string>"))
+    values, unsent, texts = {}, [], []
+    for fill in fills:
+        kind = rows.schema[fill.column].dataType
+        if fill.source is not None:
+            values[fill.column] = F.col(quote(fill.source)).cast(kind)
+            unsent.append(F.when(F.array_contains(unchanged, fill.source), F.lit(fill.column)))
+            texts.append((fill.column, exact.getItem(fill.source)))
+        else:
+            values[fill.column], text = _constant(fill.value, kind)
+            texts.append((fill.column, F.lit(text).cast("string")))
+    not_filled = F.array_except(unchanged, F.array(*map(F.lit, names)))
+    also_unsent = F.array_compact(F.array(*unsent).cast("array<string>"))
+    kept = F.map_filter(exact, lambda name, _: ~name.isin(names))
+    added = F.map_filter(F.create_map(*(part for name, text in texts for part in (F.lit(name), text))), lambda _, v: v.isNotNull())
+    lists = {"_cdc_unchanged": F.array_union(not_filled, also_unsent), "_cdc_exact": F.map_concat(kept, added)}
+    return rows.withColumns(values | lists)
+
+
+def _constant(text: str | None, kind: DataType) -> tuple[Column, str | None]:
+    """Return the value that a text of PostgreSQL's has as this type, and the text itself if the type can't hold it."""
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.pandas.types import to_arrow_type
+    from pyspark.sql.types import TimestampNTZType
+
+    if text is None:
+        return F.lit(None).cast(kind), None
+    converted = convert_text(pa.array([text]), to_arrow_type(kind, timezone="UTC"))
+    value = converted.array[0].as_py()
+    if isinstance(kind, TimestampNTZType) and value is not None:
+        value = value.isoformat(sep=" ")  # a datetime would be one of the session's time zone
+    return F.lit(value).cast(kind), text if len(converted.exact_rows) else None

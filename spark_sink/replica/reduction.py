@@ -1,0 +1,401 @@
+"""Changes of one table reduced to one row per key: data frames in, a data frame out. Writes nothing.
+
+The rules are in replica/merge.py. A change is a row of a changelog, or of a replica: an update at LSN 0. A reduced row has
+
+    _cdc_key       struct k0, k1, ...: the key, for matching
+    _cdc_gone      whether the key has no row any more
+    the columns    their values
+    _cdc_exact     the texts of values that their columns can't hold, null if there are none
+    _cdc_missing   names of the columns whose value is in none of the changes: the row under the same key had it before
+    _cdc_moved     the same, where the row was under another key before, ``_cdc_origin``
+
+An *incarnation* is the time from a row's coming under a key (by insert, by an update of the key, or before the first of
+these changes) until its going. What an update did not send is looked for in the changes of the same incarnation, then in
+the incarnation before the change of the key, and so on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce as fold
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import ArrayType
+
+from spark_sink.delta.sql import literal, quote
+from spark_sink.schema.types import split_schema
+from spark_sink.spark.value_text import value_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import Column, DataFrame, Row
+    from pyspark.sql.types import DataType, StructType
+
+__all__ = [
+    "Key",
+    "Summary",
+    "data_columns",
+    "exact_names",
+    "key_sql",
+    "key_struct",
+    "reduce",
+    "summarize",
+    "touched_keys",
+    "with_key",
+]
+
+_POSITION = ("_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal")
+_OLD = "_cdc_old."
+"""How the names of an old row's columns begin in ``_cdc_exact``."""
+
+INEXACT = ("date", "timestamp", "timestamp_ntz", "decimal", "array")
+"""PostgreSQL knows values of these that Spark does not (infinity, BC, NaN, a matrix): in a key they are matched as text."""
+
+_INTEGERS = ("byte", "short", "integer", "long")
+
+Key = tuple[tuple[str, ...], ...]
+"""For each column of the key the changelog's columns that hold it, one for each type that it has had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What has to be known of some changes to reduce them, found by a pass or two over a few of their columns."""
+
+    count: int
+    truncated_at: tuple[int, int, int] | None
+    """The position of the last TRUNCATE."""
+    unchanged: tuple[str, ...]
+    """The columns that some update did not send."""
+    has_moves: bool
+    """Whether an update changed a key."""
+    has_partial_moves: bool
+    """Whether an update changed a key and did not send a column."""
+    exact: tuple[str, ...]
+    """The columns of which some value stands in ``_cdc_exact``."""
+    keyless: int
+    """How many changes lack a value of the key."""
+    growth: int
+    """How many rows more there are after the changes, if none is a TRUNCATE: by what they are, whatever their keys."""
+    ranges: tuple[tuple[int, int] | None, ...] = ()
+    """For each column of the key the least and the greatest value that occurs, if it is an integer."""
+
+
+def data_columns(schema: StructType) -> list[str]:
+    """Return the table's own columns."""
+    return list(split_schema(schema)[0].names)
+
+
+def exact_names() -> Column:
+    """Return, as an aggregate, the columns of which some value stands in ``_cdc_exact``, old rows' as ``_cdc_old.NAME``."""
+    from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+    return F.array_sort(F.array_distinct(F.flatten(F.collect_set(F.map_keys("_cdc_exact")))))
+
+
+def _is_text(schema: StructType, names: tuple[str, ...]) -> bool:
+    """Tell whether one column of a key is matched as text: it has had several types, or an inexact one."""
+    return len(names) > 1 or schema[names[0]].dataType.typeName() in INEXACT
+
+
+def _is_integer(schema: StructType, names: tuple[str, ...]) -> bool:
+    return not _is_text(schema, names) and schema[names[0]].dataType.typeName() in _INTEGERS
+
+
+def key_sql(schema: StructType, key: Key, row: str = "", exact: str = "_cdc_exact", exact_prefix: str = "") -> list[str]:
+    """Return the columns of a row's key as SQL, comparable with the fields of ``_cdc_key``.
+
+    ``row`` is what its columns are qualified with, as ``t.``; ``exact`` the map of its exact texts.
+    """
+    found = []
+    for names in key:
+        columns = [row + quote(name) for name in names]
+        if _is_text(schema, names):
+            forms = [_text(column, schema[name].dataType) for column, name in zip(columns, names, strict=True)]
+            if "_cdc_exact" in schema.names:
+                forms += [f"{exact}[{literal(exact_prefix + name)}]" for name in names]
+            found.append(f"coalesce({', '.join(forms)})")
+        else:
+            found.append(columns[0])
+    return found
+
+
+def _text(value: str, kind: DataType) -> str:
+    text = value_text(value, kind) if isinstance(kind, ArrayType) else None
+    return f"CAST({value} AS STRING)" if text is None else text
+
+
+def _struct(fields: Sequence[str]) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+    return F.struct(*(F.expr(sql).alias(f"k{index}") for index, sql in enumerate(fields)))
+
+
+def key_struct(rows: DataFrame, key: Key) -> Column:
+    """Return the key of a replica's rows, comparable with ``_cdc_key``."""
+    return _struct(key_sql(rows.schema, key))
+
+
+def _with_keys(changes: DataFrame, key: Key) -> DataFrame:
+    """Add ``_cdc_new_key``, ``_cdc_old_key`` (structs) and ``_cdc_is_move``."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    # Of the old key or row; of a delete, whose row is the old one, also where that is not sent apart.
+    new, old = _struct(key_sql(changes.schema, key)), _struct(key_sql(changes.schema, key, "_cdc_old.", exact_prefix=_OLD))
+    return changes.withColumns(
+        {
+            "_cdc_new_key": new,
+            "_cdc_old_key": F.when((F.col("_cdc_op") == "delete") & F.col("_cdc_old").isNull(), new).otherwise(old),
+            "_cdc_is_move": (F.col("_cdc_op") == "update") & F.col("_cdc_old").isNotNull() & ~old.eqNullSafe(new),
+        }
+    )
+
+
+def touched_keys(changes: DataFrame, key: Key) -> DataFrame:
+    """Return every key that the changes add, change or end, once, as ``_cdc_touched``, comparable with `key_struct`."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    both = F.array_compact(F.array("_cdc_old_key", "_cdc_new_key"))
+    return _with_keys(changes, key).select(F.explode(both).alias("_cdc_touched")).distinct()
+
+
+def _lacks_key(key: Key) -> Column:
+    """Tell whether a change that `_with_keys` gave lacks a value of the key."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    used = F.when(F.col("_cdc_op") == "delete", F.col("_cdc_old_key")).otherwise(F.col("_cdc_new_key"))
+    lacks = fold(lambda a, b: a | b, (used.getField(f"k{i}").isNull() for i in range(len(key))))
+    return (F.col("_cdc_op") != "truncate") & lacks
+
+
+def with_key(changes: DataFrame, key: Key) -> DataFrame:
+    """Return the changes that have a value for each column of the key."""
+    return _with_keys(changes, key).where(~_lacks_key(key)).select(*map(quote, changes.columns))
+
+
+def summarize(changes: DataFrame, key: Key) -> Summary:
+    """Find what ``reduce`` has to know of the changes."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    keyed = _with_keys(changes, key)
+    leaves_out = F.size(F.coalesce(F.col("_cdc_unchanged"), F.array())) > 0
+    integers = [index for index, names in enumerate(key) if _is_integer(changes.schema, names)]
+    values = {i: [F.col(side).getField(f"k{i}") for side in ("_cdc_new_key", "_cdc_old_key")] for i in integers}
+    begins, ends = F.col("_cdc_op").isin("insert", "snapshot") | (F.col("_cdc_end_lsn") == 0), F.col("_cdc_op") == "delete"
+    # Numbers and flags alone, which Spark counts by the million; lists of names take it several times as long.
+    row = keyed.agg(
+        F.count("*").alias("count"),
+        F.count_if(F.col("_cdc_op") == "truncate").alias("truncates"),
+        F.count_if(leaves_out).alias("partial"),
+        F.count_if(F.size(F.coalesce(F.col("_cdc_exact"), F.create_map())) > 0).alias("inexact"),
+        F.max("_cdc_is_move").alias("has_moves"),
+        F.max(F.col("_cdc_is_move") & leaves_out).alias("has_partial_moves"),
+        F.count_if(_lacks_key(key)).alias("keyless"),
+        (F.count_if(begins) - F.count_if(ends)).alias("growth"),
+        *(F.min(F.least(*both)).alias(f"least_{index}") for index, both in values.items()),
+        *(F.max(F.greatest(*both)).alias(f"greatest_{index}") for index, both in values.items()),
+    ).collect()[0]
+    has_names = row["truncates"] or row["partial"] or row["inexact"]
+    truncated_at, unchanged, exact = _names(changes) if has_names else (None, (), ())
+    return Summary(
+        count=row["count"],
+        truncated_at=truncated_at,
+        unchanged=unchanged,
+        has_moves=bool(row["has_moves"]),
+        has_partial_moves=bool(row["has_partial_moves"]),
+        exact=tuple(name for name in exact if not name.startswith(_OLD)),
+        keyless=row["keyless"],
+        growth=row["growth"],
+        ranges=tuple(_range(row, index) if index in integers else None for index in range(len(key))),
+    )
+
+
+def _names(changes: DataFrame) -> tuple[tuple[int, int, int] | None, tuple[str, ...], tuple[str, ...]]:
+    """Return of a summary the position of the last TRUNCATE, and the names of columns: of those not sent, of those with texts."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    row = changes.agg(
+        F.max(F.when(F.col("_cdc_op") == "truncate", F.struct(*_POSITION))).alias("truncated_at"),
+        F.array_sort(F.array_distinct(F.flatten(F.collect_set("_cdc_unchanged")))).alias("unchanged"),
+        exact_names().alias("exact"),
+    ).collect()[0]
+    truncated_at = None if row["truncated_at"] is None else tuple(row["truncated_at"])
+    return truncated_at, tuple(row["unchanged"] or ()), tuple(row["exact"] or ())
+
+
+def _range(row: Row, index: int) -> tuple[int, int] | None:
+    least = row[f"least_{index}"]
+    return None if least is None else (least, row[f"greatest_{index}"])
+
+
+def reduce(changes: DataFrame, key: Key, columns: Sequence[str], summary: Summary) -> DataFrame:
+    """Return one row per key that occurs in the changes after the last TRUNCATE."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if summary.truncated_at is not None:
+        numbers = zip(_POSITION, summary.truncated_at, strict=True)
+        barrier = F.struct(*(F.lit(number).cast(changes.schema[name].dataType) for name, number in numbers))
+        changes = changes.where(F.struct(*_POSITION) > barrier)
+    events = _events(_with_keys(changes, key), summary)
+    if summary.has_partial_moves:
+        return _reduce_chains(events, columns, summary)
+
+    # No incarnation begins with an update that moved it and left something out: a value that the changes of a key know is
+    # of its last incarnation, or the key is gone.
+    row = _row(columns, summary)
+    known = _known(summary.unchanged)
+    # Grouped by its fields: Spark sorts rows for this, and by a struct slower.
+    fields = {f"_cdc_key_{i}": F.col("_cdc_key").getField(f"k{i}") for i in range(len(key))}
+    reduced = (
+        events.withColumns(fields)
+        .groupBy(*fields)
+        .agg(
+            F.max_by(row, "_cdc_position").alias("_cdc_row"),
+            *(F.max_by(_held(name, summary), position).alias(f"_cdc_known_{i}") for i, (name, position) in enumerate(known)),
+        )
+    )
+    reduced = reduced.withColumn("_cdc_key", F.struct(*(F.col(name).alias(f"k{i}") for i, name in enumerate(fields))))
+    return _finish(reduced, columns, summary)
+
+
+def _events(keyed: DataFrame, summary: Summary) -> DataFrame:
+    """Return what happens to each key: ``_cdc_key``, ``_cdc_position``, ``_cdc_gone``, ``_cdc_origin`` (of a move)."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    events = keyed.where(F.col("_cdc_op") != "truncate").withColumn("_cdc_position", F.struct(*_POSITION))
+    gone = F.col("_cdc_op") == "delete"
+    if not summary.has_moves:
+        return events.withColumns(
+            {
+                "_cdc_key": F.when(gone, F.col("_cdc_old_key")).otherwise(F.col("_cdc_new_key")),
+                "_cdc_gone": gone,
+                "_cdc_origin": F.lit(None).cast(keyed.schema["_cdc_new_key"].dataType),
+            }
+        )
+    nobody = F.lit(None).cast(keyed.schema["_cdc_new_key"].dataType)
+
+    def event(key: str, gone: bool, origin: Column) -> Column:
+        return F.struct(F.col(key).alias("_cdc_key"), F.lit(gone).alias("_cdc_gone"), origin.alias("_cdc_origin"))
+
+    both = F.array(event("_cdc_old_key", True, nobody), event("_cdc_new_key", False, F.col("_cdc_old_key")))
+    return events.select(
+        "*",
+        F.inline(
+            F.when(F.col("_cdc_is_move"), both)
+            .when(gone, F.array(event("_cdc_old_key", True, nobody)))
+            .otherwise(F.array(event("_cdc_new_key", False, nobody)))
+        ),
+    )
+
+
+def _row(columns: Sequence[str], summary: Summary) -> Column:
+    """Return what the last change of a key decides."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    exact = F.lit(None).cast("map<string,string>")
+    if summary.exact:
+        exact = F.map_filter("_cdc_exact", lambda name, _: ~name.startswith(_OLD))
+        exact = F.when(F.size(exact) > 0, exact)
+    return F.struct("_cdc_gone", exact.alias("_cdc_exact"), *(quote(name) for name in columns))
+
+
+def _known(unchanged: Sequence[str]) -> list[tuple[str, Column]]:
+    """Return, per column that an update may leave out, the position of the event where that event has a value for it."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    left_out = F.coalesce(F.col("_cdc_unchanged"), F.array().cast("array<string>"))
+    return [(name, F.when(~F.col("_cdc_gone") & ~F.array_contains(left_out, name), F.col("_cdc_position"))) for name in unchanged]
+
+
+def _held(name: str, summary: Summary) -> Column:
+    """Return what a change has for a column that others leave out: its value, and its exact text if any change has one."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    texts = [F.col("_cdc_exact").getItem(name).alias("_cdc_text")] if name in summary.exact else []
+    return F.struct(quote(name), *texts)
+
+
+def _with_texts(exact: Column, texts: Mapping[str, Column]) -> Column:
+    """Return a row's exact texts with those of some columns in place of its own, null if there are none."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    own = F.map_filter(F.coalesce(exact, F.create_map().cast("map<string,string>")), lambda name, _: ~name.isin(*texts))
+    pairs = [part for name, text in texts.items() for part in (F.lit(name), text)]
+    merged = F.map_concat(own, F.map_filter(F.create_map(*pairs), lambda _, text: text.isNotNull()))
+    return F.when(F.size(merged) > 0, merged)
+
+
+def _finish(reduced: DataFrame, columns: Sequence[str], summary: Summary) -> DataFrame:
+    """Lay out reduced rows: ``_cdc_row`` is the last change, ``_cdc_known_N`` what is known of the N-th unsent column."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    row = F.col("_cdc_row")
+    known = {name: F.col(f"_cdc_known_{i}") for i, name in enumerate(summary.unchanged)}
+    exact = row.getField("_cdc_exact")
+    texts = {name: field.getField("_cdc_text") for name, field in known.items() if name in summary.exact}
+    if texts:
+        exact = _with_texts(exact, texts)
+    values = [(known[name].getField(name) if name in known else row.getField(name)).alias(name) for name in columns]
+    lacking = F.filter(
+        F.array(*(F.when(field.isNull() & ~row.getField("_cdc_gone"), F.lit(name)) for name, field in known.items())).cast(
+            "array<string>"
+        ),
+        lambda name: name.isNotNull(),
+    )
+    nothing = F.array().cast("array<string>")
+    if "_cdc_origin" in reduced.columns:
+        is_moved = ~F.col("_cdc_origin").eqNullSafe(F.col("_cdc_key"))
+        origin = F.col("_cdc_origin")
+        missing, moved = F.when(is_moved, nothing).otherwise(lacking), F.when(is_moved, lacking).otherwise(nothing)
+    else:
+        origin, missing, moved = F.col("_cdc_key"), lacking, nothing
+    return reduced.select(
+        "_cdc_key",
+        row.getField("_cdc_gone").alias("_cdc_gone"),
+        *values,
+        exact.alias("_cdc_exact"),
+        missing.alias("_cdc_missing"),
+        moved.alias("_cdc_moved"),
+        origin.alias("_cdc_origin"),
+    )
+
+
+def _reduce_chains(events: DataFrame, columns: Sequence[str], summary: Summary) -> DataFrame:
+    """Reduce changes among which an update changed a key and left a column out."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    unchanged = summary.unchanged
+    names = [f"_cdc_known_{i}" for i in range(len(unchanged))]
+    begins = ~F.col("_cdc_gone") & (F.col("_cdc_op").isin("insert", "snapshot") | F.col("_cdc_origin").isNotNull())
+    so_far = Window.partitionBy("_cdc_key").orderBy("_cdc_position").rowsBetween(Window.unboundedPreceding, 0)
+    events = events.withColumn("_cdc_begin", F.max(F.when(begins, F.col("_cdc_position"))).over(so_far))
+    row = _row(columns, summary)
+    incarnations = events.groupBy("_cdc_key", "_cdc_begin").agg(
+        F.max_by(row, "_cdc_position").alias("_cdc_row"),
+        F.max("_cdc_position").alias("_cdc_end"),
+        F.max_by("_cdc_origin", F.when(begins, F.col("_cdc_position"))).alias("_cdc_parent"),
+        *(F.max_by(_held(name, summary), at).alias(names[i]) for i, (name, at) in enumerate(_known(unchanged))),
+    )
+    # One that did not begin here was there before, under its own key. One that began by insert has every value.
+    incarnations = incarnations.withColumn("_cdc_origin", F.when(F.col("_cdc_begin").isNull(), F.col("_cdc_key")))
+    # From the second round on each knows what its parent knew: chains of any length take a logarithm of rounds.
+    incarnations = incarnations.withColumn("_cdc_parent_end", F.when(F.col("_cdc_parent").isNotNull(), F.col("_cdc_begin")))
+    incarnations = incarnations.localCheckpoint()
+    while not incarnations.where(F.col("_cdc_parent").isNotNull()).isEmpty():
+        child, parent = incarnations.alias("c"), incarnations.alias("p")
+        same = (F.col("c._cdc_parent") == F.col("p._cdc_key")) & (F.col("c._cdc_parent_end") == F.col("p._cdc_end"))
+        incarnations = child.join(parent, same, "left").select(
+            "c._cdc_key",
+            "c._cdc_begin",
+            "c._cdc_row",
+            "c._cdc_end",
+            *(F.coalesce(f"c.{name}", f"p.{name}").alias(name) for name in names),
+            F.coalesce("c._cdc_origin", "p._cdc_origin").alias("_cdc_origin"),
+            F.col("p._cdc_parent"),
+            F.col("p._cdc_parent_end"),
+        )
+        incarnations = incarnations.localCheckpoint()
+    everything = F.struct("_cdc_row", "_cdc_origin", *names)
+    last = incarnations.groupBy("_cdc_key").agg(F.max_by(everything, "_cdc_end").alias("_cdc_last"))
+    return _finish(last.select("_cdc_key", "_cdc_last.*"), columns, summary)

@@ -1,0 +1,48 @@
+"""What identifies a table's rows, from the table's description."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spark_sink.schema.published import is_key_told
+from spark_sink.schema.types import assign_columns, column_names
+from spark_sink.warehouse.warehouse import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from pyspark.sql.types import StructType
+
+    from cdcpipe.pgoutput.messages import Relation
+    from spark_sink.warehouse.warehouse import Fill
+
+__all__ = ["identifying_columns", "version_of"]
+
+
+def identifying_columns(relation: Relation, primary_key: Callable[[], Iterable[str]]) -> tuple[str, ...]:
+    """Return the names of the columns that identify a row, in PostgreSQL's spelling; none if nothing does.
+
+    ``primary_key`` is asked for where the description does not say: with REPLICA IDENTITY FULL or NOTHING.
+    """
+    if is_key_told(relation):
+        return tuple(column.name for column in relation.columns if column.is_key)
+    key = tuple(primary_key())
+    return key if set(key) <= {column.name for column in relation.columns} else ()
+
+
+def version_of(
+    end_lsn: int, ordinal: int, relation: Relation, columns: StructType, key: Iterable[str], fills: tuple[Fill, ...] = ()
+) -> Version:
+    """Return the table's version from a position on, for ``key``, whose columns are in the changelog's ``columns``."""
+    names = [column.name for column in relation.columns]
+    spark_names = dict(zip(names, column_names(relation), strict=True))
+    fields = dict(zip(names, assign_columns(columns, relation), strict=True))
+    key = tuple(key)
+    return Version(
+        end_lsn,
+        ordinal,
+        relation.relation_id,
+        tuple(spark_names[name] for name in key),
+        tuple(fields[name].name for name in key),
+        fills,
+    )

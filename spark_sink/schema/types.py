@@ -1,0 +1,344 @@
+"""PostgreSQL's types and names -> Spark's: which column holds what, and how it is called.
+
+**Types.** What Spark holds exactly is typed; the rest is the server's text, exact, as a string. A type that is not built in
+(an enum, a domain, an extension's) is text, because its OID means another type in another database. An array of a built-in
+type is an array of that one's, so that one of uuids, say, is an array of strings; but for box, which has a delimiter of its own.
+
+With ``native`` in place of ``exact`` (`as_typed`) every numeric is a decimal, if need be decimal(38,18). A number that it can't
+hold stands in ``_cdc_exact`` like any such value; what is lost are the zeros at the end of 1.50.
+
+**Names.** A column keeps its name, unless Spark could not tell it from another: then `column_names` spells it
+``_cdc_column_`` and the name with every byte but ``a-z 0-9 _`` as ``%XX`` (`original_name` reads that back). So is spelled
+- an empty name, and one that begins with ``_cdc_``, which is the prefix of the metadata;
+- one that ends like a versioned name, ``total__int``;
+- one that differs only in case from a column before it: Spark's names do not tell case apart.
+
+**Versions.** A table's relation changes: a column may come back with another type. In a schema that grew over several
+versions, a column name has the type that it had first, or a later one that holds every value of that, exactly (`holds`): the
+column is widened. With any other type it is called ``NAME__TYPE`` (`versioned_name`), and is not widened any more. An integer
+that has become narrower goes on in the column that it has: it could not have become so with a value that does not fit.
+`merge_columns` grows such a schema, `assign_columns` finds a relation's columns in it.
+
+In a directory of Parquet files nothing is widened: their own schemas could not be merged any more by those who read them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from cdcpipe.pgoutput.binary import ARRAYS
+from spark_sink.staging.log import StagingError
+from spark_sink.warehouse.warehouse import NATIVE
+
+if TYPE_CHECKING:
+    from cdcpipe.pgoutput.messages import Column, Relation
+
+__all__ = [
+    "INEXACT_MESSAGE",
+    "MESSAGE_SCHEMA",
+    "METADATA_FIELDS",
+    "METADATA_PREFIX",
+    "OPS",
+    "as_typed",
+    "assign_columns",
+    "column_names",
+    "holds",
+    "is_json",
+    "json_fields",
+    "merge_columns",
+    "original_name",
+    "spark_type",
+    "split_schema",
+    "typed_schema",
+    "versioned_name",
+]
+
+METADATA_PREFIX: Final = "_cdc_"
+INEXACT_MESSAGE: Final = (
+    "table %s, column %s: values that its type can't hold, %d so far, are NULL, and stand as text in _cdc_exact"
+)
+"""What is said of such a column."""
+
+OPS: Final = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}
+
+_NUMERIC_ID: Final = 1700
+_JSON_IDS: Final = (114, 3802)
+_MAX_PRECISION: Final = 38
+_NATIVE_SCALE: Final = 18
+
+# pg_type.dat, by OID.
+_SPARK_TYPES: Final[dict[int, DataType]] = {
+    16: BooleanType(),  # bool
+    17: BinaryType(),  # bytea
+    20: LongType(),  # int8
+    21: ShortType(),  # int2
+    23: IntegerType(),  # int4
+    26: LongType(),  # oid: 32 bits without sign
+    700: FloatType(),  # float4
+    701: DoubleType(),  # float8
+    1082: DateType(),  # date
+    1114: TimestampNTZType(),  # timestamp
+    1184: TimestampType(),  # timestamptz
+}
+
+
+def spark_type(column: Column) -> DataType:
+    """Return the type that holds the column's values exactly; StringType, for its text, where there is no better one."""
+    element = ARRAYS.get(column.type_id)
+    if element is not None:
+        # An array's modifier is its elements'.
+        return ArrayType(_scalar_type(element, column.type_modifier))
+    return _scalar_type(column.type_id, column.type_modifier)
+
+
+def _scalar_type(type_id: int, type_modifier: int) -> DataType:
+    if type_id == _NUMERIC_ID and type_modifier >= 0:
+        precision, scale = _numeric_modifier(type_modifier)
+        if 0 <= scale <= precision <= _MAX_PRECISION:
+            return DecimalType(precision, scale)
+    return _SPARK_TYPES.get(type_id, StringType())
+
+
+def as_typed(relation: Relation, types: str) -> Relation:
+    """Return the relation as its columns are typed (`warehouse.TYPES`): with ``native`` as if every numeric were a decimal."""
+    if types != NATIVE:
+        return relation
+    return replace(relation, columns=tuple(map(_native, relation.columns)))
+
+
+def _native(column: Column) -> Column:
+    if ARRAYS.get(column.type_id, column.type_id) != _NUMERIC_ID:
+        return column
+    precision, scale = _MAX_PRECISION, _NATIVE_SCALE
+    if column.type_modifier >= 0:
+        precision, scale = _numeric_modifier(column.type_modifier)
+        # numeric(5,-2) is hundreds, numeric(3,5) has two zeros behind its point.
+        precision, scale = max(precision - min(scale, 0), scale), max(scale, 0)
+        if precision > _MAX_PRECISION:
+            precision, scale = _MAX_PRECISION, min(scale, _NATIVE_SCALE)
+    return replace(column, type_modifier=(precision << 16 | scale) + 4)
+
+
+def _numeric_modifier(type_modifier: int) -> tuple[int, int]:
+    """Return precision and scale; the scale has 11 bits and a sign (numeric.c, make_numeric_typmod)."""
+    bits = type_modifier - 4
+    return bits >> 16 & 0xFFFF, ((bits & 0x7FF) ^ 1024) - 1024
+
+
+_ESCAPED_PREFIX: Final = METADATA_PREFIX + "column_"
+_VERSIONED: Final = re.compile(
+    r".*__(array_)?(boolean|smallint|int|bigint|float|double|decimal_\d+_\d+|string|binary|date|timestamp|timestamp_ntz)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def _escaped_name(name: str) -> str:
+    spelled = re.sub(r"[^a-z0-9_]", lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), name)
+    # Two underscores would read like the beginning of a version.
+    return _ESCAPED_PREFIX + spelled.replace("__", "_%5F")
+
+
+def original_name(name: str) -> str:
+    """Return the name that a column (not a versioned one) has in PostgreSQL."""
+    return unquote(name.removeprefix(_ESCAPED_PREFIX)) if name.startswith(_ESCAPED_PREFIX) else name
+
+
+def column_names(relation: Relation) -> list[str]:
+    """Return what the relation's columns are called in Spark, in order."""
+    names: list[str] = []
+    taken: set[str] = set()
+    for column in relation.columns:
+        name, folded = column.name, column.name.lower()
+        if not name or folded.startswith(METADATA_PREFIX) or folded in taken or _VERSIONED.fullmatch(name):
+            name = _escaped_name(name)
+        taken.add(name.lower())
+        names.append(name)
+    return names
+
+
+def versioned_name(name: str, data_type: DataType) -> str:
+    """Return what a column is called when ``name`` is already a column of another type."""
+    return f"{name}__{re.sub('[(,<]', '_', data_type.simpleString()).rstrip(')>')}"
+
+
+_INTEGERS: Final = (ShortType(), IntegerType(), LongType())
+_INTEGER_DIGITS: Final = {ShortType(): 10, IntegerType(): 10, LongType(): 20}
+"""The digits before the point of a decimal that Delta Lake and Spark's Parquet reader widen an integer to: more than needed."""
+
+
+def holds(wide: DataType, narrow: DataType) -> bool:
+    """Tell whether one type holds all values of another one exactly, and both table formats read files of that one as this."""
+    if wide in _INTEGERS and narrow in _INTEGERS:
+        return _INTEGERS.index(wide) >= _INTEGERS.index(narrow)
+    match wide, narrow:
+        case DecimalType(), DecimalType():
+            return bool(wide.scale >= narrow.scale and wide.precision - wide.scale >= narrow.precision - narrow.scale)
+        case DecimalType(), ShortType() | IntegerType() | LongType():
+            return bool(wide.precision - wide.scale >= _INTEGER_DIGITS[narrow])
+        case (DoubleType(), ShortType() | IntegerType() | FloatType()) | (TimestampNTZType(), DateType()):
+            return True
+    return bool(wide == narrow)
+
+
+def merge_columns(columns: StructType | None, relations: Iterable[Relation], *, widen: bool = True) -> StructType:
+    """Return ``columns``, a table's columns so far without metadata, widened and with those added that the relations need.
+
+    The relations are those that came after that, in order. Without ``widen`` each other type is another column.
+    """
+    merged = _Columns(columns or StructType())
+    for relation in relations:
+        for name, column in zip(column_names(relation), relation.columns, strict=True):
+            merged.find_or_add(name, column, widen=widen)
+    return StructType(merged.fields)
+
+
+def assign_columns(columns: StructType, relation: Relation) -> list[StructField]:
+    """Return the field of each of the relation's columns; StagingError if one has none of its name and type."""
+    known = _Columns(columns)
+    found = []
+    for name, column in zip(column_names(relation), relation.columns, strict=True):
+        field = known.find(name, column)
+        if field is None:
+            table = f"{relation.namespace}.{relation.name}"
+            kind = spark_type(column)
+            msg = f"table {table!r} has a column {column.name!r} of Spark type {kind.simpleString()}, the schema given has not"
+            raise StagingError(
+                msg, hint=f"add a column {name!r} to the schema, or {versioned_name(name, kind)!r} if {name!r} has another type"
+            )
+        found.append(field)
+    return found
+
+
+def is_json(column: Column) -> bool:
+    """Tell whether a column is json or jsonb, or an array of one of them."""
+    return ARRAYS.get(column.type_id, column.type_id) in _JSON_IDS
+
+
+def json_fields(columns: StructType, relation: Relation) -> list[StructField]:
+    """Return the fields that hold the relation's columns of json and jsonb and of arrays of them, without those that have none."""
+    known = _Columns(columns)
+    names = zip(column_names(relation), relation.columns, strict=True)
+    found = [known.find(name, column) for name, column in names if is_json(column)]
+    return [field for field in found if field is not None]
+
+
+class _Columns:
+    """Fields that are found whatever the case of the name."""
+
+    def __init__(self, columns: StructType) -> None:
+        self.fields = [StructField(field.name, field.dataType) for field in columns.fields]
+        self._by_name = {field.name.lower(): field for field in self.fields}
+
+    def _base_name(self, name: str, column: Column) -> str:
+        """Return the plain name, or the longer one that the column had while another of that name was beside it."""
+        longer = _escaped_name(column.name)
+        return longer if longer.lower() in self._by_name else name
+
+    def find(self, name: str, column: Column) -> StructField | None:
+        """Return the field that holds the column: of its type, or one that was widened."""
+        base, kind = self._base_name(name, column), spark_type(column)
+        for candidate in (base, versioned_name(base, kind)):
+            field = self._by_name.get(candidate.lower())
+            if field is not None and field.dataType == kind:
+                return field
+        field = self._by_name.get(base.lower())
+        return field if field is not None and holds(field.dataType, kind) else None
+
+    def find_or_add(self, name: str, column: Column, *, widen: bool) -> None:
+        """Make room for a column that comes after those that are there."""
+        base, kind = self._base_name(name, column), spark_type(column)
+        field, found = self._by_name.get(base.lower()), self.find(name, column)
+        if found is not None and (found.dataType == kind or (widen and found.dataType in _INTEGERS)):
+            return
+        if field is not None and widen and holds(kind, field.dataType):
+            field.dataType = kind
+            return
+        field = StructField(base if field is None else versioned_name(base, kind), kind)
+        self.fields.append(field)
+        self._by_name[field.name.lower()] = field
+
+
+def typed_schema(columns: StructType) -> StructType:
+    """Return the schema of typed changes for a table with these columns: they and the metadata.
+
+    ``_cdc_old`` is left out for a table without columns: no file format has an empty struct.
+    """
+    old = [StructField("_cdc_old", StructType(columns.fields))] if columns.fields else []
+    return StructType(
+        [
+            *columns.fields,
+            *CHANGE_FIELDS,
+            StructField("_cdc_unchanged", ArrayType(StringType())),
+            *old,
+            StructField("_cdc_exact", MapType(StringType(), StringType())),
+        ]
+    )
+
+
+CHANGE_FIELDS: Final = (
+    StructField("_cdc_op", StringType()),
+    StructField("_cdc_epoch", IntegerType()),
+    StructField("_cdc_end_lsn", LongType()),
+    StructField("_cdc_ordinal", IntegerType()),
+    StructField("_cdc_xid", LongType()),
+    StructField("_cdc_commit_time", TimestampType()),
+)
+
+
+MESSAGE_SCHEMA: Final = StructType(
+    [
+        StructField("prefix", StringType()),
+        StructField("content", BinaryType()),
+        StructField("transactional", BooleanType()),
+        StructField("_cdc_epoch", IntegerType()),
+        StructField("_cdc_end_lsn", LongType()),
+        StructField("_cdc_ordinal", IntegerType()),
+        StructField("_cdc_lsn", LongType()),
+        StructField("_cdc_xid", LongType()),
+        StructField("_cdc_commit_time", TimestampType()),
+    ]
+)
+"""The columns of logical messages, in the data source and in their changelog."""
+
+
+METADATA_FIELDS: Final = {field.name: field for field in typed_schema(StructType([StructField("c", StringType())])).fields[1:]}
+"""The metadata of a typed row by name; the type of ``_cdc_old`` depends on the table."""
+
+
+def split_schema(schema: StructType) -> tuple[StructType, StructType | None]:
+    """Return the table's columns of a typed schema, and those of its ``_cdc_old``; StagingError for metadata of another type."""
+    columns, old = [], None
+    for field in schema:
+        name = field.name
+        if not name.startswith(METADATA_PREFIX) or name.startswith(_ESCAPED_PREFIX):
+            columns.append(field)
+        elif name == "_cdc_old" and isinstance(field.dataType, StructType):
+            old = field.dataType
+        elif name not in METADATA_FIELDS or METADATA_FIELDS[name].dataType != field.dataType:
+            msg = f"the schema given has a column {name} of type {field.dataType.simpleString()}"
+            raise StagingError(msg, hint=f"of the names in {METADATA_PREFIX} only the typed rows' metadata can be in a schema")
+    return StructType(columns), old

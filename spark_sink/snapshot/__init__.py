@@ -1,0 +1,1 @@
+"""Copies tables at an exact position of the stream."""

@@ -1,0 +1,248 @@
+"""A chunk of a table -> a file of its changelog: the part of a snapshot that runs in executors.
+
+The server sends rows in COPY's binary form, ADBC makes Arrow columns of them, and they go to Parquet as they are: no Python per
+row, and no way through the JVM. What binary form and Arrow do not hold exactly comes as text, in a column of its own or, for
+the few dates and times beyond Spark's years, beside it; texts go through the same casts as those of the stream. So a value
+is the same whether it comes with the snapshot or with a change.
+
+The position of a row is the snapshot's. Its ordinal is ``row * chunks + chunk``, both counted from 0, which is unique in the
+table and needs no chunk to know of another; beyond 31 bits it goes on from the least negative number (32 bits in all).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+
+from cdcpipe.pgoutput.columnar import convert_text
+from cdcpipe.sql import quote_identifier
+from spark_sink.files import places as storage
+from spark_sink.files.parquet import FileWriter, Layout
+from spark_sink.snapshot.plan import (
+    LOCK_NOT_AVAILABLE,
+    Chunk,
+    LockedError,
+    RewrittenError,
+    SnapshotError,
+    open_snapshot,
+    reading_error,
+)
+from spark_sink.snapshot.progress import Written, note
+from spark_sink.source.typed import ExactTexts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from cdcpipe.pgoutput.messages import Column, Relation
+    from spark_sink.files.parquet import WrittenFile
+
+__all__ = ["ChunkTask", "Select", "select_columns", "write_chunk", "write_empty", "write_truncate"]
+
+_GONE: Final = ("42703", "42P01")
+"""undefined_column, undefined_table: the catalog is that of the moment, whatever the snapshot."""
+
+_ORDINALS: Final = 1 << 32
+_BATCH_HINT_BYTES: Final = 16 << 20
+
+# Types that arrive exactly in binary form, and in the Arrow type that is wanted: bool, bytea, int8, int2, int4, text, float4,
+# float8, bpchar, varchar.
+_BINARY_IDS: Final = frozenset({16, 17, 20, 21, 23, 25, 700, 701, 1042, 1043})
+_OID: Final = 26
+# Their cast to text is their output function: interval, json, jsonb, numeric, time, timetz, uuid.
+_TEXT_IDS: Final = frozenset({1186, 114, 3802, 1700, 1083, 1266, 2950})
+_RANGES: Final = {
+    1082: ("date", "0001-01-01", "10000-01-01"),
+    1114: ("timestamp", "0001-01-01 00:00:00", "10000-01-01 00:00:00"),
+    1184: ("timestamptz", "0001-01-01 00:00:00+00", "10000-01-01 00:00:00+00"),
+}
+"""The values of these types that Spark has, too, from and up to: infinity and other years come as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """A column in a SELECT: as it is, or as text; with ``rest`` what the first cannot hold comes as text in a second."""
+
+    expression: str
+    is_text: bool = False
+    rest: str | None = None
+
+
+def select_columns(relation: Relation) -> list[Select]:
+    """Return how each column of a table is selected."""
+    return [_select(column) for column in relation.columns]
+
+
+def _select(column: Column) -> Select:
+    name = quote_identifier(column.name)
+    if column.type_id in _BINARY_IDS:
+        return Select(name)
+    if column.type_id == _OID:
+        return Select(f"{name}::pg_catalog.int8")
+    if column.type_id in _TEXT_IDS:
+        return Select(f"{name}::pg_catalog.text", is_text=True)
+    text = f"CASE WHEN {name} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {name}) END"
+    if column.type_id in _RANGES:
+        kind, low, high = _RANGES[column.type_id]
+        fits = f"{name} >= '{low}'::pg_catalog.{kind} AND {name} < '{high}'::pg_catalog.{kind}"
+        return Select(f"CASE WHEN {fits} THEN {name} END", rest=f"CASE WHEN NOT ({fits}) THEN {name}::pg_catalog.text END")
+    # Not a cast: that of char, inet or somebody's own type is not what the type's output function writes.
+    return Select(text, is_text=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTask:
+    """What one task does. Goes to executors by pickle: plain values only, and no password."""
+
+    connection: str
+    snapshot: str
+    chunk: Chunk
+    number: int
+    chunk_count: int
+    condition: str | None
+    selects: tuple[Select, ...]
+    names: tuple[str, ...]
+    """The table's columns as the changelog calls them, in the order of ``selects``."""
+    types: pa.Schema
+    """The columns' types in Arrow, by those names."""
+    epoch: int
+    lsn: int
+    time_us: int
+    directory: str
+    note: str
+    """Where it is written down that the chunk is done."""
+    layout: Layout
+    is_utf8: bool = True
+    """Whether the server makes sure that texts are UTF-8."""
+
+
+def write_chunk(task: ChunkTask, count_rows: Callable[[int], object]) -> Written:
+    """Copy a chunk into a file, and write down that it is done; ``count_rows`` is told how many rows have come.
+
+    If another attempt at the same chunk was first, its file counts, and this one's is removed.
+    """
+    writer = FileWriter(task.directory, f"part-{task.number:06d}-{secrets.token_hex(8)}.parquet", task.layout)
+    rows = 0
+    exact: Counter[str] = Counter()
+    for batch in _read(task):
+        count = len(batch)
+        arrays = _columns(task, batch, exact)
+        writer.write(arrays | _metadata(task, rows, count), count)
+        rows += count
+        count_rows(count)
+    own = Written(rows, writer.close(), dict(exact))
+    written = note(storage.place(task.note), own)
+    if written.file.name != own.file.name:
+        storage.remove_files(storage.place(task.directory), [own.file.name])
+    return written
+
+
+def write_empty(directory: str, layout: Layout) -> WrittenFile:
+    """Write a file without rows."""
+    return FileWriter(directory, f"part-empty-{secrets.token_hex(8)}.parquet", layout).close()
+
+
+def write_truncate(directory: str, layout: Layout, epoch: int, lsn: int, time_us: int) -> WrittenFile:
+    """Write the one row of an empty table's snapshot: a TRUNCATE."""
+    writer = FileWriter(directory, f"part-empty-{secrets.token_hex(8)}.parquet", layout)
+    writer.write(_positions("truncate", epoch, lsn, pa.array([0], pa.int32()), time_us), 1)
+    return writer.close()
+
+
+def _read(task: ChunkTask) -> Iterator[pa.RecordBatch]:
+    """Yield the chunk's rows as they come, in the columns of its SELECT."""
+    expressions = [select.expression for select in task.selects]
+    expressions += [select.rest for select in task.selects if select.rest is not None]
+    # Two columns of a table may be called alike in Arrow; and of a table without columns the rows still count.
+    numbered = [f"{expression} AS c{number}" for number, expression in enumerate(expressions)] or ["true AS c0"]
+    connection = open_snapshot(task.connection, task.snapshot)
+    try:
+        with connection.cursor() as cursor:
+            cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": _BATCH_HINT_BYTES})
+            cursor.execute(task.chunk.query(numbered, task.condition))
+            yield from cursor.fetch_record_batch()
+            # The table is locked from the query on, so this is the file that was read.
+            cursor.execute(f"SELECT pg_relation_filenode({task.chunk.relation_id}::oid)::int8")
+            if cursor.fetchone()[0] != task.chunk.file:
+                raise RewrittenError(
+                    f"table {task.chunk.table} was written anew (TRUNCATE, ALTER TABLE, VACUUM FULL, CLUSTER) while it was copied",
+                    hint="start again: the copy of this table begins anew",
+                )
+    except connection.Error as ex:
+        problem = str(ex).strip().partition("\n")[0]
+        if ex.sqlstate == LOCK_NOT_AVAILABLE:
+            raise LockedError(
+                f"table {task.chunk.table} is locked exclusively", hint="end the transaction that holds the lock"
+            ) from ex
+        if ex.sqlstate in _GONE:
+            raise RewrittenError(
+                f"table {task.chunk.table} was altered while it was copied: {problem}",
+                hint="start again: the copy of this table begins anew",
+            ) from ex
+        raise reading_error(ex, f"table {task.chunk.table} could not be read", "start again: it begins anew") from ex
+    finally:
+        connection.close()
+
+
+def _columns(task: ChunkTask, batch: pa.RecordBatch, counts: Counter[str]) -> dict[str, pa.Array]:
+    """Return the table's columns and ``_cdc_exact``; count the values that their type cannot hold."""
+    arrays: dict[str, pa.Array] = {}
+    exact = ExactTexts(len(batch))
+    rests = iter(range(len(task.selects), batch.num_columns))
+    for number, (select, name) in enumerate(zip(task.selects, task.names, strict=True)):
+        array, kind = batch.column(number), task.types.field(name).type
+        if not task.is_utf8 and pa.types.is_string(array.type):
+            _check_utf8(task, name, array)
+        if select.is_text:
+            converted = convert_text(array, kind)
+            array, rows, texts = converted.array, converted.exact_rows, converted.exact
+        elif select.rest is not None:
+            rest = batch.column(next(rests))
+            rows = np.flatnonzero(rest.is_valid().to_numpy(zero_copy_only=False)) if rest.null_count < len(rest) else _NO_ROWS
+            texts = rest.take(pa.array(rows))
+        else:
+            rows, texts = _NO_ROWS, _NO_TEXTS
+        if len(rows):
+            exact.add(name, rows, texts)
+            counts[name] += len(rows)
+        arrays[name] = array
+    arrays["_cdc_exact"] = exact.to_arrow(_EXACT_TYPE)
+    return arrays
+
+
+_NO_ROWS: Final = np.zeros(0, np.int64)
+_NO_TEXTS: Final = pa.array([], pa.string())
+_EXACT_TYPE: Final = pa.map_(pa.string(), pa.string())
+
+
+def _check_utf8(task: ChunkTask, name: str, array: pa.StringArray) -> None:
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid as ex:
+        msg = f"table {task.chunk.table}: a value of column {name!r} is not UTF-8"
+        raise SnapshotError(msg, hint="is the database's encoding SQL_ASCII? its bytes come as they are") from ex
+
+
+def _metadata(task: ChunkTask, first_row: int, count: int) -> dict[str, pa.Array]:
+    """Return the columns that say where each row stands."""
+    ordinal = np.arange(first_row, first_row + count, dtype=np.uint64) * np.uint64(task.chunk_count) + np.uint64(task.number)
+    if count and ordinal[-1] >= _ORDINALS:
+        raise SnapshotError(f"table {task.chunk.table} has more rows than there are ordinals")
+    ordinals = pa.array(ordinal.astype(np.uint32).view(np.int32))
+    return _positions("snapshot", task.epoch, task.lsn, ordinals, task.time_us)
+
+
+def _positions(op: str, epoch: int, lsn: int, ordinals: pa.Array, time_us: int) -> dict[str, pa.Array]:
+    count = len(ordinals)
+    return {
+        "_cdc_op": pa.repeat(op, count),
+        "_cdc_epoch": pa.repeat(pa.scalar(epoch, pa.int32()), count),
+        "_cdc_end_lsn": pa.repeat(pa.scalar(lsn, pa.int64()), count),
+        "_cdc_ordinal": ordinals,
+        "_cdc_commit_time": pa.repeat(pa.scalar(time_us, pa.timestamp("us", "UTC")), count),
+        "_cdc_unchanged": pa.ListArray.from_arrays(pa.array(np.zeros(count + 1, np.int32)), _NO_TEXTS),
+    }

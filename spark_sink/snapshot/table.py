@@ -1,0 +1,351 @@
+"""One table of a snapshot -> its changelog and its replica, whole or not at all.
+
+The files are written by executors (snapshot/chunk.py) into a directory beside the tables; in an object store, where nothing can be
+renamed, those of a new table where it will be. (What a killed attempt leaves there no commit has added.) As long as the snapshot is
+there, the next attempt goes on with the chunks that are missing (snapshot/progress.py).
+
+A table without a changelog is made there, with Delta Lake by the commit that adds the files. The same files are its replica's,
+under a second name (a hard link, in a store a copy): what they have besides the replica's columns nobody reads there. Renamed, the
+two are the tables: replica first, so that a changelog is only ever there with all that belongs to it. A replica whose rows have
+values that their columns can't hold is made from the changelog instead, like any replica (replica.apply).
+
+Where there is a changelog, the files come to it in one commit, whatever the changelog has from before their position or from after
+it: a snapshot is the whole table as it was there (replica/merge.py). Of an empty table it is a TRUNCATE. The replica is then made
+anew from the changelog, in one commit; that it is to be is written down before, so that a pipeline finishes what a kill
+has left unfinished. The tables are the snapshot's alone meanwhile (warehouse/lock.py), but not while the rows are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from spark_sink.changelog import tables as changelog
+from spark_sink.changelog.history import SchemaHistory
+from spark_sink.changelog.versions import insert_snapshot
+from spark_sink.delta import commit as delta_files
+from spark_sink.files import places as storage
+from spark_sink.files.parquet import Layout
+from spark_sink.replica import merge as replica
+from spark_sink.schema.keys import identifying_columns, version_of
+from spark_sink.schema.published import PublishedTables
+from spark_sink.schema.types import (
+    INEXACT_MESSAGE,
+    as_typed,
+    assign_columns,
+    merge_columns,
+    original_name,
+    split_schema,
+    typed_schema,
+)
+from spark_sink.snapshot.chunk import ChunkTask, select_columns, write_chunk, write_empty, write_truncate
+from spark_sink.snapshot.plan import LockedError, RewrittenError, SnapshotError
+from spark_sink.snapshot.progress import begin, resume
+from spark_sink.warehouse.warehouse import Table, WarehouseError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+    from spark_sink.delta.commit import FileTable
+    from spark_sink.files.parquet import WrittenFile
+    from spark_sink.snapshot.plan import TablePlan
+    from spark_sink.snapshot.progress import Begun, Written
+    from spark_sink.staging.log import Position
+    from spark_sink.warehouse.lock import TableLock
+    from spark_sink.warehouse.warehouse import Version, Warehouse
+
+__all__ = ["Copying", "copy_table", "table_of"]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Copying:
+    """What the tables of a snapshot have in common."""
+
+    spark: SparkSession
+    warehouse: Warehouse
+    scratch: Path
+    """A directory on the warehouse's file system."""
+    connection: str
+    snapshot: str
+    position: Position
+    time_us: int
+    is_utf8: bool
+    rows: Any
+    chunks: Any
+    """Accumulators: what has been copied."""
+    leave_out: Callable[[int, int], None]
+    """Told how many chunks and rows there are already, from a run before."""
+    is_stopping: Callable[[], bool]
+    lock: TableLock
+
+
+def table_of(plan: TablePlan) -> Table:
+    """Return the name of a published table."""
+    return Table(plan.relation.namespace, plan.relation.name)
+
+
+def copy_table(copying: Copying, plan: TablePlan) -> int:
+    """Copy a table, and return the number of its rows."""
+    table = table_of(plan)
+    plan = replace(plan, relation=as_typed(plan.relation, copying.warehouse.types))
+    count = None
+    if not changelog.exists(copying.warehouse, table):
+        count = _copy_first(copying, plan, table)
+    # Its first changes may have come meanwhile.
+    return _copy_later(copying, plan, table) if count is None else count
+
+
+def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
+    """Copy a table that has no changelog; return None, with nothing done, if it has got one meanwhile."""
+    warehouse = copying.warehouse
+    columns = merge_columns(None, [plan.relation])
+    version = _version(copying, plan, columns, [])
+    schema, has_rename = typed_schema(columns), storage.is_local(warehouse.root)
+    scratch = copying.scratch / str(plan.relation.relation_id)
+    path, replica_path = warehouse.changelog(table), warehouse.replica(table)
+    if has_rename:
+        path, replica_path = scratch / "changelog", scratch / "replica"
+    purpose = _purpose(copying, plan, "new", schema.json(), path)
+    begun = resume(scratch / "notes", purpose)
+    properties = changelog.properties(table, schema.names)
+    made = _New(path, warehouse.format, schema, properties, () if begun is None else begun.definition)
+    if begun is None:
+        begun = begin(scratch / "notes", purpose, plan.chunks, copying.time_us, made.table.definition if made.table else ())
+    made_replica = None
+    if made.table is not None and version.key:
+        properties = replica.properties(version.key, columns.names)
+        made_replica = delta_files.define(replica_path, columns, properties, like=made.table)
+    written = _run(copying, table, begun, _tasks(copying, plan, begun, columns, made.path, made.layout))
+    has_exact = any(each.exact for each in written)
+    files = _full(written)
+    ready_replica = None if has_exact else made_replica
+    if warehouse.format == "parquet" and not files:
+        files = [write_empty(storage.name(made.path), made.layout)]  # without a file there are no columns
+    if has_rename:
+        for left in (replica_path, made.path / "_delta_log"):
+            storage.remove_tree(left)
+        _remove_others(made.path, files)
+        made.commit(files, copying.position, ready_replica)
+    with copying.lock.exclusive(copying.is_stopping):
+        if changelog.exists(warehouse, table):
+            return None
+        warehouse.note_snapshot(table, copying.position)
+        warehouse.write_versions(table, [version])
+        # A replica without a changelog is what is left of an attempt that ended between the two.
+        storage.remove_tree(warehouse.replica(table))
+        if not has_rename:
+            made.commit(files, copying.position, ready_replica)
+        else:
+            if ready_replica is not None:
+                _move(ready_replica.path, warehouse.replica(table))
+            if warehouse.format == "parquet":
+                name = changelog.batch_name(copying.position, copying.position)
+                changelog.add_batch(warehouse, table, name, made.path, files)
+            else:
+                _move(made.path, warehouse.changelog(table))
+        if made_replica is not None and has_exact:
+            replica.apply(copying.spark, warehouse, table, copying.position)
+        warehouse.note_finished(table)
+    return sum(each.rows for each in written)
+
+
+def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
+    """Copy a table that has a changelog."""
+    spark, warehouse, position = copying.spark, copying.warehouse, copying.position
+    if any(version.place == (position.lsn, 0) for version in warehouse.versions(table)):
+        raise RewrittenError(f"{table} was killed while its rows came to the changelog, where they may be there once only")
+    columns, layout = _prepare_changelog(copying, plan, table)
+    scratch = copying.scratch / f"{plan.relation.relation_id}-later"
+    directory = scratch / "files"
+    purpose = _purpose(copying, plan, "later", columns.json(), layout)
+    begun = resume(scratch / "notes", purpose) or begin(scratch / "notes", purpose, plan.chunks, copying.time_us)
+    storage.make_directory(directory)
+    written = _run(copying, table, begun, _tasks(copying, plan, begun, columns, directory, layout))
+    full = _full(written)
+    _remove_others(directory, full)
+    if not full:
+        full = [write_truncate(storage.name(directory), layout, position.epoch, position.lsn, copying.time_us)]
+    with copying.lock.exclusive(copying.is_stopping):
+        warehouse.check_changes(table, position.lsn - 1)  # have some since gone that this is to be followed by?
+        warehouse.note_snapshot(table, position)
+        versions = warehouse.versions(table)
+        history = SchemaHistory(spark, warehouse, PublishedTables(None))
+        version = _version(copying, plan, columns, versions)
+        warehouse.write_versions(table, insert_snapshot(versions, version, history, columns, warehouse.types))
+        target = warehouse.changelog(table)
+        if warehouse.format == "delta":
+            storage.move_files(directory, target, (file.name for file in full))
+            delta_files.commit(delta_files.open_table(target), full, position, is_reached=False)
+            replica.remake(spark, warehouse, table, position)
+        else:
+            changelog.add_batch(warehouse, table, changelog.snapshot_name(position), directory, full)
+        warehouse.note_finished(table)
+    return sum(each.rows for each in written)
+
+
+def _prepare_changelog(copying: Copying, plan: TablePlan, table: Table) -> tuple[StructType, Layout]:
+    """Give a changelog the columns that it needs; return its columns, and how a file of it looks."""
+    spark, warehouse = copying.spark, copying.warehouse
+    with copying.lock.exclusive(copying.is_stopping):
+        state = changelog.state(spark, warehouse, table)
+        if state is None:
+            raise WarehouseError(f"the changelog of {table} has gone", hint="start again")
+        columns = merge_columns(split_schema(state.schema)[0], [plan.relation], widen=warehouse.format == "delta")
+        schema, made = typed_schema(columns), None
+        if warehouse.format == "delta":
+            made = changelog.open_files(spark, warehouse, table, schema, None).delta
+    return columns, _layout(schema, made)
+
+
+def _version(copying: Copying, plan: TablePlan, columns: StructType, versions: Sequence[Version]) -> Version:
+    """Return what identifies the table's rows; where PostgreSQL does not say, what did last."""
+    relation = plan.relation
+    before = [version for version in versions if version.relation_id == relation.relation_id]
+    known = plan.primary_key or tuple(original_name(name) for name in (before[-1].key if before else ()))
+    version = version_of(copying.position.lsn, 0, relation, columns, identifying_columns(relation, lambda: known))
+    fields = assign_columns(columns, relation)
+    return replace(version, snapshot=tuple(zip(plan.numbers, (field.name for field in fields), strict=True)))
+
+
+def _tasks(
+    copying: Copying,
+    plan: TablePlan,
+    begun: Begun,
+    columns: StructType,
+    directory: Path,
+    layout: Layout,
+) -> list[ChunkTask]:
+    """Return what executors have still to do; ``columns`` are the changelog's."""
+    return [
+        ChunkTask(
+            connection=copying.connection,
+            snapshot=copying.snapshot,
+            chunk=chunk,
+            number=number,
+            chunk_count=len(begun.chunks),
+            condition=plan.condition,
+            selects=tuple(select_columns(plan.relation)),
+            names=tuple(field.name for field in assign_columns(columns, plan.relation)),
+            types=to_arrow_schema(columns, timezone="UTC"),
+            epoch=copying.position.epoch,
+            lsn=copying.position.lsn,
+            time_us=begun.time_us,
+            directory=storage.name(directory),
+            note=storage.name(begun.note(number)),
+            layout=layout,
+            is_utf8=copying.is_utf8,
+        )
+        for number, chunk in enumerate(begun.chunks)
+        if number not in begun.done
+    ]
+
+
+def _run(copying: Copying, table: Table, begun: Begun, tasks: list[ChunkTask]) -> list[Written]:
+    """Let executors write the chunks that are missing; name the columns with values that their type can't hold."""
+    if copying.is_stopping():
+        raise SnapshotError("the snapshot was not finished: it was stopped")
+    there = list(begun.done.values())
+    if there:
+        _logger.info("%s: %d of %d chunks are there already", table, len(there), len(begun.chunks))
+        copying.leave_out(len(there), sum(each.rows for each in there))
+    rows, chunks = copying.rows, copying.chunks
+
+    def write(task: ChunkTask) -> Written | str:
+        try:
+            written = write_chunk(task, rows.add)
+        except LockedError as ex:  # nothing has been read yet
+            return ex.message
+        chunks.add(1)
+        return written
+
+    found, is_told = there, False
+    # A partitioned table without partitions has no chunks, one that was killed at its end has none left.
+    while tasks:
+        answers = copying.spark.sparkContext.parallelize(tasks, len(tasks)).map(write).collect()
+        found += [each for each in answers if not isinstance(each, str)]
+        locked = [(task, each) for task, each in zip(tasks, answers, strict=True) if isinstance(each, str)]
+        if locked and not is_told:
+            _logger.warning("waiting: %s", locked[0][1])
+            is_told = True
+        if locked and copying.is_stopping():
+            raise SnapshotError("the snapshot was not finished: it was stopped")
+        tasks = [task for task, _ in locked]
+    exact: Counter[str] = sum((Counter(each.exact) for each in found), Counter())
+    for name, count in sorted(exact.items()):
+        _logger.warning(INEXACT_MESSAGE, table, name, count)
+    return found
+
+
+def _purpose(copying: Copying, plan: TablePlan, *more: object) -> str:
+    """Return what must be the same for a copy to go on: the snapshot, the table, what of it is copied, and how."""
+    parts = sorted({(chunk.relation_id, chunk.table, chunk.file) for chunk in plan.chunks})
+    described = (copying.snapshot, copying.position, plan.relation, plan.numbers, plan.condition, parts, *more)
+    return hashlib.sha256("\n".join(map(str, described)).encode()).hexdigest()
+
+
+def _layout(schema: StructType, table: FileTable | None) -> Layout:
+    """Return how a file looks; one of a Delta table may lack columns that it has nothing for."""
+    if table is None:
+        return Layout(tuple(schema.names), to_arrow_schema(schema, timezone="UTC"))
+    return table.layout(without=_NEVER_THERE)
+
+
+_NEVER_THERE = ("_cdc_xid", "_cdc_old")
+"""A snapshot's rows have no transaction, and were nothing before. (Of a wide table the second is half of the columns.)"""
+
+
+class _New:
+    """A changelog that is being made."""
+
+    def __init__(
+        self,
+        path: Path,
+        format: str,  # noqa: A002
+        schema: StructType,
+        properties: dict[str, str],
+        definition: Sequence[Mapping[str, Any]],
+    ) -> None:
+        self.path = path
+        self.table = None
+        if format == "delta":
+            self.table = delta_files.defined(path, definition) if definition else delta_files.define(path, schema, properties)
+        self.layout = _layout(schema, self.table)
+        storage.make_directory(path)
+
+    def commit(self, files: Sequence[WrittenFile], position: Position, replica: FileTable | None) -> None:
+        """Make it a table, of files that lie there, and before that a replica of the same files."""
+        if replica is not None:
+            storage.make_directory(replica.path)
+            storage.copy_files(self.path, replica.path, (file.name for file in files))
+            delta_files.commit(replica, files, position)
+        if self.table is not None:
+            delta_files.commit(self.table, files, position)
+
+
+def _full(written: Iterable[Written]) -> list[WrittenFile]:
+    """Return the files that have rows."""
+    return [each.file for each in written if each.rows]
+
+
+def _remove_others(directory: Path, files: Iterable[WrittenFile]) -> None:
+    """Remove files without rows, and what is left of attempts that did not end and of tasks that Spark ran twice."""
+    names = {file.name for file in files}
+    storage.remove_files(directory, [name for name in storage.list_names(directory) if name not in names])
+
+
+def _move(made: Path, target: Path) -> None:
+    """Put a directory in its place; what is there is no table, but left of a first commit that did not come about."""
+    storage.remove_tree(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    made.rename(target)

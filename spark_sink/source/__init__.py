@@ -1,0 +1,1 @@
+"""From segments to rows: the "cdcpipe" data source."""

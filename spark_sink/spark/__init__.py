@@ -1,0 +1,1 @@
+"""Spark itself: sessions, what its workers need, values as SQL text."""

@@ -1,0 +1,406 @@
+"""A Spark session that suits change data on one machine, with Delta Lake where it is asked for.
+
+``build`` makes one; ``check`` says whether a session that somebody else made (a notebook's) will do. Nothing here knows
+of PostgreSQL, of staging or of tables.
+
+Delta Lake comes from Maven Central (two jars, kept in $HOME/.ivy2.5.2 or where spark.jars.ivy says) or from a directory of
+jars. Only these two are resolved: the others that their POM lists, 100 MB, serve Delta's Kernel and Unity Catalog, which are
+not used here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cdcpipe.errors import InitError, InvalidArgumentsError
+from spark_sink.client import guard
+from spark_sink.files.places import is_local, name
+from spark_sink.source.server import SegmentServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyspark.sql import SparkSession
+
+__all__ = ["FORMATS", "active", "build", "check", "check_reach", "copy", "find_java", "raised_of", "reason_of", "serve_segments"]
+
+_logger = logging.getLogger(__name__)
+
+FORMATS = ("delta", "parquet")
+
+DELTA_VERSION = "4.4.0"
+# Delta is built per minor release of Spark, and Spark 4 for Scala 2.13.
+DELTA_JARS = (f"delta-spark_4.2_2.13-{DELTA_VERSION}.jar", f"delta-storage-{DELTA_VERSION}.jar")
+DELTA_PACKAGES = f"io.delta:delta-spark_4.2_2.13:{DELTA_VERSION},io.delta:delta-storage:{DELTA_VERSION}"
+# Ivy patterns for every dependency of the two but themselves.
+DELTA_EXCLUDES = "com.*:*,org.*:*,javax.*:*,commons-*:*,io.airlift:*,io.unitycatalog:*,io.delta:delta-kernel*"
+# The same where others' packages are resolved, too: what the two need for themselves.
+DELTA_EXCLUDES_AMONG_OTHERS = "org.scala-lang:*,io.unitycatalog:*,io.delta:delta-kernel*"
+DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+
+_NO_DELTA_HINT = (
+    f"give a directory that holds {' and '.join(DELTA_JARS)} with --jars DIR, let this machine reach Maven Central "
+    "(repo1.maven.org), or use --format parquet, which needs no jar"
+)
+_JAVA_MINIMUM = 17
+_CAUSE = re.compile(r"^(?:Caused by)?: (?:(?:[\w$]+\.)+([\w$]+)(?:: |$))?(.*)$", re.MULTILINE)
+"""A Java exception in the text of a stack trace: its class and its message, either of which may be left out."""
+
+SEGMENTS_PORT = "spark.cdcpipe.segments.port"
+"""A setting of our own: the port on which the driver serves segments to executors that don't see staging; any if unset."""
+
+_DEFAULT_MASTER = "local[2]"
+_GATEWAY = "PYSPARK_GATEWAY_PORT"
+"""What spark-submit puts into the environment of the program that it runs: how to reach the JVM that is there already."""
+
+_DELTA_SETTINGS = {
+    "spark.sql.extensions": DELTA_EXTENSION,
+    "spark.sql.catalog.spark_catalog": DELTA_CATALOG,
+    # The default of 50 tasks to read a table's log dwarfs the log.
+    "spark.databricks.delta.snapshotPartitions": "1",
+}
+
+
+def build(
+    app_name: str = "cdcpipe",
+    master: str | None = None,
+    format: str = "delta",  # noqa: A002 - Spark's own word for it
+    conf: Mapping[str, str] | None = None,
+    jars_dir: str | os.PathLike[str] | None = None,
+    *,
+    ui: bool = False,
+) -> SparkSession:
+    """Start a session; ``conf`` overrides every setting made here, but for Java options, which it adds to.
+
+    ``master`` is ``local[2]`` if left out; under spark-submit it is the one given there, whose settings go before those made
+    here, and whose jars have to hold Delta Lake. A session that runs already in this process is returned as it is, once
+    ``check`` has passed it. Raises InitError when there is no Java, no pyspark or no Delta Lake to be had.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as ex:
+        raise InitError("pyspark is not installed", hint="pip install 'cdcpipe[spark]'") from ex
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        check(active, format)
+        return active
+
+    settings = _settings(ui=ui)
+    if format == "delta":
+        settings |= _DELTA_SETTINGS
+    conf = dict(conf or {})
+    if _GATEWAY in os.environ:
+        settings |= _submitted()
+        master = master or settings.get("spark.master")
+    else:
+        settings |= _jar_settings(format, jars_dir, conf.get("spark.jars.ivy"))
+        _join_jars(settings, conf)
+        if "spark.driver.extraJavaOptions" in conf:
+            conf["spark.driver.extraJavaOptions"] = f"{_java_options()} {conf['spark.driver.extraJavaOptions']}"
+        java, configured = find_java(), os.environ.get("JAVA_HOME")
+        if configured and java != Path(configured):
+            _logger.warning("JAVA_HOME is %s, where no Java %d or newer is: taking %s", configured, _JAVA_MINIMUM, java)
+        os.environ["JAVA_HOME"] = str(java)
+    settings |= conf
+    _prepare_workers(settings)
+    settings = {"spark.app.name": app_name, "spark.master": master or _DEFAULT_MASTER} | settings
+    builder = SparkSession.builder
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    try:
+        _start_jvm(settings)
+        spark = builder.getOrCreate()
+    except Exception as ex:
+        if "spark.jars.packages" in settings and "JAVA_GATEWAY_EXITED" in str(ex):
+            raise InitError(
+                f"Spark did not start; if the lines above name unresolved dependencies, Delta Lake {DELTA_VERSION} "
+                "could not be fetched",
+                hint=_NO_DELTA_HINT,
+            ) from ex
+        raise InitError(f"Spark did not start: {reason_of(ex)}") from ex
+    check(spark, format)
+    return spark
+
+
+def _start_jvm(settings: Mapping[str, str]) -> None:
+    """Start Spark's JVM, unless it runs, in the process group that is ended when this process is gone.
+
+    By itself the JVM sees the end of its stdin then, but it looks there only once it has told this process its port: one whose
+    driver was ended before that would stay for ever.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is None and _GATEWAY not in os.environ:  # noqa: SLF001
+        conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+        gateway = launch_gateway(conf, {"process_group": guard.group()})
+        SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - the parameter that SparkContext() passes on
+
+
+def check(spark: SparkSession, format: str) -> None:  # noqa: A002
+    """Raise InitError if ``spark`` can't write tables in ``format``."""
+    if format not in FORMATS:
+        raise InvalidArgumentsError(f"unknown table format {format!r}: it is one of {', '.join(FORMATS)}")
+    if not spark.version.startswith("4.2."):
+        raise InitError(f"this is Spark {spark.version}; cdcpipe needs Spark 4.2")
+    if format != "delta":
+        return
+    extensions = str(spark.conf.get("spark.sql.extensions", "") or "")
+    catalog = spark.conf.get("spark.sql.catalog.spark_catalog", "")
+    has_classes = spark._jvm.org.apache.spark.util.Utils.classIsLoadable(DELTA_CATALOG)  # noqa: SLF001 - Spark only warns
+    if DELTA_EXTENSION not in extensions or catalog != DELTA_CATALOG or not has_classes:
+        raise InitError(
+            "this Spark session has no Delta Lake",
+            hint=f"start it with spark.sql.extensions={DELTA_EXTENSION} and "
+            f"spark.sql.catalog.spark_catalog={DELTA_CATALOG} and the packages {DELTA_PACKAGES} (spark-submit --packages), "
+            "let spark_sink.session.build() make it, or use the format parquet",
+        )
+
+
+def check_reach(spark: SparkSession, place: Path) -> None:
+    """Raise InitError if Spark has not what reaches the object store of a warehouse."""
+    if is_local(place):
+        return
+    path = spark._jvm.org.apache.hadoop.fs.Path(name(place))  # noqa: SLF001 - Hadoop has no Python
+    try:
+        path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
+    except Exception as ex:
+        # Of a key that is none ABFS shows what was given.
+        said = re.sub(r'key ="[^"]*"', "its key", reason_of(ex))
+        raise InitError(
+            f"Spark can't reach {name(place)}: {said}",
+            hint="it needs the jars of that store's Hadoop connector, with --conf spark.jars.packages=… or in --jars, and what "
+            "it connects with: docs/spark/object-stores.md",
+        ) from ex
+
+
+def raised_of(ex: BaseException) -> tuple[str, str] | None:
+    """Return the class and the message of what was raised in a Python worker: of it there is the text of its traceback."""
+    raised = re.findall(r"^(?:[a-z_]+\.)*([A-Z]\w*Error): (.+)$", str(ex), re.MULTILINE)
+    return raised[-1] if raised else None
+
+
+def reason_of(ex: BaseException) -> str:
+    """Return in one line what is wrong, of an error that Spark may have wrapped."""
+    if raised := raised_of(ex):
+        return raised[1]
+    text = str(ex).strip()
+    # Python's own line of an error in the JVM says what was called; then come Java's, with what caused it.
+    causes = [message or kind for kind, message in _CAUSE.findall(text)]
+    if not causes:
+        return text.partition("\n")[0] or type(ex).__name__
+    return causes[0] if causes[-1] in causes[0] else f"{causes[0].rstrip('.')}: {causes[-1]}"
+
+
+@contextmanager
+def active(spark: SparkSession) -> Iterator[None]:
+    """Make ``spark`` the session that Spark, in this thread, takes for the active one."""
+    sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession  # noqa: SLF001
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)  # noqa: SLF001
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
+
+
+def serve_segments(spark: SparkSession, staging: Path) -> SegmentServer:
+    """Start to serve a staging directory to the session's executors, which know this machine as Spark's driver."""
+    conf = spark.sparkContext.getConf()
+    for setting in ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled", "spark.authenticate.enableSaslEncryption"):
+        if conf.get(setting, "false") == "true":
+            raise InvalidArgumentsError(
+                f"{setting} is set, and segments that the driver sends to executors are not encrypted",
+                hint="let executors see the staging directory instead (--staging-shared yes)",
+            )
+    host = conf.get("spark.driver.host", "localhost")
+    port = int(conf.get(SEGMENTS_PORT, "0"))
+    return SegmentServer(staging, host, bind=conf.get("spark.driver.bindAddress", host), port=port)
+
+
+def copy(spark: SparkSession) -> SparkSession:
+    """Return another session on the same application, with the same settings for a start."""
+    return type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())  # noqa: SLF001 - newSession() has none of them
+
+
+def find_java() -> Path:
+    """Return a Java home of version 17 or newer: JAVA_HOME, PATH, then where distributions and SDKMAN put theirs."""
+    tried: list[str] = []
+    for home in _java_homes():
+        version = _java_version(home)
+        if version is not None and version >= _JAVA_MINIMUM:
+            return home
+        tried.append(f"{home} ({'no Java' if version is None else version})")
+    found = f"; found only {', '.join(tried)}" if tried else ""
+    raise InitError(
+        f"no Java {_JAVA_MINIMUM} or newer{found}",
+        hint="install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or point JAVA_HOME at it",
+    )
+
+
+def _java_homes() -> list[Path]:
+    """Return the places where a Java may be, best first, each once."""
+    homes: list[Path] = []
+    if configured := os.environ.get("JAVA_HOME"):
+        homes.append(Path(configured))
+    if command := shutil.which("java"):
+        homes.append(Path(command).resolve().parent.parent)
+    for directory in (
+        Path("/usr/lib/jvm"),
+        _home() / ".sdkman/candidates/java",
+        Path("/Library/Java/JavaVirtualMachines"),
+    ):
+        if directory.is_dir():
+            homes += sorted(path.resolve() for path in directory.iterdir() if (path / "bin/java").exists())
+            homes += sorted(directory.glob("*/Contents/Home"))
+    return list(dict.fromkeys(homes))
+
+
+def _java_version(home: Path) -> int | None:
+    """Return the major version of the Java at ``home``; None if none runs there."""
+    try:
+        done = subprocess.run([home / "bin/java", "-version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
+    return int(match[1]) if match else None
+
+
+def _settings(*, ui: bool) -> dict[str, str]:
+    """Return what suits change data on one machine, whatever the table format."""
+    return {
+        "spark.driver.memory": "2g",
+        "spark.driver.extraJavaOptions": _java_options(),
+        "spark.log.level": "WARN",
+        "spark.ui.enabled": str(ui).lower(),
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        # Micro-batches are small: Spark's 200 partitions and 32 listing tasks would cost more than the work.
+        "spark.sql.shuffle.partitions": "4",
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+        "spark.sql.streaming.metricsEnabled": "false",
+        # A task holds numpy and pyarrow: start the Python workers once, keep them.
+        "spark.python.worker.reuse": "true",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # How long driver, JVM and workers wait for one another when they connect: not only for Spark's 15 s, on a busy machine.
+        "spark.python.authenticate.socketTimeout": "120s",
+        "spark.executorEnv.PYTHONPATH": _python_path(),
+        # Timestamps of any year are written as they are: nothing here is from before Spark 3.
+        "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+        "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    }
+
+
+def _java_options() -> str:
+    # Counters for jstat wake a JVM that has nothing to do twenty times a second.
+    log = "full" if _logger.isEnabledFor(logging.INFO) else "short"
+    file = Path(__file__).resolve().with_name("log4j2.properties").as_uri()
+    return f"-XX:-UsePerfData -Dlog4j2.configurationFile={file} -Dcdcpipe.log={log}"
+
+
+def _submitted() -> dict[str, str]:
+    """Return the settings of the spark-submit that runs this program: of its command line and its spark-defaults.conf."""
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()  # noqa: SLF001 - spark-submit's JVM is there, and knows them
+    return dict(SparkConf().getAll())
+
+
+def _home() -> Path:
+    """Return the user's home: ``$HOME``, or the system's entry for the user where that names no directory."""
+    named = Path(os.environ.get("HOME", ""))
+    if named.is_absolute():
+        return named
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        return Path("/")  # a container's user whom nobody has entered
+
+
+def _jar_settings(
+    format: str,  # noqa: A002
+    jars_dir: str | os.PathLike[str] | None,
+    ivy_dir: str | None = None,
+) -> dict[str, str]:
+    """Return where jars come from: ``jars_dir``, and for Delta Lake without it Ivy's folder or Maven Central.
+
+    Spark is told Ivy's folder, because Java does not know ``$HOME``: its own choice may be another directory than the one that is
+    looked into here.
+    """
+    if jars_dir is not None:
+        jars = _jars(Path(jars_dir))
+        wanted = ("delta-spark_4.2_2.13-", "delta-storage-") if format == "delta" else ()
+        missing = [name for name in wanted if not any(name in jar for jar in jars)]
+        if missing:
+            raise InitError(f"no {' and no '.join(name + '*.jar' for name in missing)} in {jars_dir}", hint=_NO_DELTA_HINT)
+        return {"spark.jars": ",".join(jars)}
+    if format != "delta":
+        return {}
+    ivy = Path(ivy_dir) if ivy_dir else _home() / ".ivy2.5.2"
+    # Ivy would find them here too, but prints two dozen lines and takes a second over it.
+    cached = [ivy / "jars" / f"io.delta_{name}" for name in DELTA_JARS]
+    if all(zipfile.is_zipfile(jar) for jar in cached):
+        return {"spark.jars": ",".join(map(str, cached)), "spark.jars.ivy": str(ivy)}
+    try:
+        cached[0].parent.mkdir(parents=True, exist_ok=True)
+    except OSError as ex:
+        raise InitError(
+            f"Delta Lake's jars can't be kept in {ivy}: {ex.strerror}",
+            hint="set HOME to a directory of this user's, name one with --conf spark.jars.ivy=DIR, or give the jars with --jars",
+        ) from ex
+    return {"spark.jars.packages": DELTA_PACKAGES, "spark.jars.excludes": DELTA_EXCLUDES, "spark.jars.ivy": str(ivy)}
+
+
+def _join_jars(settings: dict[str, str], conf: dict[str, str]) -> None:
+    """Add the jars, or Delta Lake's packages, to what somebody asks for of the same kind."""
+    for key in {"spark.jars", "spark.jars.packages"} & settings.keys() & conf.keys():
+        conf[key] += f",{settings[key]}"
+        if key == "spark.jars.packages":
+            excludes = conf.get("spark.jars.excludes")
+            conf["spark.jars.excludes"] = ",".join(filter(None, [excludes, DELTA_EXCLUDES_AMONG_OTHERS]))
+
+
+def _jars(directory: Path) -> list[str]:
+    """Return the jars in ``directory``; raise if there is no such directory."""
+    if not directory.is_dir():
+        raise InvalidArgumentsError(f"no such directory: {directory}", hint=_NO_DELTA_HINT)
+    return sorted(str(path) for path in directory.resolve().glob("*.jar"))
+
+
+def _prepare_workers(settings: Mapping[str, str]) -> None:
+    """Give the Python workers, here and in executors, an interpreter and these packages.
+
+    It is this one unless somebody says where it is on the executors' machines. With nothing said Spark would take whatever
+    ``python3`` comes first on the PATH: another interpreter, without pyarrow.
+    """
+    if "spark.pyspark.python" in settings:
+        os.environ["PYSPARK_PYTHON"] = settings["spark.pyspark.python"]
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if path := _python_path():
+        os.environ["PYTHONPATH"] = path
+
+
+def _python_path() -> str:
+    """Return PYTHONPATH with the directory that holds these packages, unless every Python process finds it anyway."""
+    root = str(Path(__file__).resolve().parents[2])
+    entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if root not in entries and root not in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        entries.insert(0, root)
+    return os.pathsep.join(entries)

@@ -1,0 +1,441 @@
+"""The index of a sealed segment: where each record is, and to which transaction and relation it belongs. No pyspark.
+
+Whoever first knows the record boundaries writes them down, so nobody walks headers again: `build` makes the index beside the
+segment, `load` reads it. It is a cache: `load` makes it anew when it is missing, torn, of another format or does not fit.
+
+The ``.idx`` is an Arrow IPC file of one row with three columns, ``records``, ``transactions`` and ``messages``, lists of structs
+whose fields are `SegmentIndex`'s; the schema's metadata holds the format's version, the segment's name and its size.
+
+The ordinal numbers a transaction's changes from 0: Insert, Update and Delete count 1, Truncate counts 1 for each of its
+relations, in its order. Any other record has the ordinal of the change that follows it, so the numbers do not depend on
+whether logical messages were asked for.
+
+A logical message that belongs to no transaction stands between two, behind the end of the one, before the commit of the other.
+Its LSN is the end of its record, where no transaction ends: that is its place in the order of transactions' ends.
+
+Here a segment is checked as a whole: known kinds only, Begin and Commit in turn and of one mind, changes within them, each
+relation described before its first change, logical messages at their place. What fails is a StagingError that names file and
+byte.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from cdcpipe.errors import ProtocolError
+from spark_sink.staging.log import StagingError
+from spark_sink.staging.scan import scan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+__all__ = ["NO_TRANSACTION", "SegmentIndex", "build", "load", "map_segment"]
+
+FORMAT: Final = b"2"
+_FORMAT_KEY, _NAME_KEY, _SIZE_KEY = b"cdcpipe.index_format", b"cdcpipe.segment_name", b"cdcpipe.segment_bytes"
+
+NO_TRANSACTION: Final = -1
+"""The transaction number of a record that stands between transactions (Relation, Type, a message outside transactions)."""
+
+BEGIN, COMMIT, ORIGIN, RELATION, TYPE, INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE = b"BCORYIUDTM"
+
+
+def _kinds(kinds: bytes) -> Array:
+    """Return for each byte whether it is one of these."""
+    found = np.zeros(256, np.bool_)
+    found[list(kinds)] = True
+    return found
+
+
+_IS_KIND: Final = _kinds(b"BCORYIUDTM")
+_IS_CHANGE: Final = _kinds(b"IUDT")
+_HAS_RELATION: Final = _kinds(b"RIUD")
+_SHORTEST: Final = {
+    BEGIN: 21,
+    COMMIT: 26,
+    ORIGIN: 10,
+    RELATION: 10,
+    TYPE: 7,
+    INSERT: 8,
+    UPDATE: 8,
+    DELETE: 8,
+    TRUNCATE: 6,
+    MESSAGE: 15,
+}
+
+_SCAN_BYTES: Final = 1 << 20
+"""How much of a segment is scanned at a time: the scanner takes some times as much memory."""
+
+_MAX_LSN: Final = 0xFFFFFFFFFFFFFFFF
+_SEGMENT_NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})\.cdc", re.ASCII)
+_HEADER = re.compile(rb"w [0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8} ([0-9]{1,10})\n")
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentIndex:
+    """numpy arrays: an item per record, then per transaction, then per logical message; ``size`` is the segment's, in bytes."""
+
+    size: int
+    offset: Array
+    """int64: where the record's bytes begin, after the header."""
+    length: Array
+    """int32"""
+    kind: Array
+    """uint8: the first byte."""
+    relation_id: Array
+    """uint32; 0 for a record that has none, for a Truncate the first of its relations."""
+    transaction: Array
+    """int32: the index into the arrays below, or NO_TRANSACTION."""
+    ordinal: Array
+    """int32"""
+
+    commit_lsn: Array
+    """uint64"""
+    end_lsn: Array
+    """uint64, ascending"""
+    xid: Array
+    """uint32"""
+    commit_time_us: Array
+    """int64: microseconds since 2000-01-01 UTC."""
+    origin: Array
+    """object: str, or None for a transaction that began on this server."""
+
+    message_lsn: Array
+    """uint64: the end of the message's own record, whether it is of a transaction or not."""
+
+    def messages(self) -> tuple[Array, Array]:
+        """Return each logical message's record number, and its place among the transactions' ends, ascending (uint64)."""
+        record = np.flatnonzero(self.kind == MESSAGE)
+        transaction = self.transaction[record]
+        is_inside = transaction != NO_TRANSACTION
+        place = self.message_lsn.copy()
+        place[is_inside] = self.end_lsn[transaction[is_inside]]
+        return record, place
+
+
+_RECORD_TYPE: Final = pa.struct(
+    [
+        ("offset", pa.int64()),
+        ("length", pa.int32()),
+        ("kind", pa.uint8()),
+        ("relation_id", pa.uint32()),
+        ("transaction", pa.int32()),
+        ("ordinal", pa.int32()),
+    ]
+)
+_TRANSACTION_TYPE: Final = pa.struct(
+    [
+        ("commit_lsn", pa.uint64()),
+        ("end_lsn", pa.uint64()),
+        ("xid", pa.uint32()),
+        ("commit_time_us", pa.int64()),
+        ("origin", pa.string()),
+    ]
+)
+_MESSAGE_TYPE: Final = pa.struct([("message_lsn", pa.uint64())])
+
+_COLUMNS: Final = {"records": _RECORD_TYPE, "transactions": _TRANSACTION_TYPE, "messages": _MESSAGE_TYPE}
+
+
+def map_segment(path: Path) -> memoryview:
+    """Return the segment's bytes, mapped, not read; StagingError if it is not there."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
+    except OSError as ex:
+        msg = f"segment {path} cannot be read: {ex.strerror}"
+        raise StagingError(msg, hint="a reader was behind the segments that were removed, or the disk is damaged") from ex
+
+
+def build(path: Path | str, starts: Array | Sequence[int] | None = None, ends: Array | Sequence[int] | None = None) -> SegmentIndex:
+    """Make the index of a sealed segment and write it beside it; StagingError if the segment is corrupt.
+
+    ``starts`` and ``ends`` are the record boundaries, if they are known, as `scan_records` gives them for the whole file.
+    """
+    path = Path(path)
+    segment = map_segment(path)
+    if starts is None or ends is None:
+        start, end = _scan(path, segment)
+    else:
+        start, end = np.array(starts, np.int64), np.array(ends, np.int64)
+    index = _Builder(path, segment, start, end).build()
+    _write(path, index)
+    return index
+
+
+def load(path: Path | str) -> SegmentIndex:
+    """Return the index of a sealed segment: the one beside it if it fits, else a new one."""
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+    except OSError as ex:
+        msg = f"segment {path} cannot be read: {ex.strerror}"
+        raise StagingError(msg, hint="a reader was behind the segments that were removed, or the disk is damaged") from ex
+    index = _read(path, size)
+    return build(path) if index is None else index
+
+
+def _scan(path: Path, segment: memoryview) -> tuple[Array, Array]:
+    """Find the record boundaries, a piece of the segment at a time."""
+    starts, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    pos, step = 0, _SCAN_BYTES
+    while pos < len(segment):
+        piece = bytes(segment[pos : pos + step])
+        try:
+            found_starts, found_ends, length = scan(piece)
+        except ProtocolError as ex:
+            _fail(path, pos + _bad_header(piece), ex.message)
+        if not len(found_starts):
+            if pos + step >= len(segment):
+                _fail(path, pos, "the last record is cut short")
+            step *= 2  # one record larger than a piece
+            continue
+        starts.append(found_starts + pos)
+        ends.append(found_ends + pos)
+        pos += length
+    return np.concatenate(starts), np.concatenate(ends)
+
+
+def _bad_header(piece: bytes) -> int:
+    """Return where the first header is that is none."""
+    pos = 0
+    while match := _HEADER.match(piece, pos):
+        pos = match.end() + int(match[1])
+    return pos
+
+
+def _fail(path: Path, pos: int, problem: str) -> NoReturn:
+    msg = f"segment {path} is corrupt at byte {pos}: {problem}"
+    raise StagingError(msg, hint="restore the file from a copy of the staging directory")
+
+
+class _Builder:
+    """Gathers and checks; every method works on all records at once."""
+
+    def __init__(self, path: Path, segment: memoryview, start: Array, end: Array) -> None:
+        self._path = path
+        self._segment = segment
+        self._bytes = np.frombuffer(segment, np.uint8)
+        self._offset = start
+        self._length = end - start
+        count = len(start)
+        whole = len(end) == count and (count == 0 or (end[-1] == len(segment) and (start[1:] > end[:-1]).all()))
+        if not whole or (count == 0 and len(segment)):
+            _fail(path, 0, "the record boundaries given are not this segment's")
+        self._require(self._length > 0, np.arange(count), "a record without bytes")
+        self._kind = self._bytes[start]
+
+    def _require(self, fine: Array, record: Array, problem: str) -> None:
+        if not fine.all():
+            _fail(self._path, int(self._offset[record[np.argmin(fine)]]), problem)
+
+    def _integers(self, record: Array, pos: int, dtype: str) -> Array:
+        """Return the big-endian integers that stand ``pos`` bytes into some records."""
+        size = np.dtype(dtype).itemsize
+        view = np.ndarray(max(len(self._segment) - size + 1, 0), dtype, self._segment, strides=(1,))
+        found: Array = view[self._offset[record] + pos].astype(np.dtype(dtype).newbyteorder("="))
+        return found
+
+    def build(self) -> SegmentIndex:
+        kind, everything = self._kind, np.arange(len(self._kind))
+        self._require(_IS_KIND[kind], everything, "a record of a kind that no segment has")
+        shortest = np.zeros(256, np.int64)
+        shortest[list(_SHORTEST)] = list(_SHORTEST.values())
+        self._require(self._length >= shortest[kind], everything, "a record is too short")
+
+        begin, commit = np.flatnonzero(kind == BEGIN), np.flatnonzero(kind == COMMIT)
+        transaction = self._transactions(begin, commit)
+        relation_id, weight = self._relations()
+        return SegmentIndex(
+            size=len(self._segment),
+            offset=self._offset,
+            length=self._length.astype(np.int32),
+            kind=kind,
+            relation_id=relation_id,
+            transaction=transaction,
+            ordinal=self._ordinals(transaction, begin, weight),
+            commit_lsn=self._integers(commit, 2, ">u8"),
+            end_lsn=self._integers(commit, 10, ">u8"),
+            xid=self._integers(begin, 17, ">u4"),
+            commit_time_us=self._integers(commit, 18, ">i8"),
+            origin=self._origins(transaction, len(begin)),
+            message_lsn=self._messages(transaction, commit),
+        )
+
+    def _transactions(self, begin: Array, commit: Array) -> Array:
+        """Number the transactions and check their frames; return each record's number."""
+        edges = np.sort(np.concatenate([begin, commit]))
+        self._require(self._kind[edges] == np.resize([BEGIN, COMMIT], len(edges)), edges, "Begin and Commit do not alternate")
+        if len(begin) > len(commit):
+            _fail(self._path, int(self._offset[begin[-1]]), "the last transaction has no Commit")
+        same = self._integers(begin, 1, ">u8") == self._integers(commit, 2, ">u8")
+        self._require(same, commit, "the commit LSN is not the one that Begin announced")
+        end_lsn = self._integers(commit, 10, ">u8")
+        self._require(end_lsn[1:] > end_lsn[:-1], commit[1:], "the transactions are not in commit order")
+
+        begun = np.cumsum(self._kind == BEGIN)
+        ended = np.cumsum(self._kind == COMMIT) - (self._kind == COMMIT)  # a Commit belongs to its transaction
+        transaction = np.where(begun > ended, begun - 1, NO_TRANSACTION).astype(np.int32)
+        inside = np.flatnonzero(_IS_CHANGE[self._kind] | (self._kind == ORIGIN))
+        self._require(transaction[inside] != NO_TRANSACTION, inside, "a change outside of any transaction")
+        return transaction
+
+    def _relations(self) -> tuple[Array, Array]:
+        """Return each record's relation and how many changes it is; check that relations are described before they are used."""
+        kind = self._kind
+        relation_id, weight = np.zeros(len(kind), np.uint32), _IS_CHANGE[kind].astype(np.int64)
+        record = np.flatnonzero(_HAS_RELATION[kind])
+        relation_id[record] = self._integers(record, 1, ">u4")
+
+        truncate = np.flatnonzero(kind == TRUNCATE)
+        count = self._integers(truncate, 1, ">u4").astype(np.int64)
+        self._require(self._length[truncate] == 6 + 4 * count, truncate, "a Truncate of the wrong length")
+        self._require(count > 0, truncate, "a Truncate of no relation")
+        relation_id[truncate] = self._integers(truncate, 6, ">u4")
+        weight[truncate] = count
+
+        # Where is each relation described first, where used first? A Truncate uses several.
+        number = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        place = np.repeat(self._offset[truncate], count) + 6 + 4 * number
+        truncated = np.ndarray(max(len(self._segment) - 3, 0), ">u4", self._segment, strides=(1,))[place]
+        use = np.flatnonzero(weight.astype(np.bool_) & (kind != TRUNCATE))
+        use = use[np.append(True, relation_id[use[1:]] != relation_id[use[:-1]])[: len(use)]]  # where one follows another's
+        used_ids = np.concatenate([relation_id[use], truncated.astype(np.uint32)])
+        used_at = np.concatenate([use, np.repeat(truncate, count)])
+        order = np.argsort(used_at, kind="stable")
+        used, first = np.unique(used_ids[order], return_index=True)
+        first_use = used_at[order][first]
+        description = np.flatnonzero(kind == RELATION)
+        described, first = np.unique(relation_id[description], return_index=True)
+        slot = np.searchsorted(described, used)
+        known = np.zeros(len(used), np.bool_)
+        has_slot = slot < len(described)
+        found = slot[has_slot]
+        known[has_slot] = (described[found] == used[has_slot]) & (description[first[found]] < first_use[has_slot])
+        self._require(known, first_use, "a change of a relation that was not described before it")
+        return relation_id, weight
+
+    def _ordinals(self, transaction: Array, begin: Array, weight: Array) -> Array:
+        before = np.cumsum(weight) - weight
+        ordinal = before - np.where(transaction == NO_TRANSACTION, before, before[begin][transaction]) if len(begin) else before
+        if len(ordinal) and ordinal.max() > np.iinfo(np.int32).max:
+            msg = f"segment {self._path}: a transaction has more than {np.iinfo(np.int32).max} changes"
+            raise StagingError(msg)
+        return ordinal.astype(np.int32)
+
+    def _messages(self, transaction: Array, commit: Array) -> Array:
+        """Return the logical messages' LSNs; check that those outside of transactions are where their LSNs say."""
+        record = np.flatnonzero(self._kind == MESSAGE)
+        lsn = self._integers(record, 2, ">u8")
+        is_outside = transaction[record] == NO_TRANSACTION
+        is_transactional = (self._bytes[self._offset[record] + 1] & 1).astype(np.bool_)
+        self._require(is_outside != is_transactional, record, "a logical message on the wrong side of a Begin or Commit")
+        record, outside_lsn = record[is_outside], lsn[is_outside]
+        following = np.searchsorted(commit, record)
+        match = _SEGMENT_NAME.fullmatch(self._path.name)
+        first, last = (int(match[1], 16), int(match[2], 16)) if match is not None else (0, _MAX_LSN)
+        low = np.concatenate([np.array([first], np.uint64), self._integers(commit, 10, ">u8")])
+        high = np.concatenate([self._integers(commit, 2, ">u8"), np.array([last], np.uint64)])
+        fits = (low[following] < outside_lsn) & (outside_lsn <= high[following])
+        fits[1:] &= outside_lsn[1:] > outside_lsn[:-1]
+        self._require(fits, record, "a logical message that is not at its place in the WAL")
+        return lsn
+
+    def _origins(self, transaction: Array, count: int) -> Array:
+        record = np.flatnonzero(self._kind == ORIGIN)
+        origins = np.full(count, None, object)
+        if not len(record):
+            return origins
+        from cdcpipe.pgoutput.columnar import gather  # takes pandas along, which a launcher has no other use for
+
+        names = gather(self._segment, self._offset[record] + 9, self._length[record] - 10)  # without the closing NUL
+        try:
+            origins[transaction[record]] = names.cast(pa.string()).to_pylist()
+        except pa.ArrowInvalid:
+            _fail(self._path, int(self._offset[record[0]]), "an origin's name is not UTF-8")
+        return origins
+
+
+def _metadata(segment: Path, size: int) -> dict[bytes, bytes]:
+    return {_FORMAT_KEY: FORMAT, _NAME_KEY: segment.name.encode(), _SIZE_KEY: b"%d" % size}
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def _write(segment: Path, index: SegmentIndex) -> None:
+    """Write the index file: all of it or nothing is seen. It is not synced, because it can be made again."""
+
+    def column(struct: pa.StructType) -> pa.ListArray:
+        values = pa.StructArray.from_arrays(
+            [_arrow(getattr(index, field.name), field.type) for field in struct], fields=list(struct)
+        )
+        return pa.ListArray.from_arrays(_arrow(np.array([0, len(values)], np.int32), pa.int32()), values)
+
+    columns = {name: column(struct) for name, struct in _COLUMNS.items()}
+    batch = pa.record_batch(columns).replace_schema_metadata(_metadata(segment, index.size))
+    path = segment.with_suffix(".idx")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+    try:
+        with open(temporary, "xb", opener=_private) as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        temporary.replace(path)
+    except OSError:
+        # A reader may have no right to write here; the index is built again next time.
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def _arrow(array: Array, arrow_type: pa.DataType) -> pa.Array:
+    """Return an Arrow array over numpy's memory (`pyarrow.array` imports pandas to see whether it got something of it)."""
+    if array.dtype != object:
+        return pa.Array.from_buffers(arrow_type, len(array), [None, pa.py_buffer(np.ascontiguousarray(array))])
+    is_empty = all(item is None for item in array)
+    return pa.nulls(len(array), arrow_type) if is_empty else pa.array(array, arrow_type)
+
+
+def _read(segment: Path, size: int) -> SegmentIndex | None:
+    """Read the index file; None if it is not there or does not fit the segment, which has ``size`` bytes."""
+    try:
+        with pa.memory_map(str(segment.with_suffix(".idx"))) as source:
+            batch = pa.ipc.open_file(source).get_batch(0)
+        if batch.schema.metadata != _metadata(segment, size):
+            return None
+        arrays: dict[str, Array] = {}
+        for name, struct in _COLUMNS.items():
+            values = batch.column(name).values
+            for field in struct:
+                array = values.field(field.name).cast(field.type)
+                arrays[field.name] = array.to_numpy(zero_copy_only=False)
+    except (OSError, pa.ArrowException, LookupError, ValueError):
+        return None
+    index = SegmentIndex(size=size, **arrays)
+    return index if _is_sound(index) else None
+
+
+def _is_sound(index: SegmentIndex) -> bool:
+    """Tell whether the file is whole: one that a crash left with a page of zeros is not."""
+    end = index.offset + index.length
+    fits = len(end) == 0 or (index.offset[0] > 0 and end[-1] == index.size)
+    in_order = (index.offset[1:] > end[:-1]).all() and (index.end_lsn[1:] > index.end_lsn[:-1]).all()
+    numbers = index.transaction
+    in_range = (numbers >= NO_TRANSACTION).all() and (numbers < len(index.end_lsn)).all()
+    all_messages = len(index.message_lsn) == np.count_nonzero(index.kind == MESSAGE) and (index.message_lsn > 0).all()
+    known = _IS_KIND[index.kind].all() and (index.end_lsn > 0).all()
+    return bool(fits and in_order and in_range and all_messages and known)

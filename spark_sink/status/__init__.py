@@ -1,0 +1,1 @@
+"""How far each stage is. Needs no Spark."""

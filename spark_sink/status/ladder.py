@@ -1,0 +1,149 @@
+"""The ladder: how far each stage is, from the server's WAL down to the replica tables, in bytes and seconds. No pyspark.
+
+    server      where the server's WAL ends
+    sent        what the walsender has sent to the streamer
+    confirmed   what the slot may forget: confirmed_flush_lsn
+    sealed      the end of the staging log: what is durable here
+    changelog   what every changelog table has
+    replica     what every replica table has; one that is not there yet has nothing of its table
+
+Stages stand still while there is nothing for them, whatever else is written to the WAL. So one that has all that the stage above it
+has counts as being where that one is: an idle pipeline is not behind.
+
+``behind_bytes`` is the WAL between a stage and the top of the ladder. ``behind_seconds`` is the age of the oldest transaction in
+the staging log that the stage does not have; if what it lacks is not in the log either, and so nobody knows what it is, the time
+since the newest transaction in the log, or since the log was known to have everything, whichever is shorter: then it is no more
+than that (``at_most``). 0 for a stage that is not behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cdcpipe.lsn import format_lsn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from spark_sink.client.slot_monitor import SlotReport
+    from spark_sink.staging.index import SegmentIndex
+    from spark_sink.staging.log import Position, Segment
+
+__all__ = ["CommitTimes", "Known", "Rung", "build"]
+
+_EPOCH_2000_S = 946_684_800
+"""2000-01-01 UTC, from which PostgreSQL counts, in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One stage. ``position`` is None where it is not known, and so are the others; ``commit_time``: seconds since 1970."""
+
+    name: str
+    position: str | None
+    commit_time: float | None = None
+    """Of the newest transaction in the staging log that the stage has."""
+    behind_bytes: int | None = None
+    behind_seconds: float | None = None
+    at_most: bool = False
+
+
+class CommitTimes:
+    """When transactions of the log committed, in seconds since 1970; None where there is no numpy to read the indexes with."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self._segments = segments
+        self._loaded: dict[Segment, SegmentIndex | None] = {}
+
+    def newest(self, lsn: int) -> float | None:
+        """Return the commit time of the last transaction that ends at or before ``lsn``."""
+        for segment in reversed(self._segments):
+            if segment.start_lsn < lsn and (index := self._index(segment)) is not None:
+                count = int(index.end_lsn.searchsorted(lsn, side="right"))
+                if count:
+                    return _seconds(index, count - 1)
+        return None
+
+    def oldest_after(self, lsn: int) -> float | None:
+        """Return the commit time of the first transaction that ends after ``lsn``."""
+        for segment in self._segments:
+            if segment.end_lsn > lsn and (index := self._index(segment)) is not None:
+                first = int(index.end_lsn.searchsorted(lsn, side="right"))
+                if first < len(index.end_lsn):
+                    return _seconds(index, first)
+        return None
+
+    def _index(self, segment: Segment) -> SegmentIndex | None:
+        if segment not in self._loaded:
+            self._loaded[segment] = _load(segment)
+        return self._loaded[segment]
+
+
+def _load(segment: Segment) -> SegmentIndex | None:
+    try:
+        from spark_sink.staging import index as segment_index
+    except ImportError:  # no numpy or pyarrow: landing needs neither
+        return None
+    from spark_sink.staging.log import StagingError
+
+    try:
+        return segment_index.load(segment.path)
+    except (OSError, StagingError):
+        if segment.path.exists():
+            raise
+        return None  # all its readers are past it, and it was removed just now
+
+
+def _seconds(index: SegmentIndex, transaction: int) -> float:
+    return float(index.commit_time_us[transaction]) / 1e6 + _EPOCH_2000_S
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The log has everything up to an LSN beyond its end, which was found out at a time (seconds since 1970)."""
+
+    lsn: int
+    at: float
+
+
+def build(
+    report: SlotReport | None,
+    sealed: Position | None,
+    tables: Iterable[tuple[str, Position | None]],
+    times: CommitTimes,
+    now: float,
+    known: Known | None = None,
+) -> list[Rung]:
+    """Return the rungs from the top down; without a ``report`` the top is the staging log. ``tables`` are the rungs below it."""
+    rungs: list[Rung] = []
+    received_lsn, top = 0, sealed.lsn if sealed is not None else 0
+    if report is not None:
+        # Nothing is confirmed that is not sealed, but where an idle server's WAL ends.
+        received_lsn, top = max(report.confirmed_flush_lsn or 0, known.lsn if known else 0), report.wal_lsn
+        for name, lsn in (("server", report.wal_lsn), ("sent", report.sent_lsn), ("confirmed", report.confirmed_flush_lsn)):
+            rungs.append(Rung(name, None) if lsn is None else _rung(name, format_lsn(lsn), lsn, lsn, top, times, now, known))
+    if sealed is None:
+        return rungs
+    above, counted = sealed.lsn, max(sealed.lsn, received_lsn)
+    rungs.append(_rung("sealed", str(sealed), sealed.lsn, counted, top, times, now, known))
+    for name, position in tables:
+        if position is None:
+            rungs.append(Rung(name, None))
+            continue
+        counted = counted if position.lsn >= above else position.lsn
+        above = position.lsn
+        rungs.append(_rung(name, str(position), position.lsn, counted, top, times, now, known))
+    return rungs
+
+
+def _rung(name: str, text: str, lsn: int, counted: int, top: int, times: CommitTimes, now: float, known: Known | None) -> Rung:
+    commit_time = times.newest(lsn)
+    if counted >= top:
+        return Rung(name, text, commit_time, 0, 0.0)
+    missing = times.oldest_after(lsn)
+    since = commit_time if missing is None else missing
+    if missing is None and known is not None and counted >= known.lsn:
+        since = max(since or 0.0, known.at)
+    seconds = None if since is None else max(0.0, now - since)
+    return Rung(name, text, commit_time, top - counted, seconds, at_most=missing is None and since is not None)

@@ -1,0 +1,1 @@
+"""Compares replicas with PostgreSQL at one snapshot of the server."""

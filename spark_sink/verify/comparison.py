@@ -1,0 +1,614 @@
+"""Replicas compared with PostgreSQL, while everything goes on: ``verify``, and ``cdcpipe-spark verify``.
+
+Both sides make the same checksums (verify/canonical.py, cdcpipe/subcommands/checksum.py), of the same state, that of one snapshot
+of the server's. PostgreSQL goes on, and so do the tables, and neither can wait for the other. So:
+
+1. Each replica's version is noted, and the LSN that it has reached.
+2. The server takes a snapshot, which tells by transaction ids what it sees.
+3. The tables get everything that the snapshot sees: the slot's consumer is past where the WAL was then, and the tables are
+   where the staging log ends, or further.
+4. The replica as it was at 1, with the changes since then that the snapshot sees, from the changelog, has to be what the
+   snapshot shows. If the replica had a transaction at 1 that the snapshot does not see, because it became visible only
+   later, all of it begins again. Where it has by now got nothing but what the snapshot sees, the replica as it is now will do.
+
+Who changed a replica's rows behind the pipeline's back is found, because the replica's own rows are compared. With Parquet the
+replica is a view over the changelog, and it is the changelog that is compared.
+
+Nothing but keys is printed of the rows. The server's side is a ``cdcpipe checksum`` (psycopg is not imported here).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import click
+import numpy as np
+
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from cdcpipe.lsn import LSN, format_lsn
+from cdcpipe.pipe.exitcode import ExitCode
+from spark_sink.changelog import tables as changelog
+from spark_sink.client.process import ANSWER_S, Child, unanswered
+from spark_sink.commands.options import CONTEXT_SETTINGS, DIRECTORY, connection_arguments, connection_options, log_to_stderr
+from spark_sink.commands.spark_options import spark_options, warehouse_option, warehouse_session
+from spark_sink.delta import sql as delta
+from spark_sink.delta.log import TableLog, commit_path
+from spark_sink.launcher.restart import error_of
+from spark_sink.replica import merge as replica
+from spark_sink.schema.types import original_name
+from spark_sink.staging.log import log_end
+from spark_sink.verify import quick as quick_checksum
+from spark_sink.verify.canonical import Canonical, exact_session
+from spark_sink.warehouse.warehouse import NATIVE, Table, Warehouse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from spark_sink.warehouse.warehouse import Source
+
+    Flags = np.ndarray[Any, np.dtype[np.bool_]]
+    Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+__all__ = ["DIFFERENT", "NOT_COMPARED", "Difference", "ProgressBar", "TableResult", "VerifyError", "command", "verify"]
+
+_logger = logging.getLogger(__name__)
+
+DIFFERENT = 10
+"""The command's exit code when a table differs; the codes below are the pipe's."""
+NOT_COMPARED = 11
+"""The command's exit code when no table differs, but some table could not be compared, or there was none."""
+
+_POLL_S = 0.2
+_ABSENCE_S = 10.0
+"""So long nobody may have taken changes that are there; a launcher that is started again needs a moment."""
+
+_XIDS = 1 << 32
+_LAST_LSN = (1 << 63) - 1
+_RECENT_BYTES = 1 << 36
+"""Within so much WAL no transaction id comes twice: each costs a record, the smallest of which has more than 16 bytes.
+
+What is further back is taken for visible: only what is recent can be told from another transaction by its id.
+"""
+
+
+class VerifyError(CdcpipeError):
+    """The tables could not be compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A key under which the two sides differ: the row is ``missing`` from the replica, ``surplus`` there, or ``changed``."""
+
+    kind: str
+    key: dict[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TableResult:
+    """What came out for one table; ``problem`` is why there was nothing to compare, if so."""
+
+    table: Table
+    server_rows: int = 0
+    replica_rows: int = 0
+    is_equal: bool = False
+    differences: list[Difference] = field(default_factory=list)
+    """The first ones found, no more than asked for."""
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """Which transactions the server's snapshot sees, of those with WAL before ``wal_lsn`` and of all later ones."""
+
+    xmax: int
+    running: tuple[int, ...]
+    wal_lsn: int
+
+    def sees(self) -> Column:
+        """Return, for a change, whether the snapshot sees it."""
+        from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+        xid = F.col("_cdc_xid")
+        # Modulo 2^32, as PostgreSQL compares them: the stream has the lower half of an id.
+        is_later = F.pmod(xid - F.lit(self.xmax % _XIDS), F.lit(_XIDS)) < _XIDS // 2
+        is_running = xid.isin([running % _XIDS for running in self.running])
+        is_old = F.col("_cdc_end_lsn") <= self.wal_lsn - _RECENT_BYTES
+        # A snapshot's rows have no transaction; one taken after this has rows that this does not see.
+        is_taken_later = xid.isNull() & (F.col("_cdc_end_lsn") > self.wal_lsn)
+        return is_old | ~F.coalesce(is_later | is_running | is_taken_later, F.lit(False))
+
+    def seen(self, end_lsn: Numbers, xids: pa.Array) -> Flags:
+        """Return the same for changes of which this process has position and transaction id."""
+        xid, has_xid = xids.fill_null(0).to_numpy(), xids.is_valid().to_numpy(zero_copy_only=False)
+        is_later = (xid - self.xmax) % _XIDS < _XIDS // 2
+        is_running = np.isin(xid, [running % _XIDS for running in self.running])
+        is_old = end_lsn <= self.wal_lsn - _RECENT_BYTES
+        return is_old | np.where(has_xid, ~(is_later | is_running), end_lsn <= self.wal_lsn)
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """A replica as it was, and the LSN that it had reached; no log: there is no replica to read, only the changelog."""
+
+    log: TableLog | None = None
+
+    @property
+    def lsn(self) -> int:
+        return 0 if self.log is None else self.log.lsn or 0
+
+
+def verify(
+    spark: SparkSession,
+    warehouse: Path | str,
+    connection: Sequence[str],
+    *,
+    tables: Collection[str] = (),
+    staging: Path | str | None = None,
+    max_keys: int = 10,
+    timeout_s: float = 300.0,
+    tell: Callable[[str, float], None] | None = None,
+) -> list[TableResult]:
+    """Compare replicas with their tables, all of them or those named "schema.name", and return what came out for each.
+
+    ``connection`` are the options of `cdcpipe`, ``("-d", "shop")``. ``staging`` is where the warehouse says it is if left
+    out. ``tell`` is called with what is being done, and which part of all is done (0 to 1). Tables that have nothing to compare
+    are left out, unless they are named: then that is an error. These are a table without a key, which has no replica, and one
+    that has become a partition of another published table, as whose rows its changes come now.
+    """
+    house = Warehouse.existing(warehouse)
+    spark = exact_session(spark)
+    tell = tell or (lambda _text, _part: None)
+    chosen = [house.find(name) for name in dict.fromkeys(tables)] or house.tables()
+    versions = {table: house.versions(table) for table in chosen}
+    keyless = [table for table in chosen if not (versions[table] and versions[table][-1].key)]
+    if keyless and tables:
+        raise VerifyError(f"{keyless[0]} has no key, and so no replica to compare")
+    for table in keyless:
+        _logger.warning("%s has no key, and so no replica to compare", table)
+        chosen.remove(table)
+    deadline = time.monotonic() + timeout_s
+    with _Server(connection) as server:
+        while True:
+            comparison = _Comparison(spark, house, chosen, server, max_keys)
+            comparison.begin(None if staging is None else Path(staging), deadline, tell)
+            comparison.leave_out_partitions(are_named=bool(tables))
+            early = comparison.find_early()
+            if early is None:
+                return comparison.run(tell)
+            tell(f"waiting for a transaction in {early} to become visible on the server", 0)
+            if time.monotonic() > deadline:
+                raise VerifyError(
+                    f"{early} has a transaction that has committed in the WAL, and that the server does not show yet",
+                    hint="it may be waiting for a synchronous standby: SELECT * FROM pg_stat_activity WHERE wait_event = 'SyncRep'",
+                )
+            time.sleep(_POLL_S)
+
+
+class _Comparison:
+    """One snapshot, and the replicas as they were before it."""
+
+    def __init__(self, spark: SparkSession, house: Warehouse, tables: list[Table], server: _Server, max_keys: int) -> None:
+        self._spark = spark
+        self._house = house
+        self._tables = tables
+        self._server = server
+        self._max_keys = max_keys
+        self._snapshot = _Snapshot(0, (), 0)
+        self._bases: dict[Table, _Base] = {}
+        self._changelogs: dict[Table, TableLog] = {}
+        self._there: dict[Table, dict[str, Any]] = {}
+
+    def begin(self, staging: Path | None, deadline: float, tell: Callable[[str, float], None]) -> None:
+        """Note where the replicas are, take the snapshot, wait until the tables have what it sees."""
+        self._bases = {table: self._base(table) for table in self._tables}
+        source = self._house.source()
+        tell("taking a snapshot on the server", 0)
+        begun = self._server.ask(
+            {
+                "begin": [[table.schema, table.name] for table in self._tables],
+                "publications": source.publications,
+                "trim_numbers": self._house.types == NATIVE,
+            }
+        )
+        for name, ours in (("system_id", source.system_id), ("database", source.database)):
+            if begun[name] != ours:
+                raise VerifyError(
+                    f"{self._house.name} holds the changes of {name} {ours!r}, and the server is {begun[name]!r}",
+                    hint="connect to the server and the database that the changes come from",
+                )
+        self._snapshot = _Snapshot(begun["xmax"], tuple(begun["running"]), int(LSN.parse(begun["wal_lsn"])))
+        self._there = {Table(found["schema"], found["name"]): found for found in begun["tables"]}
+        staging = staging or source.staging
+        if staging is None:
+            raise InvalidArgumentsError(
+                f"{self._house.name} does not say where its staging directory is", hint="name it: --staging DIR"
+            )
+        self._wait_for_log(source, deadline, tell)
+        self._wait_for_tables(staging, deadline, tell)
+
+    def leave_out_partitions(self, *, are_named: bool) -> None:
+        """Leave out tables whose changes come as rows of another table; raise VerifyError if they were asked for."""
+        for table in list(self._tables):
+            root = self._there.get(table, {}).get("published_as")
+            if root is not None:
+                message = f"{table} is a partition now, and its changes come as those of {'.'.join(root)}"
+                hint = f"what it held when it was attached is not in that replica: cdcpipe-spark snapshot --table {'.'.join(root)}"
+                if are_named:
+                    raise VerifyError(message, hint=hint)
+                _logger.warning("%s: not compared; %s", message, hint)
+                self._tables.remove(table)
+                del self._bases[table]
+
+    def _base(self, table: Table) -> _Base:
+        return _Base(delta.pin(self._house.replica(table)) if self._house.format == "delta" else None)
+
+    def _wait_for_log(self, source: Source, deadline: float, tell: Callable[[str, float], None]) -> None:
+        """Wait until the slot's consumer has everything from before the snapshot, or there is nothing of it to take."""
+        upto = self._snapshot.wal_lsn
+        absent_since: float | None = None
+        while True:
+            slot = self._server.ask({"slot": source.slot, "publications": source.publications, "upto": format_lsn(upto)})
+            if LSN.parse(slot["confirmed_flush_lsn"]) >= upto or not (slot["active"] or slot["pending"]):
+                return
+            now = time.monotonic()
+            absent_since = None if slot["active"] else absent_since or now
+            if absent_since is not None and now - absent_since > _ABSENCE_S:
+                raise VerifyError(
+                    f"slot {source.slot} has changes that nobody takes, and the tables don't have them",
+                    hint="start cdcpipe-spark run first, with --available-now if it is not to go on",
+                )
+            if now > deadline:
+                raise VerifyError(
+                    f"the log is at {slot['confirmed_flush_lsn']}, and did not reach {format_lsn(upto)} in time",
+                    hint="a transaction that is being sent, or a launcher that is behind: --timeout gives it longer",
+                )
+            tell(f"waiting for the log to reach {format_lsn(upto)}, it is at {slot['confirmed_flush_lsn']}", 0)
+            time.sleep(_POLL_S)
+
+    def _wait_for_tables(self, staging: Path, deadline: float, tell: Callable[[str, float], None]) -> None:
+        """Wait until the tables are where the log ends."""
+        end = log_end(staging)
+        if end is None:
+            raise VerifyError(f"{staging} holds no log")
+        while True:
+            position = self._house.source().position
+            if position is not None and position.lsn >= end.lsn:
+                return
+            if time.monotonic() > deadline:
+                raise VerifyError(
+                    f"the tables are at {position}, and did not reach {end} in time",
+                    hint="is cdcpipe-spark run at work? --timeout gives it longer",
+                )
+            tell(f"waiting for the tables to reach {end}, they are at {position}", 0)
+            time.sleep(_POLL_S)
+
+    def find_early(self) -> Table | None:
+        """Return a table whose replica had a transaction that the snapshot does not see."""
+        recent_lsn = self._snapshot.wal_lsn - _RECENT_BYTES
+        for table, base in self._bases.items():
+            if base.log is not None and base.lsn > recent_lsn and self._is_early(table, recent_lsn, base.lsn):
+                return table
+        return None
+
+    def _is_early(self, table: Table, after_lsn: int, until_lsn: int) -> bool:
+        """Tell whether there is a change in (after_lsn, until_lsn] that the snapshot does not see."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        found = self._any_unseen(table, after_lsn, until_lsn)
+        if found is None:
+            position = F.col("_cdc_end_lsn")
+            recent = (position > after_lsn) & (position <= until_lsn)
+            found = not self._changes(table).where(recent & ~self._snapshot.sees()).isEmpty()
+        return found
+
+    def _any_unseen(self, table: Table, after_lsn: int, until_lsn: int) -> bool | None:
+        """Tell the same without Spark; None where only that can tell."""
+        return quick_checksum.any_change(
+            self._changelog(table), after_lsn, until_lsn, lambda end_lsn, xids: ~self._snapshot.seen(end_lsn, xids)
+        )
+
+    def run(self, tell: Callable[[str, float], None]) -> list[TableResult]:
+        """Compare table by table."""
+        weights = [self._there[table]["row_estimate"] + 1000 if table in self._there else 1000 for table in self._tables]
+        results = []
+        for index, table in enumerate(self._tables):
+            tell(f"{table}, {index + 1} of {len(self._tables)}", sum(weights[:index]) / sum(weights))
+            results.append(self._compare(table))
+        return results
+
+    def _compare(self, table: Table) -> TableResult:
+        version = self._house.versions(table)[-1]
+        there = self._there.get(table)
+        if there is None:
+            return TableResult(table, problem="there is no such table on the server: it was dropped or renamed")
+        if there["relation_id"] != version.relation_id:
+            return TableResult(
+                table, problem="the server's table of this name is another one, which has been made since, and has not changed yet"
+            )
+        key = [original_name(name) for name in version.key]
+        names = [column[0] for column in there["columns"]]
+        if not set(key) <= set(names):
+            return TableResult(
+                table, problem=f"the server's table has no column {', '.join(sorted(set(key) - set(names)))}, the key"
+            )
+        columns = [(name, type_id, modifier) for name, type_id, modifier in there["columns"]]
+        request = {"key": key}
+        self._server.send({"buckets": [table.schema, table.name], **request})
+        self._renew(table)
+        quick = self._quick_checksums(table, columns, key)
+        theirs = {bucket: (count, total) for bucket, (count, total) in self._server.receive().items()}
+        if quick == theirs:
+            count = sum(count for count, _ in theirs.values())
+            return TableResult(table, server_rows=count, replica_rows=count, is_equal=True)
+        rows = self._rows(table)
+        canonical = Canonical(rows.schema, columns, self._house.types)
+        ours = canonical.checksums(rows, key)
+        different = sorted(bucket for bucket in ours.keys() | theirs.keys() if ours.get(bucket) != theirs.get(bucket))
+        differences: list[Difference] = []
+        if different and self._max_keys:
+            chosen = different[: self._max_keys]  # each has a key at least
+            self._server.send({"rows": [table.schema, table.name], "buckets": chosen, **request})
+            found = canonical.rows(rows, key, chosen)
+            differences = _differences(key, found, self._server.receive())[: self._max_keys]
+        return TableResult(
+            table,
+            server_rows=sum(count for count, _ in theirs.values()),
+            replica_rows=sum(count for count, _ in ours.values()),
+            is_equal=not different,
+            differences=differences,
+        )
+
+    def _renew(self, table: Table) -> None:
+        """Take the replica as it is by now, unless it has come to what the snapshot does not see: there is less to replay on it."""
+        base = self._bases[table]
+        if base.log is not None and not commit_path(base.log.path, base.log.version + 1).exists():
+            return
+        newer = self._base(table)
+        if newer.lsn > base.lsn and self._any_unseen(table, base.lsn, newer.lsn) is False:
+            self._bases[table] = newer
+
+    def _quick_checksums(
+        self, table: Table, columns: Sequence[tuple[str, int, int]], key: Sequence[str]
+    ) -> dict[str, tuple[int, int]] | None:
+        """Return the checksums of a small replica that nothing has changed since; None where Spark has to make them."""
+        base = self._bases[table]
+        if (
+            base.log is None
+            or quick_checksum.any_change(self._changelog(table), base.lsn, _LAST_LSN, self._snapshot.seen) is not False
+        ):
+            return None
+        self._house.check_changes(table, base.lsn)
+        return quick_checksum.checksums(base.log, columns, key, self._house.types)
+
+    def _rows(self, table: Table) -> DataFrame:
+        """Return the rows that the replica has to have, going by what it was, at the snapshot."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        base = self._bases[table]
+        changes = self._changes(table).where(self._snapshot.sees() & (F.col("_cdc_end_lsn") > base.lsn))
+        if base.log is None:
+            return replica.replay(self._house, table, changes)
+        rows = delta.read_version(self._spark, self._house.replica(table), base.log.version)
+        if changes.isEmpty():
+            self._house.check_changes(table, base.lsn)
+            return rows
+        return replica.replay(self._house, table, changes, rows, after_lsn=base.lsn)
+
+    def _changelog(self, table: Table) -> TableLog:
+        """Return the log of a table's changelog, as it is now."""
+        return self._changelogs.setdefault(table, TableLog(self._house.changelog(table))).refresh()
+
+    def _changes(self, table: Table) -> DataFrame:
+        return changelog.read_as_is(self._spark, self._house, table)
+
+
+def _differences(key: Sequence[str], ours: Collection[Sequence[Any]], theirs: Collection[Sequence[Any]]) -> list[Difference]:
+    """Return how two lists of rows, each a key and a checksum, differ, in the order of the keys."""
+    sides: list[dict[tuple[Any, ...], Counter[str]]] = []
+    for rows in (ours, theirs):
+        side: dict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
+        for row in rows:
+            side[tuple(row[:-1])][row[-1]] += 1
+        sides.append(side)
+    here, there = sides
+    found = []
+    for values in sorted(here.keys() | there.keys(), key=lambda values: tuple((len(v or ""), v or "") for v in values)):
+        mine, wanted = here.get(values, Counter()), there.get(values, Counter())
+        if mine != wanted:
+            difference = mine.total() - wanted.total()
+            kind = "changed" if difference == 0 else "missing" if difference < 0 else "surplus"
+            found.append(Difference(kind, dict(zip(key, values, strict=True))))
+    return found
+
+
+class _Server:
+    """The command that asks the server, with a request at a time."""
+
+    def __init__(self, connection: Sequence[str]) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> Self:
+        self._child = Child(["checksum", *self._connection])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # What it may be doing is of no use to anybody any more.
+        self._child.kill()
+        self._child.__exit__()
+
+    def ask(self, request: Any) -> Any:
+        """Return the answer to a question that takes no time."""
+        self.send(request)
+        return self.receive(ANSWER_S)
+
+    def send(self, request: Any) -> None:
+        if not self._child.write(json.dumps(request).encode() + b"\n", ANSWER_S):
+            self._fail()
+
+    def receive(self, timeout_s: float | None = None) -> Any:
+        """Return the answer; without a time limit for one that takes as long as the server has to read."""
+        try:
+            line = self._child.read_line(timeout_s)
+        except TimeoutError:
+            raise error_of(unanswered("checksum", ANSWER_S)) from None
+        if not line:
+            self._fail()
+        return json.loads(line)
+
+    def _fail(self) -> None:
+        """Raise what the command ended with."""
+        raise error_of(self._child.failure())
+
+
+_EXAMPLE = """\b
+Example:
+  cdcpipe-spark verify -d shop --warehouse /srv/lake --table public.fruit"""
+
+
+@click.command("verify", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
+@connection_options
+@warehouse_option
+@click.option("--table", "tables", multiple=True, metavar="SCHEMA.NAME", help="Only this table. Repeatable.")
+@click.option(
+    "--staging",
+    type=DIRECTORY,
+    metavar="DIR",
+    help="The staging directory, where it is not where the warehouse says.",
+)
+@click.option(
+    "--max-keys",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="Name so many keys of each table that differs.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    show_default=True,
+    metavar="SECS",
+    help="How long the tables may take to get what the server has when it begins.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, for programs.")
+@spark_options
+@click.option("-v", "--verbose", is_flag=True, help="Say on stderr what happens.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    *,
+    warehouse: Path,
+    tables: tuple[str, ...],
+    staging: Path | None,
+    max_keys: int,
+    timeout: float,
+    as_json: bool,
+    jars: Path | None,
+    master: str | None,
+    confs: tuple[str, ...],
+    verbose: bool,
+    **connection: Any,
+) -> None:
+    """Compare the replicas with PostgreSQL's tables, row by row, as of one moment, while both go on.
+
+    By the number of rows and a checksum made on both sides; no rows are sent. Tables are locked against ALTER and
+    TRUNCATE meanwhile, as by pg_dump. Exit code 0: all are equal; 10: some table differs, and the keys of the first rows
+    that do are printed; 11: none differs, but one could not be compared; another one: the comparison did not take place.
+    """
+    log_to_stderr(verbose=verbose)
+    house = Warehouse.existing(warehouse)
+    for name in tables:
+        house.find(name)
+    bar = ProgressBar()
+    try:
+        bar.show("starting Spark", 0)
+        with warehouse_session(house, "cdcpipe verify", jars=jars, master=master, confs=confs) as spark:
+            results = verify(
+                spark,
+                house.root,
+                connection_arguments(**connection),
+                tables=tables,
+                staging=staging,
+                max_keys=max_keys,
+                timeout_s=timeout,
+                tell=bar.show,
+            )
+    finally:
+        bar.clear()
+    click.echo(_json(results) if as_json else "\n".join(_lines(results)))
+    ctx.exit(exit_code(results))
+
+
+def exit_code(results: Sequence[TableResult]) -> int:
+    """Return the command's exit code."""
+    if any(result.problem is None and not result.is_equal for result in results):
+        return DIFFERENT
+    return NOT_COMPARED if not results or any(result.problem is not None for result in results) else ExitCode.SUCCESS
+
+
+def _json(results: Sequence[TableResult]) -> str:
+    return json.dumps(
+        {
+            str(result.table): {
+                "equal": result.is_equal,
+                "server_rows": result.server_rows,
+                "replica_rows": result.replica_rows,
+                "problem": result.problem,
+                "differences": [{"kind": difference.kind, "key": difference.key} for difference in result.differences],
+            }
+            for result in results
+        },
+        indent=1,
+        ensure_ascii=False,
+    )
+
+
+def _lines(results: Sequence[TableResult]) -> list[str]:
+    lines = []
+    for result in results:
+        if result.problem is not None:
+            lines.append(f"{result.table}: not compared: {result.problem}")
+        elif result.is_equal:
+            lines.append(f"{result.table}: equal, {result.server_rows:,} rows")
+        else:
+            lines.append(
+                f"{result.table}: DIFFERENT, {result.server_rows:,} rows in PostgreSQL, {result.replica_rows:,} in the replica"
+            )
+            lines += [f"  {difference.kind} {json.dumps(difference.key, ensure_ascii=False)}" for difference in result.differences]
+    return lines or ["no table to compare"]
+
+
+class ProgressBar:
+    """A progress bar on stderr, if that is a terminal."""
+
+    _WIDTH = 24
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._shown = ""
+
+    def show(self, text: str, part: float) -> None:
+        """Show what is being done, and which part of all is done."""
+        if not self._is_terminal:
+            if text != self._shown:
+                _logger.info("%s", text)
+            self._shown = text
+            return
+        done = round(part * self._WIDTH)
+        click.echo(f"\r\x1b[K[{'#' * done}{'.' * (self._WIDTH - done)}] {part:4.0%}  {text}", err=True, nl=False)
+
+    def clear(self) -> None:
+        """Make room for something else."""
+        if self._is_terminal:
+            click.echo("\r\x1b[K", err=True, nl=False)

@@ -1,0 +1,221 @@
+"""The checksums of small replicas, made by this process: jobs of Spark's take as long however small a table is.
+
+They are of the same texts as in verify/canonical.py, and serve to find that a replica equals its table, which is what nearly all
+do: whose checksums are the server's has the server's rows. Where they are not, or are not made here (`checksums` returns None),
+Spark makes its own, which count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import StructType
+
+from cdcpipe.sql import NUMERIC_IDS, TRIM_NUMBERS
+from spark_sink.delta import rows as delta_reader
+from spark_sink.delta.rows import UnreadableError
+from spark_sink.delta.schema import columns, physical_columns
+from spark_sink.verify.canonical import BUCKET_DIGITS, SUM_DIGITS, sources
+from spark_sink.warehouse.warehouse import NATIVE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from spark_sink.delta.log import TableLog
+
+    Flags = np.ndarray[Any, np.dtype[np.bool_]]
+    Numbers = np.ndarray[Any, np.dtype[np.int64]]
+    Texts = list[str | None]
+
+__all__ = ["any_change", "checksums"]
+
+_logger = logging.getLogger(__name__)
+
+_MOST_ROWS: Final = 100_000
+_MOST_BYTES: Final = 32 << 20
+"""With more, uncompressed, Spark is quicker."""
+
+_KNOWN_FEATURES: Final = {
+    "columnMapping",
+    "deletionVectors",
+    "timestampNtz",
+    "typeWidening",
+    "typeWidening-preview",
+    "v2Checkpoint",
+    "vacuumProtocolCheck",
+}
+"""What a table may ask of those who read it."""
+
+_NEEDS_QUOTES: Final = re.compile(r'(?i:null)?\Z|.*[\s"\\{},]', re.ASCII | re.DOTALL)
+_NULL, _END = b"\xff", b"\x00"
+
+_UNREADABLE: Final = (UnreadableError, OSError, ValueError, pa.ArrowException)
+
+
+def checksums(
+    log: TableLog, described: Sequence[tuple[str, int, int]], key: Sequence[str], types: str
+) -> dict[str, tuple[int, int]] | None:
+    """Return what canonical.Canonical.checksums does, for the rows of a Delta table; None where that is left to Spark.
+
+    ``described`` are the columns of the server's table: name, type's OID, type modifier.
+    """
+    try:
+        return _checksums(log, described, key, types)
+    except _UNREADABLE as ex:
+        _logger.debug("%s is left to Spark: %s", log.path.name, ex)
+        return None
+
+
+def any_change(log: TableLog, after_lsn: int, until_lsn: int, wanted: Callable[[Numbers, pa.Array], Flags]) -> bool | None:
+    """Tell whether a changelog has a change in (after_lsn, until_lsn] that is ``wanted``; None where that is left to Spark.
+
+    ``wanted`` tells it of the ``_cdc_end_lsn`` and ``_cdc_xid`` of some changes.
+    """
+    try:
+        return any(wanted(*positions).any() for positions in _positions(log, after_lsn, until_lsn))
+    except _UNREADABLE as ex:
+        _logger.debug("%s is left to Spark: %s", log.path.name, ex)
+        return None
+
+
+def _positions(log: TableLog, after_lsn: int, until_lsn: int) -> Iterator[tuple[Numbers, pa.Array]]:
+    """Yield end LSNs and transaction ids, file by file."""
+    fields = _fields(log, ["_cdc_end_lsn", "_cdc_xid"])
+    position = fields["_cdc_end_lsn"].name
+    for file in log.files:
+        found = delta_reader.statistics(file)
+        least, greatest = (found.get(kind, {}).get(position) for kind in ("minValues", "maxValues"))
+        if least is None or (least <= until_lsn and greatest > after_lsn):
+            rows = delta_reader.read_columns(log.path, file, fields)
+            lsn = rows["_cdc_end_lsn"].to_numpy()
+            is_between = (lsn > after_lsn) & (lsn <= until_lsn) & delta_reader.present_rows(log.path, file, len(lsn))
+            yield lsn[is_between], rows["_cdc_xid"].filter(pa.array(is_between))
+
+
+def _fields(log: TableLog, names: Sequence[str]) -> dict[str, pa.Field]:
+    """Return columns as the table's files have them."""
+    if log.version < 0:
+        raise UnreadableError("no table")
+    features = set(log.protocol.get("readerFeatures", ()))
+    if not features <= _KNOWN_FEATURES or log.metadata.get("partitionColumns"):
+        raise UnreadableError(f"a table with {features - _KNOWN_FEATURES or 'partitions'}")
+    physical = dict(zip(columns(log.metadata).names, physical_columns(log.metadata).fields, strict=True))
+    if not physical.keys() >= set(names):
+        raise UnreadableError("a table without columns of ours")
+    return delta_reader.fields_of(StructType([physical[name] for name in names]), names)
+
+
+def _checksums(
+    log: TableLog, described: Sequence[tuple[str, int, int]], key: Sequence[str], types: str
+) -> dict[str, tuple[int, int]]:
+    if sum(delta_reader.statistics(file)["numRecords"] for file in log.files) > _MOST_ROWS:
+        raise UnreadableError("many rows")
+    schema = columns(log.metadata)
+    if "_cdc_exact" in schema.names:
+        raise UnreadableError("exact texts")
+    names: list[str | None] = []
+    for field, having in sources(schema, described, types):
+        if having and having != [field]:
+            raise UnreadableError(f"several types of {field.name}, or another one than on the server")
+        names.append(having[0].name if having else None)
+    trimmed = [types == NATIVE and type_id in NUMERIC_IDS for _, type_id, _ in described]
+    places = [[name for name, _, _ in described].index(name) for name in key]
+    fields = _fields(log, [name for name in names if name is not None])
+    found: dict[str, tuple[int, int]] = {}
+    left = _MOST_BYTES
+    for file in log.files:
+        left -= delta_reader.uncompressed_bytes(log.path, file)
+        if left < 0:
+            raise UnreadableError("much to read")
+        parts = _file_parts(log, file, fields, names, trimmed)
+        for row, of_key in zip(zip(*parts, strict=True), zip(*(parts[place] for place in places), strict=True), strict=True):
+            bucket = _md5(of_key)[:BUCKET_DIGITS]
+            count, total = found.get(bucket, (0, 0))
+            found[bucket] = count + 1, total + int(_md5(row)[:SUM_DIGITS], 16)
+    return found
+
+
+def _file_parts(
+    log: TableLog, file: Mapping[str, Any], fields: Mapping[str, pa.Field], names: Sequence[str | None], trimmed: Sequence[bool]
+) -> list[list[bytes]]:
+    """Return, for each column of the server's, what the rows of a file have for it in their checksums."""
+    rows = delta_reader.read_columns(log.path, file, fields)
+    present = pa.array(delta_reader.present_rows(log.path, file, delta_reader.statistics(file)["numRecords"]))
+    absent: Texts = [None] * present.true_count
+    parts = []
+    for name, is_trimmed in zip(names, trimmed, strict=True):
+        texts = absent if name is None else _texts(rows[name].filter(present))
+        if is_trimmed:
+            texts = [None if text is None else _trim(text) for text in texts]
+        parts.append([_NULL + _END if text is None else text.encode() + _END for text in texts])
+    return parts
+
+
+def _md5(parts: Sequence[bytes]) -> str:
+    return hashlib.md5(b"".join(parts), usedforsecurity=False).hexdigest()
+
+
+def _trim(text: str) -> str:
+    for pattern, replacement in TRIM_NUMBERS:
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
+def _texts(values: pa.Array) -> Texts:
+    """Return PostgreSQL's texts for values, as spark/value_text.py has them."""
+    kind = values.type
+    if pa.types.is_list(kind):
+        return _array_texts(values)
+    if pa.types.is_floating(kind):
+        return _bits(values)
+    if pa.types.is_timestamp(kind):
+        # Six digits behind the point, of which PostgreSQL writes no zeros at the end.
+        texts: Texts = pc.utf8_rtrim(pc.utf8_rtrim(values.cast(pa.timestamp("us")).cast(pa.string()), "0"), ".").to_pylist()
+        return texts if kind.tz is None else [None if text is None else f"{text}+00" for text in texts]
+    for is_kind, text_of in _TEXTS.items():
+        if is_kind(kind):
+            return [None if value is None else text_of(value) for value in values.to_pylist()]
+    if pa.types.is_integer(kind) or pa.types.is_date(kind):
+        return list(values.cast(pa.string()).to_pylist())
+    raise UnreadableError(f"values of type {kind}")
+
+
+_TEXTS: Final[Mapping[Callable[[pa.DataType], bool], Callable[[Any], str]]] = {
+    pa.types.is_string: str,
+    pa.types.is_boolean: lambda value: "t" if value else "f",
+    pa.types.is_decimal: lambda value: format(value, "f"),
+    pa.types.is_binary: lambda value: f"\\x{value.hex()}",
+}
+
+
+def _bits(values: pa.Array) -> Texts:
+    """Return the hexadecimal digits of numbers' bits, of which Java has one NaN."""
+    numbers = values.fill_null(0.0).to_numpy().copy()
+    numbers[np.isnan(numbers)] = np.nan
+    digits = numbers.itemsize * 2
+    bits = numbers.view(f"u{numbers.itemsize}").tolist()
+    return [
+        f"{number:0{digits}x}" if is_there else None for number, is_there in zip(bits, values.is_valid().to_pylist(), strict=True)
+    ]
+
+
+def _array_texts(values: pa.Array) -> Texts:
+    elements = [_element_text(text) for text in _texts(values.values)]
+    offsets = values.offsets.to_pylist()
+    texts = [f"{{{','.join(elements[start:end])}}}" for start, end in pairwise(offsets)]
+    return [text if is_there else None for text, is_there in zip(texts, values.is_valid().to_pylist(), strict=True)]
+
+
+def _element_text(text: str | None) -> str:
+    if text is None:
+        return "NULL"
+    if _NEEDS_QUOTES.match(text):
+        return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return text
