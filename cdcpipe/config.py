@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cdcpipe.pgoutput.transactions import SPILL_THRESHOLD
-from cdcpipe.stream import StreamOptions
+from cdcpipe.streamer import StreamOptions
 
 __all__ = ["PollConfig", "SlotConfig", "StreamConfig"]
 

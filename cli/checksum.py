@@ -1,7 +1,7 @@
 """``cdcpipe checksum``: the server's half of ``cdcpipe-spark verify``, for any program that compares a table with a copy.
 
 A request is a line of JSON on stdin, its answer a line of JSON on stdout, until the end of stdin. All tables are in one
-snapshot, which lasts until the next ``begin``. What a checksum is: cdcpipe/checksum.py.
+snapshot, which lasts until the next ``begin``. What a checksum is: cdcpipe/subcommands/checksum.py.
 
     {"begin": [[SCHEMA, NAME], ...], "publications": [NAME, ...], "trim_numbers": false}
     {"system_id", "database", "xmax", "running", "wal_lsn", "tables": [
@@ -25,11 +25,11 @@ from typing import Any
 
 import click
 
-from cdcpipe.checksum import Checksums, ServerTable, find_slot_state
 from cdcpipe.errors import CommandError
 from cdcpipe.lsn import LSN
-from cdcpipe.prepare import connected
 from cdcpipe.replication.connection import Connection
+from cdcpipe.subcommands.checksum import Checksums, ServerTable, find_slot_state
+from cdcpipe.subcommands.prepare import connected
 from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of
 
 __all__ = ["command"]

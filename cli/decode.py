@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from cdcpipe.offline import RenderConfig, explain, render
+from cdcpipe.subcommands.decode import RenderConfig, explain, render
 from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of, output_plugin, parse_options, record_options
 
 __all__ = ["command"]

@@ -20,8 +20,8 @@ from cdcpipe.config import PollConfig, StreamConfig
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
-from cdcpipe.prepare import poll_until_free, stream
-from cdcpipe.stream import StreamOptions
+from cdcpipe.streamer import StreamOptions
+from cdcpipe.subcommands.prepare import poll_until_free, stream
 from cli.checksum import command as checksum_command
 from cli.decode import command as decode_command
 from cli.options import (

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from cdcpipe.lsn import format_lsn
-from cdcpipe.prepare import Preparation, exporting, prepare
+from cdcpipe.subcommands.prepare import Preparation, exporting, prepare
 from cli.options import CONTEXT_SETTINGS, SECONDS, connection_options, slot_config, slot_options
 
 __all__ = ["command"]

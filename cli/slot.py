@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from cdcpipe.lsn import LSN
-from cdcpipe.prepare import connected
-from cdcpipe.slot import SlotPosition, find_position
+from cdcpipe.subcommands.prepare import connected
+from cdcpipe.subcommands.slot import SlotPosition, find_position
 from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of
 
 __all__ = ["command"]

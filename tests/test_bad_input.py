@@ -20,13 +20,13 @@ from cli_process import CLI
 from faulty_proxy import Alter, FaultyProxy, wal_data
 from test_cli import Fixture
 
-from cdcpipe import prepare
 from cdcpipe.config import SlotConfig, StreamConfig
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.replication.connection import connection_parameters
-from cdcpipe.stream import StreamOptions
+from cdcpipe.streamer import StreamOptions
+from cdcpipe.subcommands import prepare
 
 VALUE = "CANARY of a value"
 

@@ -23,8 +23,6 @@ from pgoutput_build import build
 from recording import DATA, run_workload
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, OutputError, ProtocolError
-from cdcpipe.explain import Explainer
-from cdcpipe.offline import CHUNK_BYTES, Captures, RenderConfig, explain, render
 from cdcpipe.pgoutput.decode import NAMES, decode
 from cdcpipe.pgoutput.messages import (
     UNCHANGED_TOAST,
@@ -52,6 +50,8 @@ from cdcpipe.pgoutput.messages import (
 )
 from cdcpipe.pipe.framing import RecordReader, encode_header
 from cdcpipe.plugins.keywords import KEYWORDS
+from cdcpipe.subcommands.decode import CHUNK_BYTES, Captures, RenderConfig, explain, render
+from cdcpipe.subcommands.explain import Explainer
 
 SMALL_MEMORY = "options=-c logical_decoding_work_mem=64kB"
 

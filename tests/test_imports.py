@@ -96,7 +96,7 @@ def test_the_cli_knows_the_core_alone(path: Path) -> None:
 @pytest.mark.parametrize("path", source_files("spark_sink"), ids=by_path)
 def test_the_sink_runs_the_command_and_does_not_import_it(path: Path) -> None:
     assert not tops(path) & {"cli", "psycopg"}
-    assert not {name for name in imports(path) if name.startswith(("cdcpipe.replication", "cdcpipe.stream"))}
+    assert not {name for name in imports(path) if name.startswith(("cdcpipe.replication", "cdcpipe.streamer"))}
 
 
 @pytest.mark.parametrize("name", ["launcher", "staging"])

@@ -12,11 +12,11 @@ import pytest
 from cli_process import CLI, run_cli
 
 from cdcpipe import catalog_sql
-from cdcpipe.checksum import Checksums
 from cdcpipe.errors import InitError
-from cdcpipe.prepare import connected
 from cdcpipe.replication import preflight
 from cdcpipe.replication.connection import connection_parameters
+from cdcpipe.subcommands.checksum import Checksums
+from cdcpipe.subcommands.prepare import connected
 
 _PUBLISHED = """
 select n.nspname || '.' || c.relname,

@@ -10,8 +10,6 @@ from pgoutput_build import build
 from test_transactions import plain, rows_with_columns, take_all
 
 from cdcpipe.errors import ProtocolError
-from cdcpipe.explain import Explainer
-from cdcpipe.offline import Captures
 from cdcpipe.pgoutput.decode import NAMES, decode
 from cdcpipe.pgoutput.messages import (
     UNCHANGED_TOAST,
@@ -26,6 +24,8 @@ from cdcpipe.pgoutput.messages import (
     Update,
 )
 from cdcpipe.pgoutput.transactions import Transactions
+from cdcpipe.subcommands.decode import Captures
+from cdcpipe.subcommands.explain import Explainer
 
 ROOT = Path(__file__).parent
 DATA = ROOT / "data" / "pgoutput"

@@ -21,7 +21,6 @@ from io import FileIO
 from typing import Final, Self
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, OutputError, ProtocolError
-from cdcpipe.explain import Explainer
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pgoutput.binary import UnknownTypeError
 from cdcpipe.pgoutput.decode import NAMES, decode
@@ -42,7 +41,8 @@ from cdcpipe.pipe.framing import RecordReader
 from cdcpipe.plugins import load
 from cdcpipe.plugins.base import Query, Renderer
 from cdcpipe.plugins.catalog import NoCatalogError
-from cdcpipe.prepare import connected
+from cdcpipe.subcommands.explain import Explainer
+from cdcpipe.subcommands.prepare import connected
 
 __all__ = ["Captures", "RenderConfig", "explain", "render"]
 

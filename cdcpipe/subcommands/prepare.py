@@ -24,7 +24,6 @@ from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.plugins import load, names
 from cdcpipe.plugins.base import OutputPlugin, Renderer
-from cdcpipe.poll import LOOK_S, wait_until_free
 from cdcpipe.replication import preflight
 from cdcpipe.replication.boundaries import tracker_for
 from cdcpipe.replication.commands import publication_names
@@ -32,7 +31,8 @@ from cdcpipe.replication.connection import NO_LIMIT, Connection, Rows
 from cdcpipe.replication.preflight import ExportedSnapshot, PublishedTable, Slot, System
 from cdcpipe.replication.progress import Progress
 from cdcpipe.sql import SESSION_SETTINGS, patient
-from cdcpipe.stream import Feeder, Streamer
+from cdcpipe.streamer import Feeder, Streamer
+from cdcpipe.subcommands.poll import LOOK_S, wait_until_free
 
 __all__ = ["Export", "Preparation", "connected", "exporting", "poll_until_free", "prepare", "stream"]
 
