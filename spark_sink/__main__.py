@@ -44,7 +44,7 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         if cmd_name not in _COMMANDS:
             return None
-        command = importlib.import_module(f"spark_sink.{cmd_name.replace('-', '_')}").command
+        command = importlib.import_module(f"spark_sink.commands.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
 

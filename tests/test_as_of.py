@@ -19,6 +19,7 @@ from test_tables import COLUMNS, KEY, SCHEMA, TABLE
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.changelog import tables as changelog
+from spark_sink.commands.as_of import print_rows
 from spark_sink.replica import as_of
 from spark_sink.replica.as_of import parse_at
 from spark_sink.schema import types
@@ -175,11 +176,11 @@ def test_refusals(past: Past) -> None:
 
 def test_rows_are_printed(past: Past, capsys: pytest.CaptureFixture[str]) -> None:
     days = past.as_of("days", past.moments[0].lsn).orderBy("id")
-    as_of.print_rows(days, 1)
+    print_rows(days, 1)
     printed = capsys.readouterr()
     assert json.loads(printed.out) == {"id": 1, "day": None, "_cdc_exact": {"day": "infinity"}}
     assert "more rows than these 1" in printed.err
-    as_of.print_rows(days, 0)
+    print_rows(days, 0)
     printed = capsys.readouterr()
     assert [json.loads(line)["day"] for line in printed.out.splitlines()] == [None, "2026-01-01"]
     assert printed.err == ""

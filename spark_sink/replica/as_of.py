@@ -1,4 +1,4 @@
-"""A table as it was: ``view``, and ``cdcpipe-spark as-of``, from the changelog and from nothing else.
+"""A table as it was, made from its changelog and from nothing else: ``view``.
 
 Transactions take effect in the order of their commits in the WAL, and each is there as a whole or not at all. ``at`` is where
 to stop:
@@ -27,13 +27,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.changelog import tables as changelog
-from spark_sink.commands.options import CONTEXT_SETTINGS
-from spark_sink.commands.spark_options import spark_options, warehouse_option, warehouse_session
 from spark_sink.replica import merge as replica
 from spark_sink.staging import known_position
 from spark_sink.staging.log import Position, StagingError, log_end
@@ -44,7 +40,7 @@ if TYPE_CHECKING:
 
     from spark_sink.warehouse.warehouse import Source, Table
 
-__all__ = ["At", "command", "moment", "parse_at", "print_rows", "view"]
+__all__ = ["At", "moment", "parse_at", "view"]
 
 _logger = logging.getLogger(__name__)
 
@@ -179,69 +175,3 @@ def _check_begun(spark: SparkSession, house: Warehouse, at: datetime) -> None:
             if not changes.where(~_is_after(at)).isEmpty():
                 return
     raise WarehouseError(f"{at.isoformat(' ')} is before the first transaction in {house.name}: what was then is not known")
-
-
-_EXAMPLE = """\b
-Example:
-  cdcpipe-spark as-of --warehouse /srv/lake --table public.fruit --at '2026-03-01 12:30'"""
-
-
-@click.command("as-of", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
-@warehouse_option
-@click.option("--table", required=True, metavar="SCHEMA.NAME", help="The table.")
-@click.option(
-    "--at",
-    "at_text",
-    required=True,
-    metavar="TIME|LSN",
-    help="After the last transaction that committed by then: an ISO 8601 time, in UTC unless it says otherwise, an LSN, or "
-    "EPOCH:LSN.",
-)
-@click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="Print so many rows (0: all).")
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Write all rows as Parquet files to this new directory, and print none.",
-)
-@spark_options
-def command(
-    *,
-    warehouse: Path,
-    table: str,
-    at_text: str,
-    limit: int,
-    output: Path | None,
-    jars: Path | None,
-    master: str | None,
-    confs: tuple[str, ...],
-) -> None:
-    """Show a table as it was at a time or an LSN, from its changelog: a JSON object a row on stdout."""
-    at = parse_at(at_text)
-    house = Warehouse.existing(warehouse)
-    house.find(table)
-    if output is not None and output.exists():
-        raise InvalidArgumentsError(f"{output} exists already", hint="give a directory that does not exist yet")
-    with warehouse_session(house, "cdcpipe as-of", jars=jars, master=master, confs=confs) as spark:
-        rows = view(spark, house.root, table, at)
-        if output is not None:
-            rows.write.parquet(str(output.absolute()))
-        else:
-            print_rows(rows, limit)
-
-
-def print_rows(rows: DataFrame, limit: int) -> None:
-    """Print each row as a JSON object, no more than ``limit`` (0: all)."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    options = {
-        "ignoreNullFields": "false",
-        "timestampFormat": "yyyy-MM-dd HH:mm:ss.SSSSSSXXX",
-        "timestampNTZFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
-    }
-    lines = rows.select(F.to_json(F.struct("*"), options).alias("line"))
-    for number, row in enumerate((lines.limit(limit + 1) if limit else lines).toLocalIterator()):
-        if limit and number == limit:
-            click.echo(f"there are more rows than these {limit}: --limit 0 shows all", err=True)
-            break
-        click.echo(row["line"])

@@ -1,4 +1,4 @@
-"""Tables copied anew, or for the first time, while the stream goes on or stands still: ``cdcpipe-spark snapshot``.
+"""Copies tables anew, or for the first time, while the stream goes on or stands still.
 
     with hold_alone(...):
     snapshot = TableSnapshot(config, warehouse, ["public.fruit"])
@@ -14,34 +14,15 @@ it or past it.
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import click
-
-from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
-from cdcpipe.lsn import format_lsn
-from spark_sink.commands.options import (
-    CONTEXT_SETTINGS,
-    DIRECTORY,
-    SIZE,
-    SnapshotLine,
-    connection_arguments,
-    connection_options,
-    log_to_stderr,
-    snapshot_hold_option,
-)
-from spark_sink.commands.signals import on_signals
-from spark_sink.commands.spark_options import spark_options, warehouse_option, warehouse_session
 from spark_sink.launcher.launcher import LauncherConfig
 from spark_sink.replica import merge as replica
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot.initial import is_unfinished
 from spark_sink.snapshot.plan import SnapshotError
 from spark_sink.snapshot.table import table_of
-from spark_sink.warehouse.lock import TableLock, hold_alone
+from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
@@ -50,7 +31,7 @@ if TYPE_CHECKING:
     from spark_sink.snapshot.plan import Plan, TablePlan
     from spark_sink.staging.log import Epoch
 
-__all__ = ["TableSnapshot", "command"]
+__all__ = ["TableSnapshot"]
 
 _logger = logging.getLogger(__name__)
 
@@ -109,103 +90,3 @@ class TableSnapshot(Snapshot):
                 f"not published: {', '.join(missing)}; what is: {', '.join(sorted(published)) or 'nothing'}",
                 hint="ALTER PUBLICATION … ADD TABLE; of a partitioned table the root or the leaves are published",
             )
-
-
-_EXAMPLE = """\b
-Example:
-  cdcpipe-spark snapshot -d shop --warehouse /srv/lake --table public.fruit"""
-
-
-@click.command("snapshot", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
-@connection_options
-@warehouse_option
-@click.option(
-    "--table", "tables", multiple=True, metavar="SCHEMA.NAME", help="The table to copy, which has to be published. Repeatable."
-)
-@click.option(
-    "--staging",
-    type=DIRECTORY,
-    metavar="DIR",
-    help="The staging directory, where it is not where the warehouse says.",
-)
-@click.option(
-    "--snapshot-chunk-size",
-    type=SIZE,
-    default="32MiB",
-    show_default=True,
-    help="A table is read in pieces of about this size, several at a time.",
-)
-@snapshot_hold_option
-@spark_options
-@click.option("-v", "--verbose", is_flag=True, help="Say on stderr what happens.")
-def command(
-    *,
-    warehouse: Path,
-    tables: tuple[str, ...],
-    staging: Path | None,
-    snapshot_chunk_size: int,
-    snapshot_hold: float | None,
-    jars: Path | None,
-    master: str | None,
-    confs: tuple[str, ...],
-    verbose: bool,
-    **connection: Any,
-) -> None:
-    """Copy tables into a warehouse that is there, anew or for the first time, while cdcpipe-spark run goes on or not.
-
-    Each table is then what one snapshot of the server shows, and what the stream has after it: the rows come to its changelog as
-    _cdc_op 'snapshot', and its replica is made anew in one commit. May be killed at any time: start it again.
-    """
-    log_to_stderr(verbose=verbose)
-    house = Warehouse.existing(warehouse)
-    if not tables:
-        raise InvalidArgumentsError(
-            "no table to copy",
-            hint=f"name each: --table SCHEMA.NAME; {warehouse} has {', '.join(map(str, house.tables())) or 'none'}",
-        )
-    source = house.source()
-    staging = staging or source.staging
-    if staging is None:
-        raise InvalidArgumentsError(f"{warehouse} does not say where its staging directory is", hint="name it: --staging DIR")
-    if not source.publications:
-        raise WarehouseError(f"{warehouse} does not say what its publications are", hint="start cdcpipe-spark run once")
-    config = LauncherConfig(source.slot, staging, source.publications, connection_arguments(**connection), verbose=verbose)
-    stopping = threading.Event()
-    snapshot = TableSnapshot(config, house, tables, snapshot_chunk_size, snapshot_hold or 0.0)
-    lock = house.local_root(staging) / "_cdcpipe/snapshot.lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with hold_alone(lock) as is_alone, on_signals(stopping.set) as asked:
-        if not is_alone:
-            raise SnapshotError(f"another cdcpipe-spark snapshot is at work in {warehouse}", hint="wait for its end")
-        try:
-            snapshot.prepare(stopping.is_set)
-            with warehouse_session(house, "cdcpipe snapshot", jars=jars, master=master, confs=confs) as spark:
-                snapshot.start(spark, staging)
-                _show(snapshot, stopping)
-                snapshot.stop()
-        except InterruptedError:
-            pass
-        except CdcpipeError:
-            if not stopping.is_set():
-                raise
-        finally:
-            snapshot.stop()
-    for table, (rows, position) in sorted(snapshot.copied.items()):
-        click.echo(f"{table}: {rows:,} rows as of {format_lsn(position.lsn)}")
-    left = [name for name in tables if name not in map(str, snapshot.copied)]
-    if left:
-        _logger.warning("stopped; not copied: %s", ", ".join(left))
-        click.get_current_context().exit(asked.exit_code)
-
-
-def _show(snapshot: TableSnapshot, stopping: threading.Event) -> None:
-    """Show how far it is until it ends, or is to."""
-    line = SnapshotLine(time.monotonic())
-    try:
-        while not snapshot.wait(line.interval_s):
-            if stopping.is_set():
-                snapshot.stop()
-            line.update(snapshot.progress, time.monotonic())
-        line.update(snapshot.progress, time.monotonic(), is_last=True)
-    finally:
-        line.clear()

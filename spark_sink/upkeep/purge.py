@@ -1,4 +1,4 @@
-"""Old changes dropped from changelogs: ``purge``, and ``cdcpipe-spark purge``.
+"""Drops old changes from changelogs: ``purge``.
 
 What goes is what lies before a place in the order of all commits: an LSN, a position (``EPOCH:LSN``), or for a time the place of
 the first transaction of any table that committed then or later (replica/as_of.py). But never
@@ -20,18 +20,14 @@ from __future__ import annotations
 import logging
 import shutil
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
 import pyarrow.parquet as pq
 
-from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
 from spark_sink.changelog import tables as changelog
-from spark_sink.commands.options import CONTEXT_SETTINGS, log_to_stderr
-from spark_sink.commands.spark_options import spark_options, warehouse_option, warehouse_session
 from spark_sink.delta import sql as delta
 from spark_sink.replica import as_of
 from spark_sink.replica import merge as replica
@@ -46,7 +42,7 @@ if TYPE_CHECKING:
 
     from spark_sink.replica.as_of import At
 
-__all__ = ["Purged", "command", "purge"]
+__all__ = ["Purged", "find_table", "purge"]
 
 _logger = logging.getLogger(__name__)
 
@@ -81,7 +77,7 @@ def purge(
     ``is_stopping`` says so while it waits for the tables.
     """
     house = Warehouse.existing(warehouse)
-    chosen = [_find(house, name) for name in dict.fromkeys(tables)] or _all(house)
+    chosen = [find_table(house, name) for name in dict.fromkeys(tables)] or _all(house)
     lsn = _place(spark, house, before)
     _logger.info("up to %s", format_lsn(lsn))
     purges = [_purge_of(spark, house, table, lsn) for table in chosen if changelog.exists(house, table)]
@@ -103,7 +99,8 @@ def _all(house: Warehouse) -> list[Table]:
     return [*house.tables(), MESSAGES]
 
 
-def _find(house: Warehouse, name: str) -> Table:
+def find_table(house: Warehouse, name: str) -> Table:
+    """Return the table of this name, also that of the logical messages; raise WarehouseError if there is none."""
     return MESSAGES if name == str(MESSAGES) else house.find(name)
 
 
@@ -225,59 +222,3 @@ class _ParquetPurge:
             if batch.is_dir():  # otherwise somebody else has just done so
                 batch.rename(going / batch.name)
         shutil.rmtree(going)
-
-
-_EXAMPLE = """\b
-Example:
-  cdcpipe-spark purge --warehouse /srv/lake --before '2026-03-01' --dry-run"""
-
-
-@click.command("purge", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
-@warehouse_option
-@click.option(
-    "--before",
-    "before_text",
-    required=True,
-    metavar="TIME|LSN",
-    help="What committed before that goes: an ISO 8601 time, in UTC unless it says otherwise, an LSN, or EPOCH:LSN.",
-)
-@click.option(
-    "--table",
-    "tables",
-    multiple=True,
-    metavar="SCHEMA.NAME",
-    help="Only from this table's changelog, or the logical messages' (_cdc_message). Repeatable.",
-)
-@click.option("--dry-run", is_flag=True, help="Say what would go, and leave it.")
-@spark_options
-@click.option("-v", "--verbose", is_flag=True, help="Say on stderr what happens.")
-def command(
-    *,
-    warehouse: Path,
-    before_text: str,
-    tables: tuple[str, ...],
-    dry_run: bool,
-    jars: Path | None,
-    master: str | None,
-    confs: tuple[str, ...],
-    verbose: bool,
-) -> None:
-    """Remove old changes from changelogs, for good, while cdcpipe-spark run goes on or not.
-
-    The replicas stay as they are, and what they do not have yet is kept. What a table was before the place can't be told any more
-    (as-of), nor can its replica be made again if it is lost, until cdcpipe-spark snapshot --table gives it a new beginning. With
-    Parquet only what is before a table's last snapshot can go. Delta's files go when VACUUM finds them old enough (run
-    --vacuum-retention). May be killed at any time: start it again.
-    """
-    log_to_stderr(verbose=verbose)
-    before = as_of.parse_at(before_text)
-    if isinstance(before, datetime) and before > datetime.now(UTC):
-        raise InvalidArgumentsError(f"{before.isoformat(' ')} is still to come")
-    house = Warehouse.existing(warehouse)
-    for name in tables:
-        _find(house, name)
-    with warehouse_session(house, "cdcpipe purge", jars=jars, master=master, confs=confs) as spark:
-        found = purge(spark, house.root, before, tables=tables, is_dry_run=dry_run)
-    for each in found:
-        text = f"{each.table}: {each.rows:,} rows {'would be ' if dry_run else ''}removed"
-        click.echo(text + (f"; {each.kept:,} older ones kept: {each.reason}" if each.kept else ""))
