@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any, NoReturn
 
 import click
@@ -24,6 +23,7 @@ from cdcpipe.streamer import StreamOptions
 from cdcpipe.subcommands.prepare import poll_until_free, stream
 from cli.checksum import command as checksum_command
 from cli.decode import command as decode_command
+from cli.interrupt import Interrupted, interrupt
 from cli.options import (
     CONTEXT_SETTINGS,
     LSN_TYPE,
@@ -44,14 +44,6 @@ log = logging.getLogger("cdcpipe")
 
 STANDBY_INTERVAL_S = 0.1
 """How often a standby looks, unless -i says otherwise: it is to take over in well under a second."""
-
-
-class _Interrupted(BaseException):
-    """SIGINT or SIGTERM, ``number``, outside of a stream, whose loop handles them itself."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
 
 
 class _Group(click.Group):
@@ -241,7 +233,7 @@ def run(
         return poll_until_free(slot, poll)
     try:
         return stream(config)
-    except _Interrupted:  # before it has begun: as from then on
+    except Interrupted:  # before it has begun: as from then on
         return ExitCode.SUCCESS
 
 
@@ -291,23 +283,16 @@ def _log_configuration(config: StreamConfig, poll: PollConfig | None) -> None:
     )
 
 
-def _interrupt(number: int, _frame: FrameType | None) -> None:
-    """End in order at the first signal; the next one kills, whatever is being waited for."""
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_DFL)
-    raise _Interrupted(number)
-
-
 def invoke(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; what is wrong is said on stderr.
 
     A stream that is interrupted has ended in order: 0. Any other command has not done its work: 128 and the signal's number.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+        signal.signal(number, interrupt)
     try:
         result = cdcpipe.main(args=arguments, prog_name="cdcpipe", standalone_mode=False)
-    except _Interrupted as ex:
+    except Interrupted as ex:
         return 128 + ex.number
     except click.exceptions.Exit as ex:
         return ExitCode.SUCCESS if ex.exit_code == 0 else ExitCode.INVALID_ARGS

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cdcpipe.lsn import LSN
 from cdcpipe.subcommands.prepare import connected
 from cdcpipe.subcommands.slot import SlotPosition, find_position
+from cli.interrupt import Interrupted
 from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of
+
+if TYPE_CHECKING:
+    from cdcpipe.replication.connection import Connection
 
 __all__ = ["command"]
 
@@ -26,12 +31,18 @@ __all__ = ["command"]
 def command(*, slot: str, watch: float | None, **options: Any) -> None:
     """Print where a slot and its server are, as one JSON object in one line. Takes no REPLICATION attribute."""
     with connected(connection_parameters_of(**options), replication=False) as connection:
-        while True:
-            sys.stdout.write(json.dumps(_report(slot, find_position(connection, slot))) + "\n")
-            sys.stdout.flush()
-            if watch is None:
-                return
-            time.sleep(watch)
+        _print(connection, slot)
+        if watch is None:
+            return
+        with suppress(Interrupted):  # the end that --watch has
+            while True:
+                time.sleep(watch)
+                _print(connection, slot)
+
+
+def _print(connection: Connection, slot: str) -> None:
+    sys.stdout.write(json.dumps(_report(slot, find_position(connection, slot))) + "\n")
+    sys.stdout.flush()
 
 
 def _report(name: str, found: SlotPosition) -> dict[str, Any]:

@@ -1,6 +1,9 @@
-"""From the pipe to Spark tables: the launcher, the staging log, the data source, the tables.
+"""Brings the changes of a PostgreSQL database to Spark tables. These names are for programs and notebooks; nothing else is public.
 
-What is named here is imported when it is asked for: the launcher needs numpy, `Pipeline` pyspark, and ``status`` neither.
+    from spark_sink import Launcher, LauncherConfig, Pipeline                    # land a slot, and make tables of it
+    from spark_sink import build_session, read_replica, read_as_of, register_views, register_source     # read them
+
+A name is imported when it is first used: the launcher needs no pyspark.
 """
 
 from __future__ import annotations
@@ -11,14 +14,38 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spark_sink.launcher.launcher import Launcher, LauncherConfig
     from spark_sink.pipeline.pipeline import Pipeline
+    from spark_sink.replica.as_of import view as read_as_of
+    from spark_sink.replica.merge import register_views
+    from spark_sink.replica.merge import view as read_replica
+    from spark_sink.source.datasource import register as register_source
+    from spark_sink.spark.session import build as build_session
 
-__all__ = ["Launcher", "LauncherConfig", "Pipeline"]
+__all__ = [
+    "Launcher",
+    "LauncherConfig",
+    "Pipeline",
+    "build_session",
+    "read_as_of",
+    "read_replica",
+    "register_source",
+    "register_views",
+]
 
-_MODULES = {"Launcher": "launcher", "LauncherConfig": "launcher", "Pipeline": "pipeline"}
+_HOMES = {
+    "Launcher": ("launcher.launcher", "Launcher"),
+    "LauncherConfig": ("launcher.launcher", "LauncherConfig"),
+    "Pipeline": ("pipeline.pipeline", "Pipeline"),
+    "build_session": ("spark.session", "build"),
+    "read_as_of": ("replica.as_of", "view"),
+    "read_replica": ("replica.merge", "view"),
+    "register_source": ("source.datasource", "register"),
+    "register_views": ("replica.merge", "register_views"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(import_module(f"spark_sink.{_MODULES[name]}"), name)
-    msg = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(msg)
+    if name not in _HOMES:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    module, attribute = _HOMES[name]
+    return getattr(import_module(f"spark_sink.{module}"), attribute)

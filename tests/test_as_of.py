@@ -187,7 +187,7 @@ def test_rows_are_printed(past: Past, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_command(past: Past, tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(Path(types.__file__).parent.parent)}
+    environment = os.environ | {"PYTHONPATH": str(Path(types.__file__).parents[2])}
     arguments = ["as-of", "--warehouse", str(past.warehouse), "--table", "public.days", "--at", format_lsn(past.moments[0].lsn)]
     arguments += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1", "--output"]
     command = [sys.executable, "-P", "-m", "spark_sink", *arguments]

@@ -99,7 +99,7 @@ def test_the_sink_runs_the_command_and_does_not_import_it(path: Path) -> None:
     assert not {name for name in imports(path) if name.startswith(("cdcpipe.replication", "cdcpipe.streamer"))}
 
 
-@pytest.mark.parametrize("name", ["launcher", "staging"])
+@pytest.mark.parametrize("name", ["launcher/launcher", "staging/log"])
 def test_landing_needs_no_spark(name: str) -> None:
     path = ROOT / "spark_sink" / f"{name}.py"
     assert "pyspark" not in tops(path)

@@ -435,9 +435,9 @@ RUN_AND_DIE = """
     sys.path[:0] = sys.argv[4:]
     from pathlib import Path
     from fake_streamer import Fake
-    from spark_sink import launcher as module
-    from spark_sink.launcher import Launcher
-    from spark_sink.restart import RestartPolicy
+    from spark_sink.launcher import launcher as module
+    from spark_sink.launcher.launcher import Launcher
+    from spark_sink.launcher.restart import RestartPolicy
 
     module.RestartPolicy = partial(RestartPolicy, first_delay_s=0.01)
     fake = Fake(Path(sys.argv[1]))
@@ -1098,8 +1098,8 @@ LAND = """
     import json, signal, sys
     from pathlib import Path
     sys.path.insert(0, sys.argv[1])
-    from spark_sink.launcher import Launcher, LauncherConfig
-    from spark_sink.segment_filler import SealPolicy
+    from spark_sink.launcher.launcher import Launcher, LauncherConfig
+    from spark_sink.staging.filler import SealPolicy
 
     staging, slot, connection, command = sys.argv[2:]
     launcher = Launcher(

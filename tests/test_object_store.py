@@ -364,7 +364,9 @@ def test_with_spark_as_the_page_has_it(root: Any, store: Store, database: postgr
 @pytest.mark.slow
 def test_what_is_given_for_a_key_is_not_shown(tmp_path: Path) -> None:
     packages = re.findall(r"--conf (spark\.jars\.[^\s']+)", section("azure"))
-    script = "import sys; from pathlib import Path; from spark_sink import session; from spark_sink.storage import place\n"
+    script = (
+        "import sys; from pathlib import Path; from spark_sink.spark import session; from spark_sink.files.places import place\n"
+    )
     script += "conf = dict(text.split('=', 1) for text in sys.argv[2:])\n"
     script += "session.check_reach(session.build(conf=conf), place(sys.argv[1]))"
     key = "spark.hadoop.fs.azure.account.key.account.dfs.core.windows.net=CANARY!"

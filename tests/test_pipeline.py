@@ -635,7 +635,7 @@ class Writer(threading.Thread):
 
 
 def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(Path(types.__file__).parent.parent)}
+    return os.environ | {"PYTHONPATH": str(Path(types.__file__).parents[2])}
 
 
 def command(database: postgres.Database, root: Path, *more: str) -> list[str]:

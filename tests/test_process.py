@@ -144,7 +144,7 @@ def started(*argv: str) -> Iterator[subprocess.Popen[str]]:
 
 OWNER = f"""
 import sys, os
-from spark_sink.process import Child
+from spark_sink.client.process import Child
 child = Child(["x"], command=(sys.executable, "-c", {STUBBORN!r}))
 child.read_line(60)
 print("ready", flush=True)
@@ -171,7 +171,7 @@ def test_a_second_signal_ends_a_command_at_once() -> None:
     # The main thread does not hear it at all.
     program = """
 import os, signal, time
-from spark_sink import signals
+from spark_sink.commands import signals
 signals.listen()
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 with signals.on_signals(lambda: os.write(1, b"asked\\n")):

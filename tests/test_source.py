@@ -289,12 +289,13 @@ def test_errors_reach_the_user(session: SparkSession, log: Log) -> None:
         session.read.format("cdcpipe").option("table", "public.nope").option("end", "2:0/1400").load(str(log.root))
 
 
-ROOT = str(Path(source.__file__).parents[1])
+ROOT = str(Path(source.__file__).parents[2])
 
 SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from spark_sink import session, source
+from spark_sink.spark import session
+from spark_sink.source import datasource as source
 spark = session.build(master="local[1]", format="parquet")
 source.register(spark)
 source.register(spark)

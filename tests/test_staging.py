@@ -800,7 +800,7 @@ def test_a_second_launcher_is_refused_and_touches_nothing(tmp_path: Path):
 
 def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path):
     program = (
-        "import sys, time; from spark_sink.staging_writer import StagingWriter; "
+        "import sys, time; from spark_sink.staging.writer import StagingWriter; "
         "StagingWriter(sys.argv[1], slot='s'); print('x', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE) as process:

@@ -371,7 +371,7 @@ def test_usage_errors(arguments: list[str]) -> None:
     assert "cdcpipe-spark: error: " in spark_cli("status", *arguments, code=1).stderr
 
 
-@pytest.mark.parametrize("module", ["status", "slot_monitor", "delta_log", "ladder"])
+@pytest.mark.parametrize("module", ["commands.status", "status.report", "client.slot_monitor", "delta.log", "status.ladder"])
 def test_status_needs_no_spark(module: str) -> None:
     done = import_without({"pyspark", "pandas", "py4j"}, f"spark_sink.{module}")
     assert done.returncode == 0, done.stderr

@@ -271,7 +271,7 @@ def test_the_command(road: Verified) -> None:
         "public.floats",
     ]
     arguments += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1", "-v"]
-    environment = os.environ | {"PYTHONPATH": str(Path(types.__file__).parent.parent)}
+    environment = os.environ | {"PYTHONPATH": str(Path(types.__file__).parents[2])}
     done = subprocess.run([sys.executable, "-P", "-m", "spark_sink", *arguments], env=environment, capture_output=True, text=True)
     assert done.returncode == DIFFERENT, done.stderr
     assert done.stdout == (

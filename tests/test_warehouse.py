@@ -243,7 +243,7 @@ def test_a_file_that_can_not_be_written_is_one_error(tmp_path: Path) -> None:
     program = f"""
 import resource, signal
 import pyarrow as pa
-from spark_sink.parquet_file import FileWriter, Layout
+from spark_sink.files.parquet import FileWriter, Layout
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 writer = FileWriter({str(tmp_path)!r}, "x.parquet", Layout(("v",), pa.schema([("v", pa.int64())])))

@@ -373,8 +373,8 @@ def print_how_to_look(args: argparse.Namespace) -> None:
     """Say where the tables are and how to open them."""
     jars = f", jars_dir={str(args.jars)!r}" if args.jars else ""
     code = (
-        f"from spark_sink import replica, session; spark = session.build(format={args.format!r}{jars}); "
-        f"replica.register_views(spark, {str(args.directory / 'warehouse')!r}); "
+        f"from spark_sink import build_session, register_views; spark = build_session(format={args.format!r}{jars}); "
+        f"register_views(spark, {str(args.directory / 'warehouse')!r}); "
         "spark.sql('select * from `public.orders` limit 10').show()"
     )
     print(f"\nThe tables are in {args.directory}/warehouse (changelog/ and replica/). To look at them in Spark:\n")
