@@ -23,9 +23,10 @@ from spark_sink.commands.as_of import print_rows
 from spark_sink.replica import as_of
 from spark_sink.replica.as_of import parse_at
 from spark_sink.schema import types
+from spark_sink.schema.table import Table, Version
 from spark_sink.staging import known_position
 from spark_sink.staging.log import Epoch, Position
-from spark_sink.warehouse.warehouse import Table, Version, Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 pytestmark = pytest.mark.spark
 

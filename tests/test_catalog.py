@@ -15,7 +15,8 @@ from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.pgoutput.messages import Insert, LogicalMessage, Update
 from spark_sink.pipeline.catalog import CatalogDatabase, parse_database
 from spark_sink.pipeline.pipeline import Pipeline
-from spark_sink.warehouse.warehouse import Table, Warehouse, WarehouseError
+from spark_sink.schema.table import Table
+from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,8 +19,9 @@ import pytest
 
 from spark_sink.changelog import tables as changelog
 from spark_sink.replica import merge as replica
+from spark_sink.schema.table import Table
 from spark_sink.spark import session
-from spark_sink.warehouse.warehouse import Table, Warehouse
+from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,11 +17,12 @@ from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructFi
 from spark_sink.changelog import tables as changelog
 from spark_sink.delta import commit as delta_files
 from spark_sink.delta import sql as delta
-from spark_sink.delta.commit import ChangedError, FileTable, Replaced
+from spark_sink.delta.commit import ChangedError, DeltaError, FileTable, Replaced
 from spark_sink.delta.log import TableLog, commit_path
 from spark_sink.files.parquet import FileWriter, Layout, WrittenFile
+from spark_sink.schema.table import Table
 from spark_sink.staging.log import Position
-from spark_sink.warehouse.warehouse import Table, Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 SCHEMA = StructType(
     [
@@ -121,7 +122,7 @@ def test_another_definition_is_not_followed(table: FileTable, action: str) -> No
 
 def test_somebody_else_who_records_positions_is_an_error(table: FileTable) -> None:
     other(table, 1, {"txn": {"appId": "cdcpipe", "version": 20}})
-    with pytest.raises(WarehouseError, match="somebody else writes"):
+    with pytest.raises(DeltaError, match="somebody else writes"):
         delta_files.commit(table, [FILE], Position(1, 20))
 
 
@@ -168,7 +169,7 @@ def test_a_link_that_is_there_although_an_error_was_returned(table: FileTable, m
         delta_files.commit(table, [FILE], Position(1, lsn))
     assert (table.version, table.lsn, errors) == (2, 30, [])
     monkeypatch.setattr(os, "link", link)
-    with pytest.raises(WarehouseError, match="somebody else writes"):  # not ours, equal as it may be
+    with pytest.raises(DeltaError, match="somebody else writes"):  # not ours, equal as it may be
         delta_files.commit(dataclasses.replace(table, version=1), [FILE], Position(1, 30))
     assert {path.name for path in (table.path / "_delta_log").iterdir()} == {f"{number:020d}.json" for number in range(3)}
 

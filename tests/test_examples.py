@@ -10,8 +10,9 @@ import postgres
 import pytest
 
 from spark_sink.delta import sql as delta
+from spark_sink.schema.table import Table
 from spark_sink.staging.log import Epoch, Position
-from spark_sink.warehouse.warehouse import Table, Warehouse
+from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

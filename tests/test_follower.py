@@ -10,9 +10,10 @@ from spark_sink.delta import sql as delta
 from spark_sink.pipeline import follower
 from spark_sink.pipeline.follower import Follower
 from spark_sink.replica import merge as replica
+from spark_sink.schema.table import Table
 from spark_sink.spark import session
 from spark_sink.staging.log import Position
-from spark_sink.warehouse.warehouse import Table, Warehouse
+from spark_sink.warehouse.warehouse import Warehouse
 
 A, B = Table("public", "a"), Table("public", "b")
 

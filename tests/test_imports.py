@@ -1,4 +1,4 @@
-"""Imports run one way only: cli -> cdcpipe <- spark_sink, and inside cdcpipe from the top down."""
+"""Imports run one way only: cli -> cdcpipe <- spark_sink, and inside cdcpipe and spark_sink from the top down."""
 
 import ast
 import subprocess
@@ -24,6 +24,28 @@ LAYERS = {
     "cdcpipe.plugins": 4,
     "cdcpipe.replication": 4,
     "cdcpipe": 5,
+    "cdcpipe.subcommands": 6,
+}
+
+# A folder of spark_sink imports from itself and from lower floors (docs/architecture.md).
+FLOORS = {
+    "files": 1,
+    "schema": 1,
+    "client": 2,
+    "staging": 2,
+    "spark": 3,
+    "delta": 4,
+    "launcher": 4,
+    "source": 4,
+    "warehouse": 4,
+    "changelog": 5,
+    "replica": 6,
+    "status": 6,
+    "snapshot": 7,
+    "upkeep": 7,
+    "verify": 7,
+    "pipeline": 8,
+    "commands": 9,
 }
 
 
@@ -112,6 +134,46 @@ def test_layers_of_the_core(path: Path) -> None:
         if imported.partition(".")[0] == "cdcpipe" and imported != "cdcpipe":
             name, rank = layer(imported)
             assert rank < own_rank or name == own, f"{module_name(path)} ({own}) imports {imported} ({name})"
+
+
+def folder(module: str) -> str | None:
+    """The folder of spark_sink that the module is in; None for the package itself and other packages."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "spark_sink" and len(parts) > 1 and parts[1] in FLOORS else None
+
+
+def test_every_folder_has_a_floor() -> None:
+    assert set(FLOORS) == {path.parent.name for path in (ROOT / "spark_sink").glob("*/__init__.py")}
+
+
+@pytest.mark.parametrize("path", source_files("spark_sink"), ids=by_path)
+def test_floors_of_the_sink(path: Path) -> None:
+    own = folder(module_name(path))
+    for imported in imports(path):
+        other = folder(imported)
+        if own is None or other is None or other == own:
+            continue
+        assert FLOORS[other] < FLOORS[own], f"{module_name(path)} imports {imported} of floor {FLOORS[other]}"
+
+
+@pytest.mark.parametrize("path", source_files("spark_sink"), ids=by_path)
+def test_a_folder_has_the_libraries_that_are_its_own(path: Path) -> None:
+    own = folder(module_name(path))
+    if own not in ("commands", None):
+        assert "click" not in tops(path)
+    if own not in ("client", "spark"):  # the command, and Java
+        assert "subprocess" not in tops(path)
+
+
+@pytest.mark.parametrize("name", ["delta", "staging"])
+def test_what_is_of_use_without_change_data_knows_files_alone(name: str) -> None:
+    for path in source_files(f"spark_sink/{name}"):
+        # What a commit to a Delta table records is a position of the log.
+        others = {folder(imported) for imported in imports(path) if imported != "spark_sink.staging.log"}
+        others -= {None, name, "files"}
+        if by_path(path) == "spark_sink/delta/sql.py":
+            others -= {"spark"}
+        assert not others, f"{by_path(path)} imports {others}"
 
 
 BLOCKED = """

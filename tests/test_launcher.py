@@ -37,11 +37,13 @@ from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Delete, Insert, Truncate, Update
 from cdcpipe.pipe.framing import RecordReader
+from spark_sink.client.failure import Failure, error_of
+from spark_sink.client.prepare import Prepared
 from spark_sink.client.slot_monitor import SlotMonitor
 from spark_sink.commands.run import _note_known
 from spark_sink.launcher import launcher as launcher_module
-from spark_sink.launcher.launcher import Launcher, LauncherConfig, Prepared
-from spark_sink.launcher.restart import Failure, RestartPolicy, error_of
+from spark_sink.launcher.launcher import Launcher, LauncherConfig
+from spark_sink.launcher.restart import RestartPolicy
 from spark_sink.staging import known_position
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.lock import lock_owner

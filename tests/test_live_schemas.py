@@ -24,11 +24,12 @@ from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.replica import merge as replica
 from spark_sink.schema.column_numbers import numbered
 from spark_sink.schema.published import PublishedTables
+from spark_sink.schema.table import SCHEMA_HISTORY, Fill, Table, Version
 from spark_sink.schema.types import assign_columns, merge_columns
 from spark_sink.source.contents import Use
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.log import Epoch, Position, list_epochs, register_reader
-from spark_sink.warehouse.warehouse import SCHEMA_HISTORY, Fill, Table, Version, Warehouse
+from spark_sink.warehouse.warehouse import Warehouse
 
 ID, CODE, NONE = ("id",), ("code",), ()
 EPOCH = Epoch(1, "7", 1, "db", "slot", ("p",), {}, 0)

@@ -35,9 +35,10 @@ from spark_sink.files.parquet import FileWriter, Layout, WrittenFile
 from spark_sink.files.places import StorageError, place
 from spark_sink.replica import merge as replica
 from spark_sink.replica import small_merge
+from spark_sink.schema.table import Table, Version
 from spark_sink.schema.types import typed_schema
 from spark_sink.staging.log import Epoch, Position
-from spark_sink.warehouse.warehouse import CHECKPOINT, Table, Version, Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse, WarehouseError
 
 ROOT = Path(__file__).parent.parent
 EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)

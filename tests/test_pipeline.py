@@ -29,10 +29,11 @@ from spark_sink.launcher.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.replica import merge as replica
 from spark_sink.schema import types
+from spark_sink.schema.table import MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.spark import session
 from spark_sink.staging import last_error
 from spark_sink.staging.log import Position, list_segments, log_end, read_readers, register_reader
-from spark_sink.warehouse.warehouse import CHECKPOINT, MESSAGES, SCHEMA_HISTORY, Table, Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse, WarehouseError
 
 pytestmark = pytest.mark.spark
 

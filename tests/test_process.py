@@ -18,13 +18,14 @@ from segments import START_LSN, Log
 
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError
 from cdcpipe.pipe.exitcode import ExitCode
-from spark_sink.client.exported import slot_exists
+from spark_sink.client.prepare import slot_exists
 from spark_sink.client.process import Child, ask
 from spark_sink.client.slot_monitor import SlotMonitor
 from spark_sink.launcher.launcher import LauncherConfig
+from spark_sink.schema.table import Table, Version
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.staging.log import Epoch
-from spark_sink.warehouse.warehouse import Table, Version, Warehouse
+from spark_sink.warehouse.warehouse import Warehouse
 
 ROOT = Path(__file__).parent.parent
 MUTE = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"

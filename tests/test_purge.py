@@ -19,13 +19,14 @@ from cdcpipe.lsn import LSN
 from spark_sink.changelog import tables as changelog
 from spark_sink.replica import as_of
 from spark_sink.replica import merge as replica
+from spark_sink.schema.table import MESSAGES, Table, Version
 from spark_sink.schema.types import MESSAGE_SCHEMA
 from spark_sink.staging.log import Position
 from spark_sink.upkeep import purge as purge_module
 from spark_sink.upkeep import upkeep
 from spark_sink.upkeep.purge import Purged, purge
 from spark_sink.upkeep.upkeep import Upkeep
-from spark_sink.warehouse.warehouse import MESSAGES, Table, Version, Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 pytestmark = pytest.mark.spark
 

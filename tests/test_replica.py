@@ -12,8 +12,9 @@ from test_tables import EPOCH, TABLE, schema_of
 from spark_sink.changelog import tables as changelog
 from spark_sink.delta import sql as delta
 from spark_sink.replica import merge as replica
+from spark_sink.schema.table import Version
 from spark_sink.staging.log import Position
-from spark_sink.warehouse.warehouse import Version, Warehouse
+from spark_sink.warehouse.warehouse import Warehouse
 
 pytestmark = pytest.mark.spark
 

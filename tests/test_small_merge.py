@@ -19,10 +19,11 @@ from spark_sink.delta.log import TableLog, commit_path, read_table
 from spark_sink.files import places as storage
 from spark_sink.replica import merge as replica
 from spark_sink.replica import small_merge
+from spark_sink.schema.table import Version
 from spark_sink.staging.log import Position
 from spark_sink.upkeep import upkeep
 from spark_sink.upkeep.upkeep import Upkeep
-from spark_sink.warehouse.warehouse import Version, Warehouse
+from spark_sink.warehouse.warehouse import Warehouse
 
 pytestmark = pytest.mark.spark
 

@@ -20,14 +20,15 @@ from cli_process import until
 from test_types import NEWER_TYPES, TYPES
 
 from spark_sink.changelog import tables as changelog
+from spark_sink.client.exported import SnapshotError
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.replica import merge as replica
+from spark_sink.schema.table import Table
 from spark_sink.snapshot import plan as snapshot_plan
 from spark_sink.snapshot.initial import InitialSnapshot
-from spark_sink.snapshot.plan import SnapshotError
 from spark_sink.staging.log import list_epochs
-from spark_sink.warehouse.warehouse import Table, Warehouse
+from spark_sink.warehouse.warehouse import Warehouse
 
 pytestmark = pytest.mark.spark
 

@@ -19,23 +19,14 @@ from segments import encode
 from test_types import INFINITE_NUMERICS, NEWER_TYPES, TYPES, peek
 
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError, SlotDoesNotExistError
-from spark_sink.client.exported import ExportedSnapshot, slot_exists
+from spark_sink.client.exported import ExportedSnapshot, SnapshotError
+from spark_sink.client.prepare import slot_exists
 from spark_sink.launcher.launcher import LauncherConfig
 from spark_sink.schema.types import assign_columns, merge_columns, typed_schema
 from spark_sink.snapshot import chunk as snapshot_reader
 from spark_sink.snapshot import plan as snapshot_plan
 from spark_sink.snapshot.chunk import ChunkTask, Layout, select_columns, write_chunk
-from spark_sink.snapshot.plan import (
-    Chunk,
-    LockedError,
-    Plan,
-    RewrittenError,
-    SnapshotError,
-    TablePlan,
-    conninfo,
-    make_plan,
-    open_snapshot,
-)
+from spark_sink.snapshot.plan import Chunk, LockedError, Plan, RewrittenError, TablePlan, conninfo, make_plan, open_snapshot
 from spark_sink.source.typed import Slice, TypedReader, read_relations
 
 HOSTILE_SETTINGS = {

@@ -17,15 +17,17 @@ from test_pipeline import Road
 from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.changelog import tables as changelog
+from spark_sink.client.exported import SnapshotError
+from spark_sink.files.lock import hold_alone
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
 from spark_sink.replica import as_of
 from spark_sink.replica import merge as replica
-from spark_sink.snapshot.plan import SnapshotError
+from spark_sink.schema.table import Table
 from spark_sink.snapshot.tables import TableSnapshot
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.verify.comparison import verify
-from spark_sink.warehouse.lock import TableLock, hold_alone
-from spark_sink.warehouse.warehouse import Table, Warehouse
+from spark_sink.warehouse.lock import TableLock
+from spark_sink.warehouse.warehouse import Warehouse
 
 pytestmark = pytest.mark.spark
 

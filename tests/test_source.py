@@ -27,6 +27,7 @@ from segments import COMMIT_TIME_US, Log, encode, relation, transaction
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Binary, Delete, Insert, LogicalMessage, Truncate, Update
 from cdcpipe.pipe.framing import encode_header
+from spark_sink.schema.table import SchemaError
 from spark_sink.schema.types import MESSAGE_SCHEMA, merge_columns, typed_schema
 from spark_sink.source import datasource as source
 from spark_sink.source.contents import count_rows, read_contents
@@ -504,7 +505,7 @@ def test_a_schema_that_the_user_gives(log: Log) -> None:
     columns = merge_columns(None, [A, A2]).add("more", StringType())
     rows, _ = read(log.root, typed_schema(columns), table="public.a")
     assert only(rows, "id", "t", "t__int", "u", "more") == [(1, "one", None, None, None), (2, None, 3, "x", None)]
-    with pytest.raises(StagingError, match="has a column 't' of Spark type int"):
+    with pytest.raises(SchemaError, match="has a column 't' of Spark type int"):
         read(log.root, typed_schema(merge_columns(None, [A])), table="public.a")
     bare, _ = read(log.root, merge_columns(None, [A, A2]), table="public.a")
     assert bare == [{"id": 1, "t": "one", "t__int": None, "u": None}, {"id": 2, "t": None, "t__int": 3, "u": "x"}]

@@ -24,12 +24,13 @@ from cdcpipe.pgoutput.messages import Insert
 from spark_sink.client.slot_monitor import Lag, SlotMonitor, SlotReport, WALHistory
 from spark_sink.delta import log as delta_log
 from spark_sink.delta.log import read_table
+from spark_sink.schema.table import Table, Version
 from spark_sink.staging import last_error
+from spark_sink.staging.commit_times import CommitTimes
 from spark_sink.staging.lock import lock
 from spark_sink.staging.log import Epoch, Position, list_segments, log_end, register_reader
 from spark_sink.status import ladder
-from spark_sink.status.ladder import CommitTimes
-from spark_sink.warehouse.warehouse import Table, Version, Warehouse
+from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

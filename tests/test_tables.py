@@ -25,8 +25,9 @@ from spark_sink.delta import sql as delta
 from spark_sink.files.parquet import FileWriter, Layout
 from spark_sink.replica import merge as replica
 from spark_sink.replica import reduction
+from spark_sink.schema.table import Table, Version
 from spark_sink.staging.log import Epoch, Position
-from spark_sink.warehouse.warehouse import Table, Version, Warehouse
+from spark_sink.warehouse.warehouse import Warehouse
 
 pytestmark = pytest.mark.spark
 

@@ -10,11 +10,12 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from spark_sink.changelog import tables as changelog
 from spark_sink.files.parquet import FileWriter, WrittenFile
+from spark_sink.schema.table import Table
 from spark_sink.snapshot import progress as snapshot_progress
 from spark_sink.snapshot.plan import Chunk
 from spark_sink.snapshot.progress import Written
 from spark_sink.staging.log import Position
-from spark_sink.warehouse.warehouse import Table, Warehouse
+from spark_sink.warehouse.warehouse import Warehouse
 
 SCHEMA = StructType([StructField("id", LongType())])
 FRUIT = Table("public", "fruit")

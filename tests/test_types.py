@@ -32,6 +32,7 @@ from pyspark.sql.types import (
 from segments import encode, relation
 
 from cdcpipe.pgoutput.messages import Column
+from spark_sink.schema.table import SchemaError
 from spark_sink.schema.types import (
     METADATA_FIELDS,
     as_typed,
@@ -45,7 +46,6 @@ from spark_sink.schema.types import (
     versioned_name,
 )
 from spark_sink.source.typed import Slice, TypedReader, read_relations
-from spark_sink.staging.log import StagingError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -456,7 +456,7 @@ def test_a_column_keeps_its_field_when_the_one_that_clashed_is_dropped() -> None
 
 
 def test_a_column_that_has_no_place_is_an_error() -> None:
-    with pytest.raises(StagingError, match=r"'public\.t' has a column 'd' of Spark type string") as caught:
+    with pytest.raises(SchemaError, match=r"'public\.t' has a column 'd' of Spark type string") as caught:
         assign_columns(merge_columns(None, [relation(1, "t", ("d", INT))]), relation(1, "t", ("d", TEXT)))
     assert "'d__string'" in str(caught.value.hint)
 
@@ -466,5 +466,5 @@ def test_split_schema_takes_a_typed_schema_apart() -> None:
     assert split_schema(typed_schema(columns)) == (columns, columns)
     assert split_schema(typed_schema(StructType())) == (StructType(), None)
     for field in (StructField("_cdc_epoch", LongType()), StructField("_cdc_epcoh", IntegerType()), StructField("_cdc_old", STRING)):
-        with pytest.raises(StagingError, match=field.name):
+        with pytest.raises(SchemaError, match=field.name):
             split_schema(StructType([field]))

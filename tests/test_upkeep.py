@@ -23,11 +23,12 @@ from spark_sink.delta.commit import ChangedError
 from spark_sink.delta.log import commits, read_table
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.replica import merge as replica
+from spark_sink.schema.table import MESSAGES, Table, Version
 from spark_sink.staging.log import Position
 from spark_sink.upkeep import upkeep
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse.lock import TableLock
-from spark_sink.warehouse.warehouse import MESSAGES, Table, Version, Warehouse
+from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

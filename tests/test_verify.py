@@ -23,6 +23,7 @@ from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
 from spark_sink.schema import types
+from spark_sink.schema.table import Table
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.log import Position, list_epochs
 from spark_sink.verify.canonical import Canonical
@@ -36,7 +37,7 @@ from spark_sink.verify.comparison import (
     exit_code,
     verify,
 )
-from spark_sink.warehouse.warehouse import Table, Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 pytestmark = pytest.mark.spark
 

@@ -14,18 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdcpipe.errors import InitError, InvalidArgumentsError
+from spark_sink.schema.table import MESSAGES, SCHEMA_HISTORY, Table, Version
+from spark_sink.source.server import serve_segments
 from spark_sink.spark import session
 from spark_sink.staging.log import Epoch, Position, StagingError
-from spark_sink.warehouse.warehouse import (
-    MESSAGES,
-    SCHEMA_HISTORY,
-    Table,
-    Version,
-    Warehouse,
-    WarehouseError,
-    decode_name,
-    encode_name,
-)
+from spark_sink.warehouse.warehouse import Warehouse, WarehouseError, decode_name, encode_name
 
 EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
 
@@ -285,7 +278,7 @@ def test_the_interpreter_of_the_workers(
 def test_segments_are_not_served_where_traffic_is_to_be_encrypted(tmp_path: Path) -> None:
     conf = {"spark.driver.host": "127.0.0.1"}
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: conf))
-    session.serve_segments(spark, tmp_path).stop()
+    serve_segments(spark, tmp_path).stop()
     conf["spark.network.crypto.enabled"] = "true"
     with pytest.raises(InvalidArgumentsError, match=r"spark\.network\.crypto\.enabled is set"):
-        session.serve_segments(spark, tmp_path)
+        serve_segments(spark, tmp_path)

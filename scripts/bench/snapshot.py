@@ -25,10 +25,11 @@ import postgres
 from spark_sink.changelog import tables as changelog
 from spark_sink.delta import sql as delta
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
+from spark_sink.schema.table import Table
 from spark_sink.snapshot.copy import CHUNK_BYTES
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.spark import session
-from spark_sink.warehouse.warehouse import Table, Warehouse
+from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

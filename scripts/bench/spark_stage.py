@@ -17,10 +17,11 @@ from spark_sink.changelog import tables as changelog
 from spark_sink.delta import sql as delta
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.replica import merge as replica
+from spark_sink.schema.table import Table
 from spark_sink.source import datasource as source
 from spark_sink.spark import session
 from spark_sink.staging.log import Position
-from spark_sink.warehouse.warehouse import Table, Warehouse
+from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,9 +26,10 @@ from spark_sink.delta import sql as delta
 from spark_sink.delta.log import read_table
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline.pipeline import Pipeline
+from spark_sink.schema.table import Table
 from spark_sink.spark import session
 from spark_sink.staging.log import log_end
-from spark_sink.warehouse.warehouse import Table, Warehouse
+from spark_sink.warehouse.warehouse import Warehouse
 
 CREATE = "create table many_{number} (id bigint generated always as identity primary key, number integer, label text)"
 INSERT = "insert into many_{number} (number, label) select i, 'row ' || i from generate_series(1, {rows}) i"

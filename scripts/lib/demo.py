@@ -231,7 +231,8 @@ def compare(spark: SparkSession, warehouse: Path, connection: Connection[Any], e
     """Compare each table, whose changelog has to have so many rows; one without a key, which only ever grows, by its changelog."""
     from spark_sink.changelog import tables as changelog
     from spark_sink.replica import merge as replica
-    from spark_sink.warehouse.warehouse import MESSAGES, Table, Warehouse
+    from spark_sink.schema.table import MESSAGES, Table
+    from spark_sink.warehouse.warehouse import Warehouse
 
     found = Warehouse.existing(warehouse)
     for table, key in KEYS.items():

@@ -20,11 +20,12 @@ from model import Change, Ledger, Relation, quote
 
 from cdcpipe.lsn import format_lsn
 from spark_sink.changelog import tables as changelog
-from spark_sink.delta import sql as delta
 from spark_sink.replica import merge as replica
 from spark_sink.schema import types
+from spark_sink.schema.table import MESSAGES, Table
+from spark_sink.spark import sql
 from spark_sink.verify.comparison import verify
-from spark_sink.warehouse.warehouse import MESSAGES, Table, Warehouse
+from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -163,7 +164,7 @@ def _replica_rows(frame: DataFrame, relation: Relation) -> list[dict[str, Any]]:
     kinds = dict(frame.dtypes)
     chosen = []
     for name, kind in kinds.items():
-        column = F.col(delta.quote(name))
+        column = F.col(sql.quote(name))
         chosen.append((column.cast("string") if kind in _AS_TEXT else column).alias(name))
     forms = {column: _forms(column, frame.columns) for column in relation.columns}
     found = []

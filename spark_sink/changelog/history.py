@@ -30,8 +30,8 @@ from cdcpipe.plugins.type_names import format_built_in_type
 from spark_sink.changelog import tables as changelog
 from spark_sink.delta import sql as delta
 from spark_sink.schema.column_numbers import ColumnFacts, numbered
+from spark_sink.schema.table import SCHEMA_HISTORY, Table
 from spark_sink.staging.log import Position
-from spark_sink.warehouse.warehouse import SCHEMA_HISTORY, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -34,9 +34,9 @@ from spark_sink.delta import sql as delta
 from spark_sink.delta.log import commits
 from spark_sink.delta.sql import State
 from spark_sink.files import places as storage
+from spark_sink.files.local import fsync_directory
 from spark_sink.files.parquet import FileWriter, Layout
 from spark_sink.schema.types import split_schema, typed_schema
-from spark_sink.staging.log import fsync_directory
 from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
@@ -49,8 +49,9 @@ if TYPE_CHECKING:
 
     from spark_sink.delta.commit import FileTable
     from spark_sink.files.parquet import WrittenFile
+    from spark_sink.schema.table import Table
     from spark_sink.staging.log import Position
-    from spark_sink.warehouse.warehouse import Table, Warehouse
+    from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = [
     "Files",

@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spark_sink.schema.keys import identifying_columns, version_of
+from spark_sink.schema.table import Fill
 from spark_sink.schema.types import as_typed, assign_columns, holds, original_name
-from spark_sink.warehouse.warehouse import Fill
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from spark_sink.changelog.history import SchemaHistory, SchemaVersion
     from spark_sink.schema.column_numbers import ColumnFacts
     from spark_sink.schema.published import PublishedTables
+    from spark_sink.schema.table import Table, Version
     from spark_sink.source.contents import Use
-    from spark_sink.warehouse.warehouse import Table, Version, Warehouse
+    from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["TableVersions", "fills_between", "insert_snapshot"]
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from spark_sink.files.parquet import FileWriter, Layout, WrittenFile
+from spark_sink.schema.table import EXACT
 from spark_sink.source.server import Origin, name_of
 from spark_sink.source.typed import OLD_PREFIX, MessageReader, OpenSlice, Slice, TypedReader, divide
 from spark_sink.staging.log import Segment
-from spark_sink.warehouse.warehouse import EXACT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -20,19 +20,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
-from cdcpipe.pipe.exitcode import ExitCode
-from spark_sink.client.process import ANSWER_S, Answer, Child, ask, unanswered
-from spark_sink.launcher.launcher import LauncherConfig, Prepared
-from spark_sink.launcher.restart import error_of
-from spark_sink.snapshot.plan import SnapshotError
-from spark_sink.staging.log import read_json, write_json
-from spark_sink.warehouse.lock import hold_alone
+from spark_sink.client.failure import error_of
+from spark_sink.client.prepare import Prepared, SlotConfig, look_up, prepare_arguments
+from spark_sink.client.process import ANSWER_S, Child, unanswered
+from spark_sink.files.local import read_json, write_json
+from spark_sink.files.lock import hold_alone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["ExportedSnapshot", "ask_published", "slot_exists"]
+
+__all__ = ["ExportedSnapshot", "SnapshotError"]
 
 _logger = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ class ExportedSnapshot:
 
     def __init__(
         self,
-        config: LauncherConfig,
+        config: SlotConfig,
         is_stopping: Callable[[], bool],
         directory: Path,
         *,
@@ -113,7 +112,7 @@ class ExportedSnapshot:
 
     def _is_unchanged(self, then: Prepared, is_stopping: Callable[[], bool]) -> bool:
         """Tell whether server and tables are what they were, and the snapshot is still held."""
-        return self._described(then) == self._described(_look_up(self._config, is_stopping)) and self._say(b"\n")
+        return self._described(then) == self._described(look_up(self._config, is_stopping)) and self._say(b"\n")
 
     def _described(self, prepared: Prepared) -> list[Any]:
         """Return what must not have changed meanwhile."""
@@ -125,7 +124,7 @@ class ExportedSnapshot:
     def _export(self, is_stopping: Callable[[], bool]) -> dict[str, Any]:
         """Let the server export a snapshot, and return what is printed then."""
         config = self._config
-        arguments = [*_arguments(config), "--export-snapshot", "--linger", f"{self._hold_s:g}"]
+        arguments = [*prepare_arguments(config), "--export-snapshot", "--linger", f"{self._hold_s:g}"]
         for table in self._tables or ("*",):
             arguments += ["--check-select", table]
         if config.create_slot:
@@ -235,31 +234,5 @@ class ExportedSnapshot:
         self.close()
 
 
-def slot_exists(config: LauncherConfig, is_stopping: Callable[[], bool] | None = None) -> bool:
-    """Ask whether the slot is there; raise what prevents the answer, InterruptedError once ``is_stopping`` says so."""
-    answer = ask(_arguments(config), command=config.command, is_stopping=is_stopping)
-    if answer.code == ExitCode.SLOT_NOT_EXIST:
-        return False
-    if answer.code in (ExitCode.SUCCESS, ExitCode.SLOT_IN_USE):
-        return True
-    raise error_of(answer.failure)
-
-
-def ask_published(config: LauncherConfig, is_stopping: Callable[[], bool] | None = None) -> Answer:
-    """Ask ``cdcpipe prepare`` what is published now, whoever uses the slot; InterruptedError once ``is_stopping`` says so."""
-    return ask([*_arguments(config), "--in-use"], command=config.command, is_stopping=is_stopping)
-
-
-def _look_up(config: LauncherConfig, is_stopping: Callable[[], bool]) -> Prepared:
-    """Ask what is published now; raise what prevents the answer."""
-    answer = ask_published(config, is_stopping)
-    if answer.code != ExitCode.SUCCESS:
-        raise error_of(answer.failure)
-    return Prepared.parse(answer.output)
-
-
-def _arguments(config: LauncherConfig) -> list[str]:
-    arguments = ["prepare", *config.connection, "-S", config.slot]
-    for name in config.publications:
-        arguments += ["--publication", name]
-    return arguments
+class SnapshotError(CdcpipeError):
+    """A snapshot could not be taken or read."""

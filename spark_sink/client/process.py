@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.client import guard
-from spark_sink.launcher.restart import Failure
+from spark_sink.client.failure import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
+from spark_sink.client.failure import error_of
 from spark_sink.client.process import COMMAND, Child, unanswered
-from spark_sink.launcher.restart import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

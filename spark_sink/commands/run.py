@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ import click
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.pipe.exitcode import ExitCode
-from spark_sink.client.exported import ask_published
+from spark_sink.client.prepare import Prepared, ask_published
 from spark_sink.client.slot_monitor import Lag, SlotMonitor
 from spark_sink.commands.options import (
     CONTEXT_SETTINGS,
@@ -33,10 +32,11 @@ from spark_sink.commands.signals import kept, on_signals
 from spark_sink.commands.spark_options import parse_settings, spark_options
 from spark_sink.files.local import check_usable
 from spark_sink.files.places import is_local
-from spark_sink.launcher.launcher import Launcher, LauncherConfig, Prepared
+from spark_sink.launcher.launcher import Launcher, LauncherConfig
+from spark_sink.schema.table import EXACT, TYPES
 from spark_sink.staging import known_position, last_error
 from spark_sink.staging.log import log_end
-from spark_sink.warehouse.warehouse import EXACT, TYPES, Warehouse
+from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -335,13 +335,13 @@ def command(
         is_complete = config.available_now and not stopping.is_set()
         last_error.clear(config.staging)
     except Exception as ex:
-        has_spark_ended = spark is not None and _jvm_ends(spark, _LONGEST_END_S if stopping.is_set() else _END_S)
+        has_spark_ended = spark is not None and session.has_ended(spark, _LONGEST_END_S if stopping.is_set() else _END_S)
         if published.is_interrupted:
             _logger.info("stopped while the server was asked for its tables; what the tables lack comes with the next start")
         elif stopping.is_set() and has_spark_ended:
             _logger.info("Spark was ended by the signal, too; what the tables lack comes with the next start")
         else:
-            error = _spark_ended() if has_spark_ended else ex
+            error = session.ended_error() if has_spark_ended else ex
             last_error.note(config.staging, "run", error)
             if error is not ex:
                 raise error from ex
@@ -355,7 +355,7 @@ def command(
             upkeep.stop()
         if pipeline is not None:
             show(pipeline, is_last=True)
-        if spark is not None and not _jvm_ends(spark, 0):
+        if spark is not None and not session.has_ended(spark, 0):
             if pipeline is not None:
                 pipeline.stop()
             spark.stop()
@@ -371,22 +371,6 @@ _LONGEST_END_S = 10.0
 """So long the JVM may take to end by a signal: what stops us (systemd, timeout) often sends it to all our processes."""
 _END_S = 1.0
 """So long after the first error the JVM may be seen to have ended, which is why there is one then."""
-
-
-def _spark_ended() -> CdcpipeError:
-    return CdcpipeError(
-        "Spark's JVM has ended under the pipeline",
-        hint="start again; nothing is lost. If it was killed for want of memory: --conf spark.driver.memory",
-    )
-
-
-def _jvm_ends(spark: SparkSession, timeout_s: float) -> bool:
-    """Tell whether Spark's JVM ends in this time."""
-    process = spark.sparkContext._gateway.proc  # noqa: SLF001 - there is no other way to know it
-    try:
-        return process is not None and process.wait(timeout_s) is not None
-    except subprocess.TimeoutExpired:
-        return False
 
 
 def _copy(snapshot: InitialSnapshot, spark: SparkSession, launcher: Launcher, stopping: threading.Event) -> None:

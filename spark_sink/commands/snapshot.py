@@ -12,6 +12,7 @@ import click
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
+from spark_sink.client.exported import SnapshotError
 from spark_sink.commands.options import (
     CONTEXT_SETTINGS,
     DIRECTORY,
@@ -24,10 +25,9 @@ from spark_sink.commands.options import (
 )
 from spark_sink.commands.signals import on_signals
 from spark_sink.commands.spark_options import spark_options, warehouse_option, warehouse_session
+from spark_sink.files.lock import hold_alone
 from spark_sink.launcher.launcher import LauncherConfig
-from spark_sink.snapshot.plan import SnapshotError
 from spark_sink.snapshot.tables import TableSnapshot
-from spark_sink.warehouse.lock import hold_alone
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 _logger = logging.getLogger(__name__)

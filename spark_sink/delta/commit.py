@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
+from cdcpipe.errors import CdcpipeError
 from spark_sink.delta.log import APPLICATION, TableLog, commit_path
 from spark_sink.delta.schema import COLUMN_ID, PHYSICAL_NAME, arrow_schema, columns, physical_columns
 from spark_sink.delta.sql import write_commit
 from spark_sink.files import places as storage
 from spark_sink.files.parquet import Layout, exact_number
-from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from spark_sink.files.parquet import WrittenFile
     from spark_sink.staging.log import Position
 
-__all__ = ["ChangedError", "FileTable", "Replaced", "commit", "define", "defined", "of_log", "open_table"]
+__all__ = ["ChangedError", "DeltaError", "FileTable", "Replaced", "commit", "define", "defined", "of_log", "open_table"]
 
 _KNOWN_FEATURES: Final = {
     "appendOnly",
@@ -56,6 +56,10 @@ _MAX_ID: Final = "delta.columnMapping.maxColumnId"
 
 _DEFINITIONS: Final = ("metaData", "protocol", "domainMetadata")
 """The actions that say how files of a table are to be written."""
+
+
+class DeltaError(CdcpipeError):
+    """The table asks for more than this client does, or its log is not what it was."""
 
 
 class ChangedError(Exception):
@@ -97,12 +101,12 @@ class FileTable:
 
 
 def open_table(path: Path) -> FileTable:
-    """Return the table as it is now; WarehouseError for one that asks for more than is done here."""
+    """Return the table as it is now; DeltaError for one that asks for more than is done here."""
     log = TableLog(path).refresh()
     unknown = set(log.protocol.get("writerFeatures", ())) - _KNOWN_FEATURES
     if unknown or log.metadata.get("partitionColumns"):
         problem = f"the feature {min(unknown)}" if unknown else "partitions"
-        raise WarehouseError(
+        raise DeltaError(
             f"the Delta table {path} has {problem}, and cdcpipe can't add to such a table",
             hint="ALTER TABLE ... DROP FEATURE, or let the table be made anew",
         )
@@ -186,7 +190,7 @@ def commit(
 
     With ``is_reached`` it records that the table has all changes up to ``position`` then. With ``replaced`` other files go.
     ChangedError if the table is no longer defined as it was when it was opened, if its log does not go back so far, or with
-    ``replaced`` if there is any commit that was not known; WarehouseError if somebody else has recorded a position since.
+    ``replaced`` if there is any commit that was not known; DeltaError if somebody else has recorded a position since.
     """
     now_ms = time.time_ns() // 1_000_000
     files = list(files)
@@ -241,7 +245,7 @@ def _check(table: FileTable, commit: Path, is_alone: bool) -> None:
     """Raise unless ours may follow a commit of somebody else's."""
     actions = [json.loads(line) for line in storage.read_lines(commit)]
     if any(action.get("txn", {}).get("appId") == APPLICATION for action in actions):
-        raise WarehouseError(
+        raise DeltaError(
             f"somebody else writes changes to {table.path}", hint="a warehouse has one cdcpipe-spark run: stop the other"
         )
     if is_alone or any(kind in action for action in actions for kind in _DEFINITIONS):

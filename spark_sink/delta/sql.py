@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from spark_sink.delta.log import APPLICATION, TableLog, commit_path, commits
 from spark_sink.delta.schema import columns
 from spark_sink.files import places as storage
+from spark_sink.spark.sql import quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -30,11 +31,9 @@ __all__ = [
     "checkpoint",
     "create",
     "exists",
-    "literal",
     "newest_lsn",
     "overwrite",
     "pin",
-    "quote",
     "read",
     "read_version",
     "recording",
@@ -61,17 +60,6 @@ class State:
     schema: StructType
     lsn: int
     properties: Mapping[str, str] = field(default_factory=dict)
-
-
-def quote(name: str) -> str:
-    """Quote an identifier for Spark's SQL."""
-    return "`" + name.replace("`", "``") + "`"
-
-
-def literal(text: str) -> str:
-    """Write a string for Spark's SQL."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
 
 
 def table_name(path: Path) -> str:

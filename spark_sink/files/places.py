@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
-from spark_sink.files.local import local_directory
-from spark_sink.staging import log as staging
+from spark_sink.files import local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -81,7 +80,7 @@ def place(given: Path | str, what: str = "this") -> Path:
     """
     match = _URL.match(given) if isinstance(given, str) else None
     if match is None:
-        return local_directory(given, what) if isinstance(given, str) or is_local(given) else given
+        return local.local_directory(given, what) if isinstance(given, str) or is_local(given) else given
     text = str(given)
     extra = _EXTRAS.get(match[1])
     if extra is None:
@@ -184,7 +183,7 @@ def remove_files(path: Path, names: Sequence[str]) -> None:
 def sync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
     if is_local(path):
-        staging.fsync_directory(path)
+        local.fsync_directory(path)
 
 
 # --- files ---
@@ -230,7 +229,7 @@ def put_if_absent(path: Path, data: bytes) -> None:
                 raise
     finally:
         temporary.unlink(missing_ok=True)
-    staging.fsync_directory(path.parent)
+    local.fsync_directory(path.parent)
 
 
 def read_lines(path: Path) -> list[bytes]:
@@ -242,9 +241,9 @@ def read_lines(path: Path) -> list[bytes]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a small JSON file as `staging.read_json` does; StorageError for a store that can't be reached."""
+    """Read a small JSON file as `local.read_json` does; StorageError for a store that can't be reached."""
     try:
-        return staging.read_json(path)
+        return local.read_json(path)
     except CdcpipeError:
         raise
     except Exception as ex:
@@ -256,7 +255,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Put a small JSON file in place, whole and durable when this returns; StorageError for a store that can't be reached."""
     if is_local(path):
-        staging.write_json(path, value)
+        local.write_json(path, value)
         return
     try:
         path.write_bytes(json.dumps(value, indent=1).encode() + b"\n")

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import random
@@ -31,27 +30,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from cdcpipe.errors import CdcpipeError, ProtocolError, RewoundServerError
-from cdcpipe.lsn import LSN, format_lsn
+from cdcpipe.errors import ProtocolError, RewoundServerError
+from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.commands import QUIT, encode_feedback
 from cdcpipe.pipe.exitcode import ExitCode
+from spark_sink.client.failure import Failure, error_of
+from spark_sink.client.prepare import Prepared
 from spark_sink.client.process import COMMAND, Child, ask, is_report
 from spark_sink.files.local import local_directory
-from spark_sink.launcher.restart import Failure, RestartPolicy, error_of
+from spark_sink.launcher.restart import RestartPolicy
 from spark_sink.staging import known_position
 from spark_sink.staging.filler import SealPolicy, SegmentFiller
 from spark_sink.staging.log import Position, Retention, StagingError, remove_consumed
 from spark_sink.staging.writer import Failpoint, StagingWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from spark_sink.staging.filler import Operation
     from spark_sink.staging.log import Segment
     from spark_sink.staging.writer import Sealing
 
-__all__ = ["Launcher", "LauncherConfig", "Prepared", "Progress"]
+__all__ = ["Launcher", "LauncherConfig", "Progress"]
 
 _logger = logging.getLogger(__name__)
 
@@ -97,48 +98,6 @@ class LauncherConfig:
     def __post_init__(self) -> None:
         """Refuse what would only fail once there is a slot."""
         local_directory(self.staging, "the staging directory")
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """What ``cdcpipe prepare`` found: the server, the slot, and the published tables with their keys."""
-
-    server_version: int
-    system_id: str
-    timeline: int
-    database: str
-    wal_lsn: LSN
-    confirmed_flush_lsn: LSN
-    tables: tuple[Mapping[str, Any], ...]
-
-    @classmethod
-    def parse(cls, text: bytes) -> Prepared:
-        """Read the JSON object that the command prints."""
-        try:
-            return cls.of(json.loads(text))
-        except ValueError as ex:
-            raise _unreadable(ex) from ex
-
-    @classmethod
-    def of(cls, value: Any) -> Prepared:
-        """Read that object."""
-        try:
-            return cls(
-                server_version=int(value["server_version"]),
-                system_id=str(value["system_id"]),
-                timeline=int(value["timeline"]),
-                database=str(value["database"]),
-                wal_lsn=LSN.parse(value["wal_lsn"]),
-                confirmed_flush_lsn=LSN.parse(value["slot"]["confirmed_flush_lsn"]),
-                tables=tuple(value["tables"]),
-            )
-        except (ValueError, KeyError, TypeError) as ex:
-            raise _unreadable(ex) from ex
-
-
-def _unreadable(ex: Exception) -> CdcpipeError:
-    msg = f"cannot read what 'cdcpipe prepare' printed: {ex!r}"
-    return CdcpipeError(msg, hint="are cdcpipe and cdcpipe-spark of the same version?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,10 @@ from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.changelog import tables as changelog
 from spark_sink.delta import sql as delta
 from spark_sink.files import places as storage
+from spark_sink.schema.table import MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.schema.types import is_json, json_fields
-from spark_sink.warehouse.warehouse import MESSAGES, SCHEMA_HISTORY, Table, Warehouse, WarehouseError
+from spark_sink.spark.sql import literal, quote
+from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -135,17 +137,17 @@ class CatalogDatabase:
     def _name(self, owner: str, name: str, path: Path) -> None:
         quoted = self._quoted(name)
         if self._warehouse.format == "delta":
-            self._spark.sql(f"CREATE TABLE IF NOT EXISTS {quoted} USING delta LOCATION {delta.literal(storage.name(path))}")
+            self._spark.sql(f"CREATE TABLE IF NOT EXISTS {quoted} USING delta LOCATION {literal(storage.name(path))}")
         else:
             # Each append has all columns of those before it, and the view those of all.
             self._spark.sql(
                 f"CREATE VIEW IF NOT EXISTS {quoted} WITH SCHEMA EVOLUTION AS SELECT * EXCEPT ({changelog.BATCH_COLUMN}) "
-                f"FROM parquet.{delta.quote(str(path))} WITH (mergeSchema = 'true')"
+                f"FROM parquet.{quote(str(path))} WITH (mergeSchema = 'true')"
             )
         # What has the name already is left alone by IF NOT EXISTS.
         found = {row["col_name"]: row["data_type"] for row in self._spark.sql(f"DESCRIBE TABLE EXTENDED {quoted}").collect()}
         location = str(found.get("Location", "")).removeprefix("file:")
-        if location != storage.name(path) and delta.quote(str(path)) not in str(found.get("View Text", "")):
+        if location != storage.name(path) and quote(str(path)) not in str(found.get("View Text", "")):
             raise WarehouseError(
                 f"{self._text(name)} in the catalog is not {owner}, but something else{location and f', at {location}'}",
                 hint="drop it, or give another --catalog-database",
@@ -162,10 +164,10 @@ class CatalogDatabase:
         if is_taken:
             self._tell_taken(view)
         elif fields:
-            names = [delta.quote(field.name) for field in fields]
+            names = [quote(field.name) for field in fields]
             parsed = [f"{_parsed(field)} AS {quoted}" for field, quoted in zip(fields, names, strict=True)]
             others = [f"* EXCEPT ({', '.join(names)})"] if len(fields) < len(columns) else []
-            of = delta.literal(storage.name(path))
+            of = literal(storage.name(path))
             self._spark.sql(
                 f"CREATE OR REPLACE VIEW {self._quoted(view)} TBLPROPERTIES ('{_VARIANT_OF}' = {of}) "
                 f"WITH SCHEMA EVOLUTION AS SELECT {', '.join(others + parsed)} FROM {self._quoted(name)}"
@@ -190,7 +192,7 @@ class CatalogDatabase:
         return _VARIANT_OF in found and f"{found[_VARIANT_OF]}/".startswith(f"{storage.name(path)}/")
 
     def _quoted(self, *name: str) -> str:
-        return ".".join(map(delta.quote, (*self._parts, *name)))
+        return ".".join(map(quote, (*self._parts, *name)))
 
     def _text(self, name: str) -> str:
         return ".".join((*self._parts, name))
@@ -198,5 +200,5 @@ class CatalogDatabase:
 
 def _parsed(field: StructField) -> str:
     """Return a column of json as VARIANT, in SQL: with parse_json, as try_parse_json makes NULL of what it can't read."""
-    name = delta.quote(field.name)
+    name = quote(field.name)
     return f"transform({name}, element -> parse_json(element))" if isinstance(field.dataType, ArrayType) else f"parse_json({name})"

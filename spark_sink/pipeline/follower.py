@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from spark_sink.warehouse.warehouse import Table, Warehouse
+    from spark_sink.schema.table import Table
+    from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["Follower"]
 

@@ -45,6 +45,7 @@ from spark_sink.pipeline.catalog import CatalogDatabase
 from spark_sink.pipeline.follower import Follower
 from spark_sink.replica import merge as replica
 from spark_sink.schema.published import PublishedTables
+from spark_sink.schema.table import EXACT, MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.schema.types import (
     INEXACT_MESSAGE,
     MESSAGE_SCHEMA,
@@ -57,7 +58,7 @@ from spark_sink.schema.types import (
 from spark_sink.source import datasource as source
 from spark_sink.source.contents import Contents, Use, read_contents
 from spark_sink.source.offsets import is_noted, micro_batch
-from spark_sink.source.server import Origin
+from spark_sink.source.server import Origin, serve_segments
 from spark_sink.spark import session
 from spark_sink.staging.log import (
     Position,
@@ -70,7 +71,7 @@ from spark_sink.staging.log import (
     removed_position,
 )
 from spark_sink.warehouse.lock import TableLock
-from spark_sink.warehouse.warehouse import CHECKPOINT, EXACT, MESSAGES, SCHEMA_HISTORY, Table, Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -85,8 +86,8 @@ if TYPE_CHECKING:
     from spark_sink.changelog.tables import Files
     from spark_sink.changelog.writer import Written
     from spark_sink.delta.sql import State
+    from spark_sink.schema.table import Version
     from spark_sink.source.server import SegmentServer
-    from spark_sink.warehouse.warehouse import Version
 
 __all__ = ["Pipeline", "PipelineProgress"]
 
@@ -327,7 +328,7 @@ class Pipeline:
         self._error, self._stopping, self._batch_id = None, False, None
         start = self._open()
         if not self._staging_shared:
-            self._server = session.serve_segments(self.spark, self.staging)
+            self._server = serve_segments(self.spark, self.staging)
         reader = self.spark.readStream.format("cdcpipe").option("view", "segments").option("start", str(start))
         if self._max_bytes_per_trigger is not None:
             reader = reader.option("max_bytes_per_trigger", str(self._max_bytes_per_trigger))

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.changelog import tables as changelog
+from spark_sink.files.local import DamagedFileError
 from spark_sink.replica import merge as replica
 from spark_sink.staging import known_position
 from spark_sink.staging.log import Position, StagingError, log_end
@@ -38,7 +39,8 @@ from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from spark_sink.warehouse.warehouse import Source, Table
+    from spark_sink.schema.table import Table
+    from spark_sink.warehouse.warehouse import Source
 
 __all__ = ["At", "moment", "parse_at", "view"]
 
@@ -100,7 +102,7 @@ def _reached_lsn(house: Warehouse, source: Source) -> int:
             end, position = log_end(source.staging), house.source().position
             if end is not None and position is not None and position.lsn >= end.lsn:
                 return known_lsn
-    except (OSError, StagingError) as ex:
+    except (OSError, StagingError, DamagedFileError) as ex:
         _logger.info("the log in %s can't be read: %s", source.staging, ex)
     return int(source.position.lsn)  # py4j would take an LSN for a text
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from cdcpipe.pgoutput.columnar import convert_text
-from spark_sink.delta.sql import quote
+from spark_sink.spark.sql import quote
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
-    from spark_sink.warehouse.warehouse import Fill
+    from spark_sink.schema.table import Fill
 
 __all__ = ["filled"]
 

@@ -37,8 +37,10 @@ from spark_sink.changelog import tables as changelog
 from spark_sink.delta import sql as delta
 from spark_sink.replica import reduction, small_merge
 from spark_sink.replica.fills import filled
+from spark_sink.schema.table import Fill, Table, Version
+from spark_sink.spark.sql import literal, quote
 from spark_sink.staging.log import Position
-from spark_sink.warehouse.warehouse import Fill, Table, Version, Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -271,7 +273,7 @@ def register_views(spark: SparkSession, warehouse: str | Path) -> list[str]:
     for table in house.tables():
         versions = house.versions(table)
         if any(version.key for version in versions):
-            view(spark, house.root, str(table)).createOrReplaceTempView(delta.quote(str(table)))
+            view(spark, house.root, str(table)).createOrReplaceTempView(quote(str(table)))
             names.append(str(table))
     return names
 
@@ -406,7 +408,7 @@ def _apply_piece(spark: SparkSession, path: Path, table: Table, changes: DataFra
     rows = reduction.reduce(changes, piece.columns, columns, summary)
     state = delta.state(path)
     if state is not None:
-        delta.widen(spark, path, state.schema, changes.select(*map(delta.quote, columns)).schema)
+        delta.widen(spark, path, state.schema, changes.select(*map(quote, columns)).schema)
     if state is None or summary.truncated_at is not None or piece.is_new_table:
         existing = [] if state is None else [name for name in _OPTIONAL if name in state.schema.names]
         rows = _laid_out(rows, columns, summary, existing)
@@ -488,7 +490,7 @@ def _laid_out(rows: DataFrame, columns: Sequence[str], summary: Summary, optiona
         needed["_cdc_unchanged"] = not rows.where(F.size(unknown) > 0).isEmpty()
     kept = [name for name in _OPTIONAL if needed[name] or name in optional]
     rows = rows.withColumn("_cdc_unchanged", F.when(F.size(unknown) > 0, unknown))
-    return rows.select(*(F.col(delta.quote(name)) for name in (*columns, *kept)))
+    return rows.select(*(F.col(quote(name)) for name in (*columns, *kept)))
 
 
 def _fill_moved(rows: DataFrame, current: DataFrame, piece: _Piece, summary: Summary) -> DataFrame:
@@ -498,15 +500,14 @@ def _fill_moved(rows: DataFrame, current: DataFrame, piece: _Piece, summary: Sum
     has_texts = "_cdc_exact" in current.columns
     origin = current.select(
         reduction.key_struct(current, piece.columns).alias("_cdc_at"),
-        F.struct(*map(delta.quote, [*summary.unchanged, *(["_cdc_exact"] if has_texts else [])])).alias("_cdc_there"),
+        F.struct(*map(quote, [*summary.unchanged, *(["_cdc_exact"] if has_texts else [])])).alias("_cdc_there"),
         _absent(current, summary.unchanged).alias("_cdc_absent"),
     )
     is_moved = F.size("_cdc_moved") > 0
     joined = rows.join(origin, is_moved & (F.col("_cdc_origin") == F.col("_cdc_at")), "left")
     there = {name: F.col("_cdc_there").getField(name) for name in summary.unchanged}
     filled = {
-        name: F.when(F.array_contains("_cdc_moved", name), value).otherwise(F.col(delta.quote(name)))
-        for name, value in there.items()
+        name: F.when(F.array_contains("_cdc_moved", name), value).otherwise(F.col(quote(name))) for name, value in there.items()
     }
     if has_texts:
         filled["_cdc_exact"] = F.expr(_exact_sql("_cdc_exact", "_cdc_there._cdc_exact", "_cdc_moved"))
@@ -525,8 +526,8 @@ def _absent_sql(rows: DataFrame, names: Sequence[str], row: str = "") -> str:
     has_texts = "_cdc_exact" in rows.columns
     parts = []
     for name in names:
-        text = f" AND {row}_cdc_exact[{delta.literal(name)}] IS NULL" if has_texts else ""
-        parts.append(f"IF({row}{delta.quote(name)} IS NULL{text}, {delta.literal(name)}, NULL)")
+        text = f" AND {row}_cdc_exact[{literal(name)}] IS NULL" if has_texts else ""
+        parts.append(f"IF({row}{quote(name)} IS NULL{text}, {literal(name)}, NULL)")
     return f"array_compact(CAST(array({', '.join(parts)}) AS ARRAY<STRING>))"
 
 
@@ -569,11 +570,11 @@ def _merge(
     # Delta leaves out files by what is said of the target alone.
     terms += [f"{keys[i]} BETWEEN {of_key[0]} AND {of_key[1]}" for i, of_key in enumerate(summary.ranges) if of_key is not None]
     condition = " AND ".join(terms)
-    inserted = {name: f"s.{delta.quote(name)}" for name in columns}
+    inserted = {name: f"s.{quote(name)}" for name in columns}
     updated = dict(inserted)
     for name in summary.unchanged:
-        quoted = delta.quote(name)
-        updated[name] = f"IF(array_contains(s._cdc_missing, {delta.literal(name)}), t.{quoted}, s.{quoted})"
+        quoted = quote(name)
+        updated[name] = f"IF(array_contains(s._cdc_missing, {literal(name)}), t.{quoted}, s.{quoted})"
     if "_cdc_exact" in current.columns:
         inserted["_cdc_exact"] = updated["_cdc_exact"] = "s._cdc_exact"
         if summary.unchanged:
@@ -592,8 +593,8 @@ def _merge(
             done: list[Row] = spark.sql(
                 f"MERGE INTO {delta.table_name(path)} t USING {source} s ON {condition} "
                 "WHEN MATCHED AND s._cdc_gone THEN DELETE "
-                f"WHEN MATCHED THEN UPDATE SET {', '.join(f't.{delta.quote(c)} = {v}' for c, v in updated.items())} "
-                f"WHEN NOT MATCHED AND NOT s._cdc_gone THEN INSERT ({', '.join(map(delta.quote, inserted))}) "
+                f"WHEN MATCHED THEN UPDATE SET {', '.join(f't.{quote(c)} = {v}' for c, v in updated.items())} "
+                f"WHEN NOT MATCHED AND NOT s._cdc_gone THEN INSERT ({', '.join(map(quote, inserted))}) "
                 f"VALUES ({', '.join(inserted.values())})"
             ).collect()
             return done
@@ -622,7 +623,7 @@ def _as_changes(rows: DataFrame, schema: StructType) -> DataFrame:
 
     first = {"_cdc_op": F.lit("update"), "_cdc_epoch": F.lit(0), "_cdc_end_lsn": F.lit(0), "_cdc_ordinal": F.lit(0)}
     names = (*reduction.data_columns(schema), *_OPTIONAL)
-    kept = {name: F.col(delta.quote(name)) for name in names if name in rows.columns} | first
+    kept = {name: F.col(quote(name)) for name in names if name in rows.columns} | first
     return rows.select(*(kept.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in schema.fields))
 
 
@@ -636,4 +637,4 @@ def without_unneeded(rows: DataFrame) -> DataFrame:
     kept = [name for name in _OPTIONAL if used[name]]
     columns = reduction.data_columns(rows.schema)
     rows = rows.withColumns({"_cdc_exact": exact, "_cdc_unchanged": unknown})
-    return rows.select(*(F.col(delta.quote(name)) for name in (*columns, *kept)))
+    return rows.select(*(F.col(quote(name)) for name in (*columns, *kept)))

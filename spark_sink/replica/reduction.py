@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.types import ArrayType
 
-from spark_sink.delta.sql import literal, quote
 from spark_sink.schema.types import split_schema
+from spark_sink.spark.sql import literal, quote
 from spark_sink.spark.value_text import value_text
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spark_sink.schema.published import is_key_told
+from spark_sink.schema.table import Version
 from spark_sink.schema.types import assign_columns, column_names
-from spark_sink.warehouse.warehouse import Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from cdcpipe.pgoutput.messages import Relation
-    from spark_sink.warehouse.warehouse import Fill
+    from spark_sink.schema.table import Fill
 
 __all__ = ["identifying_columns", "version_of"]
 

@@ -51,8 +51,7 @@ from pyspark.sql.types import (
 )
 
 from cdcpipe.pgoutput.binary import ARRAYS
-from spark_sink.staging.log import StagingError
-from spark_sink.warehouse.warehouse import NATIVE
+from spark_sink.schema.table import NATIVE, SchemaError
 
 if TYPE_CHECKING:
     from cdcpipe.pgoutput.messages import Column, Relation
@@ -217,7 +216,7 @@ def merge_columns(columns: StructType | None, relations: Iterable[Relation], *, 
 
 
 def assign_columns(columns: StructType, relation: Relation) -> list[StructField]:
-    """Return the field of each of the relation's columns; StagingError if one has none of its name and type."""
+    """Return the field of each of the relation's columns; SchemaError if one has none of its name and type."""
     known = _Columns(columns)
     found = []
     for name, column in zip(column_names(relation), relation.columns, strict=True):
@@ -226,7 +225,7 @@ def assign_columns(columns: StructType, relation: Relation) -> list[StructField]
             table = f"{relation.namespace}.{relation.name}"
             kind = spark_type(column)
             msg = f"table {table!r} has a column {column.name!r} of Spark type {kind.simpleString()}, the schema given has not"
-            raise StagingError(
+            raise SchemaError(
                 msg, hint=f"add a column {name!r} to the schema, or {versioned_name(name, kind)!r} if {name!r} has another type"
             )
         found.append(field)
@@ -330,7 +329,7 @@ METADATA_FIELDS: Final = {field.name: field for field in typed_schema(StructType
 
 
 def split_schema(schema: StructType) -> tuple[StructType, StructType | None]:
-    """Return the table's columns of a typed schema, and those of its ``_cdc_old``; StagingError for metadata of another type."""
+    """Return the table's columns of a typed schema, and those of its ``_cdc_old``; SchemaError for metadata of another type."""
     columns, old = [], None
     for field in schema:
         name = field.name
@@ -340,5 +339,5 @@ def split_schema(schema: StructType) -> tuple[StructType, StructType | None]:
             old = field.dataType
         elif name not in METADATA_FIELDS or METADATA_FIELDS[name].dataType != field.dataType:
             msg = f"the schema given has a column {name} of type {field.dataType.simpleString()}"
-            raise StagingError(msg, hint=f"of the names in {METADATA_PREFIX} only the typed rows' metadata can be in a schema")
+            raise SchemaError(msg, hint=f"of the names in {METADATA_PREFIX} only the typed rows' metadata can be in a schema")
     return StructType(columns), old

@@ -21,17 +21,10 @@ import pyarrow as pa
 
 from cdcpipe.pgoutput.columnar import convert_text
 from cdcpipe.sql import quote_identifier
+from spark_sink.client.exported import SnapshotError
 from spark_sink.files import places as storage
 from spark_sink.files.parquet import FileWriter, Layout
-from spark_sink.snapshot.plan import (
-    LOCK_NOT_AVAILABLE,
-    Chunk,
-    LockedError,
-    RewrittenError,
-    SnapshotError,
-    open_snapshot,
-    reading_error,
-)
+from spark_sink.snapshot.plan import LOCK_NOT_AVAILABLE, Chunk, LockedError, RewrittenError, open_snapshot, reading_error
 from spark_sink.snapshot.progress import Written, note
 from spark_sink.source.typed import ExactTexts
 

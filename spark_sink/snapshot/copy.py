@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError
-from spark_sink.client.exported import ExportedSnapshot
+from spark_sink.client.exported import ExportedSnapshot, SnapshotError
 from spark_sink.files import places as storage
 from spark_sink.snapshot import plan as snapshot_plan
-from spark_sink.snapshot.plan import LockedError, RewrittenError, SnapshotError
+from spark_sink.snapshot.plan import LockedError, RewrittenError
 from spark_sink.snapshot.table import Copying, copy_table, table_of
 from spark_sink.source import datasource as source
 from spark_sink.spark import session
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark_sink.launcher.launcher import LauncherConfig
+    from spark_sink.schema.table import Table
     from spark_sink.snapshot.plan import Plan, TablePlan
-    from spark_sink.warehouse.warehouse import Table, Warehouse
+    from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["CHUNK_BYTES", "Snapshot", "SnapshotProgress"]
 

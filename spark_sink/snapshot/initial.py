@@ -19,7 +19,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from spark_sink.changelog import tables as changelog
-from spark_sink.client.exported import slot_exists
+from spark_sink.client.prepare import slot_exists
 from spark_sink.files.places import make_directory, read_json, write_json
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot.table import table_of

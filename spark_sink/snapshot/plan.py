@@ -22,6 +22,7 @@ from cdcpipe import catalog_sql
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError
 from cdcpipe.pgoutput.messages import Column, Relation
 from cdcpipe.sql import quote_identifier, quote_literal, reading_rows
+from spark_sink.client.exported import SnapshotError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,7 +33,6 @@ __all__ = [
     "LockedError",
     "Plan",
     "RewrittenError",
-    "SnapshotError",
     "TablePlan",
     "conninfo",
     "make_plan",
@@ -70,10 +70,6 @@ SELECT json_build_object(
 FROM {published} w JOIN pg_class c ON c.oid = w.relation_id JOIN pg_namespace n ON n.oid = c.relnamespace
 ORDER BY n.nspname, c.relname
 """
-
-
-class SnapshotError(CdcpipeError):
-    """A snapshot could not be taken or read."""
 
 
 class LockedError(SnapshotError):

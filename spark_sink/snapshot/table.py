@@ -28,12 +28,14 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from spark_sink.changelog import tables as changelog
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.changelog.versions import insert_snapshot
+from spark_sink.client.exported import SnapshotError
 from spark_sink.delta import commit as delta_files
 from spark_sink.files import places as storage
 from spark_sink.files.parquet import Layout
 from spark_sink.replica import merge as replica
 from spark_sink.schema.keys import identifying_columns, version_of
 from spark_sink.schema.published import PublishedTables
+from spark_sink.schema.table import Table
 from spark_sink.schema.types import (
     INEXACT_MESSAGE,
     as_typed,
@@ -44,9 +46,9 @@ from spark_sink.schema.types import (
     typed_schema,
 )
 from spark_sink.snapshot.chunk import ChunkTask, select_columns, write_chunk, write_empty, write_truncate
-from spark_sink.snapshot.plan import LockedError, RewrittenError, SnapshotError
+from spark_sink.snapshot.plan import LockedError, RewrittenError
 from spark_sink.snapshot.progress import begin, resume
-from spark_sink.warehouse.warehouse import Table, WarehouseError
+from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,11 +59,12 @@ if TYPE_CHECKING:
 
     from spark_sink.delta.commit import FileTable
     from spark_sink.files.parquet import WrittenFile
+    from spark_sink.schema.table import Version
     from spark_sink.snapshot.plan import TablePlan
     from spark_sink.snapshot.progress import Begun, Written
     from spark_sink.staging.log import Position
     from spark_sink.warehouse.lock import TableLock
-    from spark_sink.warehouse.warehouse import Version, Warehouse
+    from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["Copying", "copy_table", "table_of"]
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from spark_sink.client.exported import SnapshotError
 from spark_sink.launcher.launcher import LauncherConfig
 from spark_sink.replica import merge as replica
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot.initial import is_unfinished
-from spark_sink.snapshot.plan import SnapshotError
 from spark_sink.snapshot.table import table_of
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError

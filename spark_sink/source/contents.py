@@ -19,10 +19,10 @@ from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Relation, Truncate
 from cdcpipe.pipe.framing import encode_header
 from spark_sink.schema.published import is_key_told
+from spark_sink.schema.table import MESSAGES, Table
 from spark_sink.staging import index as segment_index
 from spark_sink.staging.filler import REPEATED_LSN
 from spark_sink.staging.log import StagingError
-from spark_sink.warehouse.warehouse import MESSAGES, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

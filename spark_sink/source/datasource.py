@@ -75,14 +75,14 @@ import cdcpipe
 import spark_sink
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.files.local import local_directory
+from spark_sink.schema.table import EXACT, TYPES
 from spark_sink.schema.types import CHANGE_FIELDS, MESSAGE_SCHEMA, as_typed, merge_columns, typed_schema
 from spark_sink.source.contents import count_rows
 from spark_sink.source.offsets import OFFSET_FORMAT, read_offset
 from spark_sink.source.server import Origin, name_of
 from spark_sink.source.typed import EnvelopeReader, MessageReader, Slice, TypedReader, divide, read_relations
+from spark_sink.staging.commit_times import CommitTimes
 from spark_sink.staging.log import LogView, Position, Segment, StagingError, list_segments, log_end
-from spark_sink.status.ladder import CommitTimes
-from spark_sink.warehouse.warehouse import EXACT, TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

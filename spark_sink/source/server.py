@@ -32,12 +32,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
+from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.staging.log import StagingError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Origin", "SegmentServer", "fetch", "name_of"]
+    from pyspark.sql import SparkSession
+
+
+__all__ = ["SEGMENTS_PORT", "Origin", "SegmentServer", "fetch", "name_of", "serve_segments"]
 
 _NAME = re.compile(r"[0-9]{6,9}/[0-9A-F]{16}-[0-9A-F]{16}\.(cdc|idx)", re.ASCII)
 _SIGNATURE: Final = "X-Cdcpipe-Signature"
@@ -234,3 +238,21 @@ def _make_room(directory: Path) -> None:
             return
         path.unlink(missing_ok=True)
         total -= size
+
+
+SEGMENTS_PORT = "spark.cdcpipe.segments.port"
+"""A setting of our own: the port on which the driver serves segments to executors that don't see staging; any if unset."""
+
+
+def serve_segments(spark: SparkSession, staging: Path) -> SegmentServer:
+    """Start to serve a staging directory to the session's executors, which know this machine as Spark's driver."""
+    conf = spark.sparkContext.getConf()
+    for setting in ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled", "spark.authenticate.enableSaslEncryption"):
+        if conf.get(setting, "false") == "true":
+            raise InvalidArgumentsError(
+                f"{setting} is set, and segments that the driver sends to executors are not encrypted",
+                hint="let executors see the staging directory instead (--staging-shared yes)",
+            )
+    host = conf.get("spark.driver.host", "localhost")
+    port = int(conf.get(SEGMENTS_PORT, "0"))
+    return SegmentServer(staging, host, bind=conf.get("spark.driver.bindAddress", host), port=port)

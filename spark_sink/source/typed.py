@@ -25,12 +25,12 @@ from cdcpipe.pgoutput.binary import row_to_text
 from cdcpipe.pgoutput.columnar import Changes, Values, decode_changes, gather
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Delete, Insert, Message, Relation, Truncate, Update
+from spark_sink.schema.table import EXACT
 from spark_sink.schema.types import MESSAGE_SCHEMA, OPS, as_typed, assign_columns, spark_type, split_schema
 from spark_sink.source.server import Origin, fetch
 from spark_sink.staging import index as segment_index
 from spark_sink.staging.index import NO_TRANSACTION, RELATION, SegmentIndex, map_segment
 from spark_sink.staging.log import StagingError
-from spark_sink.warehouse.warehouse import EXACT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

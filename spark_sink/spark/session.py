@@ -23,17 +23,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cdcpipe.errors import InitError, InvalidArgumentsError
+from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
 from spark_sink.client import guard
 from spark_sink.files.places import is_local, name
-from spark_sink.source.server import SegmentServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
-__all__ = ["FORMATS", "active", "build", "check", "check_reach", "copy", "find_java", "raised_of", "reason_of", "serve_segments"]
+
+__all__ = [
+    "FORMATS",
+    "active",
+    "build",
+    "check",
+    "check_reach",
+    "copy",
+    "ended_error",
+    "find_java",
+    "has_ended",
+    "raised_of",
+    "reason_of",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -58,8 +70,6 @@ _JAVA_MINIMUM = 17
 _CAUSE = re.compile(r"^(?:Caused by)?: (?:(?:[\w$]+\.)+([\w$]+)(?:: |$))?(.*)$", re.MULTILINE)
 """A Java exception in the text of a stack trace: its class and its message, either of which may be left out."""
 
-SEGMENTS_PORT = "spark.cdcpipe.segments.port"
-"""A setting of our own: the port on which the driver serves segments to executors that don't see staging; any if unset."""
 
 _DEFAULT_MASTER = "local[2]"
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
@@ -217,20 +227,6 @@ def active(spark: SparkSession) -> Iterator[None]:
             sessions.setActiveSession(before.get())
         else:
             sessions.clearActiveSession()
-
-
-def serve_segments(spark: SparkSession, staging: Path) -> SegmentServer:
-    """Start to serve a staging directory to the session's executors, which know this machine as Spark's driver."""
-    conf = spark.sparkContext.getConf()
-    for setting in ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled", "spark.authenticate.enableSaslEncryption"):
-        if conf.get(setting, "false") == "true":
-            raise InvalidArgumentsError(
-                f"{setting} is set, and segments that the driver sends to executors are not encrypted",
-                hint="let executors see the staging directory instead (--staging-shared yes)",
-            )
-    host = conf.get("spark.driver.host", "localhost")
-    port = int(conf.get(SEGMENTS_PORT, "0"))
-    return SegmentServer(staging, host, bind=conf.get("spark.driver.bindAddress", host), port=port)
 
 
 def copy(spark: SparkSession) -> SparkSession:
@@ -404,3 +400,20 @@ def _python_path() -> str:
     if root not in entries and root not in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         entries.insert(0, root)
     return os.pathsep.join(entries)
+
+
+def ended_error() -> CdcpipeError:
+    """Return the error for a JVM that is gone."""
+    return CdcpipeError(
+        "Spark's JVM has ended under the pipeline",
+        hint="start again; nothing is lost. If it was killed for want of memory: --conf spark.driver.memory",
+    )
+
+
+def has_ended(spark: SparkSession, timeout_s: float) -> bool:
+    """Tell whether Spark's JVM ends in this time."""
+    process = spark.sparkContext._gateway.proc  # noqa: SLF001 - there is no other way to know it
+    try:
+        return process is not None and process.wait(timeout_s) is not None
+    except subprocess.TimeoutExpired:
+        return False

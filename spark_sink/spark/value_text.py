@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.types import ArrayType
 
-from spark_sink.delta.sql import literal
+from spark_sink.spark.sql import literal
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType

@@ -16,7 +16,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from cdcpipe.lsn import LSN, format_lsn
-from spark_sink.staging.log import StagingError, read_json, write_json
+from spark_sink.files.local import DamagedFileError, read_json, write_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,6 +51,6 @@ def read(root: Path) -> int:
     try:
         found = read_json(root / _NAME)
         return 0 if found is None else int(LSN.parse(str(found.get("lsn"))))
-    except (StagingError, ValueError) as ex:
+    except (DamagedFileError, ValueError) as ex:
         _logger.warning("what was noted of the log is not known any more: %s", ex)
         return 0

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pipe.exitcode import ExitCode
+from spark_sink.files.local import read_json, write_json
 from spark_sink.staging.lock import lock_owner
-from spark_sink.staging.log import read_json, write_json
 
 if TYPE_CHECKING:
     from pathlib import Path

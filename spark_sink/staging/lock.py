@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from spark_sink.staging.log import TEMPORARY_PREFIX, StagingError, fsync_directory, read_json, write_json
+from spark_sink.files.local import TEMPORARY_PREFIX, DamagedFileError, fsync_directory, read_json, write_json
+from spark_sink.staging.log import StagingError
 
 __all__ = ["lock", "lock_owner", "make_root", "owner_text", "try_file_system"]
 
@@ -89,7 +90,7 @@ def _read_owner(path: Path) -> dict[str, Any]:
     """Return what the lock file says of its owner, which may be nothing for the moment in which it is written."""
     try:
         return read_json(path) or {}
-    except StagingError:
+    except DamagedFileError:
         return {}
 
 

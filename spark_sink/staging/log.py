@@ -20,10 +20,8 @@ Listing needs no lock and may run while a launcher writes and while segments are
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import secrets
 import time
 from dataclasses import dataclass
 from itertools import pairwise
@@ -32,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN, format_lsn
+from spark_sink.files.local import fsync_directory, read_json, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -170,21 +169,6 @@ def segment_name(start_lsn: int, end_lsn: int) -> str:
 def open_name(start_lsn: int) -> str:
     """Return the file name of a segment that is being filled."""
     return f"{start_lsn:016X}.open"
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Read one of the directory's small JSON files, None if it is not there; StagingError for one that is no object."""
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (ValueError, RecursionError) as ex:
-        msg = f"{path} is damaged: not JSON"
-        raise StagingError(msg) from ex
-    if not isinstance(value, dict):
-        msg = f"{path} is damaged: not a JSON object"
-        raise StagingError(msg)
-    return value
 
 
 def _field(path: Path, value: dict[str, Any], name: str, kind: type[T]) -> T:
@@ -423,35 +407,6 @@ def _check_known(root: Path, after: Position, epochs: list[Epoch], segments: lis
     if after.lsn > end.lsn or after.epoch > end.epoch or (fence is not None and after.lsn > fence.start_lsn):
         msg = f"{root}: position {after} is not in this log, which ends at {end}"
         raise StagingError(msg, hint=_FOREIGN_HINT)
-
-
-def fsync_directory(directory: Path) -> None:
-    """Make the names in a directory durable."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-TEMPORARY_PREFIX = ".tmp-"
-"""How the names of half-written files begin; a launcher that starts deletes them."""
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Put a small JSON file in place, whole and durable when this returns. Its directory must exist."""
-    temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    try:
-        with open(fd, "wb") as stream:
-            stream.write(json.dumps(value, indent=1).encode() + b"\n")
-            stream.flush()
-            os.fsync(fd)
-        temporary.rename(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    fsync_directory(path.parent)
 
 
 def _reader_path(root: Path, name: str) -> Path:

@@ -29,24 +29,22 @@ import numpy as np
 
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.pipe.framing import encode_header
+from spark_sink.files.local import TEMPORARY_PREFIX, fsync_directory, write_json
 from spark_sink.staging.filler import COMMIT, MESSAGE_HEAD, Cut, Discard, Write
 from spark_sink.staging.lock import lock, make_root, try_file_system
 from spark_sink.staging.log import (
     FORMAT,
-    TEMPORARY_PREFIX,
     Epoch,
     Segment,
     StagingError,
     epoch_directory,
     epoch_numbers,
-    fsync_directory,
     list_epochs,
     list_segments,
     log_end,
     open_name,
     remove_epoch,
     segment_name,
-    write_json,
 )
 
 if TYPE_CHECKING:

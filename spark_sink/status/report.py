@@ -13,20 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import format_lsn
+from spark_sink.schema.table import MESSAGES
 from spark_sink.staging import known_position, last_error
+from spark_sink.staging.commit_times import CommitTimes
 from spark_sink.staging.lock import lock_owner
 from spark_sink.staging.log import Position, epoch_directory, list_epochs, list_segments, log_end, read_readers, removed_position
 from spark_sink.status import ladder
-from spark_sink.warehouse.warehouse import MESSAGES, Warehouse
+from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from spark_sink.client.slot_monitor import SlotReport
     from spark_sink.delta.log import TableState
+    from spark_sink.schema.table import Table, Version
     from spark_sink.staging.log import Segment
     from spark_sink.status.ladder import Rung
-    from spark_sink.warehouse.warehouse import Table, Version
 
 __all__ = ["Tables", "describe"]
 
@@ -41,7 +43,7 @@ def describe(
     sizes = {segment.path: _size(segment.path) for segment in segments}
     removed = removed_position(root)
     rows = [] if tables is None else tables.describe()
-    rungs = ladder.build(report, end, [] if tables is None else tables.rungs(rows), ladder.CommitTimes(segments), now, known)
+    rungs = ladder.build(report, end, [] if tables is None else tables.rungs(rows), CommitTimes(segments), now, known)
     return {
         "time": _iso(now),
         "staging": str(root),

@@ -31,9 +31,10 @@ from spark_sink.changelog import tables as changelog
 from spark_sink.delta import sql as delta
 from spark_sink.replica import as_of
 from spark_sink.replica import merge as replica
+from spark_sink.schema.table import MESSAGES, Table
 from spark_sink.staging.log import Position
 from spark_sink.warehouse.lock import TableLock
-from spark_sink.warehouse.warehouse import MESSAGES, Table, Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

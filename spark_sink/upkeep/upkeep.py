@@ -34,9 +34,10 @@ from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.files import places as storage
 from spark_sink.files.places import read_json, write_json
+from spark_sink.schema.table import MESSAGES
 from spark_sink.spark import session
+from spark_sink.spark.sql import quote
 from spark_sink.upkeep import purge
-from spark_sink.warehouse.warehouse import MESSAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark_sink.delta.log import TableState
-    from spark_sink.warehouse.warehouse import Table, Warehouse
+    from spark_sink.schema.table import Table
+    from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["Upkeep"]
 
@@ -190,7 +192,7 @@ class Upkeep:
         name = delta.table_name(path)
         found = self._spark.sql(f"DESCRIBE DETAIL {name}").collect()[0].clusteringColumns
         if wanted and wanted != [each.strip("`") for each in found]:
-            self._spark.sql(f"ALTER TABLE {name} CLUSTER BY ({', '.join(map(delta.quote, wanted))})")
+            self._spark.sql(f"ALTER TABLE {name} CLUSTER BY ({', '.join(map(quote, wanted))})")
             return "FULL" if found else ""  # those that another key has sorted, too
         return ""
 

@@ -18,10 +18,10 @@ from pyspark.sql.types import ArrayType
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pgoutput.messages import Column, Relation
 from cdcpipe.sql import NUMERIC_IDS, TRIM_NUMBERS
-from spark_sink.delta.sql import quote
+from spark_sink.schema.table import EXACT, NATIVE
 from spark_sink.schema.types import as_typed, assign_columns, column_names, merge_columns, split_schema, versioned_name
+from spark_sink.spark.sql import quote
 from spark_sink.spark.value_text import value_text
-from spark_sink.warehouse.warehouse import EXACT, NATIVE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

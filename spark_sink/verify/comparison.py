@@ -32,16 +32,17 @@ import numpy as np
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.changelog import tables as changelog
+from spark_sink.client.failure import error_of
 from spark_sink.client.process import ANSWER_S, Child, unanswered
 from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog, commit_path
-from spark_sink.launcher.restart import error_of
 from spark_sink.replica import merge as replica
+from spark_sink.schema.table import NATIVE, Table
 from spark_sink.schema.types import original_name
 from spark_sink.staging.log import log_end
 from spark_sink.verify import quick as quick_checksum
 from spark_sink.verify.canonical import Canonical, exact_session
-from spark_sink.warehouse.warehouse import NATIVE, Table, Warehouse
+from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

@@ -22,8 +22,8 @@ from cdcpipe.sql import NUMERIC_IDS, TRIM_NUMBERS
 from spark_sink.delta import rows as delta_reader
 from spark_sink.delta.rows import UnreadableError
 from spark_sink.delta.schema import columns, physical_columns
+from spark_sink.schema.table import NATIVE
 from spark_sink.verify.canonical import BUCKET_DIGITS, SUM_DIGITS, sources
-from spark_sink.warehouse.warehouse import NATIVE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

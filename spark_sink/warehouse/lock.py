@@ -44,11 +44,13 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from spark_sink.files.lock import try_lock
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["TableLock", "hold_alone"]
+__all__ = ["TableLock"]
 
 _POLL_S = 0.05
 _STATE_BYTES = 16
@@ -74,7 +76,7 @@ class TableLock:
         """Hold the lock alone; InterruptedError if ``is_stopping`` says so while it waits for the others."""
         with self._open("tables-wanted.lock") as wanted, self._open("tables.lock") as fd:
             for each in (wanted, fd):
-                while not _try_lock(each):
+                while not try_lock(each):
                     if is_stopping():
                         raise InterruptedError
                     time.sleep(_POLL_S)
@@ -90,21 +92,3 @@ class TableLock:
             yield fd
         finally:
             os.close(fd)
-
-
-@contextmanager
-def hold_alone(path: Path) -> Iterator[bool]:
-    """Hold a lock of one's own, in a file that is made for it; yield False if somebody else does."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        yield _try_lock(fd)
-    finally:
-        os.close(fd)
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -1,0 +1,120 @@
+"""``cdcpipe prepare`` as a child process: what it found, and questions that it answers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cdcpipe.errors import CdcpipeError
+from cdcpipe.lsn import LSN
+from cdcpipe.pipe.exitcode import ExitCode
+from spark_sink.client.failure import error_of
+from spark_sink.client.process import Answer, ask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+__all__ = ["Prepared", "SlotConfig", "ask_published", "look_up", "prepare_arguments", "slot_exists"]
+
+
+class SlotConfig(Protocol):
+    """A slot, and how to get to it: what `LauncherConfig` has for ``cdcpipe prepare``."""
+
+    @property
+    def slot(self) -> str:
+        """The slot's name."""
+
+    @property
+    def publications(self) -> tuple[str, ...]:
+        """What it streams."""
+
+    @property
+    def connection(self) -> tuple[str, ...]:
+        """The options ``-d -h -p -U -m``, as on the command line of ``cdcpipe``."""
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """How ``cdcpipe`` is called."""
+
+    @property
+    def create_slot(self) -> bool:
+        """Whether to make a slot that does not exist."""
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """What a publication that does not exist is for, all tables if empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What ``cdcpipe prepare`` found: the server, the slot, and the published tables with their keys."""
+
+    server_version: int
+    system_id: str
+    timeline: int
+    database: str
+    wal_lsn: LSN
+    confirmed_flush_lsn: LSN
+    tables: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def parse(cls, text: bytes) -> Prepared:
+        """Read the JSON object that the command prints."""
+        try:
+            return cls.of(json.loads(text))
+        except ValueError as ex:
+            raise _unreadable(ex) from ex
+
+    @classmethod
+    def of(cls, value: Any) -> Prepared:
+        """Read that object."""
+        try:
+            return cls(
+                server_version=int(value["server_version"]),
+                system_id=str(value["system_id"]),
+                timeline=int(value["timeline"]),
+                database=str(value["database"]),
+                wal_lsn=LSN.parse(value["wal_lsn"]),
+                confirmed_flush_lsn=LSN.parse(value["slot"]["confirmed_flush_lsn"]),
+                tables=tuple(value["tables"]),
+            )
+        except (ValueError, KeyError, TypeError) as ex:
+            raise _unreadable(ex) from ex
+
+
+def _unreadable(ex: Exception) -> CdcpipeError:
+    msg = f"cannot read what 'cdcpipe prepare' printed: {ex!r}"
+    return CdcpipeError(msg, hint="are cdcpipe and cdcpipe-spark of the same version?")
+
+
+def slot_exists(config: SlotConfig, is_stopping: Callable[[], bool] | None = None) -> bool:
+    """Ask whether the slot is there; raise what prevents the answer, InterruptedError once ``is_stopping`` says so."""
+    answer = ask(prepare_arguments(config), command=config.command, is_stopping=is_stopping)
+    if answer.code == ExitCode.SLOT_NOT_EXIST:
+        return False
+    if answer.code in (ExitCode.SUCCESS, ExitCode.SLOT_IN_USE):
+        return True
+    raise error_of(answer.failure)
+
+
+def ask_published(config: SlotConfig, is_stopping: Callable[[], bool] | None = None) -> Answer:
+    """Ask ``cdcpipe prepare`` what is published now, whoever uses the slot; InterruptedError once ``is_stopping`` says so."""
+    return ask([*prepare_arguments(config), "--in-use"], command=config.command, is_stopping=is_stopping)
+
+
+def look_up(config: SlotConfig, is_stopping: Callable[[], bool]) -> Prepared:
+    """Ask what is published now; raise what prevents the answer."""
+    answer = ask_published(config, is_stopping)
+    if answer.code != ExitCode.SUCCESS:
+        raise error_of(answer.failure)
+    return Prepared.parse(answer.output)
+
+
+def prepare_arguments(config: SlotConfig) -> list[str]:
+    """Return what the command line of ``cdcpipe prepare`` begins with."""
+    arguments = ["prepare", *config.connection, "-S", config.slot]
+    for name in config.publications:
+        arguments += ["--publication", name]
+    return arguments

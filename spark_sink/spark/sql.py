@@ -1,0 +1,16 @@
+"""Names and values as text of Spark's SQL."""
+
+from __future__ import annotations
+
+__all__ = ["literal", "quote"]
+
+
+def quote(name: str) -> str:
+    """Quote an identifier for Spark's SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def literal(text: str) -> str:
+    """Write a string for Spark's SQL."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
