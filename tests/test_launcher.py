@@ -854,6 +854,22 @@ def test_postgres_progress_on_a_terminal_and_control_c(database: postgres.Databa
     check_tables(database, tmp_path, "t")
 
 
+def test_postgres_a_signal_before_everything_is_landed(database: postgres.Database, tmp_path: Path):
+    waiting = "select count(*) from pg_stat_activity where query like '%pg_create_logical%' and wait_event_type = 'Lock'"
+    argv = [sys.executable, "-m", "spark_sink", "land", "-d", database.dsn, "-S", f"slot_{database.name}"[:63], "-c"]
+    argv += ["--publication", "pub", "--staging", str(tmp_path), "--available-now"]
+    with database.connect() as writer, database.connect() as connection:
+        writer.execute("create table t (id int primary key)")
+        writer.execute("begin")
+        writer.execute("insert into t values (1)")  # the server makes no slot before this has ended
+        with subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+            wait_for(lambda: connection.execute(waiting).fetchone() == (1,), "the slot's creation")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 128 + signal.SIGTERM
+        writer.execute("rollback")
+    assert cdcpipe_spark(*argv[3:]).returncode == 0
+
+
 def test_postgres_a_killed_launcher_frees_the_slot(database: postgres.Database, tmp_path: Path):
     argv = [sys.executable, "-m", "spark_sink", "land", "-d", database.dsn, "-S", f"slot_{database.name}"[:63], "-c"]
     argv += ["--publication", "pub", "--staging", str(tmp_path)]

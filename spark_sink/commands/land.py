@@ -30,7 +30,7 @@ def command(**options: Any) -> None:
     config = launcher_config(**options)
     log_to_stderr(verbose=config.verbose)
     launcher = Launcher(config)
-    with on_signals(launcher.request_stop):
+    with on_signals(launcher.request_stop) as asked:
         line = ProgressLine(time.monotonic())
         try:
             launcher.start()
@@ -44,3 +44,5 @@ def command(**options: Any) -> None:
             launcher.stop()
         last_error.clear(config.staging)
         line.update(launcher.progress, time.monotonic(), is_last=True)
+    if config.available_now and not launcher.is_complete:
+        click.get_current_context().exit(asked.exit_code)

@@ -255,7 +255,8 @@ def command(
         stopping.set()
         launcher.request_stop()
 
-    click.get_current_context().with_resource(on_signals(request_stop))
+    context = click.get_current_context()
+    asked = context.with_resource(on_signals(request_stop))
     published = _Catalog(config, stopping)
     snapshot = InitialSnapshot(config, house, snapshot_mode, snapshot_chunk_size, snapshot_hold or 0.0)
     spark = pipeline = upkeep = None
@@ -275,10 +276,10 @@ def command(
     try:
         snapshot.prepare(stopping.is_set)
         if stopping.is_set():
-            return
+            raise _StoppedError
         launcher.start()
         if stopping.is_set():
-            return
+            raise _StoppedError
         assert launcher.prepared is not None
         _name_keyless(launcher.prepared)
         monitor.start()
@@ -334,6 +335,8 @@ def command(
             _logger.warning(INEXACT_MESSAGE, table, name, count)
         is_complete = config.available_now and not stopping.is_set()
         last_error.clear(config.staging)
+    except _StoppedError:
+        _logger.info("stopped before Spark was started")
     except Exception as ex:
         has_spark_ended = spark is not None and session.has_ended(spark, _LONGEST_END_S if stopping.is_set() else _END_S)
         if published.is_interrupted:
@@ -359,6 +362,12 @@ def command(
             if pipeline is not None:
                 pipeline.stop()
             spark.stop()
+    if config.available_now and not is_complete:
+        context.exit(asked.exit_code)
+
+
+class _StoppedError(Exception):
+    """A signal came before there was anything to put in order."""
 
 
 def _has_all(pipeline: Pipeline, staging: Path) -> bool:

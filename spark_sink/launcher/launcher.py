@@ -122,6 +122,7 @@ class Launcher:
         self.prepared: Prepared | None = None
         self._progress = Progress()
         self._error: BaseException | None = None
+        self._is_complete = False
         self._ready = threading.Event()
         self._stopping = threading.Event()
         self._ended = threading.Event()
@@ -174,6 +175,11 @@ class Launcher:
     def has_ended(self) -> bool:
         """Whether it has come to its end, for whatever reason."""
         return self._ended.is_set()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has ended because, with ``available_now``, everything is in the log."""
+        return self._is_complete
 
     @property
     def error(self) -> BaseException | None:
@@ -309,6 +315,7 @@ class Launcher:
         if failure.code == ExitCode.SUCCESS and (at_end or is_asked):
             if at_end:
                 known_position.note(self.config.staging, prepared.wal_lsn)
+                self._is_complete = True
             return None
         if is_asked:
             _logger.warning("the streamer ended with %d when asked to quit: %s", failure.code, failure.message)
