@@ -42,12 +42,14 @@ from spark_sink.client.prepare import Prepared
 from spark_sink.client.slot_monitor import SlotMonitor
 from spark_sink.commands.run import _note_known
 from spark_sink.launcher import launcher as launcher_module
+from spark_sink.launcher import sealer, streamer
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
 from spark_sink.launcher.restart import RestartPolicy
 from spark_sink.staging import known_position
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.lock import lock_owner
-from spark_sink.staging.log import Position, StagingError, list_epochs, list_segments, log_end, register_reader
+from spark_sink.staging.log import Position, StagingError, list_epochs, list_segments, log_end
+from spark_sink.staging.readers import register_reader
 from spark_sink.staging.writer import Failpoint
 
 ROOT = Path(__file__).parent.parent
@@ -332,8 +334,8 @@ def test_a_segment_is_sealed_by_age_while_nothing_comes(fake: Callable[..., Fake
 
 def test_feedback_does_not_wait_for_a_streamer_that_does_not_read_it(tmp_path: Path):
     sleeper = (sys.executable, "-c", "import signal; signal.pause()")
-    with launcher_module._Streamer(["-S", "s"], command=sleeper, temporary=tmp_path, tell=print) as child:
-        feedback, sent = launcher_module._Feedback(child, 0, None), 0
+    with streamer.Streamer(["-S", "s"], command=sleeper, temporary=tmp_path, tell=print) as child:
+        feedback, sent = streamer.Feedback(child, 0, None), 0
         while child.write(b"# full\n", 0):
             sent += 1
         assert sent * 7 > 4000
@@ -343,7 +345,7 @@ def test_feedback_does_not_wait_for_a_streamer_that_does_not_read_it(tmp_path: P
 
 
 def test_a_streamer_that_does_not_quit_is_killed(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(launcher_module, "_QUIT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(streamer, "QUIT_TIMEOUT_S", 0.3)
     made = fake(WORK, [{}, {"ignores_quit": True}])
     launcher = Launcher(made.config(available_now=False))
     launcher.start()
@@ -420,7 +422,7 @@ def test_a_full_or_broken_disk_stops_it(fake: Callable[..., Fake], failpoint: Fa
 
 
 def test_what_all_readers_have_is_removed(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(launcher_module, "_REMOVE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(sealer, "_REMOVE_INTERVAL_S", 0.0)
     made = fake(WORK[:30])
     made.run()
     register_reader(made.staging, "r", Position(1, WORK[29].end_lsn))

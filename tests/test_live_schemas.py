@@ -28,7 +28,8 @@ from spark_sink.schema.table import SCHEMA_HISTORY, Fill, Table, Version
 from spark_sink.schema.types import assign_columns, merge_columns
 from spark_sink.source.contents import Use
 from spark_sink.staging.filler import SealPolicy
-from spark_sink.staging.log import Epoch, Position, list_epochs, register_reader
+from spark_sink.staging.log import Epoch, Position, list_epochs
+from spark_sink.staging.readers import register_reader
 from spark_sink.warehouse.warehouse import Warehouse
 
 ID, CODE, NONE = ("id",), ("code",), ()

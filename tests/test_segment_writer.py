@@ -14,7 +14,7 @@ from spark_sink.changelog import writer as segment_writer
 from spark_sink.changelog.writer import Target
 from spark_sink.files.parquet import Layout
 from spark_sink.schema.types import MESSAGE_SCHEMA, merge_columns, typed_schema
-from spark_sink.source.typed import OpenSlice, Slice, divide
+from spark_sink.source.slices import OpenSlice, Slice, divide
 from spark_sink.staging.log import Segment
 
 A, B, C = relation(1, "a", ("id", 23), ("day", 1082)), relation(2, "b", ("id", 23)), relation(3, "c", ("id", 23))

@@ -27,7 +27,8 @@ from spark_sink.snapshot import chunk as snapshot_reader
 from spark_sink.snapshot import plan as snapshot_plan
 from spark_sink.snapshot.chunk import ChunkTask, Layout, select_columns, write_chunk
 from spark_sink.snapshot.plan import Chunk, LockedError, Plan, RewrittenError, TablePlan, conninfo, make_plan, open_snapshot
-from spark_sink.source.typed import Slice, TypedReader, read_relations
+from spark_sink.source.slices import Slice, read_relations
+from spark_sink.source.typed import TypedReader
 
 HOSTILE_SETTINGS = {
     "datestyle": "German",

@@ -30,9 +30,13 @@ from cdcpipe.pipe.framing import encode_header
 from spark_sink.schema.table import SchemaError
 from spark_sink.schema.types import MESSAGE_SCHEMA, merge_columns, typed_schema
 from spark_sink.source import datasource as source
+from spark_sink.source import envelope, slices
 from spark_sink.source.contents import count_rows, read_contents
 from spark_sink.source.datasource import ENVELOPE_SCHEMA, CdcpipeDataSource, quote_table, relation_versions, tables_in
-from spark_sink.source.typed import EnvelopeReader, MessageReader, Slice, TypedReader
+from spark_sink.source.envelope import EnvelopeReader
+from spark_sink.source.messages import MessageReader
+from spark_sink.source.slices import Slice
+from spark_sink.source.typed import TypedReader
 from spark_sink.staging import index as segment_index
 from spark_sink.staging import log as staging
 from spark_sink.staging.filler import Cut, SealPolicy, SegmentFiller, Write
@@ -326,7 +330,7 @@ def test_the_sources_can_be_imported_as_executors_do(tmp_path: Path) -> None:
     """From a zip file, by a relative path, with nothing else of ours there."""
     archive = source._source_archive()
     shutil.copy(archive, tmp_path)
-    modules = ["spark_sink.source.datasource", "spark_sink.source.datasource.typed", "spark_sink.snapshot.tables.table"]
+    modules = ["spark_sink.source.datasource", "spark_sink.source.typed", "spark_sink.snapshot.table"]
     code = f"import sys; sys.path.insert(0, './{archive.name}'); import {', '.join(modules)}; print(spark_sink.__file__)"
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -415,8 +419,8 @@ def test_offsets(log: Log) -> None:
 def test_a_log_that_is_the_same_is_not_listed_again(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(log)
     listed = []
-    read_chain = staging._read_chain
-    monkeypatch.setattr(staging, "_read_chain", lambda root: listed.append(root) or read_chain(root))
+    read_chain = staging.read_chain
+    monkeypatch.setattr(staging, "read_chain", lambda root: listed.append(root) or read_chain(root))
     made = staging.LogView(log.root)
     directories = [log.root, *(log.root / f"{number:06d}" for number in staging.epoch_numbers(log.root))]
 
@@ -676,9 +680,8 @@ def test_a_damaged_message_is_named(log: Log, damage: Any, problem: str) -> None
 
 def test_large_messages_are_read_one_by_one(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is in memory is one batch: no more than BATCH_BYTES, or one message."""
-    from spark_sink.source import typed as segment_reader
 
-    monkeypatch.setattr(segment_reader, "BATCH_BYTES", 1 << 20)
+    monkeypatch.setattr(slices, "BATCH_BYTES", 1 << 20)
     sizes = [3 << 20, 1, 2, 3 << 20, 600_000, 600_000]
     path = log.segment([A, *(say(0x1008 + 8 * n, bytes([n]) * size) for n, size in enumerate(sizes))]).path
     before = pa.total_allocated_bytes()
@@ -779,7 +782,6 @@ def test_typed_rows_say_what_the_envelope_says(segments: list[list[list[Any]]], 
 
 
 def test_batches_are_bounded(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    from spark_sink.source import typed as segment_reader
 
     path = log.segment([A, *(into(A, b"%d" % n, b"x" * 50) for n in range(100))]).path
     piece = Slice(str(path), 1, 0, log.end_lsn)
@@ -791,15 +793,15 @@ def test_batches_are_bounded(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
         return [batch.num_rows for batch in batches]
 
     assert sizes() == [100]
-    monkeypatch.setattr(segment_reader, "BATCH_ROWS", 33)
+    monkeypatch.setattr(slices, "BATCH_ROWS", 33)
     assert sizes() == [33, 33, 33, 1]
-    monkeypatch.setattr(segment_reader, "BATCH_BYTES", 690)
+    monkeypatch.setattr(slices, "BATCH_BYTES", 690)
     assert max(sizes()) == 10
-    monkeypatch.setattr(segment_reader, "BATCH_SPAN_BYTES", 200)
+    monkeypatch.setattr(slices, "BATCH_SPAN_BYTES", 200)
     assert max(sizes()) == 3
-    monkeypatch.setattr(segment_reader, "BATCH_BYTES", 1)
+    monkeypatch.setattr(slices, "BATCH_BYTES", 1)
     assert sizes() == [1] * 100
-    monkeypatch.setattr(segment_reader, "ENVELOPE_ROWS", 40)
+    monkeypatch.setattr(envelope, "ENVELOPE_ROWS", 40)
     assert [batch.num_rows for batch in EnvelopeReader(piece, ENVELOPE_SCHEMA).read()] == [40, 40, 20]
 
 

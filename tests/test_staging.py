@@ -39,18 +39,8 @@ from spark_sink.files.local import DamagedFileError
 from spark_sink.staging import writer as staging_writer
 from spark_sink.staging.filler import Cut, Discard, Operation, SealPolicy, SegmentFiller, Write
 from spark_sink.staging.lock import lock_owner
-from spark_sink.staging.log import (
-    Position,
-    Retention,
-    StagingError,
-    list_epochs,
-    list_segments,
-    log_end,
-    read_readers,
-    register_reader,
-    remove_consumed,
-    unregister_reader,
-)
+from spark_sink.staging.log import Position, StagingError, list_epochs, list_segments, log_end
+from spark_sink.staging.readers import Retention, read_readers, register_reader, remove_consumed, unregister_reader
 from spark_sink.staging.writer import Boundaries, Failpoint, Sealing, StagingWriter
 
 BIG = SealPolicy(segment_bytes=1 << 30, seal_interval_s=1e9)
@@ -1027,13 +1017,13 @@ def test_a_listing_that_a_writer_overtook_is_made_again(tmp_path: Path, monkeypa
     from spark_sink.staging import log as staging
 
     make_epoch(tmp_path, 1, 0x100, (0x100, 0x200), (0x200, 0x300))
-    listing, turns = staging._epoch_segments, iter([1, 2])
+    listing, turns = staging.epoch_segments, iter([1, 2])
 
     def miss_the_first(root: Path, number: int):
         found = listing(root, number)
         return found[1:] if next(turns, 3) < 3 else found
 
-    monkeypatch.setattr(staging, "_epoch_segments", miss_the_first)
+    monkeypatch.setattr(staging, "epoch_segments", miss_the_first)
     assert ranges(tmp_path) == [(1, 0x100, 0x200), (1, 0x200, 0x300)]
 
 

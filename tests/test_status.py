@@ -28,7 +28,8 @@ from spark_sink.schema.table import Table, Version
 from spark_sink.staging import last_error
 from spark_sink.staging.commit_times import CommitTimes
 from spark_sink.staging.lock import lock
-from spark_sink.staging.log import Epoch, Position, list_segments, log_end, register_reader
+from spark_sink.staging.log import Epoch, Position, list_segments, log_end
+from spark_sink.staging.readers import register_reader
 from spark_sink.status import ladder
 from spark_sink.warehouse.warehouse import Warehouse
 

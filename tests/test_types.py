@@ -45,7 +45,8 @@ from spark_sink.schema.types import (
     typed_schema,
     versioned_name,
 )
-from spark_sink.source.typed import Slice, TypedReader, read_relations
+from spark_sink.source.slices import Slice, read_relations
+from spark_sink.source.typed import TypedReader
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,6 +19,7 @@ from test_types import INFINITE_NUMERICS, NEWER_TYPES, TYPES
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN
+from spark_sink.commands.verify import ProgressBar, exit_code
 from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
@@ -31,10 +32,8 @@ from spark_sink.verify.comparison import (
     DIFFERENT,
     NOT_COMPARED,
     Difference,
-    ProgressBar,
     TableResult,
     VerifyError,
-    exit_code,
     verify,
 )
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdcpipe.errors import InitError, InvalidArgumentsError
+from spark_sink.files.local import DamagedFileError
 from spark_sink.schema.table import MESSAGES, SCHEMA_HISTORY, Table, Version
 from spark_sink.source.server import serve_segments
 from spark_sink.spark import session
@@ -114,7 +115,7 @@ def test_a_damaged_identity_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "_cdcpipe/warehouse.json"
     good = path.read_text()
     path.write_text(good.replace('"version": 1', '"position": 5, "version": 1') if "position" in text else text)
-    with pytest.raises((WarehouseError, StagingError), match=r"damaged|has version 2"):
+    with pytest.raises((WarehouseError, StagingError, DamagedFileError), match=r"damaged|has version 2"):
         warehouse.open(EPOCH)
 
 

@@ -16,8 +16,10 @@ import pyarrow as pa
 
 from spark_sink.files.parquet import FileWriter, Layout, WrittenFile
 from spark_sink.schema.table import EXACT
+from spark_sink.source.messages import MessageReader
 from spark_sink.source.server import Origin, name_of
-from spark_sink.source.typed import OLD_PREFIX, MessageReader, OpenSlice, Slice, TypedReader, divide
+from spark_sink.source.slices import OpenSlice, Slice, divide
+from spark_sink.source.typed import OLD_PREFIX, TypedReader
 from spark_sink.staging.log import Segment
 
 if TYPE_CHECKING:

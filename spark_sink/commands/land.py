@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from spark_sink.commands.options import CONTEXT_SETTINGS, ProgressLine, launcher_config, launcher_options, log_to_stderr
+from spark_sink.commands.options import CONTEXT_SETTINGS, launcher_config, launcher_options, log_to_stderr
+from spark_sink.commands.progress import ProgressLine
 from spark_sink.commands.signals import on_signals
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.staging import last_error

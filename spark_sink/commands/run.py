@@ -14,20 +14,9 @@ from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.client.prepare import Prepared, ask_published
 from spark_sink.client.slot_monitor import Lag, SlotMonitor
-from spark_sink.commands.options import (
-    CONTEXT_SETTINGS,
-    DIRECTORY,
-    HOUR_OR_OFF,
-    MINUTE_OR_OFF,
-    PLACE,
-    SIZE,
-    ProgressLine,
-    SnapshotLine,
-    launcher_config,
-    launcher_options,
-    log_to_stderr,
-    snapshot_hold_option,
-)
+from spark_sink.commands.options import CONTEXT_SETTINGS, launcher_config, launcher_options, log_to_stderr, snapshot_hold_option
+from spark_sink.commands.parameters import DIRECTORY, HOUR_OR_OFF, MINUTE_OR_OFF, PLACE, SIZE
+from spark_sink.commands.progress import ProgressLine, SnapshotLine
 from spark_sink.commands.signals import kept, on_signals
 from spark_sink.commands.spark_options import parse_settings, spark_options
 from spark_sink.files.local import check_usable

@@ -15,14 +15,13 @@ from cdcpipe.lsn import format_lsn
 from spark_sink.client.exported import SnapshotError
 from spark_sink.commands.options import (
     CONTEXT_SETTINGS,
-    DIRECTORY,
-    SIZE,
-    SnapshotLine,
     connection_arguments,
     connection_options,
     log_to_stderr,
     snapshot_hold_option,
 )
+from spark_sink.commands.parameters import DIRECTORY, SIZE
+from spark_sink.commands.progress import SnapshotLine
 from spark_sink.commands.signals import on_signals
 from spark_sink.commands.spark_options import spark_options, warehouse_option, warehouse_session
 from spark_sink.files.lock import hold_alone

@@ -10,7 +10,8 @@ import click
 
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.commands import signals
-from spark_sink.commands.options import PLACE, Command, together
+from spark_sink.commands.options import Command, together
+from spark_sink.commands.parameters import PLACE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,9 @@ import click
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from spark_sink.client.slot_monitor import SlotMonitor
-from spark_sink.commands.options import CONTEXT_SETTINGS, DIRECTORY, PLACE, connection_arguments, connection_options, format_size
+from spark_sink.commands.options import CONTEXT_SETTINGS, connection_arguments, connection_options
+from spark_sink.commands.parameters import DIRECTORY, PLACE
+from spark_sink.commands.progress import format_size
 from spark_sink.commands.signals import on_signals
 from spark_sink.staging.lock import owner_text
 from spark_sink.staging.log import list_epochs

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdcpipe.pipe.exitcode import ExitCode
-from spark_sink.commands.options import CONTEXT_SETTINGS, DIRECTORY, connection_arguments, connection_options, log_to_stderr
+from spark_sink.commands.options import CONTEXT_SETTINGS, connection_arguments, connection_options, log_to_stderr
+from spark_sink.commands.parameters import DIRECTORY
 from spark_sink.commands.spark_options import spark_options, warehouse_option, warehouse_session
 from spark_sink.verify.comparison import DIFFERENT, NOT_COMPARED, TableResult, verify
 from spark_sink.warehouse.warehouse import Warehouse

@@ -18,34 +18,34 @@ is sealed, and the next one is asked for what comes after the log's end (`--star
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import random
 import select
 import threading
 import time
-from collections import deque
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from cdcpipe.errors import ProtocolError, RewoundServerError
 from cdcpipe.lsn import format_lsn
-from cdcpipe.pipe.commands import QUIT, encode_feedback
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.client.failure import Failure, error_of
 from spark_sink.client.prepare import Prepared
-from spark_sink.client.process import COMMAND, Child, ask, is_report
+from spark_sink.client.process import COMMAND, ask, is_report
 from spark_sink.files.local import local_directory
 from spark_sink.launcher.restart import RestartPolicy
+from spark_sink.launcher.sealer import Sealer
+from spark_sink.launcher.streamer import QUIT_TIMEOUT_S, Feedback, Streamer
 from spark_sink.staging import known_position
 from spark_sink.staging.filler import SealPolicy, SegmentFiller
-from spark_sink.staging.log import Position, Retention, StagingError, remove_consumed
+from spark_sink.staging.log import Position
+from spark_sink.staging.readers import Retention
 from spark_sink.staging.writer import Failpoint, StagingWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from types import TracebackType
 
     from spark_sink.staging.filler import Operation
@@ -56,20 +56,11 @@ __all__ = ["Launcher", "LauncherConfig", "Progress"]
 
 _logger = logging.getLogger(__name__)
 
-_PIPE_BYTES = 1 << 20
 _READ_BYTES, _LEAST_READ_BYTES = 1 << 20, 512
 _LONGEST_POLL_S = 3600.0
 
 _BULK_BYTES, _BULK_PAUSE_S = 32 << 10, 0.004
 """After a read of so much more is coming, and is let come: fewer and larger reads. The pipe holds what comes in that time."""
-
-_QUIT_TIMEOUT_S = 30.0
-"""How long a streamer may take to end after `q`; then it is killed. What was confirmed before is not at stake."""
-
-_EXIT_GRACE_S = 0.05
-"""A streamer that closes stdout without being at the end position is ending by itself, and is gone within this time."""
-
-_REMOVE_INTERVAL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +217,7 @@ class Launcher:
             self._note(position=epoch.start)
             self.prepared = prepared
             self._ready.set()
-            sealer = _Sealer(writer, self._sealed, self._wakeup.set, config.retention)
+            sealer = Sealer(writer, self._sealed, self._wakeup.set, config.retention)
             try:
                 while not self._stopping.is_set():
                     failure = self._stream(writer, sealer, prepared)
@@ -281,7 +272,7 @@ class Launcher:
                 return None
         return None
 
-    def _stream(self, writer: StagingWriter, sealer: _Sealer, prepared: Prepared) -> Failure | None:
+    def _stream(self, writer: StagingWriter, sealer: Sealer, prepared: Prepared) -> Failure | None:
         """Run one streamer to its end; return how it failed, None if it has done what it had to."""
         start_lsn = writer.end_lsn
         filler = SegmentFiller(start_lsn, self.config.seal)
@@ -294,8 +285,8 @@ class Launcher:
         broken: ProtocolError | None = None
         is_whole = False
         spill = self.config.spill or self.config.staging
-        with _Streamer(arguments, command=self.config.command, temporary=spill, tell=self._tell) as child:
-            feedback = _Feedback(child, start_lsn, self.config.hook)
+        with Streamer(arguments, command=self.config.command, temporary=spill, tell=self._tell) as child:
+            feedback = Feedback(child, start_lsn, self.config.hook)
             try:
                 self._pump(child, filler, writer, sealer, feedback)
                 is_whole = filler.is_whole
@@ -304,7 +295,7 @@ class Launcher:
                 broken = ex
                 writer.discard()
             sealer.drain()
-            feedback.send(sealer.sealed_lsn, _QUIT_TIMEOUT_S)
+            feedback.send(sealer.sealed_lsn, QUIT_TIMEOUT_S)
             is_asked = self._stopping.is_set()
             at_end = self.config.available_now and is_whole and not is_asked and not child.ends_by_itself()
             child.quit()
@@ -322,7 +313,7 @@ class Launcher:
             return None
         return failure
 
-    def _pump(self, child: _Streamer, filler: SegmentFiller, writer: StagingWriter, sealer: _Sealer, feedback: _Feedback) -> None:
+    def _pump(self, child: Streamer, filler: SegmentFiller, writer: StagingWriter, sealer: Sealer, feedback: Feedback) -> None:
         """Move bytes from the streamer to the open segment until it closes its stdout, or until asked to stop."""
         # Segments are cut between two reads.
         read_bytes = min(_READ_BYTES, max(self.config.seal.segment_bytes, _LEAST_READ_BYTES))
@@ -353,7 +344,7 @@ class Launcher:
         """Pass on what a child says on stderr; what it ends with is told as its failure."""
         _streamer_logger.log(logging.INFO if self.config.verbose or is_report(line) else logging.WARNING, "%s", line)
 
-    def _apply(self, operations: list[Operation], writer: StagingWriter, sealer: _Sealer) -> None:
+    def _apply(self, operations: list[Operation], writer: StagingWriter, sealer: Sealer) -> None:
         for operation in operations:
             sealing = writer.apply(operation)
             if sealing is not None:
@@ -392,151 +383,6 @@ class _Wakeup:
             os.close(self.fd)
             os.close(self._write_fd)
             self.fd = -1
-
-
-class _Feedback:
-    """Writes ``F`` for what is sealed, the highest only; what does not fit into the pipe goes with the next."""
-
-    def __init__(self, child: _Streamer, start_lsn: int, hook: Callable[[Failpoint], None] | None) -> None:
-        self._child = child
-        self._sent_lsn = start_lsn
-        self._hook = hook
-
-    def send(self, sealed_lsn: int, timeout_s: float = 0) -> None:
-        if sealed_lsn <= self._sent_lsn:
-            return
-        if self._hook is not None:
-            self._hook(Failpoint.BEFORE_FEEDBACK)
-        if self._child.write(encode_feedback(sealed_lsn), timeout_s):
-            self._sent_lsn = sealed_lsn
-        if self._hook is not None:
-            self._hook(Failpoint.AFTER_FEEDBACK)
-
-
-class _Sealer:
-    """A thread that seals segments in the order of their cuts, and stops at the first that fails."""
-
-    def __init__(
-        self,
-        writer: StagingWriter,
-        sealed: Callable[[Segment, Sealing], None],
-        wake: Callable[[], None],
-        retention: Retention,
-    ) -> None:
-        self._writer = writer
-        self._retention = retention
-        self._sealed = sealed
-        self._wake = wake
-        self._changed = threading.Condition()
-        self._queue: deque[Sealing] = deque()
-        self._busy = False
-        self._closing = False
-        self._error: BaseException | None = None
-        self._removed_at = time.monotonic()
-        self.sealed_lsn = 0
-        self._thread = threading.Thread(target=self._run, name="cdcpipe-sealer", daemon=True)
-        self._thread.start()
-
-    def check(self) -> None:
-        """Raise what stopped the thread."""
-        if self._error is not None:
-            raise self._error
-
-    def submit(self, sealing: Sealing) -> None:
-        """Queue a segment; wait while the disk is behind, so that not all of the stream is in unwritten pages."""
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._queue) < 2 or self._error is not None)
-            self._queue.append(sealing)
-            self._changed.notify_all()
-        self.check()
-
-    def drain(self) -> None:
-        """Wait until all that is queued is sealed; raise what prevents it."""
-        with self._changed:
-            self._changed.wait_for(lambda: (not self._queue and not self._busy) or self._error is not None)
-        self.check()
-
-    def close(self) -> None:
-        """End the thread; what is still queued is not sealed."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        self._thread.join()
-        for sealing in self._queue:
-            self._writer.abandon(sealing)
-
-    def _run(self) -> None:
-        try:
-            while (sealing := self._next()) is not None:
-                segment = self._writer.seal(sealing)
-                self._sealed(segment, sealing)
-                self.sealed_lsn = segment.end_lsn
-                self._tell()
-                self._afterwards(segment, sealing)
-        except BaseException as ex:  # noqa: BLE001 - it is raised again in the launcher's thread
-            self._error = ex
-            self._tell()
-
-    def _next(self) -> Sealing | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closing)
-            if self._closing:
-                return None
-            self._busy = True
-            return self._queue.popleft()
-
-    def _tell(self) -> None:
-        with self._changed:
-            self._busy = False
-            self._changed.notify_all()
-        self._wake()
-
-    def _afterwards(self, segment: Segment, sealing: Sealing) -> None:
-        """Do what nobody waits for: the segment's index, and the removal of segments that all readers are past."""
-        _build_index(segment, sealing)
-        now = time.monotonic()
-        if now - self._removed_at >= _REMOVE_INTERVAL_S:
-            self._removed_at = now
-            try:
-                remove_consumed(self._writer.root, self._retention)
-            except OSError as ex:
-                msg = f"cannot remove segments that all readers are past: {ex}"
-                raise StagingError(msg) from ex
-
-
-def _build_index(segment: Segment, sealing: Sealing) -> None:
-    """Write down where the records are, while that is known; readers make the index themselves where it is missing."""
-    try:
-        from spark_sink.staging import index as segment_index
-    except ImportError:  # no pyarrow: landing does not need it
-        return
-    boundaries = sealing.boundaries
-    if boundaries.is_complete:
-        segment_index.build(segment.path, *boundaries.arrays())
-
-
-class _Streamer(Child):
-    """A streamer at the other end of three pipes. It lands what it has when asked to quit."""
-
-    def __init__(self, arguments: Sequence[str], *, command: Sequence[str], temporary: Path, tell: Callable[[str], None]) -> None:
-        super().__init__(arguments, command=command, temporary=temporary, tell=tell)
-        with contextlib.suppress(OSError):  # more than this user may have; the default size works too
-            fcntl.fcntl(self.stdout_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-
-    def ends_by_itself(self) -> bool:
-        """Say whether it has ended, or does so in a moment, without having been asked to."""
-        return self.wait(_EXIT_GRACE_S)
-
-    def quit(self) -> None:
-        """Ask it to end, drop what it still sends, and wait; not for ever."""
-        deadline = time.monotonic() + _QUIT_TIMEOUT_S
-        self.write(QUIT, _QUIT_TIMEOUT_S)
-        with contextlib.suppress(TimeoutError):
-            while self.read(deadline - time.monotonic()):
-                pass
-        if not self.wait(deadline - time.monotonic()):
-            _logger.warning("the streamer has not ended %.0f s after it was asked to; killing it", _QUIT_TIMEOUT_S)
-            self.kill()
 
 
 _streamer_logger = logging.getLogger("cdcpipe.streamer")

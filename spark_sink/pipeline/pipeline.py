@@ -60,16 +60,8 @@ from spark_sink.source.contents import Contents, Use, read_contents
 from spark_sink.source.offsets import is_noted, micro_batch
 from spark_sink.source.server import Origin, serve_segments
 from spark_sink.spark import session
-from spark_sink.staging.log import (
-    Position,
-    Segment,
-    StagingError,
-    list_epochs,
-    list_segments,
-    read_readers,
-    register_reader,
-    removed_position,
-)
+from spark_sink.staging.log import Position, Segment, StagingError, list_epochs, list_segments, removed_position
+from spark_sink.staging.readers import read_readers, register_reader
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse, WarehouseError
 

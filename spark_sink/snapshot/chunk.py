@@ -24,9 +24,9 @@ from cdcpipe.sql import quote_identifier
 from spark_sink.client.exported import SnapshotError
 from spark_sink.files import places as storage
 from spark_sink.files.parquet import FileWriter, Layout
+from spark_sink.schema.exact_texts import ExactTexts
 from spark_sink.snapshot.plan import LOCK_NOT_AVAILABLE, Chunk, LockedError, RewrittenError, open_snapshot, reading_error
 from spark_sink.snapshot.progress import Written, note
-from spark_sink.source.typed import ExactTexts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

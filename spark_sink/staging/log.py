@@ -30,31 +30,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN, format_lsn
-from spark_sink.files.local import fsync_directory, read_json, write_json
+from spark_sink.files.local import read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
-__all__ = [
-    "Epoch",
-    "LogView",
-    "Position",
-    "Retention",
-    "Segment",
-    "StagingError",
-    "list_epochs",
-    "list_segments",
-    "log_end",
-    "read_readers",
-    "register_reader",
-    "remove_consumed",
-    "unregister_reader",
-]
+__all__ = ["Epoch", "LogView", "Position", "Segment", "StagingError", "list_epochs", "list_segments", "log_end"]
 
 FORMAT = 1
 """The version of the directory's layout and of epoch.json; a reader refuses one that it does not know."""
 
-_READER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _EPOCH_NAME = re.compile(r"[0-9]{6,9}", re.ASCII)
 _SEGMENT_NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})\.cdc", re.ASCII)
 _POSITION_TEXT = re.compile(r"([0-9]{1,9}):([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8})", re.ASCII)
@@ -253,7 +238,7 @@ def read_position(path: Path, value: dict[str, Any]) -> Position:
         raise StagingError(msg) from ex
 
 
-def _epoch_segments(root: Path, number: int) -> list[Segment]:
+def epoch_segments(root: Path, number: int) -> list[Segment]:
     """Return what is sealed in an epoch's directory, in order of start, unchecked."""
     directory = epoch_directory(root, number)
     try:
@@ -278,9 +263,9 @@ def _chain(root: Path) -> _Chain:
     """List the log."""
     described = list_epochs(root)
     numbers = {epoch.number for epoch in described}
-    listed = {epoch.number: _epoch_segments(root, epoch.number) for epoch in described}
+    listed = {epoch.number: epoch_segments(root, epoch.number) for epoch in described}
     for number in epoch_numbers(root):
-        if number not in numbers and (stray := _epoch_segments(root, number)) and not _read_epoch(stray[0].path.parent):
+        if number not in numbers and (stray := epoch_segments(root, number)) and not _read_epoch(stray[0].path.parent):
             msg = f"{stray[0].path.parent} has segments and no epoch.json"
             raise StagingError(msg, hint="restore epoch.json from a copy of the directory")
     # Read last: what is gone from the listing had been noted there before it went.
@@ -319,7 +304,7 @@ _LOST_HINT = (
 )
 
 
-def _read_chain(root: Path) -> _Chain:
+def read_chain(root: Path) -> _Chain:
     for _ in range(_LISTING_ATTEMPTS - 1):
         try:
             return _chain(root)
@@ -330,7 +315,7 @@ def _read_chain(root: Path) -> _Chain:
 
 def log_end(root: Path | str) -> Position | None:
     """Return the position after the last sealed segment, None for a log that has not begun."""
-    return _read_chain(Path(root))[2]
+    return read_chain(Path(root))[2]
 
 
 def list_segments(root: Path | str, after: Position | None = None) -> list[Segment]:
@@ -340,7 +325,7 @@ def list_segments(root: Path | str, after: Position | None = None) -> list[Segme
     what has been removed, beyond the end, in what a replaced launcher wrote.
     """
     root = Path(root)
-    return _segments_after(root, _read_chain(root), after)
+    return _segments_after(root, read_chain(root), after)
 
 
 class LogView:
@@ -368,7 +353,7 @@ class LogView:
             directories = [epoch_directory(self._root, number) for number in epoch_numbers(self._root)]
             times, self._times = _changed_ns([self._root, *directories]), {}
             self._listed_at = time.monotonic()
-            self._chain = _read_chain(self._root)
+            self._chain = read_chain(self._root)
             # A change in the moment of the listing, and one after it, may have the same time.
             if times and time.time_ns() - max(times.values()) > _SAME_TIME_NS:
                 self._times = times
@@ -407,89 +392,6 @@ def _check_known(root: Path, after: Position, epochs: list[Epoch], segments: lis
     if after.lsn > end.lsn or after.epoch > end.epoch or (fence is not None and after.lsn > fence.start_lsn):
         msg = f"{root}: position {after} is not in this log, which ends at {end}"
         raise StagingError(msg, hint=_FOREIGN_HINT)
-
-
-def _reader_path(root: Path, name: str) -> Path:
-    if _READER_NAME.fullmatch(name) is None:
-        msg = f"not a reader's name: {name!r}"
-        raise StagingError(msg, hint="letters, digits, '_', '-' and '.', at most 100")
-    return root / "readers" / f"{name}.json"
-
-
-def register_reader(root: Path | str, name: str, position: Position) -> None:
-    """Note durably that the reader ``name`` has everything up to ``position``, and needs nothing before it again."""
-    root = Path(root)
-    path = _reader_path(root, name)
-    if not path.parent.is_dir():
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        fsync_directory(root)
-    write_json(path, {"position": str(position)})
-
-
-def unregister_reader(root: Path | str, name: str) -> None:
-    """Forget a reader: segments do not wait for it any more."""
-    _reader_path(Path(root), name).unlink(missing_ok=True)
-
-
-def read_readers(root: Path | str) -> dict[str, Position]:
-    """Return the registered readers and how far each is."""
-    readers = {}
-    for path in sorted((Path(root) / "readers").glob("*.json")):
-        if not path.name.startswith("."):
-            value = read_json(path)
-            if value is not None:
-                readers[path.stem] = read_position(path, value)
-    return readers
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """How much of what all readers are past is kept all the same: what was sealed in the last so many seconds, so many bytes."""
-
-    seconds: float = 0.0
-    size: int = 0
-
-    def first_to_keep(self, consumed: Sequence[Segment]) -> int:
-        """Return which of some segments, the oldest first, is the first to stay."""
-        since, size = time.time() - self.seconds, 0
-        for number in range(len(consumed) - 1, -1, -1):
-            stat = consumed[number].path.stat()
-            size += stat.st_size
-            if size > self.size and (not self.seconds or stat.st_mtime < since):
-                return number + 1
-        return 0
-
-
-def remove_consumed(root: Path | str, retention: Retention | None = None) -> list[Segment]:
-    """Delete the segments that every registered reader is past, and return them; nothing where no reader is registered.
-
-    Those that ``retention`` wants stay. So does the last one, for the log's end to stay known, and one of which a reader is in
-    the middle. An older epoch goes with its last segment. A crash in between is made good by the next call.
-    """
-    root = Path(root)
-    readers = read_readers(root)
-    if not readers:
-        return []
-    epochs, segments, _ = _read_chain(root)
-    reached_lsn = min(position.lsn for position in readers.values())
-    consumed = [segment for segment in segments[:-1] if segment.end_lsn <= reached_lsn]
-    if retention is not None:
-        consumed = consumed[: retention.first_to_keep(consumed)]
-    if consumed:
-        write_json(root / "removed.json", {"position": str(consumed[-1].end)})
-    removed = removed_position(root)
-    if removed is None or not epochs:
-        return []
-    first_kept = segments[len(consumed)].epoch if segments else epochs[-1].number
-    for epoch in epochs:
-        if epoch.number < first_kept:
-            remove_epoch(root, epoch.number)
-        else:
-            for segment in _epoch_segments(root, epoch.number):
-                if segment.end_lsn <= removed.lsn:
-                    segment.index_path.unlink(missing_ok=True)
-                    segment.path.unlink(missing_ok=True)
-    return consumed
 
 
 def remove_epoch(root: Path, number: int) -> None:

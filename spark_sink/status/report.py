@@ -17,7 +17,8 @@ from spark_sink.schema.table import MESSAGES
 from spark_sink.staging import known_position, last_error
 from spark_sink.staging.commit_times import CommitTimes
 from spark_sink.staging.lock import lock_owner
-from spark_sink.staging.log import Position, epoch_directory, list_epochs, list_segments, log_end, read_readers, removed_position
+from spark_sink.staging.log import Position, epoch_directory, list_epochs, list_segments, log_end, removed_position
+from spark_sink.staging.readers import read_readers
 from spark_sink.status import ladder
 from spark_sink.warehouse.warehouse import Warehouse
 

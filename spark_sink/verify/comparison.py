@@ -19,21 +19,19 @@ Nothing but keys is printed of the rows. The server's side is a ``cdcpipe checks
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.changelog import tables as changelog
-from spark_sink.client.failure import error_of
-from spark_sink.client.process import ANSWER_S, Child, unanswered
+from spark_sink.client.checksum import ChecksumServer
 from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog, commit_path
 from spark_sink.replica import merge as replica
@@ -173,7 +171,7 @@ def verify(
         _logger.warning("%s has no key, and so no replica to compare", table)
         chosen.remove(table)
     deadline = time.monotonic() + timeout_s
-    with _Server(connection) as server:
+    with ChecksumServer(connection) as server:
         while True:
             comparison = _Comparison(spark, house, chosen, server, max_keys)
             comparison.begin(None if staging is None else Path(staging), deadline, tell)
@@ -193,7 +191,7 @@ def verify(
 class _Comparison:
     """One snapshot, and the replicas as they were before it."""
 
-    def __init__(self, spark: SparkSession, house: Warehouse, tables: list[Table], server: _Server, max_keys: int) -> None:
+    def __init__(self, spark: SparkSession, house: Warehouse, tables: list[Table], server: ChecksumServer, max_keys: int) -> None:
         self._spark = spark
         self._house = house
         self._tables = tables
@@ -425,42 +423,3 @@ def _differences(key: Sequence[str], ours: Collection[Sequence[Any]], theirs: Co
             kind = "changed" if difference == 0 else "missing" if difference < 0 else "surplus"
             found.append(Difference(kind, dict(zip(key, values, strict=True))))
     return found
-
-
-class _Server:
-    """The command that asks the server, with a request at a time."""
-
-    def __init__(self, connection: Sequence[str]) -> None:
-        self._connection = connection
-
-    def __enter__(self) -> Self:
-        self._child = Child(["checksum", *self._connection])
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # What it may be doing is of no use to anybody any more.
-        self._child.kill()
-        self._child.__exit__()
-
-    def ask(self, request: Any) -> Any:
-        """Return the answer to a question that takes no time."""
-        self.send(request)
-        return self.receive(ANSWER_S)
-
-    def send(self, request: Any) -> None:
-        if not self._child.write(json.dumps(request).encode() + b"\n", ANSWER_S):
-            self._fail()
-
-    def receive(self, timeout_s: float | None = None) -> Any:
-        """Return the answer; without a time limit for one that takes as long as the server has to read."""
-        try:
-            line = self._child.read_line(timeout_s)
-        except TimeoutError:
-            raise error_of(unanswered("checksum", ANSWER_S)) from None
-        if not line:
-            self._fail()
-        return json.loads(line)
-
-    def _fail(self) -> None:
-        """Raise what the command ended with."""
-        raise error_of(self._child.failure())

@@ -1,0 +1,59 @@
+"""``cdcpipe checksum`` as a child process: the server's half of a comparison."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from spark_sink.client.failure import error_of
+from spark_sink.client.process import ANSWER_S, Child, unanswered
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Flags = np.ndarray[Any, np.dtype[np.bool_]]
+    Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+__all__ = ["ChecksumServer"]
+
+
+class ChecksumServer:
+    """The command that asks the server, with a request at a time."""
+
+    def __init__(self, connection: Sequence[str]) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> Self:
+        self._child = Child(["checksum", *self._connection])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # What it may be doing is of no use to anybody any more.
+        self._child.kill()
+        self._child.__exit__()
+
+    def ask(self, request: Any) -> Any:
+        """Return the answer to a question that takes no time."""
+        self.send(request)
+        return self.receive(ANSWER_S)
+
+    def send(self, request: Any) -> None:
+        """Ask; `receive` takes the answer."""
+        if not self._child.write(json.dumps(request).encode() + b"\n", ANSWER_S):
+            self._fail()
+
+    def receive(self, timeout_s: float | None = None) -> Any:
+        """Return the answer; without a time limit for one that takes as long as the server has to read."""
+        try:
+            line = self._child.read_line(timeout_s)
+        except TimeoutError:
+            raise error_of(unanswered("checksum", ANSWER_S)) from None
+        if not line:
+            self._fail()
+        return json.loads(line)
+
+    def _fail(self) -> None:
+        """Raise what the command ended with."""
+        raise error_of(self._child.failure())

@@ -1,0 +1,111 @@
+"""click's parameter types of our options: sizes, durations, directories, places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import click
+
+from cdcpipe.units import has_size_unit, parse_duration, parse_seconds, parse_size
+from spark_sink.files.local import local_directory
+from spark_sink.files.places import place
+from spark_sink.staging.readers import Retention
+
+__all__ = ["DIRECTORY", "HOUR_OR_OFF", "MINUTE_OR_OFF", "PLACE", "SECONDS", "SIZE", "Directory", "Parsed", "parse_retention"]
+
+
+T = TypeVar("T")
+
+
+class Parsed(click.ParamType[T]):
+    """What a function of the core makes of a text; its ValueError says what is wrong."""
+
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
+        """Parse a text; say what is wrong as click does."""
+        if not isinstance(value, str):
+            return cast("T", value)  # a default
+        try:
+            return self._parse(value)
+        except ValueError as ex:
+            self.fail(str(ex), param, ctx)
+
+
+class Directory(click.Path):
+    """A directory of a local or mounted file system."""
+
+    def __init__(self, *, exists: bool = False) -> None:
+        super().__init__(exists=exists, file_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse a URL, and then what click refuses."""
+        local_directory(value, "this" if param is None else param.opts[-1])
+        return super().convert(value, param, ctx)
+
+
+def _parse_size(text: str) -> int:
+    size = parse_size(text)
+    if size == 0:
+        raise ValueError("it has to be more than 0")
+    return size
+
+
+def _duration_or_off(least_s: float) -> Parsed[float | None]:
+    """Return the type of a duration that is not below ``least_s``, or the word off: None."""
+
+    def parse(text: str) -> float | None:
+        if text == "off":
+            return None
+        try:
+            seconds = parse_duration(text)
+        except ValueError as ex:
+            msg = f"{ex}; or it can be off"
+            raise ValueError(msg) from ex
+        if seconds < least_s:
+            msg = f"{text!r} is less than {least_s / 60:.0f}min; or it can be off"
+            raise ValueError(msg)
+        return seconds
+
+    return Parsed("DURATION", parse)
+
+
+def parse_retention(text: str) -> Retention:
+    """Take a duration, or a size: one with a unit, since a number alone says neither."""
+    if has_size_unit(text):
+        return Retention(size=_parse_size(text))
+    try:
+        return Retention(seconds=parse_duration(text))
+    except ValueError as ex:
+        msg = f"{ex}; nor is it a size with a unit, like 10GiB"
+        raise ValueError(msg) from ex
+
+
+class _Place(click.ParamType[Path]):
+    """A directory, or a place in an object store."""
+
+    name = "DIR|URL"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if isinstance(value, str) and "://" not in value:
+            return Path(DIRECTORY.convert(value, param, ctx))
+        return place(value, "this" if param is None else param.opts[-1])
+
+
+SIZE = Parsed("SIZE", _parse_size)
+
+
+MINUTE_OR_OFF, HOUR_OR_OFF = _duration_or_off(60.0), _duration_or_off(3600.0)
+
+
+DIRECTORY = Directory()
+
+
+PLACE = _Place()
+
+
+SECONDS = Parsed("SECS", parse_seconds)

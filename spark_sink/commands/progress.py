@@ -1,0 +1,154 @@
+"""What a command shows of its work: a live line at a terminal, a line of the log now and then elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from spark_sink.client.slot_monitor import Lag
+    from spark_sink.launcher.launcher import Progress
+    from spark_sink.pipeline.pipeline import PipelineProgress
+    from spark_sink.snapshot.copy import SnapshotProgress
+
+__all__ = ["ProgressLine", "SnapshotLine", "format_size"]
+
+
+_LOG_INTERVAL_S = 10.0
+
+
+_TERMINAL_INTERVAL_S = 0.2
+
+
+_LOOK_INTERVAL_S = 1.0
+"""Where a line is due more seldom: somebody who waits between two looks still has to notice a signal."""
+
+
+def format_size(size: float) -> str:
+    """Return a number of bytes for people: 1.5 MiB."""
+    unit = "B"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+class _LiveLine:
+    """A line on stderr that says how far something is: on a terminal in place, elsewhere a new one now and then if it differs."""
+
+    def __init__(self, now: float) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._began_at = self._shown_at = now
+        self._shown = ""
+
+    @property
+    def interval_s(self) -> float:
+        """How often to call ``update``; it shows something when that is due."""
+        return _TERMINAL_INTERVAL_S if self._is_terminal else _LOOK_INTERVAL_S
+
+    def _is_due(self, now: float) -> bool:
+        return now - self._shown_at >= (_TERMINAL_INTERVAL_S if self._is_terminal else _LOG_INTERVAL_S)
+
+    def _show(self, text: str, now: float, *, is_last: bool) -> None:
+        self._shown_at = now
+        if self._is_terminal:
+            self.clear()
+            click.echo(text if is_last else text[: os.get_terminal_size(2).columns - 1], err=True, nl=is_last)
+        elif is_last or text != self._shown:
+            click.echo(text, err=True)
+        self._shown = text
+
+    def clear(self) -> None:
+        """Make room on a terminal for something else."""
+        if self._is_terminal:
+            click.echo("\r\x1b[K", err=True, nl=False)
+
+
+class _Rate:
+    """How fast a count grows: since the last time that it was asked for, or since the beginning."""
+
+    def __init__(self, now: float) -> None:
+        self._began_at = self._at = now
+        self._count = 0
+        self._rate = 0.0
+
+    def update(self, count: int, now: float, *, is_last: bool) -> float:
+        """Return what it is per second; ``is_last``: over all."""
+        if is_last:
+            return count / max(now - self._began_at, 1e-3)
+        if now > self._at:
+            self._rate = (count - self._count) / (now - self._at)
+            self._at, self._count = now, count
+        return self._rate
+
+
+class ProgressLine(_LiveLine):
+    """Shows how far a launcher is, and if there are tables, how far they are."""
+
+    def __init__(self, now: float) -> None:
+        super().__init__(now)
+        self._records, self._rows = _Rate(now), _Rate(now)
+
+    def update(
+        self,
+        progress: Progress,
+        now: float,
+        *,
+        tables: PipelineProgress | None = None,
+        lag: Lag | None = None,
+        is_last: bool = False,
+    ) -> None:
+        """Show the progress if that is due. ``lag`` is the tables', None where it is not known; without tables the log's."""
+        if not is_last and not self._is_due(now):
+            return
+        parts = []
+        if tables is not None:
+            rows = tables.changes + tables.messages
+            parts += [
+                f"tables {tables.position or '-'}",
+                f"{self._rows.update(rows, now, is_last=is_last):,.0f} rows/s",
+                "lag unknown" if lag is None else _lag_text(lag),
+                f"{tables.changes:,} changes in {tables.tables} tables",
+                *([f"{tables.messages:,} messages"] if tables.messages else []),
+            ]
+        parts += [
+            f"{'position' if tables is None else 'log'} {progress.position or '-'}",
+            *([] if lag is None or tables is not None else [_lag_text(lag)]),
+            f"{progress.transactions:,} transactions",
+            f"{progress.records:,} records",
+            format_size(progress.size),
+            f"{self._records.update(progress.records, now, is_last=is_last):,.0f} records/s",
+        ]
+        if progress.open_size:
+            parts.append(f"open {format_size(progress.open_size)}")
+        if progress.restarts:
+            parts.append(f"{progress.restarts} restarts")
+        self._show(", ".join(parts), now, is_last=is_last)
+
+
+def _lag_text(lag: Lag) -> str:
+    return f"lag {format_size(lag.bytes)} {'≥ ' if lag.at_least else ''}{lag.seconds:.1f} s"
+
+
+class SnapshotLine(_LiveLine):
+    """Shows how far a snapshot is."""
+
+    def update(self, progress: SnapshotProgress, now: float, *, is_last: bool = False) -> None:
+        """Show the progress if that is due."""
+        if is_last or self._is_due(now):
+            self._show(self._text(progress, max(now - self._began_at, 1e-3)), now, is_last=is_last)
+
+    def _text(self, progress: SnapshotProgress, elapsed_s: float) -> str:
+        parts = [f"snapshot: {progress.tables_done} of {progress.tables} tables", f"{progress.rows:,} rows"]
+        if progress.row_estimate > progress.rows:
+            parts[-1] += f" of about {progress.row_estimate:,}"
+        parts.append(f"{progress.rows / elapsed_s:,.0f} rows/s")
+        left = progress.chunks - progress.chunks_done
+        if left and progress.chunks_done:
+            left_s = elapsed_s * left / progress.chunks_done
+            parts.append(f"{left_s / 60:.0f} min left" if left_s >= 120 else f"{left_s:.0f} s left")
+        return ", ".join(parts)

@@ -1,0 +1,215 @@
+"""Segments cut into slices, for executors to read: a slice has its records by table, found in the index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from cdcpipe.errors import ProtocolError
+from cdcpipe.pgoutput.decode import decode
+from cdcpipe.pgoutput.messages import Message, Relation, Truncate
+from spark_sink.source.server import Origin, fetch
+from spark_sink.staging import index as segment_index
+from spark_sink.staging.index import RELATION, SegmentIndex, map_segment
+from spark_sink.staging.log import StagingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+    from collections.abc import Iterable, Mapping
+
+
+__all__ = [
+    "BATCH_BYTES",
+    "BATCH_ROWS",
+    "BATCH_SPAN_BYTES",
+    "UNIX_2000_US",
+    "OpenSlice",
+    "RelationVersion",
+    "Slice",
+    "divide",
+    "read_relations",
+]
+
+
+BATCH_ROWS: Final = 1 << 16
+BATCH_BYTES: Final = 64 << 20
+BATCH_SPAN_BYTES: Final = 1 << 30
+"""How far apart the first and the last record of a batch may be; columnar.MAX_SPAN_BYTES is the limit, less a record of 1 GiB."""
+UNIX_2000_US: Final = 946_684_800_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What one task reads: of the transactions that end in (after_lsn, until_lsn], the records of one part of the segment.
+
+    So with a logical message outside of transactions whose place is in that range.
+    """
+
+    path: str
+    """The segment's file; with an ``origin`` what it is called there."""
+    epoch: int
+    after_lsn: int
+    until_lsn: int
+    part: int = 0
+    part_count: int = 1
+    origin: Origin | None = None
+
+
+def divide(slices: Iterable[tuple[Slice, int]], part_bytes: int, together_bytes: int) -> list[list[Slice]]:
+    """Divide slices, given with their sizes, among tasks: one of more than ``part_bytes`` is cut, small ones go together.
+
+    Several make ``together_bytes`` at most.
+    """
+    tasks: list[list[Slice]] = []
+    room = 0
+    for piece, size in slices:
+        count = -(-size // part_bytes)
+        if count > 1:
+            tasks += [[replace(piece, part=number, part_count=count)] for number in range(count)]
+            room = 0
+            continue
+        if size > room:
+            tasks.append([])
+            room = together_bytes
+        tasks[-1].append(piece)
+        room -= size
+    return tasks
+
+
+class OpenSlice:
+    """A slice with its segment mapped and its index loaded; what several tables' readers need is found once."""
+
+    def __init__(self, piece: Slice) -> None:
+        self._piece = piece
+        self.path = Path(piece.path) if piece.origin is None else fetch(piece.origin, piece.path)
+        self.epoch = piece.epoch
+        self.index: SegmentIndex = segment_index.load(self.path)
+        self.segment = map_segment(self.path)
+        if len(self.segment) != self.index.size:
+            self.fail(0, "its size changed while it was read")
+        count = len(self.index.kind)
+        self.first = count * piece.part // piece.part_count
+        self.last = count * (piece.part + 1) // piece.part_count
+        self._from_transaction = np.searchsorted(self.index.end_lsn, np.uint64(piece.after_lsn), side="right")
+        self._to_transaction = np.searchsorted(self.index.end_lsn, np.uint64(piece.until_lsn), side="right")
+
+    def records(self, kinds: bytes) -> Array:
+        """Return the numbers of the slice's records of some kinds."""
+        transaction = self.index.transaction[self.first : self.last]
+        wanted = (transaction >= self._from_transaction) & (transaction < self._to_transaction)
+        wanted &= np.isin(self.index.kind[self.first : self.last], np.frombuffer(kinds, np.uint8))
+        return np.flatnonzero(wanted) + self.first
+
+    def messages(self) -> Array:
+        """Return the numbers, among the segment's logical messages, of those that are the slice's."""
+        record, place = self.index.messages()
+        wanted = (record >= self.first) & (record < self.last)
+        wanted &= (place > np.uint64(self._piece.after_lsn)) & (place <= np.uint64(self._piece.until_lsn))
+        return np.flatnonzero(wanted)
+
+    def chunks(self, records: Array) -> Iterator[slice]:
+        """Cut records, in order, into what makes a batch of bounded size."""
+        offset = self.index.offset[records]
+        byte_count = np.cumsum(self.index.length[records], dtype=np.int64)
+        first = 0
+        while first < len(records):
+            used = byte_count[first - 1] if first else 0
+            last = min(
+                first + BATCH_ROWS,
+                int(np.searchsorted(byte_count, used + BATCH_BYTES, side="right")),
+                int(np.searchsorted(offset, offset[first] + BATCH_SPAN_BYTES)),
+            )
+            last = max(last, first + 1)
+            yield slice(first, last)
+            first = last
+
+    def message(self, record: int) -> Message:
+        """Decode one record."""
+        offset = int(self.index.offset[record])
+        try:
+            return decode(self.segment[offset : offset + int(self.index.length[record])])
+        except ProtocolError as ex:
+            self.fail(offset, ex.message)
+
+    def fail(self, offset: int, problem: str) -> NoReturn:
+        """Raise what says that the segment is corrupt."""
+        msg = f"segment {self.path} is corrupt at byte {offset}: {problem}"
+        raise StagingError(msg, hint="restore the file from a copy of the staging directory")
+
+    def descriptions(self) -> Iterator[tuple[int, Relation]]:
+        """Decode the segment's Relation records, the whole segment's, with their numbers."""
+        for record in np.flatnonzero(self.index.kind == RELATION).tolist():
+            relation = self.message(record)
+            assert isinstance(relation, Relation)
+            yield record, relation
+
+    @cached_property
+    def versions(self) -> Mapping[tuple[str, str], Sequence[RelationVersion]]:
+        """How each table, by schema and name, looked in the segment, and from where to where."""
+        found: dict[tuple[str, str], list[RelationVersion]] = {}
+        in_force: dict[int, RelationVersion] = {}
+        for record, relation in self.descriptions():
+            before = in_force.get(relation.relation_id)
+            if before is not None:
+                if before.relation == relation:  # described again
+                    continue
+                before.last = record
+            version = in_force[relation.relation_id] = RelationVersion(relation, record, len(self.index.kind))
+            found.setdefault((relation.namespace, relation.name), []).append(version)
+        return found
+
+    @cached_property
+    def changes(self) -> Mapping[int, Array]:
+        """The numbers of the slice's changed rows, by relation."""
+        record = self.records(b"IUD")
+        relation_id = self.index.relation_id[record]
+        order = np.argsort(relation_id, kind="stable")
+        ids, first = np.unique(relation_id[order], return_index=True)
+        return dict(zip(ids.tolist(), np.split(record[order], first[1:]), strict=True)) if len(ids) else {}
+
+    @cached_property
+    def truncates(self) -> Sequence[tuple[int, Truncate]]:
+        """The slice's Truncate records, with their numbers."""
+        found = []
+        for record in self.records(b"T").tolist():
+            message = self.message(record)
+            assert isinstance(message, Truncate)
+            found.append((record, message))
+        return found
+
+    def metadata(self, record: Array) -> dict[str, pa.Array]:
+        """Return the columns that say where each change stands, but for its op."""
+        index = self.index
+        transaction = index.transaction[record]
+        time_us = index.commit_time_us[transaction] + UNIX_2000_US
+        return {
+            "_cdc_epoch": pa.array(np.full(len(record), self.epoch, np.int32)),
+            "_cdc_end_lsn": pa.array(index.end_lsn[transaction].astype(np.int64)),
+            "_cdc_ordinal": pa.array(index.ordinal[record]),
+            "_cdc_xid": pa.array(index.xid[transaction].astype(np.int64)),
+            "_cdc_commit_time": pa.array(time_us).cast(pa.timestamp("us", "UTC")),
+        }
+
+
+def read_relations(path: Path) -> Iterator[Relation]:
+    """Yield how the segment describes its relations, in order."""
+    for _, relation in OpenSlice(Slice(str(path), 0, 0, 0)).descriptions():
+        yield relation
+
+
+@dataclass(slots=True)
+class RelationVersion:
+    """A relation, in force for the records of its id from ``first`` up to ``last``."""
+
+    relation: Relation
+    first: int
+    last: int

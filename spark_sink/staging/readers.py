@@ -1,0 +1,112 @@
+"""Who reads a staging log, how far each is, and what may be removed because all are past it. No pyspark."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spark_sink.files.local import fsync_directory, read_json, write_json
+from spark_sink.staging.log import (
+    Position,
+    Segment,
+    StagingError,
+    epoch_segments,
+    read_chain,
+    read_position,
+    remove_epoch,
+    removed_position,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Retention", "read_readers", "register_reader", "remove_consumed", "unregister_reader"]
+
+
+_READER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
+
+
+def _reader_path(root: Path, name: str) -> Path:
+    if _READER_NAME.fullmatch(name) is None:
+        msg = f"not a reader's name: {name!r}"
+        raise StagingError(msg, hint="letters, digits, '_', '-' and '.', at most 100")
+    return root / "readers" / f"{name}.json"
+
+
+def register_reader(root: Path | str, name: str, position: Position) -> None:
+    """Note durably that the reader ``name`` has everything up to ``position``, and needs nothing before it again."""
+    root = Path(root)
+    path = _reader_path(root, name)
+    if not path.parent.is_dir():
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        fsync_directory(root)
+    write_json(path, {"position": str(position)})
+
+
+def unregister_reader(root: Path | str, name: str) -> None:
+    """Forget a reader: segments do not wait for it any more."""
+    _reader_path(Path(root), name).unlink(missing_ok=True)
+
+
+def read_readers(root: Path | str) -> dict[str, Position]:
+    """Return the registered readers and how far each is."""
+    readers = {}
+    for path in sorted((Path(root) / "readers").glob("*.json")):
+        if not path.name.startswith("."):
+            value = read_json(path)
+            if value is not None:
+                readers[path.stem] = read_position(path, value)
+    return readers
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How much of what all readers are past is kept all the same: what was sealed in the last so many seconds, so many bytes."""
+
+    seconds: float = 0.0
+    size: int = 0
+
+    def first_to_keep(self, consumed: Sequence[Segment]) -> int:
+        """Return which of some segments, the oldest first, is the first to stay."""
+        since, size = time.time() - self.seconds, 0
+        for number in range(len(consumed) - 1, -1, -1):
+            stat = consumed[number].path.stat()
+            size += stat.st_size
+            if size > self.size and (not self.seconds or stat.st_mtime < since):
+                return number + 1
+        return 0
+
+
+def remove_consumed(root: Path | str, retention: Retention | None = None) -> list[Segment]:
+    """Delete the segments that every registered reader is past, and return them; nothing where no reader is registered.
+
+    Those that ``retention`` wants stay. So does the last one, for the log's end to stay known, and one of which a reader is in
+    the middle. An older epoch goes with its last segment. A crash in between is made good by the next call.
+    """
+    root = Path(root)
+    readers = read_readers(root)
+    if not readers:
+        return []
+    epochs, segments, _ = read_chain(root)
+    reached_lsn = min(position.lsn for position in readers.values())
+    consumed = [segment for segment in segments[:-1] if segment.end_lsn <= reached_lsn]
+    if retention is not None:
+        consumed = consumed[: retention.first_to_keep(consumed)]
+    if consumed:
+        write_json(root / "removed.json", {"position": str(consumed[-1].end)})
+    removed = removed_position(root)
+    if removed is None or not epochs:
+        return []
+    first_kept = segments[len(consumed)].epoch if segments else epochs[-1].number
+    for epoch in epochs:
+        if epoch.number < first_kept:
+            remove_epoch(root, epoch.number)
+        else:
+            for segment in epoch_segments(root, epoch.number):
+                if segment.end_lsn <= removed.lsn:
+                    segment.index_path.unlink(missing_ok=True)
+                    segment.path.unlink(missing_ok=True)
+    return consumed
