@@ -342,7 +342,8 @@ def test_a_replica_is_made_again_from_a_changelog_that_begins_with_a_snapshot(co
 
 KILLED = """
 import os, signal, sys
-from spark_sink import __main__, snapshot_table
+from spark_sink import __main__
+from spark_sink.snapshot import table as snapshot_table
 
 move, moves = snapshot_table._move, []
 

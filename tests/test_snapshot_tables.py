@@ -192,7 +192,8 @@ def raise_interrupted(*_arguments: Any) -> None:
 
 KILLED = """
 import os, signal, sys
-from spark_sink import __main__, replica
+from spark_sink import __main__
+from spark_sink.replica import merge as replica
 
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)
