@@ -507,7 +507,7 @@ def test_refusals(database: postgres.Database, pg18: postgres.Cluster, spark: An
         road.verify("t", timeout_s=0.5)
     road.pipeline().process_available()
     assert road.verify("t")["public.t"] == TableResult(Table("public", "t"), 2, 2, is_equal=True)
-    with pytest.raises(WarehouseError, match="not a warehouse"):
+    with pytest.raises(InvalidArgumentsError, match="not a warehouse"):
         verify(spark, tmp_path / "nowhere", ("-d", database.dsn))
     assert json.loads((road.warehouse / "_cdcpipe/warehouse.json").read_text())["staging"] == str(road.staging)
     assert Position.parse(json.loads((road.warehouse / "_cdcpipe/warehouse.json").read_text())["begin"]).lsn > LSN(0)
