@@ -215,6 +215,18 @@ def test_a_home_that_can_keep_no_jars(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "spark.jars.ivy" in (caught.value.hint or "")
 
 
+def test_one_process_at_a_time_fetches_packages(tmp_path: Path) -> None:
+    """Ivy itself does not lock its folder: two sessions that fetch Delta Lake at the same time on a new machine both fail."""
+    settings = {"spark.jars.packages": session.DELTA_PACKAGES, "spark.jars.ivy": str(tmp_path / "ivy")}
+    with session._alone_in_ivy(settings):
+        with pytest.raises(InitError, match=r"another process has been fetching Spark's packages into \S+/ivy for 0 s"):
+            session._alone_in_ivy(settings, deadline_s=0).__enter__()
+        with session._alone_in_ivy({"spark.jars": "delta.jar"}, deadline_s=0):
+            pass
+    with session._alone_in_ivy(settings, deadline_s=0):
+        assert (tmp_path / "ivy/jars").is_dir()
+
+
 def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     old = tmp_path / "jdk8"
     (old / "bin").mkdir(parents=True)

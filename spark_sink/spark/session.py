@@ -18,13 +18,15 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 import zipfile
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
 from spark_sink.client import guard
+from spark_sink.files.lock import hold_alone
 from spark_sink.files.places import is_local, name
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ _NO_DELTA_HINT = (
     "(repo1.maven.org), or use --format parquet, which needs no jar"
 )
 _JAVA_MINIMUM = 17
+_IVY_DEADLINE_S, _IVY_PAUSE_S = 600.0, 0.2
 _CAUSE = re.compile(r"^(?:Caused by)?: (?:(?:[\w$]+\.)+([\w$]+)(?:: |$))?(.*)$", re.MULTILINE)
 """A Java exception in the text of a stack trace: its class and its message, either of which may be left out."""
 
@@ -130,8 +133,11 @@ def build(
     for key, value in settings.items():
         builder = builder.config(key, value)
     try:
-        _start_jvm(settings)
+        with _alone_in_ivy(settings):
+            _start_jvm(settings)
         spark = builder.getOrCreate()
+    except CdcpipeError:
+        raise
     except Exception as ex:
         if "spark.jars.packages" in settings and "JAVA_GATEWAY_EXITED" in str(ex):
             raise InitError(
@@ -348,19 +354,49 @@ def _jar_settings(
         return {"spark.jars": ",".join(jars)}
     if format != "delta":
         return {}
-    ivy = Path(ivy_dir) if ivy_dir else _home() / ".ivy2.5.2"
+    ivy = _ivy_folder(ivy_dir)
     # Ivy would find them here too, but prints two dozen lines and takes a second over it.
     cached = [ivy / "jars" / f"io.delta_{name}" for name in DELTA_JARS]
     if all(zipfile.is_zipfile(jar) for jar in cached):
         return {"spark.jars": ",".join(map(str, cached)), "spark.jars.ivy": str(ivy)}
+    return {"spark.jars.packages": DELTA_PACKAGES, "spark.jars.excludes": DELTA_EXCLUDES, "spark.jars.ivy": str(ivy)}
+
+
+def _ivy_folder(named: str | None) -> Path:
+    """Return the folder in which Ivy keeps jars, and make it. ``named`` is Spark's setting spark.jars.ivy."""
+    ivy = Path(named) if named else _home() / ".ivy2.5.2"
     try:
-        cached[0].parent.mkdir(parents=True, exist_ok=True)
+        (ivy / "jars").mkdir(parents=True, exist_ok=True)
     except OSError as ex:
         raise InitError(
-            f"Delta Lake's jars can't be kept in {ivy}: {ex.strerror}",
+            f"Spark's packages can't be kept in {ivy}: {ex.strerror}",
             hint="set HOME to a directory of this user's, name one with --conf spark.jars.ivy=DIR, or give the jars with --jars",
         ) from ex
-    return {"spark.jars.packages": DELTA_PACKAGES, "spark.jars.excludes": DELTA_EXCLUDES, "spark.jars.ivy": str(ivy)}
+    return ivy
+
+
+@contextmanager
+def _alone_in_ivy(settings: Mapping[str, str], deadline_s: float = _IVY_DEADLINE_S) -> Iterator[None]:
+    """Let one process at a time fetch packages into Ivy's folder.
+
+    Ivy does not lock the folder: two sessions that fetch the same jars into it at once see each other's half-written files, and
+    fail. Does nothing if there is nothing to fetch. Raises InitError if another process still fetches after ``deadline_s`` seconds.
+    """
+    if "spark.jars.packages" not in settings or _GATEWAY in os.environ:
+        yield
+        return
+    lock = _ivy_folder(settings.get("spark.jars.ivy")) / "cdcpipe.lock"
+    with ExitStack() as held:
+        ends = time.monotonic() + deadline_s
+        while not held.enter_context(hold_alone(lock)):
+            held.close()
+            if time.monotonic() > ends:
+                raise InitError(
+                    f"another process has been fetching Spark's packages into {lock.parent} for {deadline_s:.0f} s",
+                    hint="end it, or name another folder with --conf spark.jars.ivy=DIR",
+                )
+            time.sleep(_IVY_PAUSE_S)
+        yield
 
 
 def _join_jars(settings: dict[str, str], conf: dict[str, str]) -> None:
