@@ -1,6 +1,6 @@
 """Debezium's change events (``--output debezium``), as its PostgreSQL connector writes them through the JSON converter.
 
-The reference is Debezium 3.6 with the converter's ``schemas.enable=false``; ``tests/test_debezium.py`` compares the two. One
+The reference is Debezium 3.6 with the converter's ``schemas.enable=false``; ``tests/server/test_debezium.py`` compares the two. One
 record for each event, no keys. What differs, and why, is on the numbered list in docs/output-plugins.md.
 
 - ``before``, ``after``: the rows; ``op``: c, u, d, t (truncate), and m for logical messages. An update that changes the key is

@@ -1,4 +1,4 @@
-"""Record what Debezium's connector makes of the workloads in tests/data/debezium: the oracle of tests/test_debezium.py.
+"""Record what Debezium's connector makes of the workloads in tests/data/debezium: the oracle of tests/server/test_debezium.py.
 
 Each directory there is a workload: schema.sql, changes.sql and a *.properties file for each set of the connector's
 options. Its changes are run once, with an engine for each set listening on its own slot of a PostgreSQL 15; what the

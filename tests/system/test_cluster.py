@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
 TIMEOUT_S = 600
 

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from workload import KEYS, MESSAGES, Workload, make_tables
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SCRIPTS = [
     path
     for folder in ("scripts", "scripts/lib", "scripts/bench", ".ci")

@@ -40,7 +40,7 @@ from spark_sink.schema.types import typed_schema
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse, WarehouseError
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
 TABLE = Table("public", "Odd %1/ü")  # what URLs and Hadoop's paths write otherwise
 COLUMNS = StructType([StructField("id", LongType()), StructField("name", StringType())])

@@ -27,7 +27,7 @@ from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.subcommands.decode import Captures
 from cdcpipe.subcommands.explain import Explainer
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 DATA = ROOT / "data" / "pgoutput"
 STREAMS = sorted(DATA.glob("pg*/*.cdc"))
 VERSIONS = sorted({stream.parent.name for stream in STREAMS})

@@ -17,7 +17,7 @@ from spark_sink.warehouse.warehouse import Warehouse
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_the_second_of_a_pair_takes_over(shell: dict[str, str], database: postgres.Database) -> None:

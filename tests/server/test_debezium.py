@@ -29,7 +29,7 @@ from cdcpipe.plugins.base import Renderer
 from cdcpipe.plugins.catalog import NoCatalogError
 from cdcpipe.plugins.debezium import Debezium
 
-DATA = Path(__file__).parent / "data" / "debezium"
+DATA = Path(__file__).parents[1] / "data" / "debezium"
 SETS = sorted(DATA.glob("*/*.properties"))
 UNAVAILABLE = "__debezium_unavailable_value"
 Event = dict[str, Any]

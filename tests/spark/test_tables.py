@@ -1,4 +1,4 @@
-"""Changelog and replica tables, on changes made by hand: what tests/test_pipeline.py does on a real server, in small."""
+"""Changelog and replica tables, on changes made by hand: what tests/spark/test_pipeline.py does on a real server, in small."""
 
 import random
 from dataclasses import dataclass, field

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PACKAGES = ("cdcpipe", "cli", "spark_sink")
 HEAVY = {"pyspark", "pyarrow", "numpy", "pandas"}
 

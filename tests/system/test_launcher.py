@@ -52,7 +52,7 @@ from spark_sink.staging.log import Position, StagingError, list_epochs, list_seg
 from spark_sink.staging.readers import register_reader
 from spark_sink.staging.writer import Failpoint
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def wait_for(condition: Callable[[], Any], what: str = "the condition", timeout_s: float = 60.0) -> None:
@@ -145,7 +145,7 @@ def test_what_prepare_prints():
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Fake]:
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests/support'}")
     monkeypatch.setattr(launcher_module, "RestartPolicy", partial(RestartPolicy, first_delay_s=0.01))
 
     def make(transactions: list[Transaction] = WORK, turns: list[dict[str, Any]] | None = None) -> Fake:
@@ -466,7 +466,7 @@ def test_a_launcher_killed_at_any_point_goes_on(fake: Callable[..., Fake], failp
     program = textwrap.dedent(RUN_AND_DIE)
     for turn in (1, 2, 2):
         argv = [sys.executable, "-c", program, str(made.directory), failpoint.name, str(turn)]
-        argv += [str(ROOT), str(ROOT / "tests")]
+        argv += [str(ROOT), str(ROOT / "tests/support")]
         ended = subprocess.run(argv, capture_output=True, timeout=60)
         assert ended.returncode in (-signal.SIGKILL, 0), ended.stderr.decode()
         if turn == 1:

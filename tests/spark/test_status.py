@@ -36,7 +36,7 @@ from spark_sink.warehouse.warehouse import Warehouse
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 COMMIT_TIME_S = COMMIT_TIME_US / 1e6 + 946_684_800
 
 

@@ -22,7 +22,7 @@ import pytest
 from cli.main import cdcpipe
 from spark_sink.__main__ import group
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text()
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "scripts/bench/README.md"]

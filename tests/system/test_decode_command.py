@@ -700,7 +700,7 @@ def test_the_example_of_the_help_runs(tmp_path: Path) -> None:
     assert example.strip().startswith("Example: cdcpipe decode")
     (tmp_path / "day.cdc").write_bytes(Path(PATH).read_bytes())
     arguments = example.split("cdcpipe ", 1)[1].split()
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([*COMMAND, *arguments], cwd=tmp_path, capture_output=True, env=environment)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.count(b'{"change":[') > 30

@@ -27,7 +27,7 @@ from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.staging.log import Epoch
 from spark_sink.warehouse.warehouse import Warehouse
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 MUTE = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 """A child that hears nothing and says nothing: no end of stdin, no SIGTERM moves it."""
 STUBBORN = MUTE.replace("time.sleep", "print('ready', flush=True); time.sleep")
