@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from spark_sink.delta.log import Mark
     from spark_sink.files.parquet import WrittenFile
-    from spark_sink.staging.log import Position
 
 __all__ = ["ChangedError", "DeltaError", "FileTable", "Replaced", "commit", "define", "defined", "of_log", "open_table"]
 
@@ -181,14 +181,14 @@ def _mapped(kind: Any, numbers: Any) -> Any:
 def commit(
     table: FileTable,
     files: Iterable[WrittenFile],
-    position: Position,
+    mark: Mark,
     *,
     is_reached: bool = True,
     replaced: Sequence[Replaced] | None = None,
 ) -> None:
     """Make files that lie in the table's directory part of it, in one commit.
 
-    With ``is_reached`` it records that the table has all changes up to ``position`` then. With ``replaced`` other files go.
+    With ``is_reached`` it records that the table has all changes up to ``mark`` then. With ``replaced`` other files go.
     ChangedError if the table is no longer defined as it was when it was opened, if its log does not go back so far, or with
     ``replaced`` if there is any commit that was not known; DeltaError if somebody else has recorded a position since.
     """
@@ -204,12 +204,12 @@ def commit(
             "numOutputRows": str(sum(file.rows for file in files)),
             "numOutputBytes": str(sum(file.size for file in files)),
         },
-        "userMetadata": str(position),
+        "userMetadata": str(mark),
         "engineInfo": "cdcpipe",
     }
     actions: list[Mapping[str, Any]] = [{"commitInfo": information}, *table.definition]
     if is_reached:
-        actions.append({"txn": {"appId": APPLICATION, "version": position.lsn, "lastUpdated": now_ms}})
+        actions.append({"txn": {"appId": APPLICATION, "version": mark.lsn, "lastUpdated": now_ms}})
     for each in replaced or ():
         actions += _replacing(each, now_ms)
     names = set(table.physical.names)
@@ -225,7 +225,7 @@ def commit(
     table.version = version
     table.definition = ()
     if is_reached:
-        table.lsn = position.lsn
+        table.lsn = mark.lsn
 
 
 def _replacing(replaced: Replaced, now_ms: int) -> list[Mapping[str, Any]]:

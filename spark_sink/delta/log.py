@@ -11,7 +11,7 @@ import re
 import time
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from spark_sink.files import places as storage
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["APPLICATION", "TableLog", "TableState", "commit_path", "commits", "is_long", "read_table", "shorten"]
+__all__ = ["APPLICATION", "Mark", "TableLog", "TableState", "commit_path", "commits", "is_long", "read_table", "shorten"]
 
 APPLICATION = "cdcpipe"
 """Under this name a table's transaction version is the LSN up to which it has its changes.
@@ -39,6 +39,17 @@ _MANY_COMMITS = 200
 """A checkpoint costs a second, and so many commits less to read."""
 _ATTEMPTS = 3
 """A log may be cleaned up while it is read: what was listed is gone then, and a newer checkpoint is there."""
+
+
+class Mark(Protocol):
+    """What a commit records: up to where the table has its changes. ``lsn`` only grows; the text of a mark is for people.
+
+    A position of the staging log is one.
+    """
+
+    @property
+    def lsn(self) -> int:
+        """What `APPLICATION` notes as its transaction version."""
 
 
 @dataclass(frozen=True, slots=True)

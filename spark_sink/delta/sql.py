@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
-    from spark_sink.staging.log import Position
+    from spark_sink.delta.log import Mark
 
 __all__ = [
     "State",
@@ -111,12 +111,12 @@ def read_version(spark: SparkSession, path: Path, version: int) -> DataFrame:
 
 
 @contextmanager
-def recording(spark: SparkSession, position: Position) -> Iterator[None]:
-    """Let the commit made inside record ``position``, and be skipped if the table has it already."""
+def recording(spark: SparkSession, mark: Mark) -> Iterator[None]:
+    """Let the commit made inside record ``mark``, and be skipped if the table has it already."""
     settings = {
         "spark.databricks.delta.write.txnAppId": APPLICATION,
-        "spark.databricks.delta.write.txnVersion": str(position.lsn),
-        "spark.databricks.delta.commitInfo.userMetadata": str(position),
+        "spark.databricks.delta.write.txnVersion": str(mark.lsn),
+        "spark.databricks.delta.commitInfo.userMetadata": str(mark),
     }
     before = {key: spark.conf.get(key, None) for key in settings}
     # CREATE TABLE AS SELECT takes the settings of the thread's active session: in a micro-batch that is the query's own.

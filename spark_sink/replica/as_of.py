@@ -104,7 +104,7 @@ def _reached_lsn(house: Warehouse, source: Source) -> int:
                 return known_lsn
     except (OSError, StagingError, DamagedFileError) as ex:
         _logger.info("the log in %s can't be read: %s", source.staging, ex)
-    return int(source.position.lsn)  # py4j would take an LSN for a text
+    return source.position.lsn
 
 
 def _last_lsn(
@@ -120,7 +120,7 @@ def _last_lsn(
         raise WarehouseError(f"{house.name} has no changes yet")
     too_late = _is_after(at)
     if not isinstance(at, datetime):
-        lsn = at.lsn if isinstance(at, Position) else at
+        lsn = at.lsn if isinstance(at, Position) else int(at)
         if source.begin is not None and lsn < source.begin.lsn:
             raise WarehouseError(f"{format_lsn(lsn)} is before {source.begin}, where the log begins")
         if lsn > last_lsn or (isinstance(at, Position) and at.epoch > source.position.epoch):
@@ -129,7 +129,7 @@ def _last_lsn(
                 f"the tables are known to have everything up to {reached}, and not yet up to {at}",
                 hint="wait while cdcpipe-spark run is at work, or ask for an earlier position",
             )
-        last_lsn = int(lsn)
+        last_lsn = lsn
     end_lsn = F.col("_cdc_end_lsn")
     is_snapshot = F.col("_cdc_op") == "snapshot"
     found = changes.agg(

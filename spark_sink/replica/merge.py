@@ -149,7 +149,6 @@ def remake(spark: SparkSession, warehouse: Warehouse, table: Table, position: Po
         return
     reached = (warehouse.source().position, Position(position.epoch, changes_lsn))
     until = max(position, *filter(None, reached), key=lambda each: each.lsn)
-    until = Position(until.epoch, int(until.lsn))  # Spark would take an LSN for a text
     changes = changelog.read(spark, warehouse, table)
     rows = without_unneeded(replay(warehouse, table, changes, until_lsn=until.lsn))
     if state is not None:
@@ -173,7 +172,7 @@ def finish_snapshots(spark: SparkSession, warehouse: Warehouse) -> None:
             warehouse.forget(table)
         elif warehouse.format == "delta":
             # An empty table's snapshot is a TRUNCATE; no transaction ends at that LSN.
-            is_its = F.col("_cdc_op").isin("snapshot", "truncate") & (F.col("_cdc_end_lsn") == int(position.lsn))
+            is_its = F.col("_cdc_op").isin("snapshot", "truncate") & (F.col("_cdc_end_lsn") == position.lsn)
             if not changelog.read(spark, warehouse, table).where(is_its).isEmpty():
                 remake(spark, warehouse, table, position)
         warehouse.note_finished(table)

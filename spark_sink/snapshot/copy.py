@@ -281,13 +281,13 @@ class Snapshot:
         noted = storage.read_json(path)
         if noted is not None:
             if noted["lsn"] == lsn and all(epoch.start_lsn >= lsn for epoch in self._epochs if epoch.number > noted["epoch"]):
-                return Position(noted["epoch"], lsn)
+                return Position(noted["epoch"], noted["lsn"])
             storage.remove_tree(self._scratch)
         numbers = [epoch.number for epoch in self._epochs if epoch.start_lsn <= lsn]
         number = numbers[-1] if numbers else self._epochs[0].number
         storage.make_directory(self._scratch)
         storage.write_json(path, {"epoch": number, "lsn": lsn})
-        return Position(number, lsn)
+        return Position(number, int(lsn))
 
     def _plan(self, connection: str, snapshot: str) -> Plan:
         """Look the tables up; wait for one that is locked."""

@@ -66,7 +66,8 @@ class _BrokenChainError(StagingError):
 class Position(NamedTuple):
     """A place in the log, always a transaction's end: everything up to ``lsn`` in ``epoch``. Text form ``1:0/171F388``.
 
-    ``Position(0, 0)`` is the beginning of whatever log there is.
+    ``Position(0, 0)`` is the beginning of whatever log there is. ``lsn`` is a plain int, never an `LSN`: Spark takes an `LSN` for a
+    text.
     """
 
     epoch: int
@@ -79,7 +80,7 @@ class Position(NamedTuple):
         if match is None:
             msg = f"not a position (EPOCH:LSN, like 1:0/171F388): {text!r}"
             raise ValueError(msg)
-        return cls(int(match[1]), LSN.parse(match[2]))
+        return cls(int(match[1]), int(LSN.parse(match[2])))
 
     def __str__(self) -> str:
         return f"{self.epoch}:{format_lsn(self.lsn)}"
@@ -176,7 +177,7 @@ def _read_epoch(directory: Path) -> Epoch | None:
     publications = _field(path, value, "publications", list)
     options = _field(path, value, "options", dict)
     try:
-        start_lsn = LSN.parse(_field(path, value, "start_lsn", str))
+        start_lsn = int(LSN.parse(_field(path, value, "start_lsn", str)))
     except ValueError as ex:
         msg = f"{path} is damaged: {ex}"
         raise StagingError(msg) from ex

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from cdcpipe.lsn import LSN, format_lsn
+from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.framing import encode_header
 from spark_sink.files.local import TEMPORARY_PREFIX, fsync_directory, write_json
 from spark_sink.staging.filler import COMMIT, MESSAGE_HEAD, Cut, Discard, Write
@@ -238,7 +238,7 @@ class StagingWriter:
                 slot=slot,
                 publications=publications,
                 options=options,
-                start_lsn=LSN(first_lsn if end is None else end.lsn),
+                start_lsn=int(first_lsn) if end is None else end.lsn,
             )
             _write_epoch(directory / "epoch.json", epoch)
             self._pass(Failpoint.EPOCH_DESCRIBED)

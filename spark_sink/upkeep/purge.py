@@ -113,11 +113,11 @@ def _place(spark: SparkSession, house: Warehouse, before: At) -> int:
     if position is None:
         raise WarehouseError(f"{house.name} has no changes yet")
     if not isinstance(before, datetime):
-        lsn = before.lsn if isinstance(before, Position) else before
+        lsn = before.lsn if isinstance(before, Position) else int(before)
         if lsn > position.lsn or (isinstance(before, Position) and before.epoch > position.epoch):
             raise WarehouseError(f"the tables are at {position}, and not yet at {before}", hint="give an earlier position")
         if not isinstance(before, Position):
-            return int(lsn) - 1
+            return lsn - 1
     changes = [changelog.read(spark, house, table) for table in _all(house) if changelog.exists(house, table)]
     if isinstance(before, datetime):
         time, moment = F.col("_cdc_commit_time"), as_of.moment(before)
@@ -127,7 +127,7 @@ def _place(spark: SparkSession, house: Warehouse, before: At) -> int:
         last_lsn = max(map(int, filter(None, early)), default=0)
     else:
         is_late = F.col("_cdc_epoch") > before.epoch
-        last_lsn = int(before.lsn) - 1
+        last_lsn = before.lsn - 1
     late = [each.where(is_late & (end_lsn <= last_lsn)).agg(F.min(end_lsn)).collect()[0][0] for each in changes]
     return min([last_lsn, *(int(found) - 1 for found in late if found is not None)])
 

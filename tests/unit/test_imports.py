@@ -168,9 +168,7 @@ def test_a_folder_has_the_libraries_that_are_its_own(path: Path) -> None:
 @pytest.mark.parametrize("name", ["delta", "staging"])
 def test_what_is_of_use_without_change_data_knows_files_alone(name: str) -> None:
     for path in source_files(f"spark_sink/{name}"):
-        # What a commit to a Delta table records is a position of the log.
-        others = {folder(imported) for imported in imports(path) if imported != "spark_sink.staging.log"}
-        others -= {None, name, "files"}
+        others = {folder(imported) for imported in imports(path)} - {None, name, "files"}
         if by_path(path) == "spark_sink/delta/sql.py":
             others -= {"spark"}
         assert not others, f"{by_path(path)} imports {others}"

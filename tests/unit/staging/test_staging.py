@@ -55,6 +55,7 @@ BIG = SealPolicy(segment_bytes=1 << 30, seal_interval_s=1e9)
 )
 def test_position_text(text: str, position: tuple[int, int]):
     assert Position.parse(text) == position
+    assert type(Position.parse(text).lsn) is int  # no LSN: Spark takes that for a text
     assert Position.parse(str(Position(*position))) == position
 
 
