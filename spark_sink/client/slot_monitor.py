@@ -11,6 +11,7 @@ nobody.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import subprocess
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
+from cdcpipe.retry import RetryPolicy
 from spark_sink.client.failure import error_of
 from spark_sink.client.process import COMMAND, Child, unanswered
 
@@ -33,7 +35,8 @@ __all__ = ["Lag", "SlotMonitor", "SlotReport", "WALHistory"]
 
 _logger = logging.getLogger(__name__)
 
-_RESTART_PAUSE_S = 5.0
+_RESTARTS = RetryPolicy(first_pause_s=5.0)
+"""Without a limit: a monitor waits for its server as long as it is wanted."""
 _STALE_S = 10.0
 """How old a report may be and still be shown, where reports come every second or so."""
 _LOOK_S = 0.1
@@ -198,7 +201,7 @@ class SlotMonitor:
         return f"the server has not said for {now - self._reported_at:.0f} s where its slot is"
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
+        for ends in itertools.count(1):
             try:
                 self._watch()
             except CdcpipeError as ex:
@@ -208,7 +211,8 @@ class SlotMonitor:
                 with self._changed:
                     self._error = ex
                     self._changed.notify_all()
-            self._stopping.wait(_RESTART_PAUSE_S)
+            if self._stopping.wait(_RESTARTS.pause_s(ends)):
+                return
 
     def _watch(self) -> None:
         """Run the command to its end, which is an error, as is its silence."""

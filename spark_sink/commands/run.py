@@ -12,6 +12,7 @@ import click
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.retry import RetryPolicy
 from spark_sink.client.prepare import Prepared, ask_published
 from spark_sink.client.slot_monitor import Lag, SlotMonitor
 from spark_sink.commands.options import CONTEXT_SETTINGS, launcher_config, launcher_options, log_to_stderr, snapshot_hold_option
@@ -44,9 +45,8 @@ _logger = logging.getLogger(__name__)
 _LAST_INTERVAL_S = 0.1
 """How often to look whether the tables have everything, once nothing more comes."""
 
-_RECONNECT_S = 60.0
-"""So long a server is waited for that is asked for its tables."""
-_RETRY_S = 1.0
+_RECONNECT = RetryPolicy(within_s=60.0, first_pause_s=1.0)
+"""A server that is asked for its tables may be restarting."""
 
 _EXAMPLE = """\b
 Example:
@@ -434,14 +434,16 @@ class _Catalog:
 
     def describe(self) -> Iterable[Mapping[str, Any]]:
         """Return the tables; a server that has gone away may be restarting, and is waited for."""
-        deadline = time.monotonic() + _RECONNECT_S
+        began, failures = time.monotonic(), 0
         while True:
             try:
                 answer = ask_published(self._config, self._stopping.is_set)
                 is_away = answer.code in (ExitCode.INIT_FAILED, ExitCode.PG_CLOSED, ExitCode.PG_ERROR)
-                if not is_away or time.monotonic() >= deadline:
+                failures += 1
+                pause_s = _RECONNECT.pause_s(failures, time.monotonic() - began) if is_away else None
+                if pause_s is None:
                     break
-                if self._stopping.wait(_RETRY_S):
+                if self._stopping.wait(pause_s):
                     raise InterruptedError
             except InterruptedError:
                 self.is_interrupted = True

@@ -13,6 +13,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from cdcpipe.retry import RetryPolicy
 from spark_sink.files import places as storage
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _LAST_CHECKPOINT = "_last_checkpoint"
 _OWN_RETENTION = {"delta.logRetentionDuration", "delta.enableExpiredLogCleanup"}
 _MANY_COMMITS = 200
 """A checkpoint costs a second, and so many commits less to read."""
-_ATTEMPTS = 3
+_READS = RetryPolicy(attempts=3)
 """A log may be cleaned up while it is read: what was listed is gone then, and a newer checkpoint is there."""
 
 
@@ -113,19 +114,16 @@ class TableLog:
 
     def refresh(self) -> Self:
         """Read it."""
-        for attempt in range(_ATTEMPTS):
+        try:
+            _READS.call(self._read, FileNotFoundError)
+        except FileNotFoundError:
+            if self._log.is_dir():
+                raise
             self._forget()
-            try:
-                self._read()
-            except FileNotFoundError:
-                if attempt == _ATTEMPTS - 1 and self._log.is_dir():
-                    raise
-            else:
-                return self
-        self._forget()
         return self
 
     def _read(self) -> None:
+        self._forget()
         names = _names(self._log)
         versions = _versions(names)
         if not versions:

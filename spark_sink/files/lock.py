@@ -24,10 +24,10 @@ def hold_alone(path: Path) -> Iterator[bool]:
         os.close(fd)
 
 
-def try_lock(fd: int) -> bool:
-    """Take the lock of an open file if nobody has it; tell whether it is ours."""
+def try_lock(fd: int, *, is_shared: bool = False) -> bool:
+    """Take the lock of an open file, alone or shared with others, if nobody is in the way; tell whether it is ours."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -7,6 +7,8 @@
 | 2 INIT_FAILED | stop; but for a while after a lost connection again: the server may be restarting, unless it has gone back |
 | killed by a signal, or 0 unasked for | again |
 | all others | stop |
+
+The pauses between two starts are those of a `RetryPolicy`. It has no limit: a launcher waits for its server.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.retry import RetryPolicy
 from spark_sink.client.failure import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["RestartPolicy"]
+
+_PAUSES = RetryPolicy(first_pause_s=0.2, longest_pause_s=10.0, jitter=0.5)
 
 
 class RestartPolicy:
@@ -29,17 +34,15 @@ class RestartPolicy:
         self,
         chance: Callable[[], float],
         *,
-        first_delay_s: float = 0.2,
-        longest_delay_s: float = 10.0,
+        pauses: RetryPolicy = _PAUSES,
         poison_limit: int = 5,
         reconnect_s: float = 60.0,
     ) -> None:
         self._chance = chance
-        self._first_delay_s = first_delay_s
-        self._longest_delay_s = longest_delay_s
+        self._pauses = pauses
         self._poison_limit = poison_limit
         self._reconnect_s = reconnect_s
-        self._attempts = 0
+        self._failures = 0
         self._end_lsn = -1
         self._lost_at: float | None = None
         self._last_error: Failure | None = None
@@ -49,7 +52,7 @@ class RestartPolicy:
         """Return after how many seconds to start the streamer again, None to stop."""
         if failure.end_lsn > self._end_lsn:
             self._end_lsn = failure.end_lsn
-            self._attempts = self._same_errors = 0
+            self._failures = self._same_errors = 0
             self._lost_at = None
         if failure.code == ExitCode.INIT_FAILED:
             if failure.is_rewound or self._lost_at is None or now - self._lost_at >= self._reconnect_s:
@@ -64,6 +67,5 @@ class RestartPolicy:
             self._lost_at = now
         else:
             return None
-        delay_s = min(self._longest_delay_s, self._first_delay_s * 2.0**self._attempts)
-        self._attempts = min(self._attempts + 1, 20)
-        return delay_s * (0.5 + self._chance() / 2)
+        self._failures += 1
+        return self._pauses.pause_s(self._failures, chance=self._chance())

@@ -18,6 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from cdcpipe.retry import RetryPolicy
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.replica import merge as replica
@@ -43,7 +44,7 @@ _THREADS = 4
 _CHANGED = "DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS"
 """A micro-batch has widened the changelog's columns between the plan of a merge and its start: it is planned anew."""
 
-_MAX_ATTEMPTS = 10
+_MERGES = RetryPolicy(attempts=10)
 
 
 class Follower:
@@ -163,11 +164,6 @@ class Follower:
         self._merged(table)
 
     def _bring_with(self, spark: SparkSession, table: Table, position: Position) -> None:
-        for attempts_left in reversed(range(_MAX_ATTEMPTS)):
-            try:
-                replica.bring(spark, self._warehouse, table, position)
-            except Exception as ex:
-                if _CHANGED not in str(ex) or not attempts_left:
-                    raise
-            else:
-                return
+        _MERGES.call(
+            lambda: replica.bring(spark, self._warehouse, table, position), Exception, where=lambda ex: _CHANGED in str(ex)
+        )

@@ -21,6 +21,7 @@ Segments are given back to staging one micro-batch late: the last one is run aga
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from cdcpipe.retry import RetryPolicy
 from spark_sink.changelog import tables as changelog
 from spark_sink.changelog import writer as segment_writer
 from spark_sink.changelog.history import SchemaHistory
@@ -88,7 +90,14 @@ _logger = logging.getLogger(__name__)
 _LATE = "Python worker failed to connect back"
 """What Spark says when the process that runs a stream's source has not started within ten seconds, which can't be changed."""
 
-_MAX_LATE_STARTS = 10
+_STARTS = RetryPolicy(attempts=11)
+"""How often a stream is started whose source's process is late."""
+
+_APPENDS = RetryPolicy(attempts=10)
+"""How often a micro-batch is written whose changelogs another program changes meanwhile."""
+
+_LEAST_WAIT_S = 0.001
+"""Spark takes no shorter time to wait."""
 
 _NOTING_S = 5.0
 """So long Spark is given to note the end of a micro-batch."""
@@ -221,11 +230,12 @@ class Pipeline:
                 return False
         except Exception as ex:
             self._stop_serving()
-            if _LATE in str(ex) and self._error is None and self._late_starts < _MAX_LATE_STARTS:
+            if _LATE in str(ex) and self._error is None and _STARTS.pause_s(self._late_starts + 1) is not None:
                 self._late_starts += 1
                 _logger.warning("a Python process took Spark more than ten seconds to start; beginning again")
                 self._stop_following(is_last_round_wanted=False)
-                return self.start(available_now=self._available_now).wait(timeout_s)
+                left_s = None if deadline is None else max(_LEAST_WAIT_S, deadline - time.monotonic())
+                return self.start(available_now=self._available_now).wait(left_s)
             self._error = self._error_of(ex)
             raise self._error from ex
         self._stop_serving()
@@ -425,7 +435,7 @@ class Pipeline:
 
     def _append(self, contents: Mapping[Table, Contents], segments: Sequence[Segment]) -> None:
         """Append to the changelogs what the segments have for them; each goes on from where it is."""
-        while True:
+        for failures in itertools.count(1):
             self._open_tables(contents)
             appends = [
                 self._prepare(table, contents[table], segments)
@@ -439,9 +449,14 @@ class Pipeline:
             try:
                 for append, files in zip(appends, written, strict=True):
                     self._commit(append, files, segments)
-            except ChangedError:
+            except ChangedError as ex:
                 # Somebody has changed a table's columns. Those that have their changes are not written again.
                 self._tables.clear()
+                if _APPENDS.pause_s(failures) is None:
+                    raise WarehouseError(
+                        f"changelogs in {self.warehouse.name} were changed by another program each time that changes were written",
+                        hint="stop the program that alters these tables, and start again; nothing is lost",
+                    ) from ex
             else:
                 return
 

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdcpipe.errors import CdcpipeError
+from cdcpipe.retry import RetryPolicy
 from spark_sink.delta import commit as delta_files
 from spark_sink.delta import deletion_vector
 from spark_sink.delta.commit import ChangedError, FileTable, Replaced
@@ -58,7 +59,7 @@ _SMALL_BYTES: Final = 1 << 20
 """A file of less is written anew when rows of it go."""
 _MOST_SMALL_FILES: Final = 8
 """With more of them all are written anew, as one."""
-_ATTEMPTS: Final = 3
+_MERGES: Final = RetryPolicy(attempts=3)
 
 _KEY_TYPES: Final = {
     "byte",
@@ -112,20 +113,16 @@ def apply(
     is made, with the ``properties`` for its columns. Nobody else merges meanwhile. In the end ``tell_grown`` is called with how
     many more rows there should be, by what the changes are, and how many there are.
     """
-    for _ in range(_ATTEMPTS):
-        try:
-            grown = _merge(changelog, replica, key, after_lsn, position, properties)
-        except ChangedError:
-            continue
-        except CdcpipeError:
-            raise
-        except Exception as ex:  # noqa: BLE001 - whatever others have written into a table, Spark knows more of it
-            _logger.debug("%s is left to Spark: %s", replica.name, ex if isinstance(ex, _EXPECTED) else repr(type(ex)))
-            return False
-        if grown is not None:
-            tell_grown(*grown)
-        return True
-    return False
+    try:
+        grown = _MERGES.call(lambda: _merge(changelog, replica, key, after_lsn, position, properties), ChangedError)
+    except CdcpipeError:
+        raise
+    except Exception as ex:  # noqa: BLE001 - whatever others have written into a table, Spark knows more of it
+        _logger.debug("%s is left to Spark: %s", replica.name, ex if isinstance(ex, _EXPECTED) else repr(type(ex)))
+        return False
+    if grown is not None:
+        tell_grown(*grown)
+    return True
 
 
 def _merge(

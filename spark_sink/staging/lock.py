@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
@@ -10,12 +9,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cdcpipe.retry import RetryPolicy
 from spark_sink.files.local import TEMPORARY_PREFIX, DamagedFileError, fsync_directory, read_json, write_json
+from spark_sink.files.lock import try_lock
 from spark_sink.staging.log import StagingError
 
 __all__ = ["lock", "lock_owner", "make_root", "owner_text", "try_file_system"]
 
-_LOCK_ATTEMPTS, _LOCK_PAUSE_S = 3, 0.03
+_LOCKING = RetryPolicy(attempts=3, first_pause_s=0.03)
 """`status` holds the lock for a moment to see whether anybody else does."""
 
 _POSIX_HINT = (
@@ -49,14 +50,7 @@ def lock(root: Path) -> int:
         msg = f"cannot open {path}: {ex.strerror or ex}"
         raise StagingError(msg) from ex
     try:
-        for attempt in range(_LOCK_ATTEMPTS):
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if attempt == _LOCK_ATTEMPTS - 1:
-                    raise
-                time.sleep(_LOCK_PAUSE_S)
+        _LOCKING.call(lambda: _take(fd), _HeldError)
         owner = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -64,7 +58,7 @@ def lock(root: Path) -> int:
         }
         os.ftruncate(fd, 0)
         os.pwrite(fd, json.dumps(owner).encode(), 0)
-    except BlockingIOError:
+    except _HeldError:
         os.close(fd)
         msg = f"another launcher uses {root}: {owner_text(_read_owner(path))}"
         raise StagingError(msg, hint="stop it first, or give this one a slot and a --staging directory of its own") from None
@@ -73,6 +67,15 @@ def lock(root: Path) -> int:
         msg = f"cannot lock {path}: {ex.strerror or ex}"
         raise StagingError(msg, hint=_POSIX_HINT) from ex
     return fd
+
+
+class _HeldError(Exception):
+    """Another process has the lock."""
+
+
+def _take(fd: int) -> None:
+    if not try_lock(fd):
+        raise _HeldError
 
 
 def try_file_system(root: Path) -> None:
@@ -107,10 +110,6 @@ def lock_owner(root: Path | str) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _read_owner(path)
-    else:
-        return None
+        return None if try_lock(fd, is_shared=True) else _read_owner(path)
     finally:
         os.close(fd)

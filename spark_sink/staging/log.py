@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN, format_lsn
+from cdcpipe.retry import RetryPolicy
 from spark_sink.files.local import read_json
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ _EPOCH_NAME = re.compile(r"[0-9]{6,9}", re.ASCII)
 _SEGMENT_NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})\.cdc", re.ASCII)
 _POSITION_TEXT = re.compile(r"([0-9]{1,9}):([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8})", re.ASCII)
 
-_LISTING_ATTEMPTS = 3
+_LISTINGS = RetryPolicy(attempts=3)
 """A directory that changes while it is listed may show the second of two new files and not the first."""
 
 _SAME_TIME_NS = 3_000_000_000
@@ -306,12 +307,7 @@ _LOST_HINT = (
 
 
 def read_chain(root: Path) -> _Chain:
-    for _ in range(_LISTING_ATTEMPTS - 1):
-        try:
-            return _chain(root)
-        except _BrokenChainError:
-            continue
-    return _chain(root)
+    return _LISTINGS.call(lambda: _chain(root), _BrokenChainError)
 
 
 def log_end(root: Path | str) -> Position | None:

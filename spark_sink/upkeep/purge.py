@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from cdcpipe.lsn import format_lsn
+from cdcpipe.retry import RetryPolicy
 from spark_sink.changelog import tables as changelog
 from spark_sink.delta import sql as delta
 from spark_sink.replica import as_of
@@ -49,7 +50,7 @@ _logger = logging.getLogger(__name__)
 
 _CONFLICTS = ("DELTA_CONCURRENT_", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
 """What Delta says when somebody who takes no lock of ours, like an OPTIMIZE by hand, has rewritten files meanwhile."""
-_ATTEMPTS = 5
+_DELETES = RetryPolicy(attempts=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +178,11 @@ class _DeltaPurge:
     def remove(self) -> None:
         """Delete the rows, in one commit."""
         path = self._house.changelog(self.table)
-        for attempts_left in reversed(range(_ATTEMPTS)):
-            try:
-                self._spark.sql(f"DELETE FROM {delta.table_name(path)} WHERE _cdc_end_lsn <= {self.lsn}").collect()
-            except Exception as ex:
-                if not any(conflict in str(ex) for conflict in _CONFLICTS) or not attempts_left:
-                    raise
-            else:
-                return
+        _DELETES.call(
+            lambda: self._spark.sql(f"DELETE FROM {delta.table_name(path)} WHERE _cdc_end_lsn <= {self.lsn}").collect(),
+            Exception,
+            where=lambda ex: any(conflict in str(ex) for conflict in _CONFLICTS),
+        )
 
 
 class _ParquetPurge:

@@ -25,6 +25,7 @@ from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.messages import Insert
 from spark_sink.changelog import tables as changelog
 from spark_sink.delta import sql as delta
+from spark_sink.delta.commit import ChangedError
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.replica import merge as replica
@@ -542,7 +543,9 @@ def test_a_warehouse_of_another_slot_is_refused(road: Road, tmp_path: Path) -> N
 
 def test_a_source_that_starts_late_is_started_again(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine Spark gives up after ten seconds, before anything was done."""
-    ends: list[Exception | None] = [Exception("… terminated with exception: Python worker failed to connect back. …"), None]
+    late = Exception("… terminated with exception: Python worker failed to connect back. …")
+    ends: list[Exception | None] = [late, None]
+    timeouts: list[float] = []
 
     class Stream:
         def trigger(self, availableNow: bool) -> Any:  # noqa: N803 - Spark's name
@@ -552,15 +555,20 @@ def test_a_source_that_starts_late_is_started_again(spark: Any, tmp_path: Path, 
         def start(self) -> Any:
             return self
 
-        def awaitTermination(self) -> None:  # noqa: N802
+        def awaitTermination(self, *timeout_s: float) -> bool:  # noqa: N802
+            timeouts.extend(timeout_s)
             end = ends.pop(0)
             if end is not None:
                 raise end
+            return not timeout_s
 
     pipeline = Pipeline(spark, tmp_path / "staging", tmp_path / "warehouse")
     monkeypatch.setattr(pipeline, "_stream", Stream)
     pipeline.process_available()
     assert not ends
+    ends += [late, None]
+    assert not pipeline.start(available_now=True).wait(600)
+    assert timeouts[0] > timeouts[1]  # the deadline stays where it was
     ends.append(Exception("… terminated with exception: anything else"))
     with pytest.raises(CdcpipeError, match="anything else"):
         pipeline.process_available()
@@ -578,6 +586,31 @@ def test_a_changelog_that_has_gone_is_not_begun_anew(spark: Any, tmp_path: Path)
         with pytest.raises(WarehouseError, match=r"changelog of public\.t, .* has gone"):
             Pipeline(spark, log.root, tmp_path / "warehouse", checkpoint=checkpoint).process_available()
     assert not path.exists()
+
+
+def test_a_changelog_that_another_program_changes_again_and_again(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, described = Log(tmp_path / "staging"), relation(10, "t", ("id", 23))
+    log.segment([described, Insert(None, 10, (b"1",))])
+    attempts: list[Table] = []
+
+    commit_files = changelog.commit_files
+
+    def change(house: Warehouse, table: Table, *others: Any) -> None:
+        if table == SCHEMA_HISTORY:
+            return commit_files(house, table, *others)
+        attempts.append(table)
+        raise ChangedError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(changelog, "commit_files", change)
+        with pytest.raises(WarehouseError, match="changed by another program"):
+            Pipeline(spark, log.root, tmp_path / "warehouse").process_available()
+    assert len(attempts) == 10
+    pipeline = Pipeline(spark, log.root, tmp_path / "warehouse")
+    pipeline.process_available()
+    assert changelog.read(spark, pipeline.warehouse, Table("public", "t")).count() == 1
 
 
 def test_a_session_without_delta_is_refused(spark: Any) -> None:

@@ -37,6 +37,7 @@ from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Delete, Insert, Truncate, Update
 from cdcpipe.pipe.framing import RecordReader
+from cdcpipe.retry import RetryPolicy
 from spark_sink.client.failure import Failure, error_of
 from spark_sink.client.prepare import Prepared
 from spark_sink.client.slot_monitor import SlotMonitor
@@ -146,7 +147,9 @@ def test_what_prepare_prints():
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Fake]:
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests/support'}")
-    monkeypatch.setattr(launcher_module, "RestartPolicy", partial(RestartPolicy, first_delay_s=0.01))
+    monkeypatch.setattr(
+        launcher_module, "RestartPolicy", partial(RestartPolicy, pauses=RetryPolicy(first_pause_s=0.01, longest_pause_s=10))
+    )
 
     def make(transactions: list[Transaction] = WORK, turns: list[dict[str, Any]] | None = None) -> Fake:
         made = Fake(tmp_path)
@@ -356,7 +359,7 @@ def test_a_streamer_that_does_not_quit_is_killed(fake: Callable[..., Fake], monk
 
 
 def test_a_stop_while_waiting_to_start_again(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(launcher_module, "RestartPolicy", partial(RestartPolicy, first_delay_s=60, longest_delay_s=60))
+    monkeypatch.setattr(launcher_module, "RestartPolicy", partial(RestartPolicy, pauses=RetryPolicy(first_pause_s=60)))
     made = fake(WORK, [{}, {"exit": 9}])
     launcher = Launcher(made.config())
     launcher.start()
@@ -439,11 +442,12 @@ RUN_AND_DIE = """
     sys.path[:0] = sys.argv[4:]
     from pathlib import Path
     from fake_streamer import Fake
+    from cdcpipe.retry import RetryPolicy
     from spark_sink.launcher import launcher as module
     from spark_sink.launcher.launcher import Launcher
     from spark_sink.launcher.restart import RestartPolicy
 
-    module.RestartPolicy = partial(RestartPolicy, first_delay_s=0.01)
+    module.RestartPolicy = partial(RestartPolicy, pauses=RetryPolicy(first_pause_s=0.01, longest_pause_s=10))
     fake = Fake(Path(sys.argv[1]))
     left = int(sys.argv[3])
 
@@ -903,7 +907,9 @@ def test_postgres_a_server_that_restarts(pg18: postgres.Cluster, tmp_path: Path,
 def test_postgres_an_administrator_who_ends_the_stream_again_and_again(
     database: postgres.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(launcher_module, "RestartPolicy", partial(RestartPolicy, poison_limit=2, longest_delay_s=0.01))
+    monkeypatch.setattr(
+        launcher_module, "RestartPolicy", partial(RestartPolicy, pauses=RetryPolicy(first_pause_s=0.01), poison_limit=2)
+    )
     active = "select active_pid from pg_replication_slots where active and database = current_database()"
     with database.connect() as connection:
         connection.execute("create table t (id int primary key)")
@@ -920,7 +926,9 @@ def test_postgres_an_administrator_who_ends_the_stream_again_and_again(
 def test_postgres_nothing_behind_a_publications_absence_is_landed(
     database: postgres.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(launcher_module, "RestartPolicy", partial(RestartPolicy, poison_limit=2, first_delay_s=0.01))
+    monkeypatch.setattr(
+        launcher_module, "RestartPolicy", partial(RestartPolicy, pauses=RetryPolicy(first_pause_s=0.01), poison_limit=2)
+    )
     config = config_for(database, tmp_path, available_now=True)
     with database.connect() as connection:
         connection.execute("create table t (id int primary key)")

@@ -15,6 +15,7 @@ HEAVY = {"pyspark", "pyarrow", "numpy", "pandas"}
 # A module of the core imports from its own layer's package and from lower numbers.
 LAYERS = {
     "cdcpipe.lsn": 0,
+    "cdcpipe.retry": 0,
     "cdcpipe.pipe.exitcode": 0,
     "cdcpipe.errors": 1,
     "cdcpipe.sql": 2,
