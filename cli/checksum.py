@@ -23,7 +23,7 @@ import json
 import sys
 from typing import Any
 
-import click
+import cloup
 
 from cdcpipe.errors import CommandError
 from cdcpipe.lsn import LSN
@@ -36,16 +36,22 @@ __all__ = ["command"]
 
 _EXAMPLE = """\b
 Example:
-  echo '{"begin": [["public", "fruit"]]}' | cdcpipe checksum -d shop"""
+  echo '{"begin": [["public", "fruit"]]}' | cdcpipe checksum -d shop
+"""
 
 
-@click.command("checksum", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
+@cloup.command(
+    "checksum",
+    context_settings=CONTEXT_SETTINGS,
+    short_help="Let the server compute checksums of tables, to compare copies with.",
+    epilog=_EXAMPLE,
+)
 @connection_options
 def command(**options: Any) -> None:
     """Answer requests for checksums of tables, computed by the server in one snapshot: JSON lines on stdin and stdout.
 
-    This is what cdcpipe-spark verify runs. It takes SELECT on the tables, and no rows leave the server but the keys of
-    those that are asked for.
+    cdcpipe-spark verify runs this command. The user needs SELECT on the tables. Of the rows only keys leave the server, and only
+    where a request asks for them.
     """
     parameters = connection_parameters_of(**options)
     with connected(parameters, replication=False) as connection, connected(parameters, replication=False) as another:

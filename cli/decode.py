@@ -9,18 +9,44 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+import cloup
 
 from cdcpipe.subcommands.decode import RenderConfig, explain, render
-from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of, output_plugin, parse_options, record_options
+from cli.options import (
+    CONTEXT_SETTINGS,
+    connection_options,
+    connection_parameters_of,
+    output_options,
+    output_plugin,
+    parse_options,
+    whole_options,
+)
 
 __all__ = ["command"]
 
 
-@click.command("decode", context_settings=CONTEXT_SETTINGS, epilog="Example: cdcpipe decode --output wal2json -N day.cdc")
+_EXAMPLE = """\b
+Example:
+  cdcpipe decode --output wal2json -o format-version=2 -N day.cdc
+"""
+
+
+@cloup.command(
+    "decode",
+    context_settings=CONTEXT_SETTINGS,
+    short_help="Render or explain captured records, without a server.",
+    epilog=_EXAMPLE,
+)
 @click.argument("files", nargs=-1, metavar="[FILE]...", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
-@record_options
-@click.option("--explain", "is_explaining", is_flag=True, help="Print each message with all its fields instead.")
 @connection_options
+@cloup.option_group(
+    "Output",
+    *output_options,
+    cloup.option(
+        "--explain", "is_explaining", is_flag=True, help="Print each message with all its fields instead of rendering it."
+    ),
+)
+@cloup.option_group("pgoutput", *whole_options)
 def command(
     *,
     files: Sequence[str],
@@ -37,8 +63,8 @@ def command(
 ) -> None:
     """Render what "cdcpipe -H" captured from a pgoutput slot: files, segments of a staging log, or stdin.
 
-    Several files are one stream, in the order given; "-" is stdin. The server is asked for what the stream does not say
-    (such as the names of domains) if one of the options -d, -h, -p, -U, -m names it, and never otherwise.
+    Several files are one stream, in the order given; "-" is stdin. If an option of the connection is given, the server is asked for
+    what the stream does not say, such as the names of domains. Otherwise no server is asked.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="cdcpipe: warning: %(message)s", force=True)
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
+import cloup
 
 from cdcpipe.config import PollConfig, StreamConfig
 from cdcpipe.errors import CdcpipeError
@@ -21,19 +22,19 @@ from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.streamer import StreamOptions
 from cdcpipe.subcommands.prepare import poll_until_free, stream
+from cdcpipe.units import parse_seconds
 from cli.checksum import command as checksum_command
 from cli.decode import command as decode_command
 from cli.interrupt import Interrupted, interrupt
 from cli.options import (
     CONTEXT_SETTINGS,
-    LSN_TYPE,
-    SECONDS,
     connection_options,
+    output_options,
     output_plugin,
     parse_options,
-    record_options,
     slot_config,
     slot_options,
+    whole_options,
 )
 from cli.prepare import command as prepare_command
 from cli.slot import command as slot_command
@@ -46,10 +47,10 @@ STANDBY_INTERVAL_S = 0.1
 """How often a standby looks, unless -i says otherwise: it is to take over in well under a second."""
 
 
-class _Group(click.Group):
+class _Group(cloup.Group):
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        formatter.write_usage(ctx.command_path, "--slot=NAME [OPTION]...", prefix="Usage: ")
-        formatter.write_usage(ctx.command_path, "COMMAND [OPTION]...", prefix="   or: ")
+        formatter.write_usage(ctx.command_path, "--slot=NAME [OPTION]...", prefix="Usage:")
+        formatter.write_usage(ctx.command_path, "COMMAND [OPTION]...", prefix="   or:")
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in self.commands and not args[0].startswith("-"):
@@ -57,83 +58,129 @@ class _Group(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(
-    cls=_Group,
-    invoke_without_command=True,
-    context_settings=CONTEXT_SETTINGS,
-    epilog="Example: cdcpipe -d shop -S shop_cdc --publication shop -c -HJ",
-)
-@click.option("-v", "--verbose", count=True, help="Say on stderr what is configured and what happens (-vv: each status update).")
-@slot_options
-@record_options
-@click.option("--proto-version", type=int, metavar="N", help="pgoutput's protocol version.  [default: the lowest that serves]")
-@click.option("--binary", is_flag=True, help="pgoutput: values in binary form.")
-@click.option("--messages", is_flag=True, help="pgoutput: logical messages (pg_logical_emit_message) as well.")
-@click.option(
-    "--streaming",
-    type=click.Choice(["off", "on", "parallel"]),
-    help="pgoutput: send large transactions before they commit.  [default: off]",
-)
-@click.option(
-    "--two-phase", is_flag=True, help="pgoutput: send prepared transactions when they are prepared; the slot does so for good."
-)
-@click.option(
-    "--origin", type=click.Choice(["any", "none"]), help="pgoutput: changes of any origin, or only those made here.  [default: any]"
-)
-@click.option("-L", "--poll-mode", is_flag=True, help="Exit with 0 as soon as the slot is free; no records.")
-@click.option(
-    "-u",
-    "--poll-duration",
-    type=SECONDS,
-    help="With -L, --standby: longest wait, then exit with 9 (0: one look).  [default: no limit]",
-)
-@click.option(
-    "-i",
-    "--poll-interval",
-    type=SECONDS,
-    help="With -L, --standby: time between two looks.  [default: 1.0; 0.1 with --standby]",
-)
-@click.option("--standby", is_flag=True, help="Wait until the slot is free, then stream, in one process.")
-@click.option("-D", "--fd", type=int, default=1, show_default=True, help="Descriptor that records are written to.")
-@click.option(
-    "-F",
-    "--feedback-interval",
-    type=SECONDS,
-    default=0.0,
-    show_default=True,
-    help="Longest delay before confirmed feedback is sent to the server.",
-)
-@click.option(
-    "-s",
-    "--status-interval",
-    type=SECONDS,
-    default=1.0,
-    show_default=True,
-    help="Time between status updates to the server (0: only when it asks).",
-)
-@click.option("-A", "--auto-feedback", is_flag=True, help="Count as confirmed what has been written out.")
-@click.option("--startpos", type=LSN_TYPE, metavar="LSN", help="Leave out what committed before LSN, in this run.")
-@click.option("--endpos", type=LSN_TYPE, metavar="LSN", help="Exit with 0 once all that committed before LSN is written.")
-@click.option(
-    "--endpos-wait",
-    is_flag=True,
-    help="With --endpos: then close the output, and take feedback until q or the end of stdin.",
-)
-@click.option("--expect", metavar="SYSTEM_ID/TIMELINE", help="Refuse a server that is not this one.")
-@click.option(
-    "--receive-timeout",
-    type=SECONDS,
-    default=300.0,
-    show_default=True,
-    help="Longest silence of the server, which is asked for a sign of life at half of it (0: no limit).",
-)
+_EXAMPLE = """\b
+Example:
+  now=$(psql -d shop -Atc "select pg_current_wal_lsn()")
+  cdcpipe -d shop -S shop_cdc --publication shop -J -N -A --endpos "$now"
+"""
+
+
+@cloup.group(cls=_Group, invoke_without_command=True, context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
 @connection_options
+@slot_options(is_required=False)
+@cloup.option_group(
+    "Output",
+    *output_options,
+    cloup.option(
+        "-D", "--fd", type=int, metavar="N", default=1, show_default=True, help="Write the records to this file descriptor."
+    ),
+)
+@cloup.option_group(
+    "pgoutput",
+    *whole_options,
+    cloup.option(
+        "--proto-version",
+        type=int,
+        metavar="N",
+        show_default="the lowest that serves",
+        help="Speak this version of pgoutput's protocol.",
+    ),
+    cloup.option("--binary", is_flag=True, help="Ask for values in binary form."),
+    cloup.option("--messages", is_flag=True, help="Ask for logical messages (pg_logical_emit_message), too."),
+    cloup.option(
+        "--streaming",
+        type=click.Choice(["off", "on", "parallel"]),
+        show_default="off",
+        help="Let the server send large transactions before they commit.",
+    ),
+    cloup.option(
+        "--two-phase",
+        is_flag=True,
+        help="Let the server send prepared transactions when they are prepared; from then on the slot always does so.",
+    ),
+    cloup.option(
+        "--origin",
+        type=click.Choice(["any", "none"]),
+        show_default="any",
+        help="Ask for changes of any origin, or only for those made on this server.",
+    ),
+)
+@cloup.option_group(
+    "Start and end",
+    cloup.option("--startpos", type=LSN.parse, metavar="LSN", help="Leave out what committed before this position, in this run."),
+    cloup.option(
+        "--endpos",
+        type=LSN.parse,
+        metavar="LSN",
+        help="Exit with 0 when everything is written that committed before this position.",
+    ),
+    cloup.option(
+        "--endpos-wait",
+        is_flag=True,
+        help="With --endpos, close the output then, and take feedback until q or the end of stdin.",
+    ),
+    cloup.option("--expect", metavar="SYSTEM_ID/TIMELINE", help="Refuse a server that is not this one."),
+)
+@cloup.option_group(
+    "Feedback and timing",
+    cloup.option("-A", "--auto-feedback", is_flag=True, help="Confirm whatever has been written."),
+    cloup.option(
+        "-F",
+        "--feedback-interval",
+        type=parse_seconds,
+        metavar="SECS",
+        default="0",
+        show_default=True,
+        help="Send confirmed feedback to the server after this time at the latest.",
+    ),
+    cloup.option(
+        "-s",
+        "--status-interval",
+        type=parse_seconds,
+        metavar="SECS",
+        default="1",
+        show_default=True,
+        help="Send a status update to the server this often; 0: only when it asks.",
+    ),
+    cloup.option(
+        "--receive-timeout",
+        type=parse_seconds,
+        metavar="SECS",
+        default="300",
+        show_default=True,
+        help="End after this silence of the server, which is asked for a sign of life at half of it; 0: never.",
+    ),
+)
+@cloup.option_group(
+    "Waiting for the slot",
+    cloup.option("-L", "--poll-mode", is_flag=True, help="Exit with 0 as soon as the slot is free, and write no records."),
+    cloup.option("--standby", is_flag=True, help="Wait until the slot is free, then stream, in one process."),
+    cloup.option(
+        "-u",
+        "--poll-duration",
+        type=parse_seconds,
+        metavar="SECS",
+        show_default="no limit",
+        help="With -L or --standby, exit with 9 after this time; 0: look once.",
+    ),
+    cloup.option(
+        "-i",
+        "--poll-interval",
+        type=parse_seconds,
+        metavar="SECS",
+        show_default="1; 0.1 with --standby",
+        help="With -L or --standby, look this often.",
+    ),
+)
+@cloup.option(
+    "-v", "--verbose", count=True, help="Say on stderr what is configured and what happens; -vv: each status update, too."
+)
 @click.version_option(None, "--version", package_name="cdcpipe", message="cdcpipe %(version)s")
 @click.pass_context
 def cdcpipe(ctx: click.Context, /, **options: Any) -> ExitCode | None:
     """Write the changes of a PostgreSQL database, from a logical replication slot, to stdout.
 
-    Commands on stdin: "F LSN" confirms what lies before LSN, "q" ends the stream.
+    On stdin, the command "F LSN" confirms what lies before LSN, and "q" ends the stream.
     """
     if ctx.invoked_subcommand is not None:
         return None

@@ -3,160 +3,107 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias
 
 import click
+import cloup
 
 from cdcpipe.config import SlotConfig
-from cdcpipe.lsn import LSN
-from cdcpipe.pgoutput.transactions import SPILL_THRESHOLD
+from cdcpipe.options import CONNECTION, CREATE_SLOT, CREATED_TABLE, PUBLICATION, SLOT
 from cdcpipe.replication.connection import connection_parameters
 from cdcpipe.units import parse_seconds, parse_size
 
 __all__ = [
     "CONTEXT_SETTINGS",
-    "LSN_TYPE",
-    "SECONDS",
-    "SIZE",
     "connection_options",
     "connection_parameters_of",
+    "output_options",
     "output_plugin",
     "parse_options",
-    "record_options",
     "slot_config",
+    "slot_option",
     "slot_options",
+    "whole_options",
 ]
+
+Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 CONTEXT_SETTINGS = {"help_option_names": ["-?", "--help"], "max_content_width": 120}
 """``-h`` is the host, as in all of PostgreSQL's programs."""
 
-T = TypeVar("T")
-Command: TypeAlias = Callable[..., Any]
-Decorator: TypeAlias = Callable[[Command], Command]
-
-
-class Parsed(click.ParamType[T]):
-    """What a function of the core makes of a text; its ValueError says what is wrong."""
-
-    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
-        self.name = name
-        self._parse = parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
-        if not isinstance(value, str):
-            return cast("T", value)  # a default
-        try:
-            return self._parse(value)
-        except ValueError as ex:
-            self.fail(str(ex), param, ctx)
-
-
-SECONDS = Parsed("SECS", parse_seconds)
-SIZE = Parsed("SIZE", parse_size)
-LSN_TYPE = Parsed("LSN", LSN.parse)
-
-
-def _together(*options: Decorator) -> Decorator:
-    """Return one decorator for several, in the order of ``--help``."""
-
-    def decorate(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
-connection_options = _together(
-    click.option("-d", "--dbname", metavar="DBNAME", help="Database to connect to; a conninfo string or a URI as well."),
-    click.option("-h", "--host", metavar="HOSTNAME", help="Database server's host or socket directory."),
-    click.option("-p", "--port", metavar="PORT", help="Database server's port."),
-    click.option("-U", "--username", metavar="USERNAME", help="Database user name."),
-    click.option(
-        "-m",
-        "--param",
-        "params",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Any other connection parameter of libpq (connect_timeout, sslmode, …). Passwords come from PGPASSWORD,"
-        " a password file or a service file. Repeatable.",
-    ),
+connection_options = cloup.option_group(
+    CONNECTION.title, CONNECTION.help, *(cloup.option(*option.names, **option.settings) for option in CONNECTION.options)
 )
-"""libpq's: ``-d -h -p -U -m``."""
 
-slot_options = _together(
-    click.option("-S", "--slot", metavar="NAME", help="Name of the logical replication slot (required)."),
-    click.option(
-        "-c", "--create-slot", is_flag=True, help="Create the slot if it does not exist, and before it publications that do not."
-    ),
-    click.option(
-        "-P",
-        "--plugin",
-        metavar="NAME",
-        help="The server's output plugin for a new slot.  [default: pgoutput; wal2json with -j or -J and no --publication]",
-    ),
-    click.option(
-        "--create-timeout",
-        type=SECONDS,
-        default=60.0,
-        show_default=True,
-        help="How long the server may wait for running transactions before it makes the slot (0: no limit).",
-    ),
-    click.option(
-        "--publication",
-        "publications",
-        multiple=True,
-        metavar="NAME",
-        help="Publication to stream on a pgoutput slot, any name as it is. Repeatable.",
-    ),
-    click.option(
-        "--table",
-        "tables",
-        multiple=True,
-        metavar="SCHEMA.NAME",
-        help="With -c: a publication that does not exist is created for these tables (left out: for all). Repeatable.",
-    ),
-)
-"""What names the slot, and what is made with it."""
+slot_option = cloup.option(*SLOT.names, required=True, **SLOT.settings)
 
-record_options = _together(
-    click.option(
+
+def slot_options(*, is_required: bool) -> Decorator:
+    """Return what names the slot, and what is made with it. A group of commands itself can't require anything."""
+    return cloup.option_group(
+        "Slot",
+        cloup.option(*SLOT.names, required=is_required, **SLOT.settings),
+        cloup.option(*PUBLICATION.names, **PUBLICATION.settings),
+        cloup.option(*CREATE_SLOT.names, **CREATE_SLOT.settings),
+        cloup.option(*CREATED_TABLE.names, **CREATED_TABLE.settings),
+        cloup.option(
+            "-P",
+            "--plugin",
+            metavar="NAME",
+            show_default="pgoutput; wal2json with -j or -J and no --publication",
+            help="Make a new slot with this output plugin of the server.",
+        ),
+        cloup.option(
+            "--create-timeout",
+            type=parse_seconds,
+            metavar="SECS",
+            default="60",
+            show_default=True,
+            help="Let the server wait so long for running transactions before it makes the slot; 0: no limit.",
+        ),
+    )
+
+
+output_options = (
+    cloup.option(
+        "--output",
+        metavar="NAME",
+        help="Render a pgoutput slot's records here, with this output plugin: wal2json, test_decoding, debezium, json, or an"
+        " installed one.",
+    ),
+    cloup.option(
         "-o",
         "--option",
         "plugin_options",
         multiple=True,
         metavar="KEY[=VALUE]",
-        help="Option for the output plugin, as it is. Repeatable.",
+        help="Pass this option to the output plugin, exactly as it is; repeatable.",
     ),
-    click.option(
-        "--output",
-        metavar="NAME",
-        help="Output plugin that renders a pgoutput slot's records here: wal2json, test_decoding, debezium, json,"
-        " or one installed.",
+    cloup.option("-j", "--wal2json1", is_flag=True, help="Write wal2json's format version 1: a JSON object for each transaction."),
+    cloup.option(
+        "-J", "--wal2json2", is_flag=True, help="Write wal2json's format version 2, with headers: a JSON object for each change."
     ),
-    click.option("-j", "--wal2json1", is_flag=True, help="Records of wal2json, format version 1: a JSON object a transaction."),
-    click.option(
-        "-J",
-        "--wal2json2",
-        is_flag=True,
-        help="Records of wal2json, format version 2, with headers: a JSON object a change.",
-    ),
-    click.option("-H", "--write-header", is_flag=True, help="Write a header line, w LSN LENGTH, before each record."),
-    click.option("-N", "--write-nl", is_flag=True, help="Write a newline after each record."),
-    click.option(
+    cloup.option("-H", "--write-header", is_flag=True, help="Write a header line, w LSN LENGTH, before each record."),
+    cloup.option("-N", "--write-nl", is_flag=True, help="Write a newline after each record."),
+)
+"""How records are written: the same of a stream and of a capture."""
+
+whole_options = (
+    cloup.option(
         "--whole-transactions",
         is_flag=True,
-        help="pgoutput: only committed transactions, whole and in commit order, however the server sends them.",
+        help="Write only committed transactions, whole and in commit order, however the server sends them.",
     ),
-    click.option(
+    cloup.option(
         "--spill-threshold",
-        type=SIZE,
-        default=SPILL_THRESHOLD,
+        type=parse_size,
         metavar="SIZE",
-        help="With --whole-transactions: hold so much in memory, the rest in files in $TMPDIR.  [default: 64MiB]",
+        default="64MiB",
+        show_default=True,
+        help="With --whole-transactions, hold so much in memory, and the rest in files in $TMPDIR.",
     ),
 )
-"""Which records are written, and how: the same of a stream and of a capture."""
+"""How transactions are put together: the same of a stream and of a capture."""
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, str | None]:

@@ -8,43 +8,58 @@ from dataclasses import asdict
 from typing import Any
 
 import click
+import cloup
 
 from cdcpipe.lsn import format_lsn
 from cdcpipe.subcommands.prepare import Preparation, exporting, prepare
-from cli.options import CONTEXT_SETTINGS, SECONDS, connection_options, slot_config, slot_options
+from cdcpipe.units import parse_seconds
+from cli.options import CONTEXT_SETTINGS, connection_options, slot_config, slot_options
 
 __all__ = ["command"]
 
 
-@click.command(
-    "prepare", context_settings=CONTEXT_SETTINGS, epilog="Example: cdcpipe prepare -d shop -S shop_cdc --publication shop -c"
+_EXAMPLE = """\b
+Example:
+  cdcpipe prepare -d shop -S shop_cdc --publication shop -c
+"""
+
+
+@cloup.command(
+    "prepare",
+    context_settings=CONTEXT_SETTINGS,
+    short_help="Make slot and publication, check them, and print what is there.",
+    epilog=_EXAMPLE,
 )
-@slot_options
 @connection_options
-@click.option(
-    "--export-snapshot",
-    is_flag=True,
-    help="Export a snapshot of the database for other sessions, print its name, and hold it until stdin ends, or has a line q.",
+@slot_options(is_required=True)
+@cloup.option("--in-use", is_flag=True, help="Accept a slot that another process streams from.")
+@cloup.option_group(
+    "Snapshot",
+    cloup.option(
+        "--export-snapshot",
+        is_flag=True,
+        help="Export a snapshot of the database for other sessions, print its name, and hold it until stdin ends or has a line q.",
+    ),
+    cloup.option(
+        "--linger",
+        type=parse_seconds,
+        metavar="SECS",
+        default="0",
+        show_default=True,
+        help="Hold the snapshot so much longer after the end of stdin, when a named pipe may be opened again.",
+    ),
+    cloup.option(
+        "--check-select",
+        "readable",
+        multiple=True,
+        metavar="SCHEMA.NAME|*",
+        help="Refuse, before a slot is made, if this user may not read the table, or with * any published one; repeatable.",
+    ),
 )
-@click.option(
-    "--linger",
-    type=SECONDS,
-    default=0.0,
-    help="Hold an exported snapshot so much longer after the end of stdin; a named pipe may be opened anew meanwhile.",
-)
-@click.option(
-    "--check-select",
-    "readable",
-    multiple=True,
-    metavar="SCHEMA.NAME|*",
-    help="With --export-snapshot: refuse, before a slot is made, unless this user may read the table; *: all that are published."
-    " Repeatable.",
-)
-@click.option("--in-use", is_flag=True, help="The slot may be in use; to see what is published while a stream runs.")
 def command(*, export_snapshot: bool, linger: float, readable: tuple[str, ...], in_use: bool, **options: Any) -> None:
     """Check everything that a stream from a pgoutput slot needs, and print what was found as one JSON object.
 
-    With -c the publications and the slot are created first. The exit codes are those of streaming.
+    With -c, make the publications and the slot first. The exit codes are those of streaming.
     """
     if export_snapshot and in_use:
         raise click.UsageError("--export-snapshot and --in-use can't be used together")

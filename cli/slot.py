@@ -9,12 +9,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
+import cloup
 
 from cdcpipe.lsn import LSN
 from cdcpipe.subcommands.prepare import connected
 from cdcpipe.subcommands.slot import SlotPosition, find_position
 from cli.interrupt import Interrupted
-from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of
+from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of, slot_option
 
 if TYPE_CHECKING:
     from cdcpipe.replication.connection import Connection
@@ -22,14 +23,31 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@click.command("slot", context_settings=CONTEXT_SETTINGS, epilog="Example: cdcpipe slot -d shop -S shop_cdc")
-@click.option("-S", "--slot", required=True, metavar="NAME", help="Name of the replication slot.")
+_EXAMPLE = """\b
+Example:
+  cdcpipe slot -d shop -S shop_cdc
+"""
+
+
+@cloup.command(
+    "slot",
+    context_settings=CONTEXT_SETTINGS,
+    short_help="Print where a slot and its server are, once or again and again.",
+    epilog=_EXAMPLE,
+)
 @connection_options
-@click.option(
-    "--watch", type=click.FloatRange(min=0.1), metavar="SECS", help="Print a line again and again, this long after the one before."
+@cloup.option_group(
+    "Slot",
+    slot_option,
+    cloup.option(
+        "--watch",
+        type=click.FloatRange(min=0.1),
+        metavar="SECS",
+        help="Print a line again and again, this long after the last one.",
+    ),
 )
 def command(*, slot: str, watch: float | None, **options: Any) -> None:
-    """Print where a slot and its server are, as one JSON object in one line. Takes no REPLICATION attribute."""
+    """Print where a slot and its server are, as one JSON object in one line. The user does not need the REPLICATION attribute."""
     with connected(connection_parameters_of(**options), replication=False) as connection:
         _print(connection, slot)
         if watch is None:

@@ -13,6 +13,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 import click
+import cloup
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pipe.exitcode import ExitCode
@@ -28,16 +29,21 @@ _logger = logging.getLogger("cdcpipe-spark")
 
 _COMMANDS = {
     "as-of": "Show a table as it was at a time or an LSN.",
-    "land": "Take a slot's changes to a staging directory; no Spark.",
-    "purge": "Remove old changes from changelogs.",
+    "land": "Take a slot's changes to a staging directory; needs no Spark.",
+    "purge": "Remove old changes from the changelogs.",
     "run": "Take a slot's changes to Spark tables, by way of a staging directory.",
-    "snapshot": "Copy tables into a warehouse that is there, anew or for the first time.",
-    "status": "Show a staging directory.",
+    "snapshot": "Copy tables into an existing warehouse, anew or for the first time.",
+    "status": "Show how far each stage is, and the last error; needs no Spark.",
     "verify": "Compare the replicas with PostgreSQL.",
 }
 
+_EXAMPLE = """\b
+Example:
+  cdcpipe-spark status --warehouse warehouse
+"""
 
-class _Group(click.Group):
+
+class _Group(cloup.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(_COMMANDS)
 
@@ -59,11 +65,7 @@ class _Group(click.Group):
             formatter.write_dl(list(_COMMANDS.items()))
 
 
-@click.group(
-    cls=_Group,
-    context_settings=CONTEXT_SETTINGS,
-    epilog="Example: cdcpipe-spark status --staging /var/lib/cdc/shop",
-)
+@cloup.group(cls=_Group, context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
 @click.version_option(None, "--version", package_name="cdcpipe", message="cdcpipe-spark %(version)s")
 def group() -> None:
     """Take the changes of a PostgreSQL database to Spark tables."""

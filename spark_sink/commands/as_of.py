@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import cloup
 
 from cdcpipe.errors import InvalidArgumentsError
-from spark_sink.commands.options import CONTEXT_SETTINGS
-from spark_sink.commands.spark_options import spark_options, warehouse_option, warehouse_session
+from spark_sink.commands.options import CONTEXT_SETTINGS, warehouse_options
+from spark_sink.commands.spark_options import spark_options, warehouse_session
 from spark_sink.replica.as_of import parse_at, view
 from spark_sink.warehouse.warehouse import Warehouse
 
@@ -19,26 +20,33 @@ if TYPE_CHECKING:
 
 _EXAMPLE = """\b
 Example:
-  cdcpipe-spark as-of --warehouse /srv/lake --table public.fruit --at '2026-03-01 12:30'"""
+  cdcpipe-spark as-of --warehouse warehouse --table public.fruit --at "$(date -u '+%F %T')"
+"""
 
 
-@click.command("as-of", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
-@warehouse_option
-@click.option("--table", required=True, metavar="SCHEMA.NAME", help="The table.")
-@click.option(
-    "--at",
-    "at_text",
-    required=True,
-    metavar="TIME|LSN",
-    help="After the last transaction that committed by then: an ISO 8601 time, in UTC unless it says otherwise, an LSN, or "
-    "EPOCH:LSN.",
+@cloup.command("as-of", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
+@warehouse_options(
+    cloup.option("--table", required=True, metavar="SCHEMA.NAME", help="Show this table."),
+    cloup.option(
+        "--at",
+        "at_text",
+        required=True,
+        metavar="TIME|LSN",
+        help="Show it after the last transaction that committed by this ISO 8601 time (UTC unless it says otherwise), LSN, or"
+        " EPOCH:LSN.",
+    ),
 )
-@click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="Print so many rows (0: all).")
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Write all rows as Parquet files to this new directory, and print none.",
+@cloup.option_group(
+    "Output",
+    cloup.option(
+        "--limit", type=click.IntRange(min=0), metavar="N", default=20, show_default=True, help="Print so many rows; 0: all."
+    ),
+    cloup.option(
+        "--output",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="Write all rows as Parquet files to this new directory, and print none.",
+    ),
 )
 @spark_options
 def command(
@@ -52,7 +60,7 @@ def command(
     master: str | None,
     confs: tuple[str, ...],
 ) -> None:
-    """Show a table as it was at a time or an LSN, from its changelog: a JSON object a row on stdout."""
+    """Show a table as it was at a time or an LSN, from its changelog: one JSON object for each row."""
     at = parse_at(at_text)
     house = Warehouse.existing(warehouse)
     house.find(table)

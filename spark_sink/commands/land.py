@@ -6,8 +6,9 @@ import time
 from typing import Any
 
 import click
+import cloup
 
-from spark_sink.commands.options import CONTEXT_SETTINGS, launcher_config, launcher_options, log_to_stderr
+from spark_sink.commands.options import CONTEXT_SETTINGS, launcher_config, launcher_options, log_to_stderr, verbose_option
 from spark_sink.commands.progress import ProgressLine
 from spark_sink.commands.signals import on_signals
 from spark_sink.launcher.launcher import Launcher
@@ -17,16 +18,18 @@ __all__ = ["command"]
 
 _EXAMPLE = """\b
 Example:
-  cdcpipe-spark land -d shop -S shop_cdc --publication shop -c --staging /var/lib/cdc/shop --available-now"""
+  cdcpipe-spark land -d shop -S shop_cdc --publication shop -c --staging staging --available-now
+"""
 
 
-@click.command("land", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
+@cloup.command("land", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
 @launcher_options
+@verbose_option
 def command(**options: Any) -> None:
     """Take a slot's changes to a staging directory. Needs no Spark and no Java.
 
-    What is in the log, durably, is confirmed to the server; nothing else ever is. Ends at SIGINT and SIGTERM, cleanly, or
-    with --available-now by itself. May be killed at any time: start it again, and it goes on where the log ends.
+    Only what is durable in the staging directory is confirmed to the server. SIGINT and SIGTERM end the command in order. After a
+    kill, start it again: it goes on where the log ends.
     """
     config = launcher_config(**options)
     log_to_stderr(verbose=config.verbose)

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
+import cloup
 
-from spark_sink.commands.parameters import DIRECTORY, MINUTE_OR_OFF, SECONDS, SIZE, Directory, Parsed, parse_retention
+from cdcpipe.options import CONNECTION, CREATE_SLOT, CREATED_TABLE, PUBLICATION, SLOT
+from cdcpipe.units import parse_seconds
+from spark_sink.commands.parameters import DIRECTORY, PLACE, Directory, minute_or_off, parse_amount, parse_retention
 from spark_sink.files.local import check_usable
 from spark_sink.staging.readers import Retention
 
@@ -26,9 +29,10 @@ __all__ = [
     "launcher_config",
     "launcher_options",
     "log_to_stderr",
-    "snapshot_hold_option",
-    "staging_option",
-    "together",
+    "noted_staging_option",
+    "snapshot_options",
+    "verbose_option",
+    "warehouse_options",
 ]
 
 CONTEXT_SETTINGS = {"help_option_names": ["-?", "--help"], "max_content_width": 120}
@@ -36,58 +40,50 @@ CONTEXT_SETTINGS = {"help_option_names": ["-?", "--help"], "max_content_width": 
 
 
 Command: TypeAlias = Callable[..., Any]
-Decorator: TypeAlias = Callable[[Command], Command]
 
-
-def together(*options: Decorator) -> Decorator:
-    """Return one decorator for several, in the order of ``--help``."""
-
-    def decorate(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
-def staging_option(command: Command) -> Command:
-    """Add ``--staging``."""
-    return click.option(
-        "--staging",
-        required=True,
-        type=DIRECTORY,
-        metavar="DIR",
-        help="The staging directory: the log of this slot.",
-    )(command)
-
-
-def snapshot_hold_option(command: Command) -> Command:
-    """Add ``--snapshot-hold``."""
-    return click.option(
-        "--snapshot-hold",
-        type=MINUTE_OR_OFF,
-        default="10min",
-        show_default=True,
-        help="After a kill or an error the server holds the snapshot for so long, and the next start goes on where it was. Or off.",
-    )(command)
-
-
-connection_options = together(
-    click.option("-d", "--dbname", metavar="DBNAME", help="Database to connect to; a conninfo string or a URI as well."),
-    click.option("-h", "--host", metavar="HOSTNAME", help="Database server's host or socket directory."),
-    click.option("-p", "--port", metavar="PORT", help="Database server's port."),
-    click.option("-U", "--username", metavar="USERNAME", help="Database user name."),
-    click.option(
-        "-m",
-        "--param",
-        "params",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Any other connection parameter of libpq. Passwords come from PGPASSWORD, a password file or a service "
-        "file. Repeatable.",
-    ),
+connection_options = cloup.option_group(
+    CONNECTION.title, CONNECTION.help, *(cloup.option(*option.names, **option.settings) for option in CONNECTION.options)
 )
 """libpq's: ``-d -h -p -U -m``, as `connection_arguments` takes them."""
+
+verbose_option = cloup.option("-v", "--verbose", is_flag=True, help="Say on stderr what happens.")
+
+noted_staging_option = cloup.option(
+    "--staging",
+    type=DIRECTORY,
+    metavar="DIR",
+    show_default="the one that the warehouse notes",
+    help="Use this staging directory.",
+)
+"""``--staging``, for a command that looks at a warehouse."""
+
+snapshot_options = (
+    cloup.option(
+        "--snapshot-chunk-size",
+        type=parse_amount,
+        metavar="SIZE",
+        default="32MiB",
+        show_default=True,
+        help="Copy a table in chunks of about this size, several at a time.",
+    ),
+    cloup.option(
+        "--snapshot-hold",
+        type=minute_or_off,
+        metavar="DURATION",
+        default="10min",
+        show_default=True,
+        help="Let the server hold the snapshot for so long after a kill or an error, so that the next start resumes it; or off.",
+    ),
+)
+
+
+def warehouse_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Return the group of a warehouse that is there, and of what a command looks at in it."""
+    return cloup.option_group(
+        "Warehouse",
+        cloup.option("--warehouse", required=True, type=PLACE, metavar="DIR|URL", help="Use the tables in this warehouse."),
+        *options,
+    )
 
 
 def connection_arguments(
@@ -103,62 +99,64 @@ def connection_arguments(
     return tuple(arguments)
 
 
-launcher_options = together(
+_launcher_groups = (
     connection_options,
-    click.option("-S", "--slot", required=True, metavar="NAME", help="Name of the replication slot."),
-    click.option(
-        "--publication",
-        "publications",
-        required=True,
-        multiple=True,
-        metavar="NAME",
-        help="Publication to take, any name as it is. Repeatable.",
+    cloup.option_group(
+        "Source",
+        cloup.option(*SLOT.names, required=True, **SLOT.settings),
+        cloup.option(*PUBLICATION.names, required=True, **PUBLICATION.settings),
+        cloup.option(*CREATE_SLOT.names, **CREATE_SLOT.settings),
+        cloup.option(*CREATED_TABLE.names, **CREATED_TABLE.settings),
+        cloup.option("--available-now", is_flag=True, help="Take all that is committed on the server now, then exit."),
     ),
-    click.option("-c", "--create-slot", is_flag=True, help="Make the slot, and the publication, if they do not exist."),
-    click.option(
-        "--table",
-        "tables",
-        multiple=True,
-        metavar="SCHEMA.NAME",
-        help="With -c: a publication that does not exist is made for these tables (left out: for all). Repeatable.",
+    cloup.option_group(
+        "Staging",
+        cloup.option(
+            "--staging",
+            required=True,
+            type=DIRECTORY,
+            metavar="DIR",
+            help="Use this staging directory: the log of this slot alone.",
+        ),
+        cloup.option(
+            "--segment-size",
+            type=parse_amount,
+            metavar="SIZE",
+            default="64MiB",
+            show_default=True,
+            help="Seal a segment when it has this size.",
+        ),
+        cloup.option(
+            "--seal-interval",
+            type=parse_seconds,
+            metavar="SECS",
+            default="1",
+            show_default=True,
+            help="Seal a segment also when its oldest transaction has waited this long.",
+        ),
+        cloup.option(
+            "--spill",
+            type=Directory(exists=True),
+            metavar="DIR",
+            show_default="the staging directory",
+            help="Hold transactions in progress that are too large for memory in unnamed files in this directory.",
+        ),
+        cloup.option(
+            "--keep-segments",
+            type=parse_retention,
+            metavar="DURATION|SIZE",
+            show_default="they are removed",
+            help="Keep segments that all readers are past for so long (12h, 7d), or so much of them (10GiB).",
+        ),
     ),
-    staging_option,
-    click.option(
-        "--segment-size",
-        type=SIZE,
-        default="64MiB",
-        show_default=True,
-        help="A segment is sealed when it has this size,",
-    ),
-    click.option(
-        "--seal-interval",
-        type=SECONDS,
-        default=1.0,
-        show_default=True,
-        help="or when its oldest transaction has waited this long.",
-    ),
-    click.option(
-        "--spill",
-        type=Directory(exists=True),
-        metavar="DIR",
-        help="Where transactions in progress that are too large for memory are held, in files without names. "
-        "Left out: the staging directory.",
-    ),
-    click.option(
-        "--keep-segments",
-        type=Parsed("DURATION|SIZE", parse_retention),
-        metavar="DURATION|SIZE",
-        help="Keep segments that all readers are past for so long (12h, 7d), or so much of them (10GiB). "
-        "Left out: they are removed.",
-    ),
-    click.option(
-        "--available-now",
-        is_flag=True,
-        help="Take all that is committed on the server now, then end.",
-    ),
-    click.option("-v", "--verbose", is_flag=True, help="Say on stderr what happens."),
 )
-"""Everything that `launcher_config` takes."""
+
+
+def launcher_options(command: Command) -> Command:
+    """Add everything that `launcher_config` takes but ``--verbose``."""
+    for group in reversed(_launcher_groups):
+        command = group(command)
+    return command
 
 
 def launcher_config(

@@ -1,39 +1,19 @@
-"""click's parameter types of our options: sizes, durations, directories, places."""
+"""What the values of options become: sizes, durations, directories, places. A ValueError says what is wrong with a value."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import click
 
-from cdcpipe.units import has_size_unit, parse_duration, parse_seconds, parse_size
+from cdcpipe.units import has_size_unit, parse_duration, parse_size
 from spark_sink.files.local import local_directory
 from spark_sink.files.places import place
 from spark_sink.staging.readers import Retention
 
-__all__ = ["DIRECTORY", "HOUR_OR_OFF", "MINUTE_OR_OFF", "PLACE", "SECONDS", "SIZE", "Directory", "Parsed", "parse_retention"]
-
-
-T = TypeVar("T")
-
-
-class Parsed(click.ParamType[T]):
-    """What a function of the core makes of a text; its ValueError says what is wrong."""
-
-    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
-        self.name = name
-        self._parse = parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
-        """Parse a text; say what is wrong as click does."""
-        if not isinstance(value, str):
-            return cast("T", value)  # a default
-        try:
-            return self._parse(value)
-        except ValueError as ex:
-            self.fail(str(ex), param, ctx)
+__all__ = ["DIRECTORY", "PLACE", "Directory", "hour_or_off", "minute_or_off", "parse_amount", "parse_retention"]
 
 
 class Directory(click.Path):
@@ -48,15 +28,16 @@ class Directory(click.Path):
         return super().convert(value, param, ctx)
 
 
-def _parse_size(text: str) -> int:
+def parse_amount(text: str) -> int:
+    """Return a number of bytes that is not 0."""
     size = parse_size(text)
     if size == 0:
         raise ValueError("it has to be more than 0")
     return size
 
 
-def _duration_or_off(least_s: float) -> Parsed[float | None]:
-    """Return the type of a duration that is not below ``least_s``, or the word off: None."""
+def _duration_or_off(least_s: float) -> Callable[[str], float | None]:
+    """Return what parses a duration that is not below ``least_s``, or the word off: None."""
 
     def parse(text: str) -> float | None:
         if text == "off":
@@ -71,13 +52,13 @@ def _duration_or_off(least_s: float) -> Parsed[float | None]:
             raise ValueError(msg)
         return seconds
 
-    return Parsed("DURATION", parse)
+    return parse
 
 
 def parse_retention(text: str) -> Retention:
     """Take a duration, or a size: one with a unit, since a number alone says neither."""
     if has_size_unit(text):
-        return Retention(size=_parse_size(text))
+        return Retention(size=parse_amount(text))
     try:
         return Retention(seconds=parse_duration(text))
     except ValueError as ex:
@@ -96,16 +77,7 @@ class _Place(click.ParamType[Path]):
         return place(value, "this" if param is None else param.opts[-1])
 
 
-SIZE = Parsed("SIZE", _parse_size)
-
-
-MINUTE_OR_OFF, HOUR_OR_OFF = _duration_or_off(60.0), _duration_or_off(3600.0)
-
+minute_or_off, hour_or_off = _duration_or_off(60.0), _duration_or_off(3600.0)
 
 DIRECTORY = Directory()
-
-
 PLACE = _Place()
-
-
-SECONDS = Parsed("SECS", parse_seconds)

@@ -6,38 +6,42 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import click
+import cloup
 
 from cdcpipe.errors import InvalidArgumentsError
-from spark_sink.commands.options import CONTEXT_SETTINGS, log_to_stderr
-from spark_sink.commands.spark_options import spark_options, warehouse_option, warehouse_session
+from spark_sink.commands.options import CONTEXT_SETTINGS, log_to_stderr, verbose_option, warehouse_options
+from spark_sink.commands.spark_options import spark_options, warehouse_session
 from spark_sink.replica import as_of
 from spark_sink.upkeep.purge import find_table, purge
 from spark_sink.warehouse.warehouse import Warehouse
 
 _EXAMPLE = """\b
 Example:
-  cdcpipe-spark purge --warehouse /srv/lake --before '2026-03-01' --dry-run"""
+  cdcpipe-spark purge --warehouse warehouse --before '2026-03-01 12:30' --dry-run
+"""
 
 
-@click.command("purge", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
-@warehouse_option
-@click.option(
-    "--before",
-    "before_text",
-    required=True,
-    metavar="TIME|LSN",
-    help="What committed before that goes: an ISO 8601 time, in UTC unless it says otherwise, an LSN, or EPOCH:LSN.",
+@cloup.command("purge", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
+@warehouse_options(
+    cloup.option(
+        "--before",
+        "before_text",
+        required=True,
+        metavar="TIME|LSN",
+        help="Remove what committed before this ISO 8601 time (UTC unless it says otherwise), LSN, or EPOCH:LSN.",
+    ),
+    cloup.option(
+        "--table",
+        "tables",
+        multiple=True,
+        metavar="SCHEMA.NAME",
+        show_default="all, and _cdc_message",
+        help="Take only this table's changelog, or with _cdc_message that of the logical messages; repeatable.",
+    ),
+    cloup.option("--dry-run", is_flag=True, help="Say what would be removed, and leave it."),
 )
-@click.option(
-    "--table",
-    "tables",
-    multiple=True,
-    metavar="SCHEMA.NAME",
-    help="Only from this table's changelog, or the logical messages' (_cdc_message). Repeatable.",
-)
-@click.option("--dry-run", is_flag=True, help="Say what would go, and leave it.")
 @spark_options
-@click.option("-v", "--verbose", is_flag=True, help="Say on stderr what happens.")
+@verbose_option
 def command(
     *,
     warehouse: Path,
@@ -49,12 +53,12 @@ def command(
     confs: tuple[str, ...],
     verbose: bool,
 ) -> None:
-    """Remove old changes from changelogs, for good, while cdcpipe-spark run goes on or not.
+    """Remove old changes from the changelogs, for good. cdcpipe-spark run may go on meanwhile.
 
-    The replicas stay as they are, and what they do not have yet is kept. What a table was before the place can't be told any more
-    (as-of), nor can its replica be made again if it is lost, until cdcpipe-spark snapshot --table gives it a new beginning. With
-    Parquet only what is before a table's last snapshot can go. Delta's files go when VACUUM finds them old enough (run
-    --vacuum-retention). May be killed at any time: start it again.
+    Replicas stay as they are, and changes that they do not have yet are kept. Afterwards as-of can't show the removed past, and a
+    lost replica can't be made again, until cdcpipe-spark snapshot --table gives the table a new beginning. With Parquet, only
+    changes from before a table's last snapshot can be removed. Delta's files are deleted when they are old enough (run
+    --vacuum-retention). After a kill, start the command again.
     """
     log_to_stderr(verbose=verbose)
     before = as_of.parse_at(before_text)

@@ -9,17 +9,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import cloup
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.retry import RetryPolicy
 from spark_sink.client.prepare import Prepared, ask_published
 from spark_sink.client.slot_monitor import Lag, SlotMonitor
-from spark_sink.commands.options import CONTEXT_SETTINGS, launcher_config, launcher_options, log_to_stderr, snapshot_hold_option
-from spark_sink.commands.parameters import DIRECTORY, HOUR_OR_OFF, MINUTE_OR_OFF, PLACE, SIZE
+from spark_sink.commands.options import (
+    CONTEXT_SETTINGS,
+    launcher_config,
+    launcher_options,
+    log_to_stderr,
+    snapshot_options,
+    verbose_option,
+)
+from spark_sink.commands.parameters import DIRECTORY, PLACE, hour_or_off, minute_or_off, parse_amount
 from spark_sink.commands.progress import ProgressLine, SnapshotLine
 from spark_sink.commands.signals import kept, on_signals
-from spark_sink.commands.spark_options import parse_settings, spark_options
+from spark_sink.commands.spark_options import parse_settings, session_options
 from spark_sink.files.local import check_usable
 from spark_sink.files.places import is_local
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
@@ -50,134 +58,148 @@ _RECONNECT = RetryPolicy(within_s=60.0, first_pause_s=1.0)
 
 _EXAMPLE = """\b
 Example:
-  cdcpipe-spark run -d shop -S shop_cdc --publication shop -c --staging /var/lib/cdc --warehouse /srv/lake --available-now"""
+  cdcpipe-spark run -d shop -S shop_cdc --publication shop -c --snapshot initial \\
+      --staging staging --warehouse warehouse --available-now
+"""
 
 
-@click.command("run", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
+@cloup.command("run", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
 @launcher_options
-@click.option(
-    "--warehouse",
-    required=True,
-    type=PLACE,
-    metavar="DIR|URL",
-    help="Where the tables are: changelog/SCHEMA.TABLE and replica/SCHEMA.TABLE. Or a URL of an object store: s3a://BUCKET/KEY.",
+@cloup.option_group(
+    "Tables",
+    cloup.option(
+        "--warehouse",
+        required=True,
+        type=PLACE,
+        metavar="DIR|URL",
+        help="Write the tables to this directory, or to this place in an object store (s3a://BUCKET/KEY).",
+    ),
+    cloup.option(
+        "--format",
+        "table_format",
+        type=click.Choice(["delta", "parquet"]),
+        default="delta",
+        show_default=True,
+        help="Write the tables in this format; Parquet needs no jar, and its replicas are views.",
+    ),
+    cloup.option(
+        "--types",
+        type=click.Choice(TYPES),
+        default=EXACT,
+        show_default=True,
+        help="Choose the types of numbers; native makes every numeric a decimal, one without precision a decimal(38,18).",
+    ),
+    cloup.option(
+        "--catalog-database",
+        metavar="NAME",
+        help="Name the tables in this database, or CATALOG.DATABASE, of Spark's catalog: SCHEMA__TABLE, SCHEMA__TABLE__changelog.",
+    ),
+    cloup.option(
+        "--json",
+        "json_as",
+        type=click.Choice(["text", "variant"]),
+        default="text",
+        show_default=True,
+        help="With variant, make a view NAME_variant with VARIANT columns beside each table of the catalog that has json or jsonb.",
+    ),
+    cloup.option(
+        "--max-bytes-per-trigger",
+        type=parse_amount,
+        metavar="SIZE",
+        default="256MiB",
+        show_default=True,
+        help="Take segments of at most this size into a micro-batch, but at least one segment.",
+    ),
+    cloup.option(
+        "--trigger-interval",
+        type=click.FloatRange(min=0.0, max=86400.0),
+        metavar="SECS",
+        default=1,
+        show_default=True,
+        help="Begin a micro-batch no sooner than this after the beginning of the last one.",
+    ),
+    cloup.option(
+        "--replica-interval",
+        type=click.FloatRange(min=0.0, max=86400.0),
+        metavar="SECS",
+        default=10,
+        show_default=True,
+        help="Bring the replicas to where the changelogs are this often; 0: in each micro-batch.",
+    ),
 )
-@click.option(
-    "--format",
-    "table_format",
-    type=click.Choice(["delta", "parquet"]),
-    default="delta",
-    show_default=True,
-    help="The tables' format. Parquet needs no jar; the replica is a view then.",
+@cloup.option_group(
+    "Snapshot",
+    cloup.option(
+        "--snapshot",
+        "snapshot_mode",
+        type=click.Choice(["initial", "never"]),
+        show_default="initial where -c makes the slot, never for a slot that exists",
+        help="Copy first what the tables hold, or never.",
+    ),
+    *snapshot_options,
 )
-@click.option(
-    "--types",
-    type=click.Choice(TYPES),
-    default=EXACT,
-    show_default=True,
-    help="With native every numeric is a decimal, one without precision decimal(38,18). A warehouse keeps what it began with.",
+@cloup.option_group(
+    "Upkeep of Delta tables",
+    cloup.option(
+        "--optimize-interval",
+        type=minute_or_off,
+        metavar="DURATION",
+        default="1h",
+        show_default=True,
+        help="Look at each table this often, and compact its small files once there are more than 16; or off.",
+    ),
+    cloup.option(
+        "--cluster-replicas",
+        is_flag=True,
+        help="Sort a replica by key when its files are compacted, which suits keys that come in no order (random UUIDs), and"
+        " rewrites up to 2 GiB each time.",
+    ),
+    cloup.option(
+        "--vacuum-retention",
+        type=hour_or_off,
+        metavar="DURATION",
+        default="7d",
+        show_default=True,
+        help="Delete, once a day, files that have not been part of the table for so long, at least an hour; or off.",
+    ),
+    cloup.option(
+        "--log-retention",
+        type=hour_or_off,
+        metavar="DURATION",
+        default="1d",
+        show_default=True,
+        help="Keep the tables' logs for so long, at least an hour, and no stream that reads a table may stand still longer; or off:"
+        " 30 days, as Delta does.",
+    ),
+    cloup.option(
+        "--keep-changelog",
+        type=hour_or_off,
+        metavar="DURATION",
+        default="off",
+        show_default=True,
+        help="Remove, once a day and for good, changes that committed longer ago (30d), as cdcpipe-spark purge does.",
+    ),
 )
-@spark_options
-@click.option(
-    "--staging-shared",
-    type=click.Choice(["yes", "no"]),
-    default="yes",
-    show_default=True,
-    help="Whether executors see the staging directory, at the same path; no: they get its segments from the driver.",
+@cloup.option_group(
+    "Spark",
+    *session_options,
+    cloup.option(
+        "--staging-shared",
+        type=click.Choice(["yes", "no"]),
+        default="yes",
+        show_default=True,
+        help="Say whether executors see the staging directory at the same path; with no they get its segments from the driver.",
+    ),
+    cloup.option(
+        "--checkpoint",
+        type=DIRECTORY,
+        metavar="DIR",
+        show_default="_cdcpipe/checkpoint in the warehouse, or in the staging directory where that is in an object store",
+        help="Keep Spark's checkpoint in this directory.",
+    ),
+    cloup.option("--ui", is_flag=True, help="Let Spark serve its user interface."),
 )
-@click.option(
-    "--catalog-database",
-    metavar="NAME",
-    help="Name the tables in this database, or CATALOG.DATABASE, of Spark's catalog: SCHEMA__TABLE, SCHEMA__TABLE__changelog.",
-)
-@click.option(
-    "--json",
-    "json_as",
-    type=click.Choice(["text", "variant"]),
-    default="text",
-    show_default=True,
-    help="With variant, beside each table with json or jsonb in the catalog, a view NAME_variant that has it as VARIANT.",
-)
-@click.option("--ui", is_flag=True, help="Let Spark serve its user interface.")
-@click.option(
-    "--checkpoint",
-    type=DIRECTORY,
-    metavar="DIR",
-    help="Spark's checkpoint. Left out: _cdcpipe/checkpoint in the warehouse, or for one in a store in the staging directory.",
-)
-@click.option(
-    "--max-bytes-per-trigger",
-    type=SIZE,
-    default="256MiB",
-    show_default=True,
-    help="A micro-batch takes no more segments than have this size, but at least one.",
-)
-@click.option(
-    "--trigger-interval",
-    type=click.FloatRange(min=0.0, max=86400.0),
-    default=1.0,
-    show_default=True,
-    metavar="SECS",
-    help="A micro-batch begins no sooner than this after the one before it.",
-)
-@click.option(
-    "--replica-interval",
-    type=click.FloatRange(min=0.0, max=86400.0),
-    default=10.0,
-    show_default=True,
-    metavar="SECS",
-    help="The replicas are brought to where the changelogs are this often; 0: in each micro-batch.",
-)
-@click.option(
-    "--snapshot",
-    "snapshot_mode",
-    type=click.Choice(["initial", "never"]),
-    help="Copy first what the tables hold.  [default: initial where -c makes the slot, never for a slot that exists]",
-)
-@click.option(
-    "--snapshot-chunk-size",
-    type=SIZE,
-    default="32MiB",
-    show_default=True,
-    help="A snapshot reads a table in pieces of about this size, several at a time.",
-)
-@snapshot_hold_option
-@click.option(
-    "--optimize-interval",
-    type=MINUTE_OR_OFF,
-    default="1h",
-    show_default=True,
-    help="Delta: look at each table this often, and put its small files together once there are more than 16. Or off.",
-)
-@click.option(
-    "--cluster-replicas",
-    is_flag=True,
-    help="Delta: where a replica's files are put together, sort them by key: for tables whose keys come in no order, like random "
-    "UUIDs. It writes anew what was sorted together before, up to 2 GiB, each time.",
-)
-@click.option(
-    "--vacuum-retention",
-    type=HOUR_OR_OFF,
-    default="7d",
-    show_default=True,
-    help="Delta: once a day delete files that have not been part of the table for so long, an hour at least. Or off.",
-)
-@click.option(
-    "--log-retention",
-    type=HOUR_OR_OFF,
-    default="1d",
-    show_default=True,
-    help="Delta: keep the tables' logs, a file for each commit, for so long, an hour at least: a stream that reads a table can "
-    "stand still no longer. Or off: as Delta does, for 30 days.",
-)
-@click.option(
-    "--keep-changelog",
-    type=HOUR_OR_OFF,
-    default="off",
-    show_default=True,
-    help="Delta: once a day drop changes that committed longer ago (30d) from the changelogs, as cdcpipe-spark purge does: a "
-    "table's past, and a replica that is lost, can't be made of the rest until cdcpipe-spark snapshot --table.",
-)
+@verbose_option
 def command(
     *,
     warehouse: Path,
@@ -206,12 +228,10 @@ def command(
 ) -> None:
     """Keep Spark tables in step with a slot: every change once in a changelog, the current rows in a replica.
 
-    With a slot that is made now the tables begin with what they hold on the server, copied in one snapshot while the changes
-    since then are taken already.
+    If -c makes the slot, the tables begin with a copy of what they hold on the server, as of the slot's beginning.
 
-    Changes go to the staging directory first, and are confirmed to the server as soon as they are durable there; the tables
-    follow. Ends at SIGINT and SIGTERM, cleanly, or with --available-now by itself. May be killed at any time: start it
-    again, and nothing is missing and nothing is twice.
+    Changes go to the staging directory first. They are confirmed to the server as soon as they are durable there, and the tables
+    follow. SIGINT and SIGTERM end the command in order. After a kill, start it again: nothing is missing and nothing is twice.
     """
     from spark_sink.pipeline.catalog import parse_database
     from spark_sink.pipeline.pipeline import Pipeline

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import cloup
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
@@ -18,12 +19,14 @@ from spark_sink.commands.options import (
     connection_arguments,
     connection_options,
     log_to_stderr,
-    snapshot_hold_option,
+    noted_staging_option,
+    snapshot_options,
+    verbose_option,
+    warehouse_options,
 )
-from spark_sink.commands.parameters import DIRECTORY, SIZE
 from spark_sink.commands.progress import SnapshotLine
 from spark_sink.commands.signals import on_signals
-from spark_sink.commands.spark_options import spark_options, warehouse_option, warehouse_session
+from spark_sink.commands.spark_options import spark_options, warehouse_session
 from spark_sink.files.lock import hold_alone
 from spark_sink.launcher.launcher import LauncherConfig
 from spark_sink.snapshot.tables import TableSnapshot
@@ -34,31 +37,19 @@ _logger = logging.getLogger(__name__)
 
 _EXAMPLE = """\b
 Example:
-  cdcpipe-spark snapshot -d shop --warehouse /srv/lake --table public.fruit"""
+  cdcpipe-spark snapshot -d shop --warehouse warehouse --table public.fruit
+"""
 
 
-@click.command("snapshot", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
+@cloup.command("snapshot", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
 @connection_options
-@warehouse_option
-@click.option(
-    "--table", "tables", multiple=True, metavar="SCHEMA.NAME", help="The table to copy, which has to be published. Repeatable."
+@warehouse_options(
+    cloup.option("--table", "tables", multiple=True, metavar="SCHEMA.NAME", help="Copy this published table; repeatable."),
+    noted_staging_option,
 )
-@click.option(
-    "--staging",
-    type=DIRECTORY,
-    metavar="DIR",
-    help="The staging directory, where it is not where the warehouse says.",
-)
-@click.option(
-    "--snapshot-chunk-size",
-    type=SIZE,
-    default="32MiB",
-    show_default=True,
-    help="A table is read in pieces of about this size, several at a time.",
-)
-@snapshot_hold_option
+@cloup.option_group("Snapshot", *snapshot_options)
 @spark_options
-@click.option("-v", "--verbose", is_flag=True, help="Say on stderr what happens.")
+@verbose_option
 def command(
     *,
     warehouse: Path,
@@ -72,10 +63,10 @@ def command(
     verbose: bool,
     **connection: Any,
 ) -> None:
-    """Copy tables into a warehouse that is there, anew or for the first time, while cdcpipe-spark run goes on or not.
+    """Copy tables into an existing warehouse, anew or for the first time. cdcpipe-spark run may go on meanwhile.
 
-    Each table is then what one snapshot of the server shows, and what the stream has after it: the rows come to its changelog as
-    _cdc_op 'snapshot', and its replica is made anew in one commit. May be killed at any time: start it again.
+    Each table becomes what one snapshot of the server shows, and follows the stream from there. Its rows come to the changelog as
+    _cdc_op 'snapshot', and one commit makes its replica anew. After a kill, start the command again.
     """
     log_to_stderr(verbose=verbose)
     house = Warehouse.existing(warehouse)

@@ -1,4 +1,4 @@
-"""What the commands that look at a warehouse share: its directory, and the Spark session to look at it with."""
+"""What the commands that need Spark share: the options of a session, and a session to look at a warehouse with."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import cloup
 
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.commands import signals
-from spark_sink.commands.options import Command, together
-from spark_sink.commands.parameters import PLACE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,30 +19,27 @@ if TYPE_CHECKING:
 
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["parse_settings", "spark_options", "warehouse_option", "warehouse_session"]
+__all__ = ["parse_settings", "session_options", "spark_options", "warehouse_session"]
 
 
-def warehouse_option(command: Command) -> Command:
-    """Add ``--warehouse``, for a warehouse that is there."""
-    return click.option(
-        "--warehouse",
-        required=True,
-        type=PLACE,
-        metavar="DIR|URL",
-        help="The warehouse: where the tables are.",
-    )(command)
-
-
-spark_options = together(
-    click.option(
+session_options = (
+    cloup.option(
+        "--master",
+        metavar="URL",
+        show_default="local[2]; under spark-submit the one given there",
+        help="Run Spark with this master.",
+    ),
+    cloup.option("--conf", "confs", multiple=True, metavar="KEY=VALUE", help="Give this setting to Spark; repeatable."),
+    cloup.option(
         "--jars",
         type=click.Path(path_type=Path),
         metavar="DIR",
-        help="Jars to give to Spark, Delta Lake's two among them, where Maven Central can't be reached.",
+        show_default="Delta Lake comes from Maven Central, once",
+        help="Give Spark the jars in this directory, Delta Lake's two among them.",
     ),
-    click.option("--master", metavar="URL", help="Spark's master.  [default: local[2]; under spark-submit the one given there]"),
-    click.option("--conf", "confs", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. Repeatable."),
 )
+
+spark_options = cloup.option_group("Spark", *session_options)
 """What `warehouse_session` takes."""
 
 

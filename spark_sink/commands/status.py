@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import cloup
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from spark_sink.client.slot_monitor import SlotMonitor
-from spark_sink.commands.options import CONTEXT_SETTINGS, connection_arguments, connection_options
-from spark_sink.commands.parameters import DIRECTORY, PLACE
+from spark_sink.commands.options import CONTEXT_SETTINGS, connection_arguments, connection_options, noted_staging_option
+from spark_sink.commands.parameters import PLACE
 from spark_sink.commands.progress import format_size
 from spark_sink.commands.signals import on_signals
 from spark_sink.staging.lock import owner_text
@@ -33,36 +34,33 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 _EXAMPLE = """\b
 Example:
-  cdcpipe-spark status --warehouse /srv/lake -d shop --watch"""
+  cdcpipe-spark status -d shop --warehouse warehouse
+"""
 
 
-@click.command("status", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
+@cloup.command("status", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
 @connection_options
-@click.option(
-    "--staging",
-    type=DIRECTORY,
-    metavar="DIR",
-    help="The staging directory. Left out: the one that the warehouse notes.",
+@cloup.option_group(
+    "Warehouse",
+    cloup.option("--warehouse", type=PLACE, metavar="DIR|URL", help="Show the tables in this warehouse, too."),
+    noted_staging_option,
 )
-@click.option(
-    "--warehouse",
-    type=PLACE,
-    metavar="DIR|URL",
-    help="The warehouse: its tables are shown, too.",
+@cloup.option_group(
+    "Output",
+    cloup.option(
+        "--watch",
+        is_flag=False,
+        flag_value=2.0,
+        type=click.FloatRange(min=0.1),
+        metavar="[SECS]",
+        help="Show it again and again until SIGINT, this long after the last time, or 2 seconds.",
+    ),
+    cloup.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs; with --watch one on each line."),
 )
-@click.option(
-    "--watch",
-    is_flag=False,
-    flag_value=2.0,
-    type=click.FloatRange(min=0.1),
-    metavar="[SECS]",
-    help="Show it again and again, this long after the last time (2, if SECS is left out), until SIGINT.",
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, for programs; with --watch one in each line.")
 def command(*, staging: Path | None, warehouse: Path | None, watch: float | None, as_json: bool, **connection: Any) -> None:
     """Show how far each stage is, from the server's WAL to the tables, and what went wrong last. Needs no Spark and no Java.
 
-    The server is asked if one of -d, -h, -p, -U and -m says where it is.
+    If an option of the connection is given, the server is asked, too.
     """
     tables = None if warehouse is None else Tables(Warehouse.existing(warehouse))
     root = staging or _noted(tables)

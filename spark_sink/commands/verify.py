@@ -9,11 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import cloup
 
 from cdcpipe.pipe.exitcode import ExitCode
-from spark_sink.commands.options import CONTEXT_SETTINGS, connection_arguments, connection_options, log_to_stderr
-from spark_sink.commands.parameters import DIRECTORY
-from spark_sink.commands.spark_options import spark_options, warehouse_option, warehouse_session
+from spark_sink.commands.options import (
+    CONTEXT_SETTINGS,
+    connection_arguments,
+    connection_options,
+    log_to_stderr,
+    noted_staging_option,
+    verbose_option,
+    warehouse_options,
+)
+from spark_sink.commands.spark_options import spark_options, warehouse_session
 from spark_sink.verify.comparison import DIFFERENT, NOT_COMPARED, TableResult, verify
 from spark_sink.warehouse.warehouse import Warehouse
 
@@ -25,37 +33,45 @@ _logger = logging.getLogger(__name__)
 
 _EXAMPLE = """\b
 Example:
-  cdcpipe-spark verify -d shop --warehouse /srv/lake --table public.fruit"""
+  cdcpipe-spark verify -d shop --warehouse warehouse
+"""
 
 
-@click.command("verify", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
+@cloup.command("verify", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
 @connection_options
-@warehouse_option
-@click.option("--table", "tables", multiple=True, metavar="SCHEMA.NAME", help="Only this table. Repeatable.")
-@click.option(
-    "--staging",
-    type=DIRECTORY,
-    metavar="DIR",
-    help="The staging directory, where it is not where the warehouse says.",
+@warehouse_options(
+    cloup.option(
+        "--table",
+        "tables",
+        multiple=True,
+        metavar="SCHEMA.NAME",
+        show_default="all that have a key",
+        help="Compare only this table; repeatable.",
+    ),
+    noted_staging_option,
+    cloup.option(
+        "--timeout",
+        type=click.FloatRange(min=0),
+        metavar="SECS",
+        default=300,
+        show_default=True,
+        help="Wait so long for the tables to get what the server has when the command begins.",
+    ),
 )
-@click.option(
-    "--max-keys",
-    type=click.IntRange(min=0),
-    default=10,
-    show_default=True,
-    help="Name so many keys of each table that differs.",
+@cloup.option_group(
+    "Output",
+    cloup.option(
+        "--max-keys",
+        type=click.IntRange(min=0),
+        metavar="N",
+        default=10,
+        show_default=True,
+        help="Name so many keys of each table that differs.",
+    ),
+    cloup.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs."),
 )
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0),
-    default=300.0,
-    show_default=True,
-    metavar="SECS",
-    help="How long the tables may take to get what the server has when it begins.",
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, for programs.")
 @spark_options
-@click.option("-v", "--verbose", is_flag=True, help="Say on stderr what happens.")
+@verbose_option
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -73,11 +89,13 @@ def command(
     verbose: bool,
     **connection: Any,
 ) -> None:
-    """Compare the replicas with PostgreSQL's tables, row by row, as of one moment, while both go on.
+    """Compare the replicas with PostgreSQL's tables, row by row, as of one moment. Both may go on meanwhile.
 
-    By the number of rows and a checksum made on both sides; no rows are sent. Tables are locked against ALTER and
-    TRUNCATE meanwhile, as by pg_dump. Exit code 0: all are equal; 10: some table differs, and the keys of the first rows
-    that do are printed; 11: none differs, but one could not be compared; another one: the comparison did not take place.
+    Both sides count rows and compute checksums; no rows are sent. The tables are locked against ALTER and TRUNCATE meanwhile, as by
+    pg_dump. Where a table differs, the keys of the first rows that differ are printed.
+
+    Exit codes: 0 if all tables are equal, 10 if one differs, 11 if none differs but one could not be compared. Any other code: the
+    comparison did not take place.
     """
     log_to_stderr(verbose=verbose)
     house = Warehouse.existing(warehouse)

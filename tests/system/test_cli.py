@@ -271,7 +271,7 @@ def test_help_is_on_stdout(option: str) -> None:
     code, out, err = run_cli(option)
     assert (code, err) == (0, "")
     assert b"--slot" in out
-    assert b"Example: " in out
+    assert b"\nExample:\n" in out
 
 
 def test_version() -> None:

@@ -696,14 +696,14 @@ def test_usage(arguments: list[str], what: str) -> None:
 def test_the_example_of_the_help_runs(tmp_path: Path) -> None:
     code, out, _ = run_cli("decode", "--help")
     assert code == 0
-    example = out.decode().splitlines()[-1]
-    assert example.strip().startswith("Example: cdcpipe decode")
+    example = out.decode().splitlines()[-1].strip()
+    assert example.startswith("cdcpipe decode")
     (tmp_path / "day.cdc").write_bytes(Path(PATH).read_bytes())
     arguments = example.split("cdcpipe ", 1)[1].split()
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([*COMMAND, *arguments], cwd=tmp_path, capture_output=True, env=environment)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.count(b'{"change":[') > 30
+    assert done.stdout.count(b'{"action":"B"}') > 30
 
 
 def test_j_means_what_it_means_live() -> None:

@@ -1,4 +1,6 @@
-"""The pages are true: they have every option, their examples run and print what they say, their links lead somewhere.
+"""The pages are true: their examples run and print what they say, their links lead somewhere.
+
+That they have every option is in tests/unit/test_help.py.
 
 A block ```sh run``` is run by bash, ```python run``` by Python, all of a page in order, in one directory and on one database, with
 stdin open as at a terminal. A ```text``` block right after it is what the block prints; … stands for anything.
@@ -15,12 +17,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import postgres
 import pytest
-
-from cli.main import cdcpipe
-from spark_sink.__main__ import group
+from command_lines import example
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -36,16 +35,6 @@ CHAIN = [
     "docs/staging-format.md",
 ]
 ALONE = ["docs/cdcpipe.md"]
-PAGE_OF = {
-    "cdcpipe": "docs/cdcpipe.md",
-    "cdcpipe-spark": "docs/spark/run.md",
-    "cdcpipe-spark snapshot": "docs/spark/snapshot.md",
-    "cdcpipe-spark as-of": "docs/spark/tables.md",
-    "cdcpipe-spark purge": "docs/spark/operate.md",
-    "cdcpipe-spark status": "docs/spark/operate.md",
-    "cdcpipe-spark verify": "docs/spark/operate.md",
-}
-"""Where a command's options are; of a command that is not here where its group's are."""
 
 BLOCK = re.compile(
     r"^```(?P<language>sh|python) run\n(?P<code>.*?)^```\n(?:\n^```text\n(?P<output>.*?)^```\n)?",
@@ -54,45 +43,6 @@ BLOCK = re.compile(
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 TIMEOUT_S = 240
-
-
-def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
-    yield path, command
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            found = command.get_command(context, name)
-            assert found is not None
-            yield from commands(found, f"{path} {name}")
-
-
-COMMANDS = [*commands(cdcpipe, "cdcpipe"), *commands(group, "cdcpipe-spark")]
-OPTIONS = [
-    pytest.param(path, option, id=f"{path} {option.opts[-1]}")
-    for path, command in COMMANDS
-    for option in command.get_params(click.Context(command))
-    if isinstance(option, click.Option)
-]
-
-
-def names(option: str, text: str) -> bool:
-    return re.search(rf"`{re.escape(option)}[` =]", text) is not None
-
-
-@pytest.mark.parametrize(("path", "option"), OPTIONS)
-def test_every_option_is_documented(path: str, option: click.Option) -> None:
-    assert option.help
-    everything = "".join(PAGES.values())
-    for name in option.opts:
-        assert names(name, everything), f"{name} is on no page"
-    page = PAGE_OF.get(path) or PAGE_OF[path.partition(" ")[0]]
-    is_everywhere = option.opts[-1] in ("--help", "--version")
-    assert is_everywhere or any(names(name, PAGES[page]) for name in option.opts), f"{path}: {option.opts} is not in {page}"
-
-
-@pytest.mark.parametrize("path", [path for path, _ in COMMANDS])
-def test_every_command_is_in_the_readme(path: str) -> None:
-    assert f"`{path}`" in PAGES["README.md"]
 
 
 def test_no_example_is_missed() -> None:
@@ -182,6 +132,11 @@ class Session:
             if block["output"] is not None:
                 assert matches(output, block["output"]), f"{page}:\n{block['code']}\nprinted:\n{output}"
 
+    def run_shell(self, code: str) -> str:
+        output, error = self._run_shell(code)
+        assert error is None, f"{code}\n{output}\n{error}"
+        return output
+
     def _run_shell(self, code: str) -> tuple[str, str | None]:
         with (self._directory / "stdout").open("w+") as stdout, (self._directory / "stderr").open("w+") as stderr:
             with subprocess.Popen(
@@ -224,6 +179,29 @@ def session(tmp_path: Path, shell: dict[str, str]) -> Iterator[Session]:
     made = Session(tmp_path, shell | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"})
     yield made
     made.close()
+
+
+def test_the_examples_that_help_ends_with(session: Session, database: postgres.Database) -> None:
+    """Those that need Spark are in the pages: tests/unit/test_help.py."""
+    capture = (
+        'now=$(psql -Atc "select pg_current_wal_lsn()"); cdcpipe -S shop_cdc --publication shop -H -A --endpos "$now" >day.cdc'
+    )
+    setup = 'psql -q -c "create table fruit (id int primary key, name text)"'
+    change = "psql -q -c \"insert into fruit values (1, 'apple')\""
+
+    def run(path: str) -> str:
+        return session.run_shell(example(path).replace("-d shop", f"-d {database.name}"))
+
+    session.run_shell(setup)
+    assert json.loads(run("cdcpipe prepare"))["tables"][0]["name"] == "fruit"
+    session.run_shell(change)
+    assert '"action":"I"' in run("cdcpipe")
+    assert json.loads(run("cdcpipe slot"))["slot"] == "shop_cdc"
+    assert json.loads(run("cdcpipe checksum"))["tables"][0]["name"] == "fruit"
+    session.run_shell(f"{change.replace('1', '2')}; {capture}")
+    assert '"action":"I"' in run("cdcpipe decode")
+    run("cdcpipe-spark land")
+    assert "slot shop_cdc" in session.run_shell("cdcpipe-spark status --staging staging")
 
 
 @pytest.mark.parametrize("page", ALONE)
