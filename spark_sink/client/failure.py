@@ -14,7 +14,6 @@ from cdcpipe.errors import (
     SlotDoesNotExistError,
     SlotInUseError,
 )
-from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
 
 __all__ = ["Failure", "error_of"]
@@ -22,10 +21,9 @@ __all__ = ["Failure", "error_of"]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a streamer ended, at which end of the log, and what it said; ``code`` is negative for a signal."""
+    """How a command ended, and what it said; ``code`` is negative for a signal."""
 
     code: int
-    end_lsn: int
     message: str
     hint: str | None = None
 
@@ -33,14 +31,6 @@ class Failure:
     def is_rewound(self) -> bool:
         """Whether the server was found to have gone back (`RewoundServerError`): it must not be tried until it has come further."""
         return self.code == ExitCode.INIT_FAILED and self.message.startswith(RewoundServerError.BEGINNING)
-
-
-_POISON_HINT = (
-    "the server cannot send the next transaction; the message tells what is in the way. While you look nothing is lost: the slot "
-    "keeps it. pg_replication_slot_advance() past it loses all changes of that transaction, and of those that commit before the "
-    "position: then copy the tables anew (cdcpipe-spark snapshot --table). To read the changes first: "
-    "pg_copy_logical_replication_slot(SLOT, 'look', false, 'test_decoding'), pg_logical_slot_peek_changes('look', NULL, NULL)"
-)
 
 
 _ERRORS: dict[int, type[CdcpipeError]] = {
@@ -54,8 +44,6 @@ def error_of(failure: Failure) -> CdcpipeError:
     said = failure.message or "it said nothing"
     if failure.is_rewound:
         return RewoundServerError(said, hint=failure.hint)
-    if failure.code == ExitCode.PG_ERROR and failure.end_lsn:
-        return ServerError(f"again and again, after {format_lsn(failure.end_lsn)}: {said}", hint=failure.hint or _POISON_HINT)
     error = _ERRORS.get(failure.code)
     if error is not None:
         return error(said, hint=failure.hint)

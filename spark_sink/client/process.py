@@ -62,12 +62,12 @@ def is_report(line: str) -> bool:
     return line.startswith((_ERROR_PREFIX, _HINT_PREFIX))
 
 
-def _failure(code: int, said: Sequence[str], end_lsn: int) -> Failure:
+def _failure(code: int, said: Sequence[str]) -> Failure:
     """Return how it ended, from its exit code and the lines that it wrote to stderr."""
     errors = [line.removeprefix(_ERROR_PREFIX) for line in said if line.startswith(_ERROR_PREFIX)]
     hints = [line.removeprefix(_HINT_PREFIX) for line in said if line.startswith(_HINT_PREFIX)]
     message = errors[-1] if errors else said[-1] if said else ""
-    return Failure(code, end_lsn, message, hints[-1] if errors and hints else None)
+    return Failure(code, message, hints[-1] if errors and hints else None)
 
 
 class Child:
@@ -152,7 +152,7 @@ class Child:
             if stream is not None:
                 stream.close()
 
-    def failure(self, end_lsn: int = 0) -> Failure:
+    def failure(self) -> Failure:
         """Return how it ended, with what it said last on stderr; for one that has ended, or is about to."""
         if not self.wait(_END_S):
             self.end()
@@ -160,7 +160,7 @@ class Child:
         if self._errors is not None:
             self._errors.seek(0)
             self._lines.extend(_lines(self._errors.read()))
-        return _failure(self._process.returncode, list(self._lines), end_lsn)
+        return _failure(self._process.returncode, list(self._lines))
 
     def _read_stderr(self) -> None:
         if self._process.stderr is None:
@@ -264,7 +264,7 @@ def ask(
 
 def unanswered(name: str, timeout_s: float) -> Failure:
     """Return what it is when the subcommand ``name`` has not answered for so long: a lost connection."""
-    return Failure(ExitCode.PG_CLOSED, 0, f"'cdcpipe {name}' has not answered for {timeout_s:.0f} s", "can the server be reached?")
+    return Failure(ExitCode.PG_CLOSED, f"'cdcpipe {name}' has not answered for {timeout_s:.0f} s", "can the server be reached?")
 
 
 def _lines(said: bytes) -> list[str]:

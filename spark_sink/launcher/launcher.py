@@ -31,11 +31,11 @@ from typing import TYPE_CHECKING, Any, Self
 from cdcpipe.errors import ProtocolError, RewoundServerError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
-from spark_sink.client.failure import Failure, error_of
+from spark_sink.client.failure import Failure
 from spark_sink.client.prepare import Prepared
 from spark_sink.client.process import COMMAND, ask, is_report
 from spark_sink.files.local import local_directory
-from spark_sink.launcher.restart import RestartPolicy
+from spark_sink.launcher.restart import RestartPolicy, final_error
 from spark_sink.launcher.sealer import Sealer
 from spark_sink.launcher.streamer import QUIT_TIMEOUT_S, Feedback, Streamer
 from spark_sink.staging import known_position
@@ -221,7 +221,7 @@ class Launcher:
             try:
                 while not self._stopping.is_set():
                     failure = self._stream(writer, sealer, prepared)
-                    if failure is None or not self._wait_before_restart(policy, failure):
+                    if failure is None or not self._wait_before_restart(policy, failure, writer.end_lsn):
                         return
             except RewoundServerError as ex:
                 writer.end_for_good(ex.message)
@@ -229,11 +229,11 @@ class Launcher:
             finally:
                 sealer.close()
 
-    def _wait_before_restart(self, policy: RestartPolicy, failure: Failure) -> bool:
+    def _wait_before_restart(self, policy: RestartPolicy, failure: Failure, end_lsn: int = 0) -> bool:
         """Wait as long as the policy says; return False when asked to stop, raise when the policy says so."""
-        delay = policy.delay(failure, time.monotonic())
+        delay = policy.delay(failure, end_lsn, time.monotonic())
         if delay is None:
-            raise error_of(failure)
+            raise final_error(failure, end_lsn)
         said = failure.message or "it said nothing"
         _logger.warning("the streamer ended with %d: %s; starting it again in %.1f s", failure.code, said, delay)
         self._note(restarts=self._progress.restarts + 1, last_error=said)
@@ -299,10 +299,10 @@ class Launcher:
             is_asked = self._stopping.is_set()
             at_end = self.config.available_now and is_whole and not is_asked and not child.ends_by_itself()
             child.quit()
-            failure = child.failure(writer.end_lsn)
+            failure = child.failure()
         self._note(open_size=0)
         if broken is not None:
-            return Failure(ExitCode.PG_ERROR, writer.end_lsn, broken.message)
+            return Failure(ExitCode.PG_ERROR, broken.message)
         if failure.code == ExitCode.SUCCESS and (at_end or is_asked):
             if at_end:
                 known_position.note(self.config.staging, prepared.wal_lsn)

@@ -15,14 +15,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cdcpipe.errors import CdcpipeError, ServerError
+from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.retry import RetryPolicy
-from spark_sink.client.failure import Failure
+from spark_sink.client.failure import Failure, error_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["RestartPolicy"]
+__all__ = ["RestartPolicy", "final_error"]
 
 _PAUSES = RetryPolicy(first_pause_s=0.2, longest_pause_s=10.0, jitter=0.5)
 
@@ -48,10 +50,13 @@ class RestartPolicy:
         self._last_error: Failure | None = None
         self._same_errors = 0
 
-    def delay(self, failure: Failure, now: float) -> float | None:
-        """Return after how many seconds to start the streamer again, None to stop."""
-        if failure.end_lsn > self._end_lsn:
-            self._end_lsn = failure.end_lsn
+    def delay(self, failure: Failure, end_lsn: int, now: float) -> float | None:
+        """Return after how many seconds to start the streamer again, None to stop.
+
+        ``end_lsn`` is the end of the log: a streamer that has moved it forward has been of use, and the pauses begin anew.
+        """
+        if end_lsn > self._end_lsn:
+            self._end_lsn = end_lsn
             self._failures = self._same_errors = 0
             self._lost_at = None
         if failure.code == ExitCode.INIT_FAILED:
@@ -69,3 +74,19 @@ class RestartPolicy:
             return None
         self._failures += 1
         return self._pauses.pause_s(self._failures, chance=self._chance())
+
+
+_POISON_HINT = (
+    "the server cannot send the next transaction; the message tells what is in the way. While you look nothing is lost: the slot "
+    "keeps it. pg_replication_slot_advance() past it loses all changes of that transaction, and of those that commit before the "
+    "position: then copy the tables anew (cdcpipe-spark snapshot --table). To read the changes first: "
+    "pg_copy_logical_replication_slot(SLOT, 'look', false, 'test_decoding'), pg_logical_slot_peek_changes('look', NULL, NULL)"
+)
+
+
+def final_error(failure: Failure, end_lsn: int) -> CdcpipeError:
+    """Return the error to stop with; ``end_lsn`` is the end of the log, 0 for a failure before there was a stream."""
+    if failure.code == ExitCode.PG_ERROR and end_lsn:
+        said = failure.message or "it said nothing"
+        return ServerError(f"again and again, after {format_lsn(end_lsn)}: {said}", hint=failure.hint or _POISON_HINT)
+    return error_of(failure)

@@ -38,14 +38,14 @@ from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Delete, Insert, Truncate, Update
 from cdcpipe.pipe.framing import RecordReader
 from cdcpipe.retry import RetryPolicy
-from spark_sink.client.failure import Failure, error_of
+from spark_sink.client.failure import Failure
 from spark_sink.client.prepare import Prepared
 from spark_sink.client.slot_monitor import SlotMonitor
 from spark_sink.commands.run import _note_known
 from spark_sink.launcher import launcher as launcher_module
 from spark_sink.launcher import sealer, streamer
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
-from spark_sink.launcher.restart import RestartPolicy
+from spark_sink.launcher.restart import RestartPolicy, final_error
 from spark_sink.staging import known_position
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.lock import lock_owner
@@ -71,7 +71,7 @@ def delays(codes: list[tuple[int, int, str]], *, step_s: float = 1.0) -> list[fl
     policy, now, found = RestartPolicy(lambda: 1.0), 0.0, []
     for code, end_lsn, message in codes:
         now += step_s
-        found.append(policy.delay(Failure(code, end_lsn, message), now))
+        found.append(policy.delay(Failure(code, message), end_lsn, now))
     return found
 
 
@@ -105,19 +105,19 @@ def test_a_failed_start_is_tried_again_for_a_while_after_a_lost_connection():
 
 
 def test_the_jitter_is_between_half_and_all_of_the_delay():
-    assert RestartPolicy(lambda: 0.0).delay(Failure(3, 0, ""), 0) == 0.1
+    assert RestartPolicy(lambda: 0.0).delay(Failure(3, ""), 0, 0.0) == 0.1
 
 
 @pytest.mark.parametrize("code", [1, 2, 3, 5, 8, 9])
 def test_an_error_has_the_exit_code_of_the_streamer(code: int):
-    error = error_of(Failure(code, 0x100, "what it said", "what to do"))
+    error = final_error(Failure(code, "what it said", "what to do"), 0x100)
     assert error.exit_code == code
     assert "what it said" in str(error)
 
 
 @pytest.mark.parametrize("code", [4, 6, 7, -11, 120])
 def test_an_unexpected_exit_code_is_a_system_error(code: int):
-    error = error_of(Failure(code, 0x100, ""))
+    error = final_error(Failure(code, ""), 0x100)
     assert error.exit_code == 7
     assert f"ended with {code}" in str(error)
 
