@@ -53,6 +53,9 @@ _SLICE_S = 0.2
 
 _QUERY_CANCELED = "57014"
 
+_SEVERAL_COMMANDS_SINCE = 140002
+"""The walsenders of 14.0 and 14.1 take one SQL command in a message, and no more."""
+
 _SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 
 _URI = re.compile(r"\s*(postgres(ql)?:|\w+://)", re.IGNORECASE)
@@ -406,9 +409,10 @@ class Connection:
         self.answer_timeout_s = answer_timeout_s
 
     def pin_session(self, settings: Mapping[str, str]) -> None:
-        """Set ``settings`` for this session, and check those that the server reports."""
-        for name, value in settings.items():
-            self.execute(f"SET {quote_identifier(name.lower())} = {quote_literal(value)}")
+        """Set ``settings`` for this session in one round trip, and check those that the server reports."""
+        commands = [f"SET {quote_identifier(name.lower())} = {quote_literal(value)}" for name, value in settings.items()]
+        for command in ["; ".join(commands)] if self.server_version >= _SEVERAL_COMMANDS_SINCE else commands:
+            self.execute(command)
         for name, value in settings.items():
             reported = self.parameter_status(name)
             if reported is not None and not reported.startswith(value):
