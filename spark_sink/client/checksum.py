@@ -20,7 +20,10 @@ __all__ = ["ChecksumServer"]
 
 
 class ChecksumServer:
-    """The command that asks the server, with a request at a time."""
+    """A running ``cdcpipe checksum``: send a request, take its answer, then the next request.
+
+    Leaving the context kills the command, also in the middle of a request.
+    """
 
     def __init__(self, connection: Sequence[str]) -> None:
         self._connection = connection
@@ -30,22 +33,25 @@ class ChecksumServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # What it may be doing is of no use to anybody any more.
+        # Nobody reads the answer to a request that is still running.
         self._child.kill()
         self._child.__exit__()
 
     def ask(self, request: Any) -> Any:
-        """Return the answer to a question that takes no time."""
+        """Return the answer to a request that the server answers at once."""
         self.send(request)
         return self.receive(ANSWER_S)
 
     def send(self, request: Any) -> None:
-        """Ask; `receive` takes the answer."""
+        """Send a request. `receive` returns its answer."""
         if not self._child.write(json.dumps(request).encode() + b"\n", ANSWER_S):
             self._fail()
 
     def receive(self, timeout_s: float | None = None) -> Any:
-        """Return the answer; without a time limit for one that takes as long as the server has to read."""
+        """Return the answer to the last request.
+
+        By default there is no time limit: the server may have to read a whole table.
+        """
         try:
             line = self._child.read_line(timeout_s)
         except TimeoutError:
@@ -55,5 +61,5 @@ class ChecksumServer:
         return json.loads(line)
 
     def _fail(self) -> None:
-        """Raise what the command ended with."""
+        """Raise the error with which the command ended."""
         raise error_of(self._child.failure())

@@ -1,12 +1,13 @@
-"""A snapshot that the server holds for us: ``cdcpipe prepare --export-snapshot`` as a subprocess. No pyspark.
+"""A snapshot that the server holds while tables are copied: ``cdcpipe prepare --export-snapshot`` as a subprocess. No pyspark.
 
     export = ExportedSnapshot(config, lambda: False, directory, hold_s=600.0)
     ...
-    export.close()      # done: the server may let it go
-    export.leave()      # not done: for so long the next one with this directory goes on with the same snapshot
+    export.close()      # the copy is done: the server drops the snapshot
+    export.leave()      # the copy is not done: within 600 s another process can continue with the same snapshot
 
-The subprocess outlives this process, also a killed one, for ``hold_s``: its stdin is a named pipe in the directory, which the next
-process opens in our place. ``export.json`` beside it is what it has printed. One process has the directory at a time.
+The subprocess keeps the snapshot for ``hold_s`` seconds after this process has ended, even if this process was killed. Its stdin
+is a named pipe in the directory: the next process opens this pipe and so takes over the subprocess. The file ``export.json``
+beside the pipe contains what the subprocess printed. Only one process at a time uses the directory.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ _END_POLL_S = 0.05
 
 
 class ExportedSnapshot:
-    """Takes a snapshot, or goes on with the one that was left in ``directory``, and holds it until ``close`` or ``leave``.
+    """Holds a snapshot until ``close`` or ``leave``: a new one, or the one that an earlier process left in ``directory``.
 
-    Makes the slot if that is asked for and it does not exist. Raises what prevents it. ``is_stopping`` is asked while the server
-    waits for running transactions; then InterruptedError is raised.
+    Creates the slot if the configuration says so and the slot does not exist. While the server waits for running transactions, the
+    constructor asks ``is_stopping``, and raises InterruptedError when the answer is True.
 
-    What was left is gone on with unless ``hold_s`` is 0, if it was taken for the same tables ("schema.name", none: all that are
-    published), and these are still what they were.
+    It continues with an earlier snapshot only if ``hold_s`` is not 0, if that snapshot was taken for the same ``tables``
+    ("schema.name"; empty for all published tables), and if these tables have not changed their definition since.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class ExportedSnapshot:
         hold_s: float = 0.0,
     ) -> None:
         self.is_left_over = False
-        """Whether it is one that another process took."""
+        """Whether another process took this snapshot."""
         self._pipe_path, self._text_path = directory / "hold", directory / "export.json"
         self._config = config
         self._tables = tables
@@ -88,41 +89,41 @@ class ExportedSnapshot:
             self._end(is_done=not self.is_left_over)
             raise
 
-    # --- one that was left ---
+    # --- continue with an earlier snapshot ---
 
     def _take_over(self, is_stopping: Callable[[], bool]) -> dict[str, Any] | None:
-        """Open the pipe of a snapshot that somebody else has taken; None if there is none, or none that is of use."""
+        """Open the pipe of an earlier process's snapshot and return its description; None if there is no usable snapshot."""
         try:
             self._pipe = os.open(self._pipe_path, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:  # never made, or nobody reads from it
+        except OSError:  # the pipe does not exist, or no process reads from it
             return None
         found = read_json(self._text_path)
         self.is_left_over = self._hold_s > 0 and found is not None and found.pop(_PURPOSE) == self._purpose()
         if self.is_left_over and self._is_unchanged(Prepared.of(found), is_stopping):
-            _logger.info("going on with the snapshot that was left")
+            _logger.info("continuing with the snapshot of an earlier run")
             return found
-        _logger.info("the snapshot that was left was taken for something else")
+        _logger.info("the snapshot of the earlier run does not fit this run")
         self.is_left_over = False
         self._release()
         return None
 
     def _purpose(self) -> list[Any]:
-        """Return what a snapshot is for; not how one gets to the server, which may have a password in it."""
+        """Return slot, publications and tables of this snapshot. Connection options are left out: they may contain a password."""
         return [self._config.slot, list(self._config.publications), list(self._tables)]
 
     def _is_unchanged(self, then: Prepared, is_stopping: Callable[[], bool]) -> bool:
-        """Tell whether server and tables are what they were, and the snapshot is still held."""
+        """Tell whether server and tables are the same as ``then``, and the server still holds the snapshot."""
         return self._described(then) == self._described(look_up(self._config, is_stopping)) and self._say(b"\n")
 
     def _described(self, prepared: Prepared) -> list[Any]:
-        """Return what must not have changed meanwhile."""
+        """Return the facts that have to be the same before another process may continue with a snapshot."""
         tables = [each for each in prepared.tables if not self._tables or f"{each['schema']}.{each['name']}" in self._tables]
         return [prepared.system_id, prepared.timeline, prepared.database, tables]
 
-    # --- a new one ---
+    # --- take a new snapshot ---
 
     def _export(self, is_stopping: Callable[[], bool]) -> dict[str, Any]:
-        """Let the server export a snapshot, and return what is printed then."""
+        """Let the server export a snapshot, and return what the subprocess prints about it."""
         config = self._config
         arguments = [*prepare_arguments(config), "--export-snapshot", "--linger", f"{self._hold_s:g}"]
         for table in self._tables or ("*",):
@@ -134,7 +135,7 @@ class ExportedSnapshot:
         self._text_path.unlink(missing_ok=True)
         self._pipe_path.unlink(missing_ok=True)
         os.mkfifo(self._pipe_path, 0o600)
-        # To be opened for writing, it has to be open for reading.
+        # A named pipe can be opened for writing without waiting only while it is open for reading.
         reader = os.open(self._pipe_path, os.O_RDONLY | os.O_NONBLOCK)
         try:
             self._pipe = os.open(self._pipe_path, os.O_WRONLY | os.O_NONBLOCK)
@@ -145,7 +146,7 @@ class ExportedSnapshot:
         try:
             text = self._read(self._child, is_stopping)
         except BaseException:
-            self._child.end()  # it does not read its stdin yet
+            self._child.end()  # by a signal: the subprocess does not read its stdin yet
             raise
         Prepared.parse(text)
         found: dict[str, Any] = json.loads(text)
@@ -153,7 +154,7 @@ class ExportedSnapshot:
         return found
 
     def _read(self, child: Child, is_stopping: Callable[[], bool]) -> bytes:
-        """Read the JSON object that it prints before it waits; raise what it says if it ends instead."""
+        """Read the JSON object that the subprocess prints before it waits; raise its error if it ends instead."""
         deadline = time.monotonic() + ANSWER_S
         text = b""
         while not text.endswith(b"}\n"):
@@ -166,25 +167,25 @@ class ExportedSnapshot:
             text += data
         return text
 
-    # --- while it is held, and then ---
+    # --- hold the snapshot, and end ---
 
     def check(self) -> None:
-        """Raise the error with which it has ended, if it has."""
+        """Raise an error if the subprocess has ended, and with it the snapshot."""
         if self._child is not None:
             if self._child.code is not None:
                 raise error_of(self._child.failure())
         elif not self._say(b"\n"):
-            raise SnapshotError("the snapshot that was gone on with has ended", hint="start again: what is done stays")
+            raise SnapshotError("the server has dropped the snapshot of the earlier run", hint="start again: finished tables stay")
 
     def close(self) -> None:
-        """Let the snapshot go."""
+        """Let the server drop the snapshot."""
         self._end(is_done=True)
 
     def leave(self) -> None:
-        """End without letting the snapshot go: for a while, somebody may go on with it."""
+        """End, but let the server hold the snapshot for ``hold_s`` seconds, so that another process can continue with it."""
         is_held = self._hold_s > 0 and self._pipe is not None and self._say(b"\n")
         if is_held:
-            held = "the server holds the snapshot for another %.0f s: what is started again until then goes on with it"
+            held = "the server holds the snapshot for another %.0f s: a run that starts within this time continues with it"
             _logger.warning(held, self._hold_s)
         self._end(is_done=not is_held)
 
@@ -201,7 +202,7 @@ class ExportedSnapshot:
         self._resources.close()
 
     def _release(self) -> None:
-        """Tell whoever holds it to let it go, and wait for that."""
+        """Tell the subprocess to drop the snapshot, and wait until it has ended."""
         assert self._pipe is not None
         self._say(b"q\n")
         self._text_path.unlink(missing_ok=True)
@@ -217,13 +218,13 @@ class ExportedSnapshot:
         self._pipe_path.unlink(missing_ok=True)
 
     def _say(self, text: bytes) -> bool:
-        """Write to whoever holds it; False if nobody does any more."""
+        """Write to the subprocess that holds the snapshot; False if it has ended."""
         assert self._pipe is not None
         try:
             os.write(self._pipe, text)
         except BrokenPipeError:
             return False
-        except BlockingIOError:  # full: it has not yet read
+        except BlockingIOError:  # the pipe is full: the subprocess runs, but has not read yet
             return True
         return True
 

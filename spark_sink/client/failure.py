@@ -1,4 +1,4 @@
-"""How a ``cdcpipe`` ended, and the error that this is to whoever ran it."""
+"""How a ``cdcpipe`` process ended, and the error that its caller raises for this."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Failure", "error_of"]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a command ended, and what it said; ``code`` is negative for a signal."""
+    """How a ``cdcpipe`` process ended: its exit code (negative for a signal), and its last words on stderr."""
 
     code: int
     message: str
@@ -29,7 +29,10 @@ class Failure:
 
     @property
     def is_rewound(self) -> bool:
-        """Whether the server was found to have gone back (`RewoundServerError`): it must not be tried until it has come further."""
+        """Whether the server's WAL ended before the staging log (`RewoundServerError`).
+
+        The launcher must not connect again before the server's WAL has passed the end of the log.
+        """
         return self.code == ExitCode.INIT_FAILED and self.message.startswith(RewoundServerError.BEGINNING)
 
 
@@ -40,7 +43,7 @@ _ERRORS: dict[int, type[CdcpipeError]] = {
 
 
 def error_of(failure: Failure) -> CdcpipeError:
-    """Return the error that ``failure`` is to whoever ran the command; its exit code is the command's, or 7."""
+    """Return the error to raise for ``failure``. It has the exit code of the ``cdcpipe`` process, or 7 if that code is unknown."""
     said = failure.message or "it said nothing"
     if failure.is_rewound:
         return RewoundServerError(said, hint=failure.hint)

@@ -1,11 +1,12 @@
-"""One process group for all child processes, which a watchdog ends as soon as this process is gone.
+"""One process group for all child processes. A watchdog ends the group as soon as this process is gone.
 
     subprocess.Popen(arguments, process_group=guard.group())
 
-Orderly ends stay the callers' work. This is for the others: SIGKILL, a second signal, a crash of the interpreter. A parent-death
-signal (prctl) won't do: it comes when the thread that started the child ends, and Linux alone has it.
+In an orderly end the callers end their children themselves. The watchdog is for the other ends: SIGKILL, a second signal, a crash of
+the interpreter. A parent-death signal (prctl) does not work here: the kernel sends it when the thread that started the child ends,
+and only Linux has it.
 
-A terminal's ^C does not reach the group. The command gets it and decides.
+^C at a terminal does not reach the group. Only the command gets it, and decides what to do with its children.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def group() -> int:
     global _watchdog  # noqa: PLW0603 - one for the process
     with _lock:
         if _watchdog is None or _watchdog.poll() is not None:
-            # Its own output goes nowhere: a caller that reads our stderr to its end must not wait for the watchdog.
+            # The watchdog inherits no stderr: a program that reads ours to its end would wait for the watchdog, too.
             _watchdog = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_WATCHDOG)],
                 stdin=subprocess.PIPE,

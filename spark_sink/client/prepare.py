@@ -1,4 +1,4 @@
-"""``cdcpipe prepare`` as a child process: what it found, and questions that it answers."""
+"""``cdcpipe prepare`` as a child process: functions that ask it, and `Prepared`, its answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Prepared", "SlotConfig", "ask_published", "look_up", "prepare_argume
 
 
 class SlotConfig(Protocol):
-    """A slot, and how to get to it: what `LauncherConfig` has for ``cdcpipe prepare``."""
+    """A slot and its connection: the part of `LauncherConfig` that ``cdcpipe prepare`` needs."""
 
     @property
     def slot(self) -> str:
@@ -28,7 +28,7 @@ class SlotConfig(Protocol):
 
     @property
     def publications(self) -> tuple[str, ...]:
-        """What it streams."""
+        """The publications that the slot streams."""
 
     @property
     def connection(self) -> tuple[str, ...]:
@@ -36,15 +36,15 @@ class SlotConfig(Protocol):
 
     @property
     def command(self) -> tuple[str, ...]:
-        """How ``cdcpipe`` is called."""
+        """The command line that starts ``cdcpipe``, without a subcommand."""
 
     @property
     def create_slot(self) -> bool:
-        """Whether to make a slot that does not exist."""
+        """Whether to create the slot if it does not exist."""
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """What a publication that does not exist is for, all tables if empty."""
+        """The tables of a publication that has to be created; empty for all tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Prepared:
 
     @classmethod
     def of(cls, value: Any) -> Prepared:
-        """Read that object."""
+        """Read the same object, already parsed."""
         try:
             return cls(
                 server_version=int(value["server_version"]),
@@ -90,7 +90,7 @@ def _unreadable(ex: Exception) -> CdcpipeError:
 
 
 def slot_exists(config: SlotConfig, is_stopping: Callable[[], bool] | None = None) -> bool:
-    """Ask whether the slot is there; raise what prevents the answer, InterruptedError once ``is_stopping`` says so."""
+    """Tell whether the slot exists. Raises an error if the server can't be asked, InterruptedError once ``is_stopping`` is True."""
     answer = ask(prepare_arguments(config), command=config.command, is_stopping=is_stopping)
     if answer.code == ExitCode.SLOT_NOT_EXIST:
         return False
@@ -100,12 +100,15 @@ def slot_exists(config: SlotConfig, is_stopping: Callable[[], bool] | None = Non
 
 
 def ask_published(config: SlotConfig, is_stopping: Callable[[], bool] | None = None) -> Answer:
-    """Ask ``cdcpipe prepare`` what is published now, whoever uses the slot; InterruptedError once ``is_stopping`` says so."""
+    """Ask ``cdcpipe prepare`` which tables are published now, even while the slot is in use.
+
+    Raises InterruptedError once ``is_stopping`` is True.
+    """
     return ask([*prepare_arguments(config), "--in-use"], command=config.command, is_stopping=is_stopping)
 
 
 def look_up(config: SlotConfig, is_stopping: Callable[[], bool]) -> Prepared:
-    """Ask what is published now; raise what prevents the answer."""
+    """Return which tables are published now. Raises an error if the server can't be asked."""
     answer = ask_published(config, is_stopping)
     if answer.code != ExitCode.SUCCESS:
         raise error_of(answer.failure)
@@ -113,7 +116,7 @@ def look_up(config: SlotConfig, is_stopping: Callable[[], bool]) -> Prepared:
 
 
 def prepare_arguments(config: SlotConfig) -> list[str]:
-    """Return what the command line of ``cdcpipe prepare`` begins with."""
+    """Return the beginning of a command line of ``cdcpipe prepare``: connection, slot and publications."""
     arguments = ["prepare", *config.connection, "-S", config.slot]
     for name in config.publications:
         arguments += ["--publication", name]

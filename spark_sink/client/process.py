@@ -1,13 +1,13 @@
-"""The ``cdcpipe`` command as a child process: how it is run, read and ended, and what it says. No pyspark.
+"""Runs ``cdcpipe`` as a child process: starts it, reads its output, ends it. No pyspark.
 
     answer = ask(["slot", "-S", "s"], is_stopping=stopping.is_set)      # for a command that prints its answer and ends
-    with Child(["checksum"]) as child:                                  # for one that goes on
+    with Child(["checksum"]) as child:                                  # for a command that keeps running
         child.write(b"...", timeout_s=10)
         line = child.read_line(timeout_s=60)
 
-This is the only place that starts the command. Every wait has a deadline, or an end that `Child.kill` in another thread brings
-about; waits that take ``is_stopping`` ask it ten times a second. Leaving the context ends the child: SIGTERM, then SIGKILL.
-client/guard.py ends it when this process is gone.
+No other module starts the command. Every wait has a deadline, or ends when another thread calls `Child.kill`. Waits that take
+``is_stopping`` ask it ten times a second. Leaving the context ends the child: by SIGTERM, then by SIGKILL. If this process dies,
+client/guard.py ends the child.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ __all__ = ["ANSWER_S", "COMMAND", "Answer", "Child", "ask", "is_report", "unansw
 COMMAND = (sys.executable, "-P", "-m", "cli")
 
 ANSWER_S = 180.0
-"""So long a command that answers and ends may take. It has shorter deadlines of its own; this is for one that hangs."""
+"""The time limit for a command that answers and ends. The command has shorter deadlines of its own; this one is for a hang."""
 
 _ERROR_PREFIX, _HINT_PREFIX = "cdcpipe: error: ", "cdcpipe: hint: "
 _READ_BYTES = 1 << 20
 _SAID_LINES = 20
-"""How much of what a child says on stderr is kept for the error that it ends with."""
+"""How much of a child's stderr is kept for the error message about its end."""
 _LOOK_S = 0.1
-"""How often ``is_stopping`` is asked."""
+"""The pause between two calls of ``is_stopping``."""
 _END_S = 3.0
-"""So long a child may take to end after SIGTERM: a slot that is being made is dropped meanwhile."""
+"""How long a child may take to end after SIGTERM. It may have to drop a slot that it was creating."""
 
 
 def _environment(temporary: Path | None) -> dict[str, str]:
-    """Return our environment, with this package's directory where modules are looked for last, and ``temporary`` as $TMPDIR."""
+    """Return the environment of a child: ours, this package's directory at the end of $PYTHONPATH, ``temporary`` as $TMPDIR."""
     root = str(Path(__file__).resolve().parents[2])
     changed = {"PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))}
     if temporary is not None:
@@ -58,12 +58,12 @@ def _environment(temporary: Path | None) -> dict[str, str]:
 
 
 def is_report(line: str) -> bool:
-    """Return whether a line on stderr belongs to the command's last words, which `Child.failure` repeats."""
+    """Tell whether a line on stderr is the command's final error or hint, which `Child.failure` repeats."""
     return line.startswith((_ERROR_PREFIX, _HINT_PREFIX))
 
 
 def _failure(code: int, said: Sequence[str]) -> Failure:
-    """Return how it ended, from its exit code and the lines that it wrote to stderr."""
+    """Return how a child ended, from its exit code and its lines on stderr."""
     errors = [line.removeprefix(_ERROR_PREFIX) for line in said if line.startswith(_ERROR_PREFIX)]
     hints = [line.removeprefix(_HINT_PREFIX) for line in said if line.startswith(_HINT_PREFIX)]
     message = errors[-1] if errors else said[-1] if said else ""
@@ -73,8 +73,8 @@ def _failure(code: int, said: Sequence[str]) -> Failure:
 class Child:
     """A running ``cdcpipe``.
 
-    ``stdin`` is what `subprocess.Popen` takes. ``tell`` is called with each line on stderr, by a thread. ``outlives_us`` is for a
-    child that has to go on without this process: no guard ends it.
+    ``stdin`` is passed to `subprocess.Popen`. A thread calls ``tell`` with each line on stderr. With ``outlives_us`` the child keeps
+    running after this process has ended: the guard does not end it.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class Child:
         self._tell = tell
         self._lines: deque[str] = deque(maxlen=_SAID_LINES)
         self._partial = b""
-        # A child that outlives us would meet the end of a pipe.
+        # A child that outlives us could not write to a pipe any more, so its stderr is a file.
         self._errors = tempfile.TemporaryFile() if outlives_us else None  # noqa: SIM115 - closed in `close`
-        # In either case ^C at a terminal is for us alone.
+        # In either case ^C at a terminal does not reach the child.
         apart: dict[str, Any] = {"start_new_session": True} if outlives_us else {"process_group": guard.group()}
         self._process = subprocess.Popen(
             [*command, *arguments],
@@ -117,7 +117,7 @@ class Child:
         self.end()
         self.close()
 
-    # --- its end ---
+    # --- end ---
 
     @property
     def code(self) -> int | None:
@@ -125,7 +125,7 @@ class Child:
         return self._process.poll()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for its end; return False if it has not ended in time."""
+        """Wait until the child has ended; return False if it is still running after ``timeout_s``."""
         try:
             self._process.wait(max(timeout_s, 0.0))
         except subprocess.TimeoutExpired:
@@ -133,11 +133,11 @@ class Child:
         return True
 
     def kill(self) -> None:
-        """End it by SIGKILL, from any thread."""
+        """Send SIGKILL. Any thread may call this."""
         self._process.kill()
 
     def end(self) -> None:
-        """End it if it has not ended: by SIGTERM, and if that does not help soon, by SIGKILL."""
+        """End the child if it is running: by SIGTERM, and by SIGKILL if it has not ended soon after."""
         if self.code is None:
             self._process.terminate()
             if not self.wait(_END_S):
@@ -145,7 +145,7 @@ class Child:
                 self._process.wait()
 
     def close(self) -> None:
-        """Close the pipes. A child that still runs can go on."""
+        """Close the pipes. A running child is not ended."""
         if self._errors is None:
             self._stderr_thread.join()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr, self._errors):
@@ -153,7 +153,7 @@ class Child:
                 stream.close()
 
     def failure(self) -> Failure:
-        """Return how it ended, with what it said last on stderr; for one that has ended, or is about to."""
+        """Return how the child ended, and its last words on stderr. Call it when the child has ended, or is about to end."""
         if not self.wait(_END_S):
             self.end()
         self._stderr_thread.join()
@@ -172,10 +172,10 @@ class Child:
                     if self._tell is not None:
                         self._tell(text)
 
-    # --- its pipes ---
+    # --- pipes ---
 
     def write(self, data: bytes, timeout_s: float) -> bool:
-        """Send ``data`` if the pipe takes it in time; False as well if the child has ended: its exit code says how."""
+        """Write ``data`` to stdin; return False if the child does not read it in time, or has ended."""
         assert self._process.stdin is not None
         fd = self._process.stdin.fileno()
         poll = select.poll()
@@ -194,7 +194,10 @@ class Child:
         return True
 
     def read(self, timeout_s: float | None, is_stopping: Callable[[], bool] | None = None) -> bytes:
-        """Return what comes next on stdout, b"" at its end; raise TimeoutError, or InterruptedError once it is to stop."""
+        """Return the next bytes from stdout, b"" at its end.
+
+        Raises TimeoutError after ``timeout_s``, InterruptedError once ``is_stopping`` is True.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         poll = select.poll()
         poll.register(self.stdout_fd, select.POLLIN)
@@ -209,7 +212,7 @@ class Child:
                 return os.read(self.stdout_fd, _READ_BYTES)
 
     def read_line(self, timeout_s: float | None, is_stopping: Callable[[], bool] | None = None) -> bytes:
-        """Return the next whole line on stdout, b"" at its end; raise as `read` does."""
+        """Return the next whole line from stdout, b"" at its end; raise the same errors as `read`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         parts = [self._partial]
         while b"\n" not in parts[-1]:
@@ -221,7 +224,7 @@ class Child:
         return line + newline
 
     def read_all(self, timeout_s: float, is_stopping: Callable[[], bool] | None = None) -> bytes:
-        """Return all of stdout; raise as `read` does."""
+        """Return everything up to the end of stdout; raise the same errors as `read`."""
         deadline = time.monotonic() + timeout_s
         parts: list[bytes] = []
         while data := self.read(deadline - time.monotonic(), is_stopping):
@@ -231,7 +234,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a command printed, and how it ended: also one that ended well is described by ``failure``."""
+    """What a command printed, and how it ended. ``failure`` is set for a successful end, too."""
 
     output: bytes
     failure: Failure
@@ -250,9 +253,10 @@ def ask(
     tell: Callable[[str], None] | None = None,
     timeout_s: float = ANSWER_S,
 ) -> Answer:
-    """Run a command that answers on stdout and ends; raise InterruptedError once ``is_stopping`` says so.
+    """Run a command that prints its answer on stdout and ends.
 
-    One that does not answer in time is ended, and counts as one whose connection was lost.
+    Raises InterruptedError once ``is_stopping`` is True. A command that does not answer in time is ended; the answer is then the
+    same as for a lost connection.
     """
     with Child(arguments, command=command, stdin=subprocess.DEVNULL, tell=tell) as child:
         try:
@@ -263,7 +267,7 @@ def ask(
 
 
 def unanswered(name: str, timeout_s: float) -> Failure:
-    """Return what it is when the subcommand ``name`` has not answered for so long: a lost connection."""
+    """Return the failure of a subcommand that did not answer within ``timeout_s``: a lost connection."""
     return Failure(ExitCode.PG_CLOSED, f"'cdcpipe {name}' has not answered for {timeout_s:.0f} s", "can the server be reached?")
 
 

@@ -1,12 +1,12 @@
-"""Where the server and the slot are, again and again: the command ``cdcpipe slot --watch``, read by a thread. No pyspark.
+"""Watches the positions of the server and the slot: a thread reads ``cdcpipe slot --watch``. No pyspark.
 
     with SlotMonitor(("-d", "shop"), "shop_cdc") as monitor:
-        report = monitor.wait_for_report(10)   # the first one; raises what the command ended with
+        report = monitor.wait_for_report(10)   # the first report; raises the error with which the command ended
         report.wal_lsn, monitor.lag(report.wal_lsn, time.monotonic())
 
-A command that ends, or falls silent, is started again after a pause: a server that restarts costs nothing but a gap. What it ended
-with is in ``error`` until there is a report again. A report grows old, and then nothing is known: a connection that was cut tells
-nobody.
+When the command ends, or reports nothing for too long, the monitor starts it again after a pause. So a restart of the server is only
+a gap in the reports. ``error`` says why the command ended, until the next report comes. The monitor does not return an old report: a
+connection that was cut without notice sends no error.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ __all__ = ["Lag", "SlotMonitor", "SlotReport", "WALHistory"]
 _logger = logging.getLogger(__name__)
 
 _RESTARTS = RetryPolicy(first_pause_s=5.0)
-"""Without a limit: a monitor waits for its server as long as it is wanted."""
+"""Without a limit: a monitor waits for its server until `stop` is called."""
 _STALE_S = 10.0
-"""How old a report may be and still be shown, where reports come every second or so."""
+"""How old a report may be to be returned, when reports come about once a second."""
 _LOOK_S = 0.1
 _HISTORY_SIZE = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class SlotReport:
-    """A line of ``cdcpipe slot``: ``found`` as it is, and the positions in it (None for what is not known)."""
+    """A line of ``cdcpipe slot``: ``found`` is the parsed line; the other fields are its positions (None if unknown)."""
 
     found: Mapping[str, Any]
     wal_lsn: int
@@ -54,7 +54,7 @@ class SlotReport:
 
     @classmethod
     def parse(cls, line: bytes) -> SlotReport:
-        """Read a line; raise CdcpipeError for one that is none."""
+        """Read a line; raise CdcpipeError if it is not a report."""
         try:
             found = json.loads(line)
             sent, confirmed = found["sent_lsn"], found["confirmed_flush_lsn"]
@@ -70,34 +70,34 @@ class SlotReport:
 
 
 class Lag(NamedTuple):
-    """How far a position is behind the server: bytes of WAL, and seconds since the server had no more than that."""
+    """How far a position is behind the server: in bytes of WAL, and in seconds since the server's WAL passed the position."""
 
     bytes: int
     seconds: float
     at_least: bool = False
-    """Whether it was behind before anybody looked."""
+    """Whether the position was behind already at the first report: then the seconds are a lower bound."""
 
 
 class WALHistory:
-    """When the server's WAL had grown beyond which position. Thinned out when it is long: older moments become coarser."""
+    """When the server's WAL reached which position. A long history is thinned out: its older part becomes coarser."""
 
     def __init__(self) -> None:
         self._lsns: list[int] = []
         self._times: list[float] = []
 
     def add(self, lsn: int, now: float) -> None:
-        """Note the WAL's end at a moment; later ones have to come later. One that has not grown is not noted."""
+        """Add the end of the WAL at the time ``now``. Times must not decrease. An end that has not grown is ignored."""
         if self._lsns and lsn <= self._lsns[-1]:
             return
         self._lsns.append(lsn)
         self._times.append(now)
         if len(self._lsns) > _HISTORY_SIZE:
-            # Of two moments, the earlier time and the greater position: a lag is never shown smaller than it is.
+            # Two entries become one with the earlier time and the greater position: a lag may look larger, never smaller.
             half = _HISTORY_SIZE // 2
             self._lsns[1 : half + 1], self._times[1 : half + 1] = self._lsns[2 : half + 1 : 2], self._times[1:half:2]
 
     def lag(self, lsn: int, now: float) -> Lag:
-        """Return how far ``lsn`` is behind."""
+        """Return how far ``lsn`` is behind the server."""
         if not self._lsns or lsn >= self._lsns[-1]:
             return Lag(0, 0.0)
         beyond = bisect_right(self._lsns, lsn)
@@ -105,10 +105,10 @@ class WALHistory:
 
 
 class SlotMonitor:
-    """Knows the newest report on a slot, and for how long. Safe to ask from any thread.
+    """Has the newest report on a slot. Any thread may ask it.
 
-    What is known of the server is true for a while only: a report that is older than ``stale_s`` is not given any more.
-    ``now`` is `time.monotonic`'s. ``on_report`` is called with each report, by the monitor's thread.
+    A report older than ``stale_s`` is not returned. The argument ``now`` of the methods is `time.monotonic()`. The monitor's thread
+    calls ``on_report`` with each report.
     """
 
     def __init__(
@@ -136,12 +136,12 @@ class SlotMonitor:
         self._thread = threading.Thread(target=self._run, name="cdcpipe-slot-monitor", daemon=True)
 
     def start(self) -> Self:
-        """Begin, and return at once."""
+        """Start the monitor's thread, and return at once."""
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """End; the command, which only looks, is killed."""
+        """Stop the monitor, and kill its command: the command changes nothing on the server."""
         with self._changed:
             self._stopping.set()
             self._changed.notify_all()
@@ -157,10 +157,10 @@ class SlotMonitor:
         self.stop()
 
     def wait_for_report(self, timeout_s: float, is_stopping: Callable[[], bool] = lambda: False) -> SlotReport:
-        """Return the newest report once there is one that is not stale.
+        """Wait for a report that is not stale, and return it.
 
-        Raise what prevents it, CdcpipeError when it takes too long, InterruptedError once ``is_stopping`` says so, which is
-        asked ten times a second.
+        Raises the error with which the command ended, CdcpipeError after ``timeout_s``, InterruptedError once ``is_stopping`` is
+        True (asked ten times a second).
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -177,17 +177,17 @@ class SlotMonitor:
                 self._changed.wait(min(_LOOK_S, deadline - now))
 
     def report(self, now: float) -> SlotReport | None:
-        """Return the newest report; None as long as there is none, while the server can't be asked, and for a stale one."""
+        """Return the newest report; None before the first one, while the server can't be asked, or if the newest is stale."""
         with self._changed:
             return self._fresh(now)
 
     @property
     def error(self) -> CdcpipeError | None:
-        """Why the server can't be asked at present."""
+        """Why the server can't be asked at present; None if it can."""
         return self._error
 
     def lag(self, lsn: int, now: float) -> Lag | None:
-        """Return how far a position is behind the server, None where that is not known."""
+        """Return how far a position is behind the server; None while there is no fresh report."""
         with self._changed:
             return self._history.lag(lsn, now) if self._fresh(now) is not None else None
 
@@ -197,8 +197,8 @@ class SlotMonitor:
 
     def _silence(self, now: float) -> str:
         if self._report is None:
-            return "the server has not said yet where its slot is"
-        return f"the server has not said for {now - self._reported_at:.0f} s where its slot is"
+            return "the server has not reported the position of the slot yet"
+        return f"the server has not reported the position of the slot for {now - self._reported_at:.0f} s"
 
     def _run(self) -> None:
         for ends in itertools.count(1):
@@ -207,7 +207,7 @@ class SlotMonitor:
             except CdcpipeError as ex:
                 if self._stopping.is_set():
                     return
-                _logger.info("the server can't be asked where its slot is: %s", ex.message)
+                _logger.info("cannot ask the server for the position of the slot: %s", ex.message)
                 with self._changed:
                     self._error = ex
                     self._changed.notify_all()
@@ -215,7 +215,7 @@ class SlotMonitor:
                 return
 
     def _watch(self) -> None:
-        """Run the command to its end, which is an error, as is its silence."""
+        """Run the command and take its reports. Always raises: the end of the command is an error, and so is its silence."""
         with self._changed:
             if self._stopping.is_set():
                 return

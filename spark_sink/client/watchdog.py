@@ -1,12 +1,12 @@
-"""A program that ends a command's child processes after the command, however the command ended (SIGKILL included).
+"""A program that ends the child processes of a command after the command has ended, even by SIGKILL.
 
     python client/watchdog.py          # started by client/guard.py, never by hand; stdin is a pipe that only the command writes to
 
-The watchdog leads a process group, and the command starts its children in this group. The pipe reaches its end when the command
-is gone. The children see the end of their own stdin then, and have a second to end by themselves. After that they get SIGTERM,
-and a few seconds later SIGKILL, which ends the watchdog, too.
+The watchdog leads a process group, and the command starts its children in this group. When the command is gone, the watchdog reads
+the end of its stdin. The children read the end of theirs, and have a second to end by themselves. Then the watchdog sends SIGTERM to
+the group, and a few seconds later SIGKILL, which ends the watchdog, too.
 
-A group that its leader still lives in keeps its number, so the signals can't reach somebody else's processes.
+The kernel does not give the number of a process group to another one while its leader lives. So the signals reach no other processes.
 """
 
 import os
@@ -14,7 +14,7 @@ import signal
 import time
 
 _STEPS = ((1.0, signal.SIGTERM), (3.0, signal.SIGKILL))
-"""What the group gets, each so many seconds after the one before."""
+"""The signals for the group, each with the pause in seconds before it."""
 
 
 def main() -> None:

@@ -1,4 +1,7 @@
-"""Directories on a local or mounted file system: the staging log and the checkpoint are such, and most warehouses. No pyspark."""
+"""Directories and small JSON files on a local or mounted file system. No pyspark.
+
+The staging directory and Spark's checkpoint must be on such a file system. A warehouse may be in an object store (`files.places`).
+"""
 
 from __future__ import annotations
 
@@ -13,39 +16,40 @@ from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 
 __all__ = ["TEMPORARY_PREFIX", "DamagedFileError", "check_usable", "fsync_directory", "local_directory", "read_json", "write_json"]
 
-# Two letters at least. One slash: a Path keeps no more of them.
+# At least two letters before the colon, so that "C:/" is no URL. One slash, because a Path turns two into one.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 class DamagedFileError(CdcpipeError):
-    """A file of ours does not hold what it should. Exit code 7, SYSTEM_ERROR."""
+    """A file that cdcpipe wrote has other contents than expected. Exit code 7, SYSTEM_ERROR."""
 
 
 def local_directory(path: Path | str, what: str) -> Path:
     """Return the absolute path of ``what``, a directory; raise InvalidArgumentsError if ``path`` is a URL.
 
-    As a path ``s3a://bucket/lake`` would be a directory ``s3a:`` of this machine.
+    Taken as a path, ``s3a://bucket/lake`` would be a directory ``s3a:`` of this machine.
     """
     if _URL.match(str(path)):
         raise InvalidArgumentsError(
-            f"{path}: {what} is a directory of a local or mounted file system, not a URL",
-            hint="give a path; a warehouse can be in an object store, with all else in a file system",
+            f"{path}: {what} must be a directory of a local or mounted file system, not a URL",
+            hint="give a path; only a warehouse can be in an object store",
         )
     return Path(path).absolute()
 
 
 def check_usable(path: Path, what: str) -> None:
-    """Raise InvalidArgumentsError unless ``path`` is a directory that this user may write, or may make."""
+    """Raise InvalidArgumentsError unless ``path`` is a directory that this user may write to, or may create."""
     existing = next(each for each in (path, *path.parents) if os.path.lexists(each))
     problem = "no directory" if not existing.is_dir() else None if os.access(existing, os.W_OK | os.X_OK) else "not writable"
     if problem:
         raise InvalidArgumentsError(
-            f"{path}: {what} can't be there: {existing} is {problem}", hint="give a directory that this user may write, or may make"
+            f"{path}: {what} can't be there: {existing} is {problem}",
+            hint="give a directory that this user may write to, or may create",
         )
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a small JSON file, None if it is not there; DamagedFileError for one that is no object."""
+    """Return the object in a small JSON file, None if there is no file. Raises DamagedFileError if it contains no JSON object."""
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -69,11 +73,11 @@ def fsync_directory(directory: Path) -> None:
 
 
 TEMPORARY_PREFIX = ".tmp-"
-"""How the names of half-written files begin; a launcher that starts deletes them."""
+"""The names of half-written files begin with this. A launcher that starts deletes such files."""
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Put a small JSON file in place, whole and durable when this returns. Its directory must exist."""
+    """Write a small JSON file atomically. The file and its name are durable when this returns. Its directory must exist."""
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:

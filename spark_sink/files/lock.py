@@ -1,4 +1,4 @@
-"""Locks of files (flock): the end of a process, however it comes, lets go of what it holds."""
+"""Locks of files (flock). The kernel releases a process's locks when the process ends, for whatever reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["hold_alone", "try_lock"]
 
 @contextmanager
 def hold_alone(path: Path) -> Iterator[bool]:
-    """Hold a lock of one's own, in a file that is made for it; yield False if somebody else does."""
+    """Hold an exclusive lock of the file ``path``, which is created. Yields False if another process holds it."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         yield try_lock(fd)
@@ -25,7 +25,7 @@ def hold_alone(path: Path) -> Iterator[bool]:
 
 
 def try_lock(fd: int, *, is_shared: bool = False) -> bool:
-    """Take the lock of an open file, alone or shared with others, if nobody is in the way; tell whether it is ours."""
+    """Take the exclusive or shared lock of an open file without waiting; return False if another process's lock prevents it."""
     try:
         fcntl.flock(fd, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,6 +1,6 @@
-"""Arrow columns -> a Parquet file of a changelog or a replica, with what its table has to know of it. No Spark.
+"""Writes Arrow columns to a Parquet file, and returns the statistics that a Delta table needs. No Spark.
 
-Spark's way there goes through the JVM, as rows, and takes several times as long.
+Spark would convert the columns to rows and pass them through the JVM, which takes several times as long.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ __all__ = ["FileWriter", "Layout", "WrittenFile", "exact_number", "fitted"]
 _SAMPLE_ROWS: Final = 1000
 _MOST_CHARACTERS: Final = 32
 _GREATEST_CHARACTER: Final = "\U0010ffff"
-"""So long is a bound that is a text; a longer one is cut off there, the greatest value with this put behind it."""
+"""The greatest length of a bound that is text. A longer bound is cut; a cut upper bound gets `_GREATEST_CHARACTER` at its end."""
 
-# Spark takes days before 1582 for another calendar's, unless the file says that a newer Spark has written it.
+# Without this, Spark reads days before 1582 as days of the Julian calendar: old versions of Spark wrote them so.
 _FILE_METADATA: Final = {"org.apache.spark.version": "4.2.0"}
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The columns of a file, in order: as the table calls them, and as the file does (with Delta Lake they differ)."""
+    """The columns of a file, in order: their names in the table and their names in the file (with Delta Lake these differ)."""
 
     names: tuple[str, ...]
     schema: pa.Schema
     clustering: tuple[str, ...] = ()
-    """Columns, by the file's names, of which Delta Lake wants least and greatest value whatever their type (`_as_noted`)."""
+    """Names in the file of the columns that need a least and a greatest value whatever their type (`_delta_bound`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A Parquet file: its name in its directory, and what it holds; least and greatest value by the file's names of columns."""
+    """A written Parquet file: its name, its size and its statistics. The statistics have the names of columns in the file."""
 
     name: str
     size: int
@@ -52,7 +52,7 @@ class WrittenFile:
     nulls: dict[str, int]
 
     def statistics(self, names: Collection[str]) -> dict[str, Any]:
-        """Return what Delta Lake notes of a file, of the columns that have these names in it."""
+        """Return Delta Lake's statistics of the file, limited to the columns ``names`` (names in the file)."""
         found = {"minValues": self.minimum, "maxValues": self.maximum, "nullCount": self.nulls}
         return {"numRecords": self.rows} | {
             key: {name: value for name, value in values.items() if name in names} for key, values in found.items()
@@ -70,7 +70,7 @@ class FileWriter:
         self._writer: Any = None
 
     def write(self, arrays: dict[str, pa.Array], count: int) -> None:
-        """Write the layout's columns; what there is nothing for is null."""
+        """Write ``count`` rows. A column of the layout that ``arrays`` lacks is written as null."""
         columns = [
             fitted(arrays[name], field.type) if name in arrays else pa.nulls(count, field.type)
             for name, field in zip(self._layout.names, self._layout.schema, strict=True)
@@ -86,12 +86,12 @@ class FileWriter:
         self.write(dict(zip(batch.schema.names, batch.columns, strict=True)), len(batch))
 
     def _open(self, columns: list[pa.Array]) -> Any:
-        """Begin the file. Dictionaries, half of the cost of writing, are for columns whose first values repeat."""
+        """Begin the file. Only columns whose first values repeat get dictionaries: these are half of the cost of writing."""
         repeated = [field.name for field, array in zip(self._layout.schema, columns, strict=True) if _repeats(array)]
         return storage.parquet_writer(
             self._path,
             self._layout.schema,
-            # As quick as snappy at this level, and half the bytes.
+            # At this level zstd is as fast as snappy, and the file is half as large.
             compression="zstd",
             compression_level=1,
             use_dictionary=repeated,
@@ -101,7 +101,7 @@ class FileWriter:
 
     @contextmanager
     def _abandoned_on_error(self) -> Iterator[None]:
-        """Keep pyarrow from ending a file that failed (a full disk) once more when it drops it, and printing that that failed."""
+        """After an error (a full disk), keep pyarrow from closing the file again at garbage collection and printing a second error."""
         try:
             yield
         except BaseException:
@@ -109,13 +109,13 @@ class FileWriter:
             raise
 
     def close(self) -> WrittenFile:
-        """End the file and say what is in it."""
+        """End the file, make its contents durable, and return its statistics."""
         if self._writer is None:
             self._writer = self._open([pa.nulls(0, field.type) for field in self._layout.schema])
         with self._abandoned_on_error():
             self._writer.add_key_value_metadata(_FILE_METADATA)
             self._writer.close()
-        # Segments go once a changelog has what was in them: it must not be less durable.
+        # Segments are removed once a changelog has their changes. So the changelog's files must be as durable as the segments were.
         storage.sync_file(self._path)
         clustering = self._layout.clustering
         minimum, maximum, nulls = _statistics(self._collected[0], clustering) if self._rows else ({}, {}, {})
@@ -123,7 +123,7 @@ class FileWriter:
 
 
 def fitted(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return the values in the file's type; the fields of a struct may be called otherwise there."""
+    """Return the values in the type of the file. The fields of a struct may have other names in the file."""
     if array.type == kind:
         return array
     if pa.types.is_list(kind) and pa.types.is_struct(kind.value_type):
@@ -136,7 +136,7 @@ def fitted(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _repeats(array: pa.Array) -> bool:
-    """Tell from the first values whether a column has each value twice or more."""
+    """Tell from the first values of a column whether each value occurs twice or more on average."""
     kind = array.type
     if not (pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind)):
         return False
@@ -145,7 +145,7 @@ def _repeats(array: pa.Array) -> bool:
 
 
 def _statistics(metadata: Any, clustering: Collection[str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, int]]:
-    """Return least and greatest value of the integer columns and of some others, and their number of nulls."""
+    """Return least values, greatest values and numbers of nulls of the integer columns and the columns ``clustering``."""
     least: dict[str, list[Any]] = {}
     greatest: dict[str, list[Any]] = {}
     nulls: dict[str, int] = {}
@@ -165,8 +165,8 @@ def _statistics(metadata: Any, clustering: Collection[str]) -> tuple[dict[str, A
                 least.setdefault(name, []).append(found.min)
                 greatest.setdefault(name, []).append(found.max)
             elif found.num_values:
-                unknown.add(name)  # a long text's
-    known = {name: (_as_noted(min(values)), _as_noted(max(greatest[name]), is_upper=True)) for name, values in least.items()}
+                unknown.add(name)  # Parquet has no bounds for a long text
+    known = {name: (_delta_bound(min(values)), _delta_bound(max(greatest[name]), is_upper=True)) for name, values in least.items()}
     kept = {name: bounds for name, bounds in known.items() if name not in unknown and None not in bounds}
     return {name: bounds[0] for name, bounds in kept.items()}, {name: bounds[1] for name, bounds in kept.items()}, nulls
 
@@ -175,10 +175,10 @@ def _is_integer(column: Any, found: Any) -> bool:
     return column.physical_type in ("INT32", "INT64") and found.logical_type.type in ("NONE", "INT")
 
 
-def _as_noted(value: Any, *, is_upper: bool = False) -> Any:
-    """Return a bound as Delta Lake notes it (PROTOCOL.md, "Per-file Statistics"); None for a value that has no bounds there.
+def _delta_bound(value: Any, *, is_upper: bool = False) -> Any:
+    """Return a bound as Delta Lake writes it (PROTOCOL.md, "Per-file Statistics"); None for a type without usable bounds.
 
-    That is also a binary floating-point number: NaN, the greatest of them for Spark, is not among what Parquet has.
+    Floating-point numbers have none: for Spark NaN is the greatest number, but Parquet's bounds leave NaN out.
     """
     if isinstance(value, bool | float | bytes):
         return None
@@ -186,7 +186,7 @@ def _as_noted(value: Any, *, is_upper: bool = False) -> Any:
         return value
     if isinstance(value, Decimal):
         return exact_number(str(value))
-    if isinstance(value, datetime):  # to the millisecond below, whichever bound it is: readers know that
+    if isinstance(value, datetime):  # rounded down to the millisecond for both bounds: readers of Delta tables expect this
         text = value.replace(microsecond=value.microsecond // 1000 * 1000).isoformat(timespec="milliseconds")
         return text.replace("+00:00", "Z")
     if isinstance(value, date):
@@ -199,6 +199,6 @@ def _as_noted(value: Any, *, is_upper: bool = False) -> Any:
 
 
 def exact_number(text: str) -> float | None:
-    """Return the float whose text is the same number as a decimal's, None if there is none: JSON has a number exactly, or not."""
+    """Return the float that JSON would write as the number ``text``, digit for digit; None if there is no such float."""
     number = float(text)
     return number if Decimal(repr(number)) == Decimal(text) else None

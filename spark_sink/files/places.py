@@ -1,12 +1,16 @@
-"""Where a warehouse is, in a file system or in an object store, and what is done otherwise in one than in the other. No pyspark.
+"""Files of a warehouse, in a file system or in an object store: one function for each operation that differs. No pyspark.
 
-A place is a `Path`, or in a store a `UPath`, which is used in the same way (universal_pathlib, over fsspec). Its `name` is what
-Spark calls it, and `place` makes it again of that, in executors too.
+A place is a `Path`, or in a store a `UPath`, which has the same methods (universal_pathlib, over fsspec). `name` returns Spark's name
+of a place. `place` makes the place from that name again, also in an executor.
 
-A commit is a file that is there whole or not at all, and never in the place of another one; a file is durable before anything
-says that it is there. In a file system a hard link does the first, and fsync the second. In a store an object is there when all of
-it is, durable, and a PUT may have the condition that there is none (`check_store`). A store has neither directories nor a
-rename; and nothing there is locked: locks, and Spark's checkpoint, are with the staging directory (`Warehouse.local_root`).
+Two rules hold in both:
+
+- Commits are atomic and never overwrite. In a file system `put_if_absent` makes a hard link, which fails if the name is taken. In a
+  store an object appears only when it is complete, and a PUT has the condition that no such object exists (`check_store`).
+- A file is durable before another file names it. In a file system this takes fsync. In a store each object is durable at once.
+
+A store has no directories, no rename and no locks. Locks and Spark's checkpoint are therefore in the staging directory
+(`Warehouse.local_root`).
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ __all__ = [
 
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _EXTRAS: Final = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "gs": "gcs"}
-"""By scheme, the optional dependencies that reach such a store."""
+"""By scheme of the URL: the name of the optional dependencies (extra) for such a store."""
 
 _AZURE: Final = re.compile(r"abfss?://[^@/]+@[^@./]+\.dfs\.core\.windows\.net(/|$)")
 
@@ -66,17 +70,17 @@ _CREDENTIALS: Final = {
 
 
 class StorageError(CdcpipeError):
-    """An object store can't be reached, refuses what is asked of it, or can't do what is needed."""
+    """An object store can't be reached, refuses a request, or lacks conditional writes."""
 
 
 # --- places ---
 
 
 def place(given: Path | str, what: str = "this") -> Path:
-    """Return the place of ``what`` that a path or a URL is, a path as an absolute one.
+    """Return the place that a path or a URL names; a path becomes absolute. Error messages call it ``what``.
 
-    Raises InvalidArgumentsError for a URL of something else than a known object store, InitError if what reaches it is not
-    installed.
+    Raises InvalidArgumentsError if the URL does not belong to a known kind of object store, InitError if the packages for this kind
+    are not installed.
     """
     match = _URL.match(given) if isinstance(given, str) else None
     if match is None:
@@ -94,9 +98,9 @@ def place(given: Path | str, what: str = "this") -> Path:
     try:
         from upath import UPath
 
-        # Others write there, too: what was listed a moment ago is of no use.
+        # Other processes write there, too, so a cached listing would be out of date.
         made = UPath(text, use_listings_cache=False)
-        made.fs  # noqa: B018 - imports what reaches the store
+        made.fs  # noqa: B018 - imports the package for this kind of store
     except ImportError as ex:
         raise InitError(f"{text}: {ex}", hint=f"pip install 'cdcpipe[{extra}]'") from ex
     except ValueError as ex:
@@ -110,7 +114,7 @@ def is_local(path: Path) -> bool:
 
 
 def name(path: Path) -> str:
-    """Return what Spark calls a place."""
+    """Return Spark's name of a place."""
     account = None if is_local(path) else _store(path).storage_options.get("account_name")
     if account is None:
         return str(path)
@@ -119,12 +123,12 @@ def name(path: Path) -> str:
 
 
 def _store(path: Path) -> Any:
-    """Return a place in a store as the UPath that it is."""
+    """Return a place in a store, typed as Any: the type Path lacks UPath's attributes."""
     return path
 
 
 def check_store(root: Path) -> None:
-    """Raise StorageError unless a store puts nothing in the place of what is there, if asked not to."""
+    """Raise StorageError if the store ignores the condition of a PUT and overwrites an existing object."""
     if is_local(root):
         return
     path = root / "_cdcpipe/store_check"
@@ -145,23 +149,23 @@ def check_store(root: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory, and those above it, where they are not there."""
+    """Create a directory and its parents, if they do not exist."""
     if is_local(path):
         path.mkdir(parents=True, exist_ok=True)
 
 
 def list_names(path: Path) -> list[str]:
-    """Return the names in a directory, none if it is not there."""
+    """Return the names in a directory; none if there is no directory."""
     try:
         if is_local(path):
-            return os.listdir(path)  # noqa: PTH208 - a log may have 100,000 names, and for each a Path would be made
+            return os.listdir(path)  # noqa: PTH208 - a log may have 100,000 names, and iterdir makes a Path of each
         return [entry.rstrip("/").rpartition("/")[2] for entry in _store(path).fs.ls(_store(path).path, detail=False)]
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory with all that is in it, if it is there; what can't be removed stays."""
+    """Remove a directory and its contents, if it exists. Files that can't be removed stay."""
     if is_local(path):
         shutil.rmtree(path, ignore_errors=True)
         return
@@ -172,7 +176,7 @@ def remove_tree(path: Path) -> None:
 
 
 def remove_files(path: Path, names: Sequence[str]) -> None:
-    """Remove files of a directory, in this order in a file system; those that have gone already are left out."""
+    """Remove files of a directory; in a file system in the given order. Files that do not exist are skipped."""
     if is_local(path):
         for each in names:
             (path / each).unlink(missing_ok=True)
@@ -190,14 +194,14 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Make what was written to a file durable."""
+    """Make the contents of a file durable."""
     if is_local(path):
         with path.open("rb") as written:
             os.fsync(written.fileno())
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a new file, which is durable then; its name is once its directory is (`sync_directory`)."""
+    """Write a new file with durable contents. Its name is durable after `sync_directory`."""
     if not is_local(path):
         path.write_bytes(data)
         return
@@ -208,12 +212,12 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def put_if_absent(path: Path, data: bytes) -> None:
-    """Put a file in its place, whole and durable; FileExistsError if there is one."""
+    """Create a file atomically; contents and name are durable then. Raises FileExistsError if the file exists."""
     if not is_local(path):
         try:
             _store(path).fs.pipe_file(_store(path).path, data, mode="create")
         except FileExistsError:
-            # The answer to a request may get lost, and the request be made again.
+            # The answer to a first request may have been lost: then the object is ours, and the second request fails.
             if path.read_bytes() != data:
                 raise
         return
@@ -221,10 +225,10 @@ def put_if_absent(path: Path, data: bytes) -> None:
     try:
         write_file(temporary, data)
         try:
-            # Unlike a rename a link fails where something is.
+            # Unlike a rename, a link fails if the name is taken.
             os.link(temporary, path)
         except OSError:
-            # Over a network (NFS), too, an answer may get lost, and a request be made again.
+            # On NFS, too, the answer to a first request may have been lost.
             if not (path.exists() and path.samefile(temporary)):
                 raise
     finally:
@@ -233,15 +237,15 @@ def put_if_absent(path: Path, data: bytes) -> None:
 
 
 def read_lines(path: Path) -> list[bytes]:
-    """Return the lines of a file of JSON, a text in each.
+    """Return the lines of a file that has one JSON text per line.
 
-    Only a line feed ends a line. `str.splitlines` would cut at U+2028, U+2029 and U+0085, too, which JSON may have in its strings.
+    Only a line feed ends a line. `str.splitlines` would also cut at U+2028, U+2029 and U+0085, which JSON allows inside strings.
     """
     return [line for line in path.read_bytes().split(b"\n") if line]
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a small JSON file as `local.read_json` does; StorageError for a store that can't be reached."""
+    """Read a small JSON file as `local.read_json` does. Raises StorageError if the store can't be reached."""
     try:
         return local.read_json(path)
     except CdcpipeError:
@@ -253,7 +257,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Put a small JSON file in place, whole and durable when this returns; StorageError for a store that can't be reached."""
+    """Write a small JSON file atomically; it is durable when this returns. Raises StorageError if the store can't be reached."""
     if is_local(path):
         local.write_json(path, value)
         return
@@ -271,7 +275,7 @@ def _unreachable(path: Path, ex: Exception) -> StorageError:
 
 
 def copy_files(source: Path, target: Path, names: Iterable[str]) -> None:
-    """Give files of one directory to another one, too. Nobody writes to them after that."""
+    """Copy files to another directory; in a file system by hard links, so that nothing may write to them afterwards."""
     if not is_local(source):
         files = [(str(_store(source / each).path), str(_store(target / each).path)) for each in names]
         if files:
@@ -282,9 +286,9 @@ def copy_files(source: Path, target: Path, names: Iterable[str]) -> None:
 
 
 def move_files(source: Path, target: Path, names: Iterable[str]) -> None:
-    """Take files of one directory to another one, where they are new: for VACUUM, which knows nothing of locks.
+    """Move files to another directory and give them the present time, so that VACUUM does not remove them as old.
 
-    In a store they are copied: who gave them to the other directory removes them.
+    In a store the files are copied only. The caller removes the originals.
     """
     if not is_local(source):
         copy_files(source, target, names)
@@ -300,7 +304,7 @@ def parquet_reader(path: Path, **options: Any) -> pq.ParquetFile:
 
     if is_local(path):
         return pq.ParquetFile(path, **options)
-    # What is wanted of a store is asked for at once, and nothing else.
+    # pre_buffer fetches all wanted ranges of the object at once; a cache would fetch more than these.
     return pq.ParquetFile(_store(path).open("rb", cache_type="none"), pre_buffer=True, **options)
 
 

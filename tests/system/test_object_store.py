@@ -258,7 +258,7 @@ def test_all_else_is_in_a_file_system(option: str) -> None:
     command = [sys.executable, "-m", "spark_sink", "run", "-S", "s", "--publication", "p", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1
-    assert f"{option} is a directory of a local or mounted file system, not a URL" in done.stderr
+    assert f"{option} must be a directory of a local or mounted file system, not a URL" in done.stderr
 
 
 def test_what_reaches_a_store_is_named_where_it_is_missing() -> None:

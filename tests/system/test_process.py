@@ -90,7 +90,7 @@ def test_a_child_that_does_not_end_is_killed() -> None:
 
 def test_a_monitor_of_a_server_that_says_nothing() -> None:
     with SlotMonitor((), "s", command=python(MUTE)) as monitor:
-        with pytest.raises(CdcpipeError, match="has not said yet where its slot is"):
+        with pytest.raises(CdcpipeError, match="has not reported the position of the slot yet"):
             monitor.wait_for_report(0.1)
         with pytest.raises(InterruptedError):
             monitor.wait_for_report(DEADLINE_S, lambda: True)
