@@ -2,9 +2,9 @@
 
     subprocess.Popen(arguments, process_group=guard.group())
 
-In an orderly end the callers end their children themselves. The watchdog is for the other ends: SIGKILL, a second signal, a crash of
-the interpreter. A parent-death signal (prctl) does not work here: the kernel sends it when the thread that started the child ends,
-and only Linux has it.
+In an orderly end the callers end their children themselves. The watchdog is for the other ends: SIGKILL, a second signal, a crash
+of the interpreter. A parent-death signal (prctl) does not work here: the kernel sends it when the thread that started the child
+ends, and only Linux has it.
 
 ^C at a terminal does not reach the group. Only the command gets it, and decides what to do with its children.
 """

@@ -73,8 +73,8 @@ def _failure(code: int, said: Sequence[str]) -> Failure:
 class Child:
     """A running ``cdcpipe``.
 
-    ``stdin`` is passed to `subprocess.Popen`. A thread calls ``tell`` with each line on stderr. With ``outlives_us`` the child keeps
-    running after this process has ended: the guard does not end it.
+    ``stdin`` is passed to `subprocess.Popen`. A thread calls ``tell`` with each line on stderr. With ``outlives_us`` the child
+    keeps running after this process has ended: the guard does not end it.
     """
 
     def __init__(

@@ -4,9 +4,9 @@
         report = monitor.wait_for_report(10)   # the first report; raises the error with which the command ended
         report.wal_lsn, monitor.lag(report.wal_lsn, time.monotonic())
 
-When the command ends, or reports nothing for too long, the monitor starts it again after a pause. So a restart of the server is only
-a gap in the reports. ``error`` says why the command ended, until the next report comes. The monitor does not return an old report: a
-connection that was cut without notice sends no error.
+When the command ends, or reports nothing for too long, the monitor starts it again after a pause. So a restart of the server is
+only a gap in the reports. ``error`` says why the command ended, until the next report comes. The monitor does not return an old
+report: a connection that was cut without notice sends no error.
 """
 
 from __future__ import annotations

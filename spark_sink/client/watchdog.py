@@ -3,10 +3,11 @@
     python client/watchdog.py          # started by client/guard.py, never by hand; stdin is a pipe that only the command writes to
 
 The watchdog leads a process group, and the command starts its children in this group. When the command is gone, the watchdog reads
-the end of its stdin. The children read the end of theirs, and have a second to end by themselves. Then the watchdog sends SIGTERM to
-the group, and a few seconds later SIGKILL, which ends the watchdog, too.
+the end of its stdin. The children read the end of theirs, and have a second to end by themselves. Then the watchdog sends SIGTERM
+to the group, and a few seconds later SIGKILL, which ends the watchdog, too.
 
-The kernel does not give the number of a process group to another one while its leader lives. So the signals reach no other processes.
+While the leader of a process group lives, the kernel does not give the group's number to another group. So the signals reach no
+other processes.
 """
 
 import os

@@ -101,7 +101,10 @@ class FileWriter:
 
     @contextmanager
     def _abandoned_on_error(self) -> Iterator[None]:
-        """After an error (a full disk), keep pyarrow from closing the file again at garbage collection and printing a second error."""
+        """After an error (a full disk), mark the writer as closed.
+
+        Otherwise pyarrow closes the file again at garbage collection, and prints a second error.
+        """
         try:
             yield
         except BaseException:

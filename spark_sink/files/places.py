@@ -1,7 +1,7 @@
 """Files of a warehouse, in a file system or in an object store: one function for each operation that differs. No pyspark.
 
-A place is a `Path`, or in a store a `UPath`, which has the same methods (universal_pathlib, over fsspec). `name` returns Spark's name
-of a place. `place` makes the place from that name again, also in an executor.
+A place is a `Path`, or in a store a `UPath`, which has the same methods (universal_pathlib, over fsspec). `name` returns Spark's
+name of a place. `place` makes the place from that name again, also in an executor.
 
 Two rules hold in both:
 

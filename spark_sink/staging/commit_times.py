@@ -1,4 +1,4 @@
-"""When the transactions of a staging log committed."""
+"""Commit times of the transactions in a staging log, read from the indexes of its segments."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["CommitTimes"]
 
 
 _EPOCH_2000_S = 946_684_800
-"""2000-01-01 UTC, from which PostgreSQL counts, in seconds since 1970."""
+"""2000-01-01 UTC in seconds since 1970. PostgreSQL's times count from there."""
 
 
 class CommitTimes:
-    """When transactions of the log committed, in seconds since 1970; None where there is no numpy to read the indexes with."""
+    """Looks up commit times of the log, in seconds since 1970. The answers are None if numpy or pyarrow are not installed."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self._segments = segments
@@ -51,7 +51,7 @@ class CommitTimes:
 def _load(segment: Segment) -> SegmentIndex | None:
     try:
         from spark_sink.staging import index as segment_index
-    except ImportError:  # no numpy or pyarrow: landing needs neither
+    except ImportError:  # numpy or pyarrow is not installed
         return None
     from spark_sink.staging.log import StagingError
 
@@ -60,7 +60,7 @@ def _load(segment: Segment) -> SegmentIndex | None:
     except (OSError, StagingError):
         if segment.path.exists():
             raise
-        return None  # all its readers are past it, and it was removed just now
+        return None  # removed just now, because all readers have read it
 
 
 def _seconds(index: SegmentIndex, transaction: int) -> float:

@@ -1,17 +1,17 @@
-"""From the pipe's bytes to segments: where to cut, and what to write so that each segment can be decoded alone. No I/O.
+"""Cuts the stream from the pipe into segments that can be decoded alone. No I/O.
 
-Bytes and times come in, operations come out: Write these bytes to the open segment, Cut it here, Discard it. The
-invariant: the open segment holds whole transactions in commit order, or the beginning of a single one that is too large
-to be held in memory. So a cut never has to move bytes, and when the stream breaks there is nothing to truncate.
+Bytes and times come in, operations come out: Write these bytes to the open segment, Cut it here, Discard it. The open segment
+always contains whole transactions in commit order, or the beginning of a single transaction that is too large for memory. So a cut
+never moves bytes, and a broken stream leaves nothing to truncate. A logical message outside of transactions counts as a transaction
+that ends at the message's LSN.
 
-A logical message outside of transactions counts as one by itself, which ends at the message's LSN.
+Each segment has to describe its relations itself. The server describes a relation (Type records, then a Relation record) once per
+connection, and again after a possible change. The filler keeps the last description, and writes it before the first record of a
+segment that needs it. Such a repeated description has the LSN ``REPEATED_LSN`` in its header; the server's own has 0.
 
-A new segment begins without knowing any relation. The server describes one (Type records, then a Relation record) once
-per connection, and again after whatever may have changed the relation; what it sent last is kept, and put in right before the
-first record of a segment that needs it. Such a repetition has the LSN ``REPEATED_LSN`` in its header; the server's own has 0.
-
-Nothing runs per record but numpy: boundaries (`record_scan`), kinds and relation ids are arrays over what one read brought.
-Looked at singly are descriptions, truncates, and where one relation's changes follow another's, unless all are settled.
+The filler works on numpy arrays over one read: record boundaries (`scan`), kinds and relation ids. Python code looks at single
+records only where it must: at descriptions, at truncates, and where the relation changes from one change to the next, unless the
+open segment has described all these relations already.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["COMMIT", "MESSAGE_HEAD", "REPEATED_LSN", "Cut", "Discard", "Operation", "SealPolicy", "SegmentFiller", "Write"]
 
 REPEATED_LSN: Final = 1
-"""In the header of a Relation record that the server did not send there: no record of the server's has it."""
+"""The LSN in the header of a repeated Relation record. The server sends no record with this LSN."""
 
 # "Byte1('C'), Int8 flags, Int64 LSN of the commit, Int64 end LSN of the transaction, Int64 commit timestamp"
 COMMIT = struct.Struct(">cBQQQ")
@@ -46,20 +46,20 @@ MESSAGE_HEAD = struct.Struct(">cBQ")
 _TRUNCATE_HEAD = struct.Struct(">cIB")
 
 _ORDINARY_KINDS = b"BCIUDRYTOM"
-"""What a stream of protocol version 1 consists of; transactions arrive whole and in commit order."""
+"""The kinds of records in a stream of protocol version 1. Transactions arrive whole and in commit order."""
 
-# Not with possessive quantifiers: before Python 3.11.5 they don't match what they should.
+# No possessive quantifiers: before Python 3.11.5 they have a bug.
 _STREAM = re.compile(rb"(?:M|B[^BC]*C)*(B[^BC]*)?")
-"""The kinds of its records from the beginning of a transaction on; the group is the transaction that has not ended."""
+"""Matches the kinds of a stream's records from the beginning of a transaction. The group is the transaction that has not ended."""
 
 _ROW, _DESCRIPTIVE = 1, 2
 _CLASS: Final = np.zeros(256, np.uint8)
 _CLASS[list(b"IUD")] = _ROW
 _CLASS[list(b"YRT")] = _DESCRIPTIVE
-"""What a record of each kind may need before it, or give to those after it."""
+"""By kind: a row needs a description before it; a descriptive record may give one to later records. All others are 0."""
 
 _PASSED_ON_IN_PARTS = b"IUDM"
-"""Kinds that may be large. All others are small and are looked at when they are whole."""
+"""Kinds whose records may be large. Records of other kinds are small; the filler waits until they are whole."""
 
 _LARGE_RECORD_BYTES = 1 << 20
 
@@ -71,7 +71,7 @@ _SHORTEST_ROW_BYTES = 5
 class Write:
     """Append ``data`` to the open segment.
 
-    A record begins at each of ``starts`` and ends at each of ``ends`` (int64); ``data`` begins at ``base`` in their count.
+    The records in it begin at ``starts`` and end at ``ends`` (int64). Both count from a place ``base`` bytes before ``data``.
     """
 
     data: bytes
@@ -82,7 +82,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The open segment ends here and is to be sealed; the next begins."""
+    """End the open segment here, to be sealed, and begin the next one."""
 
     start_lsn: int
     end_lsn: int
@@ -93,7 +93,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """The open segment holds a part of a transaction, the rest of which will not come: delete it."""
+    """Delete the open segment: it has a part of a transaction whose rest will not come."""
 
 
 Operation = Write | Cut | Discard
@@ -101,19 +101,19 @@ Operation = Write | Cut | Discard
 
 @dataclass(frozen=True, slots=True)
 class SealPolicy:
-    """When a segment is to be sealed: once it is large enough, or its oldest transaction has waited long enough."""
+    """When to seal a segment: once it is large enough, or its first transaction has waited long enough."""
 
     segment_bytes: int = 64 << 20
     seal_interval_s: float = 1.0
     held_bytes: int = 8 << 20
-    """A transaction of which more than this came without its end begins a segment and goes to disk as it comes."""
+    """A transaction larger than this gets its own segment, and goes to disk while it arrives."""
 
     def is_due(self, size: int, since: float, now: float) -> bool:
-        """Say whether a segment of ``size`` bytes whose first transaction came at ``since`` is to be sealed."""
+        """Tell whether to seal a segment of ``size`` bytes whose first transaction came at ``since``."""
         return size >= self.segment_bytes or now >= self.deadline(since)
 
     def deadline(self, since: float) -> float:
-        """Return when a segment whose first transaction came at ``since`` is to be sealed, whatever its size."""
+        """Return when to seal a segment whose first transaction came at ``since``, whatever its size."""
         return since + self.seal_interval_s
 
 
@@ -134,24 +134,24 @@ class _Piece:
 
 
 class SegmentFiller:
-    """Takes the streamer's output and says what goes to which segment.
+    """Takes the streamer's output, and returns the operations that write it to segments.
 
-    ``start_lsn`` is where the log ends; transactions must end beyond it. After a ProtocolError the filler is of no use:
-    what it had not cut is to be discarded, and sent again to a new one.
+    ``start_lsn`` is the end of the log; transactions must end beyond it. After a ProtocolError, discard the open segment and use a
+    new filler, to which the server's next stream goes.
     """
 
     def __init__(self, start_lsn: int, policy: SealPolicy) -> None:
         self._policy = policy
         self._start_lsn = self._end_lsn = start_lsn
-        # Of the stream: bytes that are no whole record yet, what is missing of a record that was passed on in parts.
+        # State of the stream: the bytes of an incomplete record, or how many bytes are missing of a record passed on in parts.
         self._held = b""
         self._missing = 0
-        self._message_lsn = 0  # of that record, if it is a message outside of transactions
+        self._message_lsn = 0  # of the record passed on in parts, if it is a message outside of transactions
         self._in_transaction = False
-        self._tail: list[_Piece] = []  # of the transaction that has not ended
+        self._tail: list[_Piece] = []  # the transaction that has not ended
         self._tail_bytes = 0
-        self._described_by: dict[int, bytes] = {}  # relation id -> its Type and Relation records, to be repeated
-        self._type_records = b""  # those that the next Relation record refers to
+        self._described_by: dict[int, bytes] = {}  # relation id -> its Type and Relation records, to repeat
+        self._type_records = b""  # the Type records for the next Relation record
         # Of the open segment.
         self._size = self._records = self._transactions = 0
         self._since: float | None = None  # when its first whole transaction came
@@ -159,21 +159,21 @@ class SegmentFiller:
 
     @property
     def end_lsn(self) -> int:
-        """The end of the last whole transaction taken."""
+        """The end of the last whole transaction."""
         return self._end_lsn
 
     @property
     def is_whole(self) -> bool:
-        """Whether the stream could end here: nothing was taken of a record or a transaction without its end."""
+        """Whether the stream could end here: no record and no transaction is incomplete."""
         return not (self._held or self._missing or self._in_transaction)
 
     @property
     def deadline(self) -> float | None:
-        """When ``tick`` has something to do, None if nothing waits."""
+        """When ``tick`` has to cut the open segment; None if it has no transaction."""
         return None if self._since is None else self._policy.deadline(self._since)
 
     def feed(self, data: bytes, now: float) -> list[Operation]:
-        """Take the next bytes of the stream; raise ProtocolError for what is not a stream of whole transactions."""
+        """Take the next bytes of the stream. Raises ProtocolError if they are not a stream of whole transactions."""
         operations: list[Operation] = []
         pos = 0
         if self._missing:
@@ -214,15 +214,15 @@ class SegmentFiller:
         return operations
 
     def tick(self, now: float) -> list[Operation]:
-        """Cut the open segment if that is due."""
+        """Cut the open segment if it is due."""
         if self._since is not None and self._policy.is_due(self._size, self._since, now):
             return [self._cut()]
         return []
 
     def finish(self) -> list[Operation]:
-        """End the stream, whole or broken: cut after the last whole transaction, forget the rest.
+        """End the stream, also a broken one: cut after the last whole transaction, drop the rest.
 
-        The next ``feed`` begins another stream, which describes its relations anew.
+        The next ``feed`` begins another stream, which describes its relations again.
         """
         self._held, self._missing, self._in_transaction = b"", 0, False
         self._tail, self._tail_bytes = [], 0
@@ -236,17 +236,20 @@ class SegmentFiller:
         return []
 
     def _count_whole(self, kinds: bytes) -> int:
-        """Return how many of the next records, of these kinds, belong to transactions that are whole with them."""
+        """Return how many of the next records, whose kinds are ``kinds``, complete the last whole transaction among them."""
         opened = b"B" * self._in_transaction
         match = _STREAM.fullmatch(opened + kinds)
         if match is None:
-            msg = "the stream does not consist of whole transactions: Begin and Commit do not alternate, or a change is outside"
+            msg = "the stream has broken transactions: Begin and Commit do not alternate, or a change is outside of a transaction"
             raise ProtocolError(msg)
         self._in_transaction = match[1] is not None
         return max(0, (match.start(1) if self._in_transaction else match.end()) - len(opened))
 
     def _end_of(self, record: bytes) -> int:
-        """Return where a transaction ends, from its Commit, or a message outside of transactions; raise if that was passed."""
+        """Return the end LSN from a Commit record, or from a message outside of transactions.
+
+        Raises ProtocolError if the stream has passed this LSN already.
+        """
         is_commit = record.startswith(b"C")
         layout = COMMIT if is_commit else MESSAGE_HEAD
         if len(record) < layout.size or (is_commit and len(record) > layout.size):
@@ -258,12 +261,13 @@ class SegmentFiller:
             raise ProtocolError(msg)
         if end_lsn <= self._end_lsn:
             what = "transaction" if is_commit else "message"
-            msg = f"a {what} that ends at {format_lsn(end_lsn)} came when {format_lsn(self._end_lsn)} was passed"
-            raise ProtocolError(msg, hint="was the slot made anew, or moved back, or is it another server's?")
+            passed = format_lsn(self._end_lsn)
+            msg = f"the server sent a {what} that ends at {format_lsn(end_lsn)} after the stream had passed {passed}"
+            raise ProtocolError(msg, hint="was the slot recreated, or moved back? Is it the slot of another server?")
         return int(end_lsn)
 
     def _wait_from(self, now: float) -> None:
-        """Note when the first transaction of the open segment came."""
+        """Remember ``now`` as the time of the open segment's first transaction, unless one came before."""
         if self._since is None:
             self._since = now
 
@@ -277,7 +281,7 @@ class SegmentFiller:
         self._tail, self._tail_bytes = [], 0
 
     def _pass_on_large_record(self) -> None:
-        """Move a record that is larger than one read from what is held to the tail, so that it does not grow in memory."""
+        """Move the bytes of a large incomplete record from ``_held`` to the tail, so that they can go to disk."""
         if len(self._held) <= _LARGE_RECORD_BYTES:
             return
         start = self._held.find(b"\n", 0, MAX_HEADER_BYTES) + 1
@@ -304,7 +308,7 @@ class SegmentFiller:
         return cut
 
     def _append(self, piece: _Piece, operations: list[Operation]) -> None:
-        """Add a piece to the open segment, with the descriptions that it lacks there."""
+        """Add a piece to the open segment, and before its records the descriptions that the segment lacks."""
         self._records += len(piece.starts)
         pos, first = piece.begin, 0
         for i in self._unsettled(piece):
@@ -319,7 +323,7 @@ class SegmentFiller:
         self._write(piece.part(pos, piece.end, slice(first, None)), operations)
 
     def _unsettled(self, piece: _Piece) -> list[int]:
-        """Return the numbers of the records to be looked at: descriptive ones, and those that may need a description."""
+        """Return the indexes of the records to look at: descriptive ones, and those that may need a description."""
         classes = _CLASS[np.frombuffer(piece.kinds, np.uint8)]
         row = np.flatnonzero(classes == _ROW)
         descriptive = np.flatnonzero(classes == _DESCRIPTIVE).tolist()
@@ -330,7 +334,7 @@ class SegmentFiller:
             raise ProtocolError(msg)
         view = np.ndarray(len(piece.buffer) - 3, ">u4", piece.buffer, strides=(1,))
         relation_id = view[piece.starts[row] + 1]
-        is_other = np.ones(len(row), np.bool_)  # than that of the change before
+        is_other = np.ones(len(row), np.bool_)  # whether the relation differs from that of the change before
         np.not_equal(relation_id[1:], relation_id[:-1], out=is_other[1:])
         if not descriptive and self._settled.issuperset(relation_id[is_other].tolist()):
             return []
@@ -344,7 +348,7 @@ class SegmentFiller:
             self._size += size
 
     def _describe(self, piece: _Piece, i: int, header_pos: int) -> bytes:
-        """Look at one record: learn what it describes, return the descriptions that have to stand before it."""
+        """Look at one record: learn the description in it, and return the descriptions that have to come before it."""
         kind, start, end = piece.kinds[i : i + 1], int(piece.starts[i]), int(piece.ends[i])
         relation_id = int.from_bytes(piece.buffer[start + 1 : start + 5])
         if kind == b"Y":
@@ -363,7 +367,7 @@ class SegmentFiller:
         missing = [relation_id for relation_id in relation_ids if relation_id not in self._settled]
         for relation_id in missing:
             if relation_id not in self._described_by:
-                msg = f"a {kind.decode()} record of relation {relation_id}, which was never described"
+                msg = f"a {kind.decode()} record of relation {relation_id}, which the stream did not describe"
                 raise ProtocolError(msg)
             self._settled.add(relation_id)
         return b"".join(self._described_by[relation_id] for relation_id in missing)
@@ -375,6 +379,6 @@ _NONE: Final = np.zeros(0, np.int64)
 def _unexpected(kind: bytes, count: int) -> ProtocolError:
     what = f"records of kind {kind!r} ({count} of them)" if kind else "an empty record"
     return ProtocolError(
-        f"the streamer sent {what}; a staging log takes pgoutput's protocol version 1",
+        f"the streamer sent {what}; a staging log accepts only pgoutput's protocol version 1",
         hint="are cdcpipe and cdcpipe-spark of the same version?",
     )

@@ -1,21 +1,21 @@
 """The index of a sealed segment: where each record is, and to which transaction and relation it belongs. No pyspark.
 
-Whoever first knows the record boundaries writes them down, so nobody walks headers again: `build` makes the index beside the
-segment, `load` reads it. It is a cache: `load` makes it anew when it is missing, torn, of another format or does not fit.
+`build` checks a segment and writes its index beside it. `load` reads the index, so that readers need not scan the segment. The
+index is a cache: if it is missing, damaged, of another format, or does not fit the segment, `load` builds it again.
 
-The ``.idx`` is an Arrow IPC file of one row with three columns, ``records``, ``transactions`` and ``messages``, lists of structs
-whose fields are `SegmentIndex`'s; the schema's metadata holds the format's version, the segment's name and its size.
+The ``.idx`` is an Arrow IPC file of one row with three columns, ``records``, ``transactions`` and ``messages``: lists of structs
+with the fields of `SegmentIndex`. The schema's metadata has the format's version, the segment's name and its size.
 
-The ordinal numbers a transaction's changes from 0: Insert, Update and Delete count 1, Truncate counts 1 for each of its
-relations, in its order. Any other record has the ordinal of the change that follows it, so the numbers do not depend on
-whether logical messages were asked for.
+The ordinal numbers the changes of a transaction from 0. Insert, Update and Delete count 1; Truncate counts 1 for each of its
+relations, in its order. Any other record has the ordinal of the next change, so that the ordinals are the same with and without
+logical messages.
 
-A logical message that belongs to no transaction stands between two, behind the end of the one, before the commit of the other.
-Its LSN is the end of its record, where no transaction ends: that is its place in the order of transactions' ends.
+A logical message outside of transactions comes after the end of one transaction and before the commit of the next. Its LSN is the
+end of its WAL record. No transaction ends there, so the LSN is its place in the order of the transactions' ends.
 
-Here a segment is checked as a whole: known kinds only, Begin and Commit in turn and of one mind, changes within them, each
-relation described before its first change, logical messages at their place. What fails is a StagingError that names file and
-byte.
+`build` checks that a segment has only known kinds of records; that Begin and Commit alternate and agree; that changes are inside of
+transactions; that each relation is described before its first change; and that logical messages are at their place. Otherwise it
+raises a StagingError that names the file and the byte.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ FORMAT: Final = b"2"
 _FORMAT_KEY, _NAME_KEY, _SIZE_KEY = b"cdcpipe.index_format", b"cdcpipe.segment_name", b"cdcpipe.segment_bytes"
 
 NO_TRANSACTION: Final = -1
-"""The transaction number of a record that stands between transactions (Relation, Type, a message outside transactions)."""
+"""The transaction number of a record between transactions (Relation, Type, a message outside of transactions)."""
 
 BEGIN, COMMIT, ORIGIN, RELATION, TYPE, INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE = b"BCORYIUDTM"
 
 
 def _kinds(kinds: bytes) -> Array:
-    """Return for each byte whether it is one of these."""
+    """Return an array that says for each byte whether it is one of ``kinds``."""
     found = np.zeros(256, np.bool_)
     found[list(kinds)] = True
     return found
@@ -78,7 +78,7 @@ _SHORTEST: Final = {
 }
 
 _SCAN_BYTES: Final = 1 << 20
-"""How much of a segment is scanned at a time: the scanner takes some times as much memory."""
+"""How much of a segment is scanned at a time. The scanner needs a multiple of this in memory."""
 
 _MAX_LSN: Final = 0xFFFFFFFFFFFFFFFF
 _SEGMENT_NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})\.cdc", re.ASCII)
@@ -87,17 +87,20 @@ _HEADER = re.compile(rb"w [0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8} ([0-9]{1,10})\n")
 
 @dataclass(frozen=True, slots=True)
 class SegmentIndex:
-    """numpy arrays: an item per record, then per transaction, then per logical message; ``size`` is the segment's, in bytes."""
+    """Numpy arrays with one item for each record, then for each transaction, then for each logical message.
+
+    ``size`` is the size of the segment in bytes.
+    """
 
     size: int
     offset: Array
-    """int64: where the record's bytes begin, after the header."""
+    """int64: where the record begins, after its header."""
     length: Array
     """int32"""
     kind: Array
-    """uint8: the first byte."""
+    """uint8: the record's first byte."""
     relation_id: Array
-    """uint32; 0 for a record that has none, for a Truncate the first of its relations."""
+    """uint32; for a Truncate the first of its relations, 0 for a record without a relation."""
     transaction: Array
     """int32: the index into the arrays below, or NO_TRANSACTION."""
     ordinal: Array
@@ -115,10 +118,10 @@ class SegmentIndex:
     """object: str, or None for a transaction that began on this server."""
 
     message_lsn: Array
-    """uint64: the end of the message's own record, whether it is of a transaction or not."""
+    """uint64: the end of the message's own WAL record, inside or outside of a transaction."""
 
     def messages(self) -> tuple[Array, Array]:
-        """Return each logical message's record number, and its place among the transactions' ends, ascending (uint64)."""
+        """Return for each logical message its record number, and its place in the order of the transactions' ends (uint64)."""
         record = np.flatnonzero(self.kind == MESSAGE)
         transaction = self.transaction[record]
         is_inside = transaction != NO_TRANSACTION
@@ -152,7 +155,7 @@ _COLUMNS: Final = {"records": _RECORD_TYPE, "transactions": _TRANSACTION_TYPE, "
 
 
 def map_segment(path: Path) -> memoryview:
-    """Return the segment's bytes, mapped, not read; StagingError if it is not there."""
+    """Return the bytes of a segment as a memory map. Raises StagingError if the file does not exist."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -163,9 +166,9 @@ def map_segment(path: Path) -> memoryview:
 
 
 def build(path: Path | str, starts: Array | Sequence[int] | None = None, ends: Array | Sequence[int] | None = None) -> SegmentIndex:
-    """Make the index of a sealed segment and write it beside it; StagingError if the segment is corrupt.
+    """Build the index of a sealed segment and write it beside the segment. Raises StagingError if the segment is corrupt.
 
-    ``starts`` and ``ends`` are the record boundaries, if they are known, as `scan_records` gives them for the whole file.
+    ``starts`` and ``ends`` are the record boundaries as `scan_records` returns them for the whole file, if the caller knows them.
     """
     path = Path(path)
     segment = map_segment(path)
@@ -179,7 +182,7 @@ def build(path: Path | str, starts: Array | Sequence[int] | None = None, ends: A
 
 
 def load(path: Path | str) -> SegmentIndex:
-    """Return the index of a sealed segment: the one beside it if it fits, else a new one."""
+    """Return the index of a sealed segment: read from the file beside it, or built if this file does not fit."""
     path = Path(path)
     try:
         size = path.stat().st_size
@@ -191,7 +194,7 @@ def load(path: Path | str) -> SegmentIndex:
 
 
 def _scan(path: Path, segment: memoryview) -> tuple[Array, Array]:
-    """Find the record boundaries, a piece of the segment at a time."""
+    """Find the record boundaries, one part of the segment at a time."""
     starts, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     pos, step = 0, _SCAN_BYTES
     while pos < len(segment):
@@ -203,7 +206,7 @@ def _scan(path: Path, segment: memoryview) -> tuple[Array, Array]:
         if not len(found_starts):
             if pos + step >= len(segment):
                 _fail(path, pos, "the last record is cut short")
-            step *= 2  # one record larger than a piece
+            step *= 2  # one record is larger than the part
             continue
         starts.append(found_starts + pos)
         ends.append(found_ends + pos)
@@ -212,7 +215,7 @@ def _scan(path: Path, segment: memoryview) -> tuple[Array, Array]:
 
 
 def _bad_header(piece: bytes) -> int:
-    """Return where the first header is that is none."""
+    """Return where the first broken header begins."""
     pos = 0
     while match := _HEADER.match(piece, pos):
         pos = match.end() + int(match[1])
@@ -225,7 +228,7 @@ def _fail(path: Path, pos: int, problem: str) -> NoReturn:
 
 
 class _Builder:
-    """Gathers and checks; every method works on all records at once."""
+    """Checks a segment and builds its index. Every method works on all records at once."""
 
     def __init__(self, path: Path, segment: memoryview, start: Array, end: Array) -> None:
         self._path = path
@@ -236,7 +239,7 @@ class _Builder:
         count = len(start)
         whole = len(end) == count and (count == 0 or (end[-1] == len(segment) and (start[1:] > end[:-1]).all()))
         if not whole or (count == 0 and len(segment)):
-            _fail(path, 0, "the record boundaries given are not this segment's")
+            _fail(path, 0, "the given record boundaries belong to another segment")
         self._require(self._length > 0, np.arange(count), "a record without bytes")
         self._kind = self._bytes[start]
 
@@ -245,7 +248,7 @@ class _Builder:
             _fail(self._path, int(self._offset[record[np.argmin(fine)]]), problem)
 
     def _integers(self, record: Array, pos: int, dtype: str) -> Array:
-        """Return the big-endian integers that stand ``pos`` bytes into some records."""
+        """Return the big-endian integers at byte ``pos`` of the given records."""
         size = np.dtype(dtype).itemsize
         view = np.ndarray(max(len(self._segment) - size + 1, 0), dtype, self._segment, strides=(1,))
         found: Array = view[self._offset[record] + pos].astype(np.dtype(dtype).newbyteorder("="))
@@ -253,7 +256,7 @@ class _Builder:
 
     def build(self) -> SegmentIndex:
         kind, everything = self._kind, np.arange(len(self._kind))
-        self._require(_IS_KIND[kind], everything, "a record of a kind that no segment has")
+        self._require(_IS_KIND[kind], everything, "a record of an unknown kind")
         shortest = np.zeros(256, np.int64)
         shortest[list(_SHORTEST)] = list(_SHORTEST.values())
         self._require(self._length >= shortest[kind], everything, "a record is too short")
@@ -278,13 +281,13 @@ class _Builder:
         )
 
     def _transactions(self, begin: Array, commit: Array) -> Array:
-        """Number the transactions and check their frames; return each record's number."""
+        """Check Begin and Commit records, and return the transaction number of each record."""
         edges = np.sort(np.concatenate([begin, commit]))
         self._require(self._kind[edges] == np.resize([BEGIN, COMMIT], len(edges)), edges, "Begin and Commit do not alternate")
         if len(begin) > len(commit):
             _fail(self._path, int(self._offset[begin[-1]]), "the last transaction has no Commit")
         same = self._integers(begin, 1, ">u8") == self._integers(commit, 2, ">u8")
-        self._require(same, commit, "the commit LSN is not the one that Begin announced")
+        self._require(same, commit, "the commit LSN differs from the one in Begin")
         end_lsn = self._integers(commit, 10, ">u8")
         self._require(end_lsn[1:] > end_lsn[:-1], commit[1:], "the transactions are not in commit order")
 
@@ -296,7 +299,7 @@ class _Builder:
         return transaction
 
     def _relations(self) -> tuple[Array, Array]:
-        """Return each record's relation and how many changes it is; check that relations are described before they are used."""
+        """Return each record's relation and its number of changes. Check that relations are described before they are used."""
         kind = self._kind
         relation_id, weight = np.zeros(len(kind), np.uint32), _IS_CHANGE[kind].astype(np.int64)
         record = np.flatnonzero(_HAS_RELATION[kind])
@@ -305,16 +308,16 @@ class _Builder:
         truncate = np.flatnonzero(kind == TRUNCATE)
         count = self._integers(truncate, 1, ">u4").astype(np.int64)
         self._require(self._length[truncate] == 6 + 4 * count, truncate, "a Truncate of the wrong length")
-        self._require(count > 0, truncate, "a Truncate of no relation")
+        self._require(count > 0, truncate, "a Truncate without relations")
         relation_id[truncate] = self._integers(truncate, 6, ">u4")
         weight[truncate] = count
 
-        # Where is each relation described first, where used first? A Truncate uses several.
+        # For each relation, find the first record that describes it and the first that uses it. A Truncate uses several.
         number = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
         place = np.repeat(self._offset[truncate], count) + 6 + 4 * number
         truncated = np.ndarray(max(len(self._segment) - 3, 0), ">u4", self._segment, strides=(1,))[place]
         use = np.flatnonzero(weight.astype(np.bool_) & (kind != TRUNCATE))
-        use = use[np.append(True, relation_id[use[1:]] != relation_id[use[:-1]])[: len(use)]]  # where one follows another's
+        use = use[np.append(True, relation_id[use[1:]] != relation_id[use[:-1]])[: len(use)]]  # where the relation changes
         used_ids = np.concatenate([relation_id[use], truncated.astype(np.uint32)])
         used_at = np.concatenate([use, np.repeat(truncate, count)])
         order = np.argsort(used_at, kind="stable")
@@ -327,7 +330,7 @@ class _Builder:
         has_slot = slot < len(described)
         found = slot[has_slot]
         known[has_slot] = (described[found] == used[has_slot]) & (description[first[found]] < first_use[has_slot])
-        self._require(known, first_use, "a change of a relation that was not described before it")
+        self._require(known, first_use, "a change of a relation that is not described before it")
         return relation_id, weight
 
     def _ordinals(self, transaction: Array, begin: Array, weight: Array) -> Array:
@@ -339,7 +342,7 @@ class _Builder:
         return ordinal.astype(np.int32)
 
     def _messages(self, transaction: Array, commit: Array) -> Array:
-        """Return the logical messages' LSNs; check that those outside of transactions are where their LSNs say."""
+        """Return the LSNs of the logical messages. Check that messages outside of transactions are at the place of their LSN."""
         record = np.flatnonzero(self._kind == MESSAGE)
         lsn = self._integers(record, 2, ">u8")
         is_outside = transaction[record] == NO_TRANSACTION
@@ -353,7 +356,7 @@ class _Builder:
         high = np.concatenate([self._integers(commit, 2, ">u8"), np.array([last], np.uint64)])
         fits = (low[following] < outside_lsn) & (outside_lsn <= high[following])
         fits[1:] &= outside_lsn[1:] > outside_lsn[:-1]
-        self._require(fits, record, "a logical message that is not at its place in the WAL")
+        self._require(fits, record, "a logical message at another place than in the WAL")
         return lsn
 
     def _origins(self, transaction: Array, count: int) -> Array:
@@ -361,7 +364,7 @@ class _Builder:
         origins = np.full(count, None, object)
         if not len(record):
             return origins
-        from cdcpipe.pgoutput.columnar import gather  # takes pandas along, which a launcher has no other use for
+        from cdcpipe.pgoutput.columnar import gather  # imports pandas, which a launcher does not need otherwise
 
         names = gather(self._segment, self._offset[record] + 9, self._length[record] - 10)  # without the closing NUL
         try:
@@ -380,7 +383,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _write(segment: Path, index: SegmentIndex) -> None:
-    """Write the index file: all of it or nothing is seen. It is not synced, because it can be made again."""
+    """Write the index file atomically. It is not synced, because it can be built again."""
 
     def column(struct: pa.StructType) -> pa.ListArray:
         values = pa.StructArray.from_arrays(
@@ -397,13 +400,13 @@ def _write(segment: Path, index: SegmentIndex) -> None:
             writer.write_batch(batch)
         temporary.replace(path)
     except OSError:
-        # A reader may have no right to write here; the index is built again next time.
+        # A reader may have no right to write here. Then the next reader builds the index again.
         with suppress(OSError):
             temporary.unlink()
 
 
 def _arrow(array: Array, arrow_type: pa.DataType) -> pa.Array:
-    """Return an Arrow array over numpy's memory (`pyarrow.array` imports pandas to see whether it got something of it)."""
+    """Return an Arrow array over numpy's memory. `pyarrow.array` would import pandas, to see whether its argument is from there."""
     if array.dtype != object:
         return pa.Array.from_buffers(arrow_type, len(array), [None, pa.py_buffer(np.ascontiguousarray(array))])
     is_empty = all(item is None for item in array)
@@ -411,7 +414,7 @@ def _arrow(array: Array, arrow_type: pa.DataType) -> pa.Array:
 
 
 def _read(segment: Path, size: int) -> SegmentIndex | None:
-    """Read the index file; None if it is not there or does not fit the segment, which has ``size`` bytes."""
+    """Read the index file; None if it is missing or does not fit the segment, whose size is ``size`` bytes."""
     try:
         with pa.memory_map(str(segment.with_suffix(".idx"))) as source:
             batch = pa.ipc.open_file(source).get_batch(0)
@@ -430,7 +433,7 @@ def _read(segment: Path, size: int) -> SegmentIndex | None:
 
 
 def _is_sound(index: SegmentIndex) -> bool:
-    """Tell whether the file is whole: one that a crash left with a page of zeros is not."""
+    """Tell whether the file is undamaged: a crash may have left a page of zeros in it."""
     end = index.offset + index.length
     fits = len(end) == 0 or (index.offset[0] > 0 and end[-1] == index.size)
     in_order = (index.offset[1:] > end[:-1]).all() and (index.end_lsn[1:] > index.end_lsn[:-1]).all()

@@ -1,13 +1,13 @@
-"""Up to which LSN a staging log is known to have everything, beyond its last segment. Kept in the staging directory. No pyspark.
+"""Records the LSN up to which the staging log is complete, when this is beyond its last segment. No pyspark.
 
-A log's end moves with its changes only, and the server's WAL goes on with other traffic. The slot's ``confirmed_flush_lsn`` follows
-it: when all that is published has been sealed, the streamer confirms the server's position. So whoever streams from the slot
-may note that LSN here, and after ``--available-now`` the one up to which it has streamed.
+The end of the log moves only with published changes, but the server's WAL also grows with other traffic. When everything published
+is sealed, the streamer confirms the server's position, and the slot's ``confirmed_flush_lsn`` moves. The process that streams from
+the slot records this LSN here; after ``--available-now`` it records the LSN up to which it has streamed.
 
-    note(staging, lsn)    the log has everything that is published and ends at the LSN or before it
-    read(staging)         the last LSN that was noted, 0 for none; look for the log's end after this, not before
+    note(staging, lsn)    the log has every published transaction that ends at ``lsn`` or before
+    read(staging)         the last recorded LSN, 0 for none; call this before you look for the end of the log
 
-A note that is lost does no harm: what it said is unknown until the next one.
+A lost record does no harm: the next one replaces it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _NAME = "known.json"
 
 
 def note(root: Path, lsn: int) -> None:
-    """Write an LSN down, unless one as high is noted."""
+    """Record an LSN, unless the recorded one is as high."""
     if lsn <= read(root):
         return
     try:
         write_json(root / _NAME, {"lsn": format_lsn(lsn)})
-    except OSError as ex:  # a full disk: nothing depends on the note
-        _logger.warning("what is known of the log could not be noted in %s: %s", root, ex)
+    except OSError as ex:  # a full disk: nothing depends on the record
+        _logger.warning("cannot record the known position of the log in %s: %s", root, ex)
 
 
 def noted_at(root: Path) -> float | None:
-    """Return when the LSN was noted that was noted last, in seconds since 1970; None if there is none."""
+    """Return the time of the last record, in seconds since 1970; None if there is none."""
     try:
         return (root / _NAME).stat().st_mtime
     except OSError:
@@ -47,10 +47,10 @@ def noted_at(root: Path) -> float | None:
 
 
 def read(root: Path) -> int:
-    """Return the LSN that was noted last, 0 if there is none."""
+    """Return the last recorded LSN; 0 if there is none."""
     try:
         found = read_json(root / _NAME)
         return 0 if found is None else int(LSN.parse(str(found.get("lsn"))))
     except (DamagedFileError, ValueError) as ex:
-        _logger.warning("what was noted of the log is not known any more: %s", ex)
+        _logger.warning("the known position of the log is lost: %s", ex)
         return 0

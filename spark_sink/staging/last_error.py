@@ -1,7 +1,8 @@
-"""The error with which the last `run` or `land` on a staging directory ended, kept there for ``cdcpipe-spark status``. No pyspark.
+"""Keeps the error of the last `run` or `land` in the staging directory, for ``cdcpipe-spark status``. No pyspark.
 
-It stays until one of them ends well. Its time tells whether it is older than the launcher that runs now. While a process has the
-directory's lock no other process notes anything: a second `run` that is refused says nothing about the work that goes on.
+The error stays there until a `run` or `land` ends without an error. Its time shows whether it is older than the launcher that runs
+now. While one process holds the directory's lock, other processes record nothing: the error of a second `run` that is refused must
+not look like an error of the first.
 """
 
 from __future__ import annotations
@@ -28,36 +29,36 @@ _NAME = "last_error.json"
 
 
 def note(root: Path, command: str, error: Exception) -> None:
-    """Write an error down, if the staging directory is there to write it to, and nobody else's."""
+    """Record an error, if the staging directory exists and no other process holds its lock."""
     if not root.is_dir() or _is_in_use(root):
         return
     found: dict[str, Any] = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": command}
     if isinstance(error, CdcpipeError):
         found |= {"message": error.message, "hint": error.hint, "exit_code": int(error.exit_code)}
-    else:  # its text may hold anything, a row's values too
+    else:  # the text of another exception may contain values of rows
         found |= {"message": f"unexpected {type(error).__name__}", "hint": None, "exit_code": int(ExitCode.SYSTEM_ERROR)}
     try:
         write_json(root / _NAME, found)
-    except OSError as ex:  # a full disk, perhaps the very error; that one is told all the same
-        _logger.warning("the error could not be noted in %s: %s", root, ex)
+    except OSError as ex:  # a full disk, perhaps the cause of the error itself, which the command still reports
+        _logger.warning("cannot record the error in %s: %s", root, ex)
 
 
 def clear(root: Path) -> None:
-    """Forget the error: the work has ended well. Unless the directory is somebody else's by now."""
+    """Delete the recorded error after a good end, unless another process holds the directory's lock by now."""
     if _is_in_use(root):
         return
     try:
         (root / _NAME).unlink(missing_ok=True)
     except OSError as ex:
-        _logger.warning("the last error could not be removed from %s: %s", root, ex)
+        _logger.warning("cannot remove the last error from %s: %s", root, ex)
 
 
 def _is_in_use(root: Path) -> bool:
-    """Tell whether another process has the directory's lock."""
+    """Tell whether another process holds the directory's lock."""
     owner = lock_owner(root)
     return owner is not None and (owner.get("pid"), owner.get("host")) != (os.getpid(), socket.gethostname())
 
 
 def read(root: Path) -> dict[str, Any] | None:
-    """Return what was noted (time, command, message, hint, exit_code), None if nothing was."""
+    """Return the recorded error (time, command, message, hint, exit_code); None if there is none."""
     return read_json(root / _NAME)

@@ -1,4 +1,4 @@
-"""The staging directory itself: that there is one, on a file system that can hold a log, and who writes to it. No numpy."""
+"""Creates a staging directory, checks its file system, and locks it for one launcher. No numpy."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from spark_sink.staging.log import StagingError
 __all__ = ["lock", "lock_owner", "make_root", "owner_text", "try_file_system"]
 
 _LOCKING = RetryPolicy(attempts=3, first_pause_s=0.03)
-"""`status` holds the lock for a moment to see whether anybody else does."""
+"""The lock is tried again because `status` takes it for a moment, to see whether a launcher holds it."""
 
 _POSIX_HINT = (
-    "staging has to be on a POSIX file system, which locks, renames and syncs files and directories (a local disk, NFS), and be "
-    "writable; a mounted object store is none"
+    "the staging directory must be writable and on a POSIX file system (a local disk, NFS), which can lock, rename and sync files "
+    "and directories; a mounted object store cannot"
 )
 
 
 def make_root(root: Path) -> None:
-    """Make the staging directory unless it is there; refuse somebody else's."""
+    """Create the staging directory if it does not exist. Raises StagingError if it belongs to another user."""
     try:
         for directory in [*reversed(root.absolute().parents), root]:
             if not directory.exists():
@@ -34,7 +34,7 @@ def make_root(root: Path) -> None:
                 fsync_directory(directory.parent)
         owner = root.stat().st_uid
     except OSError as ex:
-        msg = f"cannot make the staging directory {root}: {ex.strerror or ex}"
+        msg = f"cannot create the staging directory {root}: {ex.strerror or ex}"
         raise StagingError(msg) from ex
     if owner != os.geteuid():
         msg = f"{root} belongs to user id {owner}, this process runs as {os.geteuid()}"
@@ -42,7 +42,7 @@ def make_root(root: Path) -> None:
 
 
 def lock(root: Path) -> int:
-    """Take the directory's lock and note who has it; raise StagingError at once if somebody has."""
+    """Take the directory's lock, and write this process's id into it. Raises StagingError if another launcher holds the lock."""
     path = root / "lock"
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -61,7 +61,7 @@ def lock(root: Path) -> int:
     except _HeldError:
         os.close(fd)
         msg = f"another launcher uses {root}: {owner_text(_read_owner(path))}"
-        raise StagingError(msg, hint="stop it first, or give this one a slot and a --staging directory of its own") from None
+        raise StagingError(msg, hint="stop that launcher, or use another slot and another --staging directory") from None
     except OSError as ex:
         os.close(fd)
         msg = f"cannot lock {path}: {ex.strerror or ex}"
@@ -70,7 +70,7 @@ def lock(root: Path) -> int:
 
 
 class _HeldError(Exception):
-    """Another process has the lock."""
+    """Another process holds the lock."""
 
 
 def _take(fd: int) -> None:
@@ -79,7 +79,7 @@ def _take(fd: int) -> None:
 
 
 def try_file_system(root: Path) -> None:
-    """Do once what sealing depends on: a file system that can't had better say so now than at the first segment."""
+    """Try the operations that sealing needs, so that an unfit file system is reported at the start, not at the first segment."""
     path = root / f"{TEMPORARY_PREFIX}trial"
     try:
         write_json(path, {})
@@ -90,7 +90,7 @@ def try_file_system(root: Path) -> None:
 
 
 def _read_owner(path: Path) -> dict[str, Any]:
-    """Return what the lock file says of its owner, which may be nothing for the moment in which it is written."""
+    """Return the owner from the lock file; empty while the owner is writing the file."""
     try:
         return read_json(path) or {}
     except DamagedFileError:
@@ -98,12 +98,12 @@ def _read_owner(path: Path) -> dict[str, Any]:
 
 
 def owner_text(owner: dict[str, Any]) -> str:
-    """Say who holds a lock."""
+    """Return a text that names the owner of a lock."""
     return f"process {owner.get('pid', '?')} on {owner.get('host', '?')} since {owner.get('since', '?')}"
 
 
 def lock_owner(root: Path | str) -> dict[str, Any] | None:
-    """Return who holds the directory's lock (pid, host, since), or None if nobody does."""
+    """Return the process that holds the directory's lock (pid, host, since); None if no process holds it."""
     path = Path(root) / "lock"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)

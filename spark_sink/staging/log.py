@@ -1,21 +1,22 @@
-"""The staging log, as readers see it: a directory that is its own index. No pyspark, no pyarrow; nothing is decoded.
+"""Reads the staging log: its epochs, segments and end. The file names are the index. No pyspark, no pyarrow; decodes nothing.
 
-    000001/epoch.json                                who writes: system id, timeline, database, slot, ..., start LSN
+    000001/epoch.json                                the epoch: system id, timeline, database, slot, ..., start LSN
     000001/000000000171F388-00000000017304A8.cdc     a sealed segment: (start, end], whole transactions in commit order
     000001/000000000171F388-00000000017304A8.idx     its index, a cache (staging/index.py)
     000001/00000000017304A8.open                     the segment being filled: not part of the log
     000002/...                                       the next launcher's epoch
-    removed.json                                     up to which position segments were removed, all readers being past
-    readers/NAME.json                                how far a reader is (register_reader)
-    known.json                                       up to which LSN nothing is missing, beyond the last segment (known_position.py)
-    last_error.json                                  with what somebody's work on it ended last (staging/last_error.py)
-    lock                                             held by the launcher (staging/writer.py)
+    removed.json                                     the position up to which segments were removed
+    readers/NAME.json                                the position of a reader (readers.register_reader)
+    known.json                                       the LSN up to which the log is complete (known_position.py)
+    last_error.json                                  the error with which the last run or land ended (last_error.py)
+    lock                                             held by the launcher (lock.py)
 
-The log is one chain: each segment starts where the one before it ends, an epoch starts where the log ended when its
-launcher began. What an older launcher seals after that is beyond the next epoch's start, and is no part of the log
-(fencing). All else that does not fit, a gap, an overlap, a name that is none, is corruption and is a StagingError.
+The log is one chain. Each segment starts where the one before it ends. An epoch starts where the log ended when its launcher
+began. If an older launcher seals a segment after that, the segment starts at or beyond the start of the next epoch, and is not
+part of the log (fencing). Anything else that does not fit (a gap, an overlap, an unknown file name) is corruption and raises
+StagingError.
 
-Listing needs no lock and may run while a launcher writes and while segments are removed.
+Listing the log takes no lock. Meanwhile a launcher may write, and segments may be removed.
 """
 
 from __future__ import annotations
@@ -39,36 +40,36 @@ if TYPE_CHECKING:
 __all__ = ["Epoch", "LogView", "Position", "Segment", "StagingError", "list_epochs", "list_segments", "log_end"]
 
 FORMAT = 1
-"""The version of the directory's layout and of epoch.json; a reader refuses one that it does not know."""
+"""The version of the directory's layout and of epoch.json. A reader refuses other versions."""
 
 _EPOCH_NAME = re.compile(r"[0-9]{6,9}", re.ASCII)
 _SEGMENT_NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})\.cdc", re.ASCII)
 _POSITION_TEXT = re.compile(r"([0-9]{1,9}):([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8})", re.ASCII)
 
 _LISTINGS = RetryPolicy(attempts=3)
-"""A directory that changes while it is listed may show the second of two new files and not the first."""
+"""The log is listed again after a broken chain: a listing may contain the second of two new files and miss the first."""
 
 _SAME_TIME_NS = 3_000_000_000
-"""Two changes of a directory that lie as far apart have other times, in any file system."""
+"""Two changes of a directory at least this far apart have different modification times, in any file system."""
 _LISTING_S = 10.0
-"""How long a listing may serve for a directory whose time is the same: a file server's clock is its own."""
+"""How long a listing may be used again while the directory's time is unchanged. The clock of a file server may differ from ours."""
 
 T = TypeVar("T")
 
 
 class StagingError(CdcpipeError):
-    """The staging directory is damaged, is not ours, or lacks what a reader needs. Exit code 7, SYSTEM_ERROR."""
+    """The staging directory is damaged, belongs to another slot or user, or lacks segments that a reader needs. Exit code 7."""
 
 
 class _BrokenChainError(StagingError):
-    """Segments that do not follow one another: corruption, or a listing that a writer overtook."""
+    """Segments do not follow one another: the log is corrupt, or a writer changed it during the listing."""
 
 
 class Position(NamedTuple):
-    """A place in the log, always a transaction's end: everything up to ``lsn`` in ``epoch``. Text form ``1:0/171F388``.
+    """A place in the log, always the end of a transaction. Its text form is ``1:0/171F388``.
 
-    ``Position(0, 0)`` is the beginning of whatever log there is. ``lsn`` is a plain int, never an `LSN`: Spark takes an `LSN` for a
-    text.
+    A reader at this position has everything up to ``lsn`` in ``epoch``. ``Position(0, 0)`` is the beginning of any log. ``lsn`` is
+    a plain int, never an `LSN`, because Spark would treat an `LSN` as text.
     """
 
     epoch: int
@@ -89,7 +90,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One launcher's part of the log: what epoch.json says."""
+    """One launcher's part of the log: the contents of epoch.json."""
 
     number: int
     system_id: str
@@ -102,7 +103,7 @@ class Epoch:
 
     @property
     def start(self) -> Position:
-        """Where the epoch begins."""
+        """The position at which the epoch begins."""
         return Position(self.number, self.start_lsn)
 
 
@@ -117,11 +118,11 @@ class Segment:
 
     @property
     def index_path(self) -> Path:
-        """Where its index is, or would be."""
+        """The path of the segment's index. The file may not exist."""
         return self.path.with_suffix(".idx")
 
     def size(self) -> int:
-        """Return its size in bytes; StagingError if it can't be seen."""
+        """Return the size in bytes. Raises StagingError if the file can't be read."""
         try:
             return self.path.stat().st_size
         except OSError as ex:
@@ -130,7 +131,7 @@ class Segment:
 
     @property
     def start(self) -> Position:
-        """The position before the segment."""
+        """The position of a reader that has everything before the segment."""
         return Position(self.epoch, self.start_lsn)
 
     @property
@@ -140,16 +141,16 @@ class Segment:
 
 
 _Chain = tuple[list[Epoch], list[Segment], Position | None]
-"""The epochs, the log's segments in order and where it ends; None for a log that has not begun."""
+"""The epochs, the log's segments in order, and the end of the log (None for a log that has not begun)."""
 
 
 def epoch_directory(root: Path, number: int) -> Path:
-    """Return where an epoch's files are."""
+    """Return the directory of an epoch."""
     return root / f"{number:06d}"
 
 
 def segment_name(start_lsn: int, end_lsn: int) -> str:
-    """Return a sealed segment's file name."""
+    """Return the file name of a sealed segment."""
     return f"{start_lsn:016X}-{end_lsn:016X}.cdc"
 
 
@@ -167,7 +168,7 @@ def _field(path: Path, value: dict[str, Any], name: str, kind: type[T]) -> T:
 
 
 def _read_epoch(directory: Path) -> Epoch | None:
-    """Read an epoch's description, None for one whose launcher ended before it had written it."""
+    """Read epoch.json; None if it does not exist, because the launcher ended before it wrote it."""
     path = directory / "epoch.json"
     value = read_json(path)
     if value is None:
@@ -195,18 +196,21 @@ def _read_epoch(directory: Path) -> Epoch | None:
 
 
 def epoch_numbers(root: Path) -> list[int]:
-    """Return the numbers of all epoch directories, described or not, in order; StagingError if there is no ``root``."""
+    """Return the numbers of all epoch directories in order, also of those without epoch.json.
+
+    Raises StagingError if ``root`` does not exist.
+    """
     try:
         with os.scandir(root) as entries:
             names = [entry.name for entry in entries]
     except (FileNotFoundError, NotADirectoryError) as ex:
         msg = f"{root} is not a staging directory: there is no such directory"
-        raise StagingError(msg, hint="give the directory that was --staging of cdcpipe-spark land or run") from ex
+        raise StagingError(msg, hint="give the directory that cdcpipe-spark land or run has as --staging") from ex
     return sorted(int(name) for name in names if _EPOCH_NAME.fullmatch(name))
 
 
 def list_epochs(root: Path | str) -> list[Epoch]:
-    """Return the epochs in order; raise StagingError for a damaged description or one of another database or slot."""
+    """Return the epochs in order. Raises StagingError if an epoch.json is damaged, or if two differ in database or slot."""
     root = Path(root)
     epochs = [epoch for number in epoch_numbers(root) if (epoch := _read_epoch(epoch_directory(root, number))) is not None]
     for before, epoch in pairwise(epochs):
@@ -220,19 +224,19 @@ def list_epochs(root: Path | str) -> list[Epoch]:
 
 
 def identity(epoch: Epoch) -> tuple[str, int, str, str]:
-    """Return what is the same for all epochs of one directory."""
+    """Return the facts that are the same for all epochs of one directory."""
     return epoch.system_id, epoch.timeline, epoch.database, epoch.slot
 
 
 def removed_position(root: Path) -> Position | None:
-    """Return the position up to which segments were removed, None if none was."""
+    """Return the position up to which segments were removed; None if no segment was removed."""
     path = root / "removed.json"
     value = read_json(path)
     return None if value is None else read_position(path, value)
 
 
 def read_position(path: Path, value: dict[str, Any]) -> Position:
-    """Return the ``position`` of a small JSON file."""
+    """Return the ``position`` in ``value``, the contents of the small JSON file ``path``."""
     try:
         return Position.parse(_field(path, value, "position", str))
     except ValueError as ex:
@@ -241,12 +245,12 @@ def read_position(path: Path, value: dict[str, Any]) -> Position:
 
 
 def epoch_segments(root: Path, number: int) -> list[Segment]:
-    """Return what is sealed in an epoch's directory, in order of start, unchecked."""
+    """Return the sealed segments in an epoch's directory, ordered by start. Does not check that they are a chain."""
     directory = epoch_directory(root, number)
     try:
         with os.scandir(directory) as entries:
             names = [entry.name for entry in entries]
-    except FileNotFoundError:  # removed since: removed.json tells
+    except FileNotFoundError:  # removed since the listing of the epochs: removed.json says so
         return []
     segments = []
     for name in names:
@@ -262,15 +266,15 @@ def epoch_segments(root: Path, number: int) -> list[Segment]:
 
 
 def _chain(root: Path) -> _Chain:
-    """List the log."""
+    """List the log once, and check that it is a chain."""
     described = list_epochs(root)
     numbers = {epoch.number for epoch in described}
     listed = {epoch.number: epoch_segments(root, epoch.number) for epoch in described}
     for number in epoch_numbers(root):
         if number not in numbers and (stray := epoch_segments(root, number)) and not _read_epoch(stray[0].path.parent):
-            msg = f"{stray[0].path.parent} has segments and no epoch.json"
+            msg = f"{stray[0].path.parent} has segments but no epoch.json"
             raise StagingError(msg, hint="restore epoch.json from a copy of the directory")
-    # Read last: what is gone from the listing had been noted there before it went.
+    # Read this last: remove_consumed writes the position to removed.json before it removes a segment.
     removed = removed_position(root)
     if not described:
         return [], [], None
@@ -281,19 +285,19 @@ def _chain(root: Path) -> _Chain:
     for epoch, following in zip(described, [*described[1:], None], strict=True):
         fence = None if following is None else following.start_lsn
         if epoch.start_lsn > end.lsn:
-            msg = f"{root}: segments are missing between {format_lsn(end.lsn)} and {epoch.start}, where the epoch begins"
+            msg = f"{root}: segments are missing between {format_lsn(end.lsn)} and {epoch.start}, the start of the epoch"
             raise _BrokenChainError(msg, hint=_LOST_HINT)
         for segment in listed[epoch.number]:
             if fence is not None and segment.start_lsn >= fence:
-                break  # sealed by a launcher that had been replaced
+                break  # sealed by a launcher after another one had replaced it
             if removed is not None and segment.end_lsn <= removed.lsn:
-                continue  # about to be deleted
+                continue  # another process is about to delete it
             if segment.start_lsn > end.lsn:
                 msg = f"{root}: segments are missing between {format_lsn(end.lsn)} and {segment.start}"
                 raise _BrokenChainError(msg, hint=_LOST_HINT)
             if segment.start_lsn < end.lsn or (fence is not None and segment.end_lsn > fence):
-                msg = f"{segment.path} overlaps what comes before or after it in the log"
-                raise _BrokenChainError(msg, hint="a file was renamed, or comes from elsewhere; move it away")
+                msg = f"{segment.path} overlaps another segment of the log"
+                raise _BrokenChainError(msg, hint="a file was renamed, or comes from another directory; move it away")
             segments.append(segment)
             end = segment.end
         end = Position(epoch.number, end.lsn)
@@ -301,8 +305,8 @@ def _chain(root: Path) -> _Chain:
 
 
 _LOST_HINT = (
-    "restore the files from a copy of the directory; if there is none, start anew with an empty staging directory, "
-    "an empty warehouse and a new slot"
+    "restore the files from a copy of the directory; without a copy, start again with an empty staging directory, an empty "
+    "warehouse and a new slot"
 )
 
 
@@ -311,54 +315,54 @@ def read_chain(root: Path) -> _Chain:
 
 
 def log_end(root: Path | str) -> Position | None:
-    """Return the position after the last sealed segment, None for a log that has not begun."""
+    """Return the end of the last sealed segment; None for a log that has not begun."""
     return read_chain(Path(root))[2]
 
 
 def list_segments(root: Path | str, after: Position | None = None) -> list[Segment]:
-    """Return the log's segments in order; with ``after``, those that hold a transaction beyond it.
+    """Return the log's segments in order; with ``after``, only the segments that have a transaction beyond it.
 
-    Raise StagingError for a gap, an overlap or a missing segment, and for an ``after`` that is not in this log: before
-    what has been removed, beyond the end, in what a replaced launcher wrote.
+    Raises StagingError for a gap, an overlap or a missing segment. Raises it also if ``after`` is not a position of this log: its
+    segments were removed, it is beyond the end, or a launcher wrote it after another one had replaced it.
     """
     root = Path(root)
     return _segments_after(root, read_chain(root), after)
 
 
 class LogView:
-    """A log that is looked at again and again: listed anew if one of its directories has changed, and now and then."""
+    """The log for a caller that asks often: lists it again only if one of its directories has changed, and now and then."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._times: dict[Path, int] = {}
-        """When the directories were changed last, as of the listing; empty if that may have to be made anew."""
+        """The directories' modification times at the listing; empty if the log has to be listed again in any case."""
         self._listed_at = 0.0
         self._chain: _Chain = [], [], None
 
     def end(self) -> Position | None:
-        """Return what `log_end` does."""
+        """Return the same as `log_end`."""
         return self._look()[2]
 
     def segments(self, after: Position | None = None) -> list[Segment]:
-        """Return, or raise, what `list_segments` does."""
+        """Return, or raise, the same as `list_segments`."""
         return _segments_after(self._root, self._look(), after)
 
     def _look(self) -> _Chain:
         is_new = time.monotonic() - self._listed_at < _LISTING_S
         if not (is_new and self._times and self._times == _changed_ns(self._times)):
-            # An epoch's directory may be listed before its description is there.
+            # An epoch's directory may exist before its epoch.json. So watch all directories, not only described epochs.
             directories = [epoch_directory(self._root, number) for number in epoch_numbers(self._root)]
             times, self._times = _changed_ns([self._root, *directories]), {}
             self._listed_at = time.monotonic()
             self._chain = read_chain(self._root)
-            # A change in the moment of the listing, and one after it, may have the same time.
+            # A change during the listing and a change after it may have the same time: then the times prove nothing.
             if times and time.time_ns() - max(times.values()) > _SAME_TIME_NS:
                 self._times = times
         return self._chain
 
 
 def _changed_ns(directories: Iterable[Path]) -> dict[Path, int]:
-    """Return when the directories were changed last; nothing if one has gone."""
+    """Return the directories' modification times; an empty dict if one of them does not exist any more."""
     try:
         return {directory: directory.stat().st_mtime_ns for directory in directories}
     except FileNotFoundError:
@@ -370,20 +374,20 @@ def _segments_after(root: Path, chain: _Chain, after: Position | None) -> list[S
     if after is None or after == (0, 0):
         return segments
     if end is None:
-        msg = f"{root}: position {after} is not in this log, which has not begun"
+        msg = f"{root}: position {after} is not in this log, which is empty"
         raise StagingError(msg, hint=_FOREIGN_HINT)
     _check_known(root, after, epochs, segments, end)
     return [segment for segment in segments if segment.end_lsn > after.lsn]
 
 
-_FOREIGN_HINT = "the reader belongs to another staging directory, or this one was made anew; give each its own warehouse"
+_FOREIGN_HINT = "the reader belongs to another staging directory, or this directory was replaced; give each its own warehouse"
 
 
 def _check_known(root: Path, after: Position, epochs: list[Epoch], segments: list[Segment], end: Position) -> None:
-    """Raise StagingError unless ``after`` is a position of this log from which a reader can go on."""
+    """Raise StagingError unless ``after`` is a position of this log and all segments after it exist."""
     begin = segments[0].start_lsn if segments else end.lsn
     if after.lsn < begin:
-        msg = f"{root}: the segments from {after} to {format_lsn(begin)} are not there any more"
+        msg = f"{root}: the segments from {after} to {format_lsn(begin)} do not exist any more"
         raise StagingError(msg, hint="they were removed, or the position is of another staging directory")
     fence = next((epoch for epoch in epochs if epoch.number > after.epoch), None)
     if after.lsn > end.lsn or after.epoch > end.epoch or (fence is not None and after.lsn > fence.start_lsn):
@@ -392,7 +396,7 @@ def _check_known(root: Path, after: Position, epochs: list[Epoch], segments: lis
 
 
 def remove_epoch(root: Path, number: int) -> None:
-    """Delete an epoch that is no part of the log any more; its description goes last, so a crash leaves no riddle."""
+    """Delete an epoch that is not part of the log any more. epoch.json is deleted last, so a crash leaves a readable directory."""
     directory = epoch_directory(root, number)
     try:
         with os.scandir(directory) as entries:

@@ -1,4 +1,4 @@
-"""Who reads a staging log, how far each is, and what may be removed because all are past it. No pyspark."""
+"""The readers of a staging log: registers their positions, and removes the segments that all of them have read. No pyspark."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _READER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
 def _reader_path(root: Path, name: str) -> Path:
     if _READER_NAME.fullmatch(name) is None:
         msg = f"not a reader's name: {name!r}"
-        raise StagingError(msg, hint="letters, digits, '_', '-' and '.', at most 100")
+        raise StagingError(msg, hint="use at most 100 letters, digits, '_', '-' and '.'")
     return root / "readers" / f"{name}.json"
 
 
 def register_reader(root: Path | str, name: str, position: Position) -> None:
-    """Note durably that the reader ``name`` has everything up to ``position``, and needs nothing before it again."""
+    """Record durably that the reader ``name`` has everything up to ``position`` and does not need it again."""
     root = Path(root)
     path = _reader_path(root, name)
     if not path.parent.is_dir():
@@ -47,12 +47,12 @@ def register_reader(root: Path | str, name: str, position: Position) -> None:
 
 
 def unregister_reader(root: Path | str, name: str) -> None:
-    """Forget a reader: segments do not wait for it any more."""
+    """Forget a reader. Segments are not kept for it any more."""
     _reader_path(Path(root), name).unlink(missing_ok=True)
 
 
 def read_readers(root: Path | str) -> dict[str, Position]:
-    """Return the registered readers and how far each is."""
+    """Return the registered readers and their positions."""
     readers = {}
     for path in sorted((Path(root) / "readers").glob("*.json")):
         if not path.name.startswith("."):
@@ -64,13 +64,13 @@ def read_readers(root: Path | str) -> dict[str, Position]:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How much of what all readers are past is kept all the same: what was sealed in the last so many seconds, so many bytes."""
+    """Which segments are kept although all readers have read them: those of the last ``seconds``, and the last ``size`` bytes."""
 
     seconds: float = 0.0
     size: int = 0
 
     def first_to_keep(self, consumed: Sequence[Segment]) -> int:
-        """Return which of some segments, the oldest first, is the first to stay."""
+        """Return the index of the first segment to keep. ``consumed`` is ordered from old to new."""
         since, size = time.time() - self.seconds, 0
         for number in range(len(consumed) - 1, -1, -1):
             stat = consumed[number].path.stat()
@@ -81,10 +81,11 @@ class Retention:
 
 
 def remove_consumed(root: Path | str, retention: Retention | None = None) -> list[Segment]:
-    """Delete the segments that every registered reader is past, and return them; nothing where no reader is registered.
+    """Delete the segments that every registered reader has read, and return them. Without readers it deletes nothing.
 
-    Those that ``retention`` wants stay. So does the last one, for the log's end to stay known, and one of which a reader is in
-    the middle. An older epoch goes with its last segment. A crash in between is made good by the next call.
+    It keeps the segments that ``retention`` protects, and the last segment, which marks the end of the log. It keeps a segment
+    that a reader has read only in part. An older epoch is deleted with its last segment. After a crash, the next call completes
+    the work.
     """
     root = Path(root)
     readers = read_readers(root)

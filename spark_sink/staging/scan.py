@@ -1,9 +1,9 @@
-r"""Where records begin and end in many bytes of the pipe: `scan_records` for all headers at once, with numpy.
+r"""Finds the records in a buffer from the pipe, with numpy: `scan_records` for all headers at once.
 
-Looking at each header in Python is most of what landing costs. But a newline with a digit before it ends a header, or is in a
-record by chance; and each header says where the next one begins. So all such newlines are taken as ends of headers, all lengths
-are read, and what a length jumps over is dropped. What does not fit then is left to `scan_records`, which knows why. What is
-written for an LSN is not looked at, here as little as there.
+A Python loop over the headers would be the largest cost of landing. This module uses two facts. A newline after a digit ends a
+header, unless it is inside a record by chance. And each header says where the next one begins. So `scan` takes every such newline
+as the end of a header, reads the lengths of all of them, and drops the newlines that a length jumps over. From the first header
+that does not fit, `scan_records` does the work, and reports the error. Neither of them checks the text of the LSN.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _SHORTEST_HEADER: Final = len(b"w 0/0 0\n")
 _MAX_DIGITS: Final = 10
 
 _LEAST_BYTES: Final = 16 << 10
-"""With less at hand the loop over records is faster than the set-up of this one."""
+"""In a smaller buffer, the loop of `scan_records` is faster."""
 
 
 def scan(buffer: bytes, pos: int = 0) -> tuple[Array, Array, int]:
-    """Find the whole records in ``buffer`` from ``pos`` on, as `scan_records` does, and return int64 arrays.
+    """Find the whole records in ``buffer`` from ``pos`` on; return the same as `scan_records`, in int64 arrays.
 
-    Raise ProtocolError where a header should be and is not.
+    Raises ProtocolError where a header is expected and something else is found.
     """
     starts, ends = _scan_many(buffer, pos) if len(buffer) - pos >= _LEAST_BYTES else (_NONE, _NONE)
     more_starts, more_ends, next_pos = scan_records(buffer, int(ends[-1]) if len(ends) else pos)
@@ -47,11 +47,11 @@ _NONE: Final = np.zeros(0, np.int64)
 
 
 def _scan_many(buffer: bytes, pos: int) -> tuple[Array, Array]:
-    """Return starts and ends of records as far as their headers are beyond doubt."""
+    """Return starts and ends of the records before the first header that may be wrong."""
     view = np.frombuffer(buffer, np.uint8)
     first = pos + _SHORTEST_HEADER - 1
     newline = np.flatnonzero(view[first:] == _NEWLINE) + first
-    newline = newline[view[newline - 1] - _ZERO < 10]  # unsigned: less than "0" is much more than 9
+    newline = newline[view[newline - 1] - _ZERO < 10]  # unsigned: for a byte below "0" the difference is large
     length, space = _lengths(view, newline)
     end = newline + 1 + length
     if (end[:-1] > newline[1:]).any():
@@ -65,7 +65,7 @@ def _scan_many(buffer: bytes, pos: int) -> tuple[Array, Array]:
 
 
 def _lengths(view: Array, newline: Array) -> tuple[Array, Array]:
-    """Read the digits before each newline; return the number, and where the byte before its digits is."""
+    """Read the digits before each newline; return the numbers, and the places of the bytes before the digits."""
     length, space, is_digit = np.zeros(len(newline), np.int64), newline - 1, np.ones(len(newline), np.bool_)
     for back in range(1, _MAX_DIGITS + 1):
         digit = view[newline - back] - _ZERO
@@ -80,25 +80,28 @@ def _lengths(view: Array, newline: Array) -> tuple[Array, Array]:
 _WORD_BYTES: Final = 16
 _WORD: Final = f"V{_WORD_BYTES}"
 _BEYOND: Final = np.array([b"\0" * length + b"\xff" * (_WORD_BYTES - length) for length in range(_WORD_BYTES + 1)]).view(_WORD)
-"""For each length of a word a mask over the bytes that follow it."""
+"""For each length of a word: a mask for the bytes after the word."""
 _JUST_BEYOND_SPACE, _HIGH_BITS = np.uint64(0x2121212121212121), np.uint64(0x8080808080808080)
 
 
 def _are_words(view: Array, begin: Array, end: Array) -> Array:
-    """Say for each piece whether it has bytes, all of them beyond the space. A no may be wrong: if it is long, or near the end."""
+    """Tell for each piece whether it is a word: not empty, and without spaces and control characters.
+
+    The answer for a long word, or for one near the end of the buffer, may be a wrong False.
+    """
     length, last = end - begin, len(view) - _WORD_BYTES
     if last < 0:
         return np.zeros(len(begin), np.bool_)
     words = np.ndarray(last + 1, _WORD, view.data, strides=(1,))[np.minimum(begin, last)].view("<u8")
     words |= _BEYOND[np.clip(length, 0, _WORD_BYTES)].view("<u8")
-    # A byte less than 0x21 leaves its high bit set; by a borrow that of the next one may be, too.
+    # A byte below 0x21 sets its high bit. A borrow may set the high bit of the next byte, too: that is a wrong False.
     small = ((words - _JUST_BEYOND_SPACE) & ~words & _HIGH_BITS).reshape(-1, 2)
     fine: Array = ((small[:, 0] | small[:, 1]) == 0) & (length > 0) & (length <= _WORD_BYTES) & (begin <= last)
     return fine
 
 
 def _chain(newline: Array, end: Array) -> list[int]:
-    """Return the numbers of the newlines that end a header, if the first does: those that no record jumps over."""
+    """Return the indexes of the newlines that end a header, given that the first one does: no record contains them."""
     following, chain, i = np.searchsorted(newline, end).tolist(), [], 0
     while i < len(following):
         chain.append(i)

@@ -1,16 +1,16 @@
-"""The staging log, as the one launcher that appends to it sees it: lock, epoch, open segment, sealing. I/O, no policy.
+"""Appends to the staging log, for the one launcher that holds its lock: begins an epoch, fills and seals segments. No policy.
 
-What holds after a crash at any point, and why:
+These rules hold after a crash at any point:
 
-- One launcher at a time: `lock` is held (flock, which ends with the process). Should two run all the same, because the
-  file system does not keep locks, then the later one's mkdir fences the earlier one off. The earlier one renames a
-  segment into place, then looks for a newer epoch, and only then confirms; the later one makes its directory, then reads
-  where the log ends. Whichever comes first, what was confirmed is in the log, and nothing is in it twice.
-- A sealed segment is whole: its bytes are durable before it has its name, its name is durable before `seal` returns,
-  and only then may anything be confirmed.
-- After an error of write, fsync or rename the file is suspect, and the kernel reports such an error only once: nothing
-  is tried again, every later call fails, nothing more is confirmed.
-- What is `.open` is not part of the log. The next launcher deletes it, and the server sends it again.
+- Only one launcher writes at a time, because it holds `lock` (flock, which the kernel releases with the process). If the file
+  system does not keep locks and two launchers run, the later one's epoch directory fences off the earlier one. The earlier one
+  renames a segment into place, then looks for a newer epoch, and only then confirms. The later one creates its directory, then
+  reads the end of the log. In either order, everything confirmed is in the log, and nothing is in it twice.
+- A sealed segment is complete. Its bytes are durable before it gets its name, the name is durable before `seal` returns, and only
+  then may the launcher confirm anything.
+- After an error of write, fsync or rename, the file may be damaged, and the kernel reports such an error only once. So nothing is
+  tried again, every later call fails, and nothing more is confirmed.
+- An ``.open`` file is not part of the log. The next launcher deletes it, and the server sends its contents again.
 """
 
 from __future__ import annotations
@@ -62,16 +62,18 @@ __all__ = ["Boundaries", "Failpoint", "Sealing", "StagingWriter"]
 _logger = logging.getLogger(__name__)
 
 _WRITE_BYTES = 1 << 20
-"""Small pieces are gathered up to this size before they go to the file."""
+"""Small writes are collected up to this size before they go to the file."""
 
 
 _MAX_KNOWN_BOUNDARIES = 3 << 18
-"""A segment of more records than this, one very large transaction, is left to its readers to index: that takes memory,
-and the segment, which is mapped, counts as well."""
+"""The writer builds no index for a segment with more records than this (one very large transaction): its readers do.
+
+Building takes memory, and the mapped segment counts as well.
+"""
 
 
 class Failpoint(StrEnum):
-    """Where a crash or an error of the disk can be put in a test; the hook is called with each as it is passed."""
+    """A point at which a test can cause a crash or a disk error. The writer calls the hook at each point that it passes."""
 
     EPOCH_MADE = "epoch directory made, not described"
     EPOCH_DESCRIBED = "epoch.json is durable"
@@ -87,11 +89,11 @@ class Failpoint(StrEnum):
 
 @dataclass(slots=True)
 class Boundaries:
-    """Where the records of a segment begin and end; not ``is_complete`` if they are too many to be remembered."""
+    """Where the records of a segment begin and end. ``is_complete`` is False if there are too many to remember."""
 
     is_complete: bool = True
     parts: list[tuple[int, Array, Array]] = field(default_factory=list)
-    """What to add to each, starts, ends."""
+    """For each write: the offset to add, the starts, the ends."""
     count: int = 0
 
     def add(self, write: Write, pos: int) -> None:
@@ -106,7 +108,7 @@ class Boundaries:
             self.parts.append((pos - write.base, write.starts, write.ends))
 
     def arrays(self) -> tuple[Array, Array]:
-        """Return where each record begins in the file, its header not counted, and where it ends; int64."""
+        """Return where each record begins in the file (after its header) and where it ends; int64."""
         none = np.zeros(0, np.int64)
         starts = [starts + offset for offset, starts, _ in self.parts]
         ends = [ends + offset for offset, _, ends in self.parts]
@@ -115,7 +117,7 @@ class Boundaries:
 
 @dataclass(frozen=True, slots=True)
 class Sealing:
-    """A segment that has all its bytes and is to be sealed. May be handed to another thread."""
+    """A segment with all its bytes, ready to be sealed. It may be handed to another thread."""
 
     fd: int
     path: Path
@@ -126,17 +128,18 @@ class Sealing:
 class StagingWriter:
     """Holds the lock of a staging directory, and appends to its log.
 
-    ``apply`` and ``seal`` may be called from two threads, each from one; segments are sealed in the order of their cuts.
+    One thread calls ``apply`` and one thread calls ``seal``; they may be different threads. Seal segments in the order of their
+    cuts.
     """
 
     def __init__(self, root: Path | str, *, slot: str, hook: Callable[[Failpoint], None] | None = None) -> None:
-        """Lock the directory, making it if need be, and check the log in it; raise StagingError if either fails."""
+        """Create the directory if it does not exist, lock it, and check its log. Raises StagingError if one of these fails."""
         self.root = Path(root)
         self._hook = hook
         self._failure: str | None = None
         self._epoch: Epoch | None = None
         self._directory = self.root
-        self._fd = -1  # the open segment's, -1 while it has no file
+        self._fd = -1  # of the open segment; -1 while it has no file
         self._path = self.root
         self._buffer: list[bytes] = []
         self._buffered = 0
@@ -161,7 +164,7 @@ class StagingWriter:
         self.close()
 
     def close(self) -> None:
-        """Let go of the lock. What is not sealed stays as an ``.open`` file, which the next launcher deletes."""
+        """Release the lock. The open segment stays as an ``.open`` file, which the next launcher deletes."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -171,18 +174,18 @@ class StagingWriter:
 
     @property
     def end_lsn(self) -> int:
-        """Where the open segment begins: the end of the log once all cuts are sealed."""
+        """The start of the open segment. It is the end of the log once all cuts are sealed."""
         return self._start_lsn
 
     @property
     def open_size(self) -> int:
-        """How many bytes the open segment has."""
+        """The size of the open segment in bytes."""
         return self._pos + self._buffered
 
     # --- beginning ---
 
     def end_for_good(self, reason: str) -> None:
-        """Let no launcher append to this log any more: what the server sends from now on does not continue it."""
+        """Forbid all launchers to append to this log: it cannot be continued with what the server sends from now on."""
         with self._translated(self.root):
             write_json(self.root / _ENDED, {"reason": reason})
 
@@ -190,17 +193,17 @@ class StagingWriter:
         path = self.root / _ENDED
         if path.exists():
             reason = json.loads(path.read_bytes())["reason"]
-            msg = f"nothing is added to {self.root} any more ({path.name}): {reason}"
+            msg = f"the log in {self.root} has ended for good ({path.name}): {reason}"
             raise StagingError(msg, hint=_ANEW_HINT)
 
     def _check_slot(self, slot: str) -> None:
         epochs = list_epochs(self.root)
         if epochs and epochs[-1].slot != slot:
-            msg = f"{self.root} holds the log of slot {epochs[-1].slot!r}, not of {slot!r}"
+            msg = f"{self.root} has the log of slot {epochs[-1].slot!r}, not of {slot!r}"
             raise StagingError(msg, hint=_OTHER_HINT)
 
     def _check_log(self) -> None:
-        """See that the log is a chain, and that each segment ends as its name says."""
+        """Check that the log is a chain, and that each segment ends at the LSN in its name."""
         for segment in list_segments(self.root):
             _check_end(segment)
 
@@ -215,9 +218,9 @@ class StagingWriter:
         options: dict[str, str],
         first_lsn: int,
     ) -> Epoch:
-        """Make the next epoch, which begins where the log ends, or at ``first_lsn`` if there is no log yet.
+        """Create the next epoch. It begins at the end of the log, or at ``first_lsn`` if there is no log yet.
 
-        Raise StagingError if the log is another server's, timeline's, database's or slot's.
+        Raises StagingError if the log belongs to another server, timeline, database or slot.
         """
         epochs = list_epochs(self.root)
         if epochs:
@@ -228,7 +231,7 @@ class StagingWriter:
             directory.mkdir(mode=0o700)
             fsync_directory(self.root)
             self._pass(Failpoint.EPOCH_MADE)
-            # Only now: what a launcher that we replace seals from here on, it does not confirm.
+            # Read the end only now: a launcher that this one replaces seals segments after this point, but does not confirm them.
             end = log_end(self.root)
             epoch = Epoch(
                 number=number,
@@ -248,23 +251,21 @@ class StagingWriter:
 
     def _check_identity(self, epoch: Epoch, system_id: str, timeline: int, database: str, slot: str) -> None:
         if epoch.system_id != system_id:
-            msg = f"{self.root} holds the log of the server with system id {epoch.system_id}; this one has {system_id}"
+            msg = f"{self.root} has the log of the server with system id {epoch.system_id}; this server has system id {system_id}"
             raise StagingError(msg, hint=_OTHER_HINT)
         if epoch.timeline != timeline:
             msg = (
-                f"the server is on timeline {timeline}, {self.root} was written on timeline {epoch.timeline}: "
-                "a standby was promoted or a backup restored since. WAL positions do not go on over that: changes that "
-                "are in the log may not exist any more on the server, and others may be missing"
+                f"the server is on timeline {timeline}, {self.root} was written on timeline {epoch.timeline}: a standby was "
+                "promoted or a backup was restored since then. The old WAL positions do not continue on the new timeline: the log "
+                "may have changes that the server does not have any more, and other changes may be missing"
             )
             raise StagingError(msg, hint=_ANEW_HINT)
         if epoch.database != database or epoch.slot != slot:
-            msg = (
-                f"{self.root} holds the log of slot {epoch.slot!r} in database {epoch.database!r}, not of {slot!r} in {database!r}"
-            )
+            msg = f"{self.root} has the log of slot {epoch.slot!r} in database {epoch.database!r}, not of {slot!r} in {database!r}"
             raise StagingError(msg, hint=_OTHER_HINT)
 
     def _clean(self) -> None:
-        """Delete what earlier launchers left: open segments, half-written files, epochs in which nothing was sealed."""
+        """Delete the leftovers of earlier launchers: open segments, half-written files, epochs without a sealed segment."""
         assert self._epoch is not None
         for path in self.root.glob(f"{TEMPORARY_PREFIX}*"):
             path.unlink(missing_ok=True)
@@ -280,7 +281,7 @@ class StagingWriter:
     # --- filling ---
 
     def apply(self, operation: Operation) -> Sealing | None:
-        """Do what the filler says; a cut gives what is to be sealed."""
+        """Carry out an operation of the filler. For a cut it returns the segment to be sealed."""
         if isinstance(operation, Write):
             self._write(operation)
             return None
@@ -316,19 +317,19 @@ class StagingWriter:
         if self._buffer:
             self._flush()
         if (self._start_lsn, self.open_size) != (cut.start_lsn, cut.size):
-            msg = f"{self._path} has {self.open_size} bytes, {cut.size} were expected"
-            raise StagingError(msg, hint="please report this: it is a mistake in cdcpipe")
+            msg = f"{self._path} has {self.open_size} bytes instead of {cut.size}"
+            raise StagingError(msg, hint="please report this bug in cdcpipe")
         sealing = Sealing(self._fd, self._path, cut, self._boundaries)
         self._start_lsn = cut.end_lsn
         self._forget()
         return sealing
 
     def abandon(self, sealing: Sealing) -> None:
-        """Close a segment that is not to be sealed because one before it could not be."""
+        """Close a segment without sealing it, because an earlier one could not be sealed."""
         os.close(sealing.fd)
 
     def discard(self) -> None:
-        """Delete the open segment; the next begins where it began."""
+        """Delete the open segment. The next one begins at the same LSN."""
         if self._fd >= 0:
             with self._translated(self._path):
                 os.close(self._fd)
@@ -344,7 +345,7 @@ class StagingWriter:
     # --- sealing ---
 
     def seal(self, sealing: Sealing) -> Segment:
-        """Make a segment durable and part of the log. When this returns, and only then, its end may be confirmed."""
+        """Make a segment durable and part of the log. Its end may be confirmed only after this has returned."""
         assert self._epoch is not None
         cut = sealing.cut
         path = self._directory / segment_name(cut.start_lsn, cut.end_lsn)
@@ -377,9 +378,9 @@ class StagingWriter:
 
     @contextlib.contextmanager
     def _translated(self, path: Path) -> Iterator[None]:
-        """Turn an error of the file system into the last one: from then on nothing works."""
+        """Turn an error of the file system into a StagingError. After that, every operation of this writer fails."""
         if self._failure is not None:
-            msg = f"writing to {self.root} has failed before: {self._failure}"
+            msg = f"an earlier write to {self.root} has failed: {self._failure}"
             raise StagingError(msg, hint=_DISK_HINT)
         try:
             yield
@@ -390,9 +391,11 @@ class StagingWriter:
 
 
 _ENDED = "ended.json"
-_OTHER_HINT = "give each slot a --staging directory (and a warehouse) of its own, or connect to where this one comes from"
-_ANEW_HINT = "start anew: another --staging directory, another warehouse, another slot"
-_DISK_HINT = "make room or repair the disk, then start again; nothing was confirmed that is not sealed, so nothing is lost"
+_OTHER_HINT = (
+    "give each slot its own --staging directory and its own warehouse, or connect to the server and slot of this directory"
+)
+_ANEW_HINT = "start again with another --staging directory, another warehouse and another slot"
+_DISK_HINT = "make room or repair the disk, then start again; nothing is lost, because only sealed segments were confirmed"
 
 
 def _write_epoch(path: Path, epoch: Epoch) -> None:
@@ -412,7 +415,7 @@ def _write_epoch(path: Path, epoch: Epoch) -> None:
 
 
 def _ends_with_message(fd: int, size: int, end_lsn: int) -> bool:
-    """Whether the last record is the logical message outside of transactions that has this LSN."""
+    """Tell whether the last record is a logical message outside of transactions with this LSN."""
     if not size:
         return False
     head = MESSAGE_HEAD.pack(b"M", 0, end_lsn)
@@ -422,12 +425,15 @@ def _ends_with_message(fd: int, size: int, end_lsn: int) -> bool:
             header = encode_header(end_lsn, size - pos)
             if content[max(0, pos - len(header)) : pos] == header:
                 return True
-            pos = content.rfind(head, 0, pos + len(head) - 1)  # that was somewhere in its content
+            pos = content.rfind(head, 0, pos + len(head) - 1)  # that match was inside the message's content
     return False
 
 
 def _check_end(segment: Segment) -> None:
-    """See that a segment's last record is the Commit, or the message, that its name promises: one read shows a cut file."""
+    """Raise StagingError unless the last record is the Commit, or the message, that the segment's name promises.
+
+    One read at the end of the file is enough to find a file that was cut.
+    """
     with open(segment.path, "rb", buffering=0) as stream:
         size = os.fstat(stream.fileno()).st_size
         tail = os.pread(stream.fileno(), COMMIT.size, max(0, size - COMMIT.size))

@@ -366,7 +366,7 @@ def test_ranges(log: Log) -> None:
         ({"start": "1:0/1300"}, "not in this log"),
         ({"end": "1:0/1300"}, "not in this log"),
         ({"end": "3:0/1500"}, "not in this log"),
-        ({"start": "1:0/900"}, "not there any more"),
+        ({"start": "1:0/900"}, "do not exist any more"),
     ],
 )
 def test_positions_that_are_not_in_the_log_are_refused(log: Log, options: dict[str, str], problem: str) -> None:

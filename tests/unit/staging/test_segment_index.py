@@ -187,9 +187,9 @@ GOOD = [A, INSERT]
 @pytest.mark.parametrize(
     ("messages", "bad", "problem"),
     [
-        ([StreamStop()], 0, "kind that no segment has"),
+        ([StreamStop()], 0, "of an unknown kind"),
         ([b""], 0, "without bytes"),
-        ([b"X"], 0, "kind that no segment has"),
+        ([b"X"], 0, "of an unknown kind"),
         ([*transaction(0x1100, GOOD), A, INSERT], 5, "outside of any transaction"),
         (transaction(0x1100, GOOD)[:-1], 0, "has no Commit"),
         (transaction(0x1100, GOOD)[1:], 2, "do not alternate"),
@@ -198,18 +198,18 @@ GOOD = [A, INSERT]
         (transaction(0x1100, [INSERT]), 1, "not described before"),
         (transaction(0x1100, [INSERT, A]), 1, "not described before"),
         (transaction(0x1100, [A, Truncate(None, 0, (A.relation_id, B.relation_id))]), 2, "not described before"),
-        (transaction(0x1100, [A, Truncate(None, 0, ())]), 2, "Truncate of no relation"),
+        (transaction(0x1100, [A, Truncate(None, 0, ())]), 2, "Truncate without relations"),
         (transaction(0x1100, [A, record(Truncate(None, 0, (1, 2)))[:-1]]), 2, "wrong length"),
         (transaction(0x1100, [A, record(Truncate(None, 0, (1, 2))) + b"x"]), 2, "wrong length"),
         (transaction(0x1100, [A, record(INSERT)[:5]]), 2, "too short"),
-        ([Begin(1, 0, 1), Commit(0, 2, 3, 0)], 1, "not the one that Begin announced"),
+        ([Begin(1, 0, 1), Commit(0, 2, 3, 0)], 1, "differs from the one in Begin"),
         ([record(Begin(1, 0, 1))[:-1]], 0, "too short"),
         ([record(message(0, 1))[:14]], 0, "too short"),
         (transaction(0x1100, [*GOOD, message(0, 0x1010)]), 3, "wrong side"),
         ([*transaction(0x1100, GOOD), message(1, 0x1110)], 4, "wrong side"),
-        ([message(0, 0x10D1), *transaction(0x1100, GOOD)], 0, "not at its place"),
-        ([*transaction(0x1100, GOOD), message(0, 0x1100)], 4, "not at its place"),
-        ([message(0, 0x1020), message(0, 0x1010), *transaction(0x1100, GOOD)], 1, "not at its place"),
+        ([message(0, 0x10D1), *transaction(0x1100, GOOD)], 0, "at another place"),
+        ([*transaction(0x1100, GOOD), message(0, 0x1100)], 4, "at another place"),
+        ([message(0, 0x1020), message(0, 0x1010), *transaction(0x1100, GOOD)], 1, "at another place"),
     ],
 )
 def test_corrupt_segments_are_refused_with_the_place(tmp_path: Path, messages, bad: int, problem: str) -> None:
@@ -227,7 +227,7 @@ def test_a_message_outside_of_the_segments_range_is_refused(log: Log, lsn: int) 
     body = encode([*transaction(0x1100, GOOD), message(0, lsn)] if lsn > 0x1100 else [message(0, lsn), *transaction(0x1100, GOOD)])
     path = log.segment(GOOD).path
     path.write_bytes(body)
-    with pytest.raises(StagingError, match="not at its place"):
+    with pytest.raises(StagingError, match="at another place"):
         build(path)
 
 
@@ -255,5 +255,5 @@ def test_a_missing_segment_is_named(tmp_path: Path) -> None:
 
 def test_boundaries_of_another_segment_are_refused(segment: Path) -> None:
     starts, ends, _ = scan_records(segment.read_bytes())
-    with pytest.raises(StagingError, match="not this segment's"):
+    with pytest.raises(StagingError, match="belong to another segment"):
         build(segment, starts[:-1], ends[:-1])

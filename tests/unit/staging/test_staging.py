@@ -137,7 +137,7 @@ def test_a_position_of_another_log(tmp_path: Path, after: Position):
 
 
 def test_a_position_in_a_log_that_has_not_begun(tmp_path: Path):
-    with pytest.raises(StagingError, match="not begun"):
+    with pytest.raises(StagingError, match="which is empty"):
         list_segments(tmp_path, Position(1, 0x100))
 
 
@@ -257,7 +257,7 @@ def test_segments_go_once_all_readers_are_past_them(tmp_path: Path):
     assert ranges(tmp_path) == [(1, 0x200, 0x300), (2, 0x300, 0x400), (2, 0x400, 0x500)]
     assert not list(tmp_path.glob("*/*.idx"))
     assert len(list_segments(tmp_path, Position(1, 0x250))) == 3
-    with pytest.raises(StagingError, match="not there any more"):
+    with pytest.raises(StagingError, match="do not exist any more"):
         list_segments(tmp_path, Position(1, 0x150))
 
     unregister_reader(tmp_path, "slow")
@@ -560,20 +560,20 @@ def test_truncate_needs_its_relations_described_too():
         (record(b"") + commit(1, 0x200), "kind|empty"),
         (record(b"S\x00\x00\x00\x01\x01"), "kind b'S'"),
         (record(b"Z"), "kind b'Z'"),
-        (begin(0x1FF, 1) + begin(0x1FF, 1), "whole transactions"),
-        (insert(16384, b"SECRET"), "whole transactions"),
-        (record(b"I" + bytes(5 << 20))[: 2 << 20], "whole transactions"),
+        (begin(0x1FF, 1) + begin(0x1FF, 1), "broken transactions"),
+        (insert(16384, b"SECRET"), "broken transactions"),
+        (record(b"I" + bytes(5 << 20))[: 2 << 20], "broken transactions"),
         (message(0x200, b"SECRET", flags=1), "outside of a transaction"),
         (message(0x200, b"SECRET" + bytes(5 << 20), flags=1)[: 2 << 20], "outside of a transaction"),
-        (message(0x100, b"SECRET"), "message that ends at 0/100 came when 0/100 was passed"),
-        (message(0x200, b"") + message(0x200, b""), "message that ends at 0/200 came when 0/200 was passed"),
+        (message(0x100, b"SECRET"), "message that ends at 0/100 after the stream had passed 0/100"),
+        (message(0x200, b"") + message(0x200, b""), "message that ends at 0/200 after the stream had passed 0/200"),
         (record(b"M\0"), "Message record of 2 bytes"),
-        (commit(0x1FF, 0x200), "whole transactions"),
-        (begin(0x1FF, 1) + insert(16384, b"SECRET") + commit(0x1FF, 0x200), "never described"),
-        (begin(0x1FF, 1) + truncate(16384) + commit(0x1FF, 0x200), "never described"),
+        (commit(0x1FF, 0x200), "broken transactions"),
+        (begin(0x1FF, 1) + insert(16384, b"SECRET") + commit(0x1FF, 0x200), "did not describe"),
+        (begin(0x1FF, 1) + truncate(16384) + commit(0x1FF, 0x200), "did not describe"),
         (begin(0x1FF, 1) + record(b"C123"), "Commit record of 4 bytes"),
-        (encode_stream([Transaction(0x100, ())]), "came when 0/100 was passed"),
-        (encode_stream([Transaction(0x200, ()), Transaction(0x200, ())]), "came when 0/200 was passed"),
+        (encode_stream([Transaction(0x100, ())]), "after the stream had passed 0/100"),
+        (encode_stream([Transaction(0x200, ()), Transaction(0x200, ())]), "after the stream had passed 0/200"),
     ],
 )
 def test_what_is_no_stream_of_whole_transactions(stream: bytes, words: str):
@@ -753,9 +753,9 @@ def test_the_system_call_itself_fails(tmp_path: Path, monkeypatch: pytest.Monkey
                 seal_all(writer, operations)
         assert calls == 1
         # The disk works again, which proves nothing: nothing is tried again.
-        with pytest.raises(StagingError, match="failed before"):
+        with pytest.raises(StagingError, match="an earlier write"):
             writer.seal(Sealing(-1, tmp_path, Cut(0, 1, 1, 1, 1), Boundaries()))
-        with pytest.raises(StagingError, match="failed before"):
+        with pytest.raises(StagingError, match="an earlier write"):
             writer.apply(Write(bytes(2 << 20), np.array([]), np.array([]), 0))
     assert list_segments(tmp_path) == []
     server = Server(WORK)
@@ -883,7 +883,7 @@ def test_a_launcher_that_is_replaced_right_before_its_rename_is_ignored(tmp_path
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"system_id": "8"}, "system id 7; this one has 8"),
+        ({"system_id": "8"}, "system id 7; this server has system id 8"),
         ({"timeline": 2}, "timeline 2, .* timeline 1"),
         ({"database": "other"}, "database 'db', not of .* 'other'"),
     ],
@@ -915,7 +915,7 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pyt
 
 def test_a_directory_that_cannot_be_made(tmp_path: Path):
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StagingError, match="cannot make"):
+    with pytest.raises(StagingError, match="cannot create"):
         StagingWriter(tmp_path / "file" / "staging", slot="s")
 
 
@@ -1077,7 +1077,7 @@ def test_a_new_stream_describes_its_relations_anew():
     filler = SegmentFiller(0, BIG)
     filler.feed(encode_stream([Transaction(0x20, ((16384, b"x"),))]), 0)
     filler.finish()
-    with pytest.raises(ProtocolError, match="never described"):
+    with pytest.raises(ProtocolError, match="did not describe"):
         filler.feed(begin(0x2F, 2) + insert(16384, b"y") + commit(0x2F, 0x30), 0)
 
 
