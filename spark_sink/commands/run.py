@@ -317,13 +317,12 @@ def command(
         upkeep = Upkeep(
             spark,
             house,
+            pipeline.lock,
             optimize_interval_s=optimize_interval,
             vacuum_retention_s=vacuum_retention,
             log_retention_s=log_retention,
             keep_changelog_s=keep_changelog,
             clustering=cluster_replicas,
-            merging=pipeline.merging,
-            appending=pipeline.appending,
         )
         if not stopping.is_set():
             pipeline.start()

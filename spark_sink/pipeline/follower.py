@@ -16,7 +16,7 @@ import queue
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cdcpipe.retry import RetryPolicy
 from spark_sink.delta import log as delta_log
@@ -27,12 +27,13 @@ from spark_sink.staging.log import Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
+    from spark_sink.pipeline.catalog import CatalogDatabase
     from spark_sink.schema.table import Table
+    from spark_sink.warehouse.lock import TableLock
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["Follower"]
@@ -50,27 +51,27 @@ _MERGES = RetryPolicy(attempts=10)
 class Follower:
     """Keeps a warehouse's replicas after its changelogs.
 
-    ``merging`` is held while there are merges: nobody else may write to a replica then. ``merged`` is called with a table whose
-    replica has been brought further, ``fail`` with the error that ended the rounds, in threads of the follower's.
+    Each round holds the right to merge. A replica that has been brought further gets its name in ``names``. ``on_error`` is called
+    with the error that ended the rounds, in the follower's thread.
     """
 
     def __init__(
         self,
         spark: SparkSession,
         warehouse: Warehouse,
+        lock: TableLock,
+        names: CatalogDatabase | None,
         interval_s: float,
-        merging: AbstractContextManager[Any],
-        merged: Callable[[Table], None],
-        fail: Callable[[BaseException], None],
+        on_error: Callable[[BaseException], None],
     ) -> None:
         self._warehouse = warehouse
         self._interval_s = interval_s
-        self._merged = merged
-        self._fail = fail
+        self._tables = lock
+        self._names = names
+        self._on_error = on_error
         self._spark = spark
         self._sessions: queue.SimpleQueue[SparkSession] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._merging = merging
         self._behind: dict[Table, Position] = {}
         self._written: set[Path] = set()
         self._ending = threading.Event()
@@ -121,14 +122,14 @@ class Follower:
             if self._is_last_round_wanted:
                 self.catch_up()
         except BaseException as ex:  # noqa: BLE001 - it ends the pipeline, which raises it
-            self._fail(ex)
+            self._on_error(ex)
 
     def _pause_s(self, started: float) -> float | None:
         return max(0.0, started + self._interval_s - time.monotonic()) if self._interval_s else None
 
     def catch_up(self) -> None:
         """Bring the replicas that stand behind to where their changelogs were when this was called."""
-        with self._merging:
+        with self._tables.merge():
             with self._lock:
                 behind, self._behind = self._behind, {}
             if behind:
@@ -161,7 +162,8 @@ class Follower:
         finally:
             self._sessions.put(spark)
         self.note_log(self._warehouse.replica(table))
-        self._merged(table)
+        if self._names is not None:
+            self._names.register([table])
 
     def _bring_with(self, spark: SparkSession, table: Table, position: Position) -> None:
         _MERGES.call(

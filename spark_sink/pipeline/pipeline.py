@@ -27,7 +27,6 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -69,7 +68,6 @@ from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from pyspark.sql import DataFrame, SparkSession
@@ -180,7 +178,8 @@ class Pipeline:
         self._replica_interval_s = replica_interval_s
         self._follower: Follower | None = None
         self._tables: dict[Table, _TableState] = {}
-        self._lock = TableLock(local_root)
+        self.lock = TableLock(local_root)
+        """The rights to write the tables; whoever else in this process writes them shares it."""
         self._lock_state = b""
         self._progress = PipelineProgress()
         self._seen: set[Table] = set()
@@ -194,9 +193,8 @@ class Pipeline:
         """The newest micro-batch that is in the tables."""
         self._available_now = False
         self._late_starts = 0
-        # Held while a micro-batch runs, so that stop() lets it come to its end.
-        self._running = threading.Lock()
-        self._merging = threading.Lock()
+        # Held while a micro-batch runs, so that stop() lets it come to its end. It says nothing of who may write: `lock` does.
+        self._batch_running = threading.Lock()
 
     # --- for its owner ---
 
@@ -261,7 +259,7 @@ class Pipeline:
         self._stopping = True
         query = self._query
         if query is not None and query.isActive:
-            with self._running:
+            with self._batch_running:
                 self._wait_until_noted(query)
                 query.stop()
         self._stop_serving()
@@ -279,10 +277,6 @@ class Pipeline:
             self._server.stop()
             self._server = None
 
-    def _merged(self, table: Table) -> None:
-        if self._names is not None:
-            self._names.register([table])
-
     def _relation_of(self, table: Table) -> Relation | None:
         """Return the newest description of a table: the stream's, or the catalog's of one that it has not described yet."""
         versions = self.warehouse.versions(table)
@@ -291,7 +285,7 @@ class Pipeline:
         described = self._history.version(versions[-1].relation_id, (1 << 64, 0))
         return self._published.relation(versions[-1].relation_id) if described is None else described.relation
 
-    def _fail(self, ex: BaseException) -> None:
+    def _take_error(self, ex: BaseException) -> None:
         """Take an error of the follower's as the pipeline's, and end."""
         self._error = self._error_of(ex)
         self._stop_query()
@@ -313,16 +307,6 @@ class Pipeline:
     def query(self) -> StreamingQuery | None:
         """Spark's query, for its progress; None before ``start``. To end it, ``stop`` the pipeline."""
         return self._query
-
-    @property
-    def merging(self) -> AbstractContextManager[Any]:
-        """Held while replicas are merged: whoever else writes to one has to hold it (upkeep/upkeep.py)."""
-        return _Writing(self._merging, self._lock)
-
-    @property
-    def appending(self) -> AbstractContextManager[Any]:
-        """Held while changelogs are written: whoever else has Spark commit to one holds it (warehouse/lock.py)."""
-        return _Writing(self._running, self._lock)
 
     # --- the stream ---
 
@@ -356,14 +340,15 @@ class Pipeline:
         if READER not in read_readers(self.staging):
             register_reader(self.staging, READER, Position(0, 0) if removed is None else removed)
         self._progress = replace(self._progress, position=position)
-        with self._lock.exclusive():
+        with self.lock.alone():
             replica.finish_snapshots(self.spark, self.warehouse)
             for table in self.warehouse.tables():
                 self._check_changelog(table, position)
         if self._names is not None:
             self._names.register([*self.warehouse.tables(), MESSAGES, SCHEMA_HISTORY])
         if self.warehouse.format == "delta":
-            follower = Follower(self.spark, self.warehouse, self._replica_interval_s, self.merging, self._merged, self._fail)
+            interval_s = self._replica_interval_s
+            follower = Follower(self.spark, self.warehouse, self.lock, self._names, interval_s, self._take_error)
             follower.look(position.epoch)
             self._follower = follower
         return position
@@ -378,18 +363,18 @@ class Pipeline:
 
     def _batch(self, _rows: DataFrame, batch_id: int) -> None:
         """Take a micro-batch of segments to the tables; called by Spark in a thread of this process."""
-        with self._running:
+        with self._batch_running:
             if self._stopping:
                 raise _StoppedError
             try:
                 start, end = micro_batch(self.checkpoint, batch_id)
-                with self._lock.shared() as lock_state:
+                with self.lock.append() as lock_state:
                     if lock_state != self._lock_state:  # somebody else has written the tables
                         self._tables.clear()
                         self._lock_state = lock_state
                     self._process(start, end)
                 self._batch_id = batch_id
-                # Not under the lock: merges take it themselves.
+                # After the append: one right at a time.
                 if self._follower is not None and not self._replica_interval_s:
                     self._follower.catch_up()
             except BaseException as ex:
@@ -554,24 +539,6 @@ class _Append:
     count: int
     """The changes that the segments have for it."""
     target: Target
-
-
-class _Writing:
-    """Both locks of those who write tables: between threads, then between processes. May be held again and again."""
-
-    def __init__(self, running: threading.Lock, lock: TableLock) -> None:
-        self._running = running
-        self._lock = lock
-        self._held = ExitStack()
-
-    def __enter__(self) -> None:
-        with ExitStack() as stack:
-            stack.enter_context(self._running)
-            stack.enter_context(self._lock.shared())
-            self._held = stack.pop_all()
-
-    def __exit__(self, *_: object) -> None:
-        self._held.close()
 
 
 class PipelineError(CdcpipeError):

@@ -140,7 +140,7 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
             storage.remove_tree(left)
         _remove_others(made.path, files)
         made.commit(files, copying.position, ready_replica)
-    with copying.lock.exclusive(copying.is_stopping):
+    with copying.lock.alone(copying.is_stopping):
         if changelog.exists(warehouse, table):
             return None
         warehouse.note_snapshot(table, copying.position)
@@ -179,7 +179,7 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
     _remove_others(directory, full)
     if not full:
         full = [write_truncate(storage.name(directory), layout, position.epoch, position.lsn, copying.time_us)]
-    with copying.lock.exclusive(copying.is_stopping):
+    with copying.lock.alone(copying.is_stopping):
         warehouse.check_changes(table, position.lsn - 1)  # have some since gone that this is to be followed by?
         warehouse.note_snapshot(table, position)
         versions = warehouse.versions(table)
@@ -200,7 +200,7 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
 def _prepare_changelog(copying: Copying, plan: TablePlan, table: Table) -> tuple[StructType, Layout]:
     """Give a changelog the columns that it needs; return its columns, and how a file of it looks."""
     spark, warehouse = copying.spark, copying.warehouse
-    with copying.lock.exclusive(copying.is_stopping):
+    with copying.lock.alone(copying.is_stopping):
         state = changelog.state(spark, warehouse, table)
         if state is None:
             raise WarehouseError(f"the changelog of {table} has gone", hint="start again")

@@ -75,7 +75,7 @@ class TableSnapshot(Snapshot):
 
     def _begin(self) -> None:
         assert self._spark is not None
-        with TableLock(self.warehouse.local_root(self.config.staging)).exclusive(lambda: self._stopping):
+        with TableLock(self.warehouse.local_root(self.config.staging)).alone(lambda: self._stopping):
             replica.finish_snapshots(self._spark, self.warehouse)
 
     def _choose(self, plan: Plan) -> list[TablePlan]:

@@ -88,7 +88,7 @@ def purge(
     if not is_dry_run:
         for each in purges:
             if each.rows:
-                with TableLock(house.local_root()).exclusive(is_stopping):
+                with TableLock(house.local_root()).alone(is_stopping):
                     # Of a snapshot whose end was not seen to, the rows may be before the place.
                     replica.finish_snapshots(spark, house)
                     each.check()

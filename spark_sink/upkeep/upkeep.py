@@ -11,9 +11,9 @@ is looked at.
 With ``clustering`` OPTIMIZE lays replicas out by key instead, which writes a table up to some size anew as a whole.
 
 All other rows stay what they are, so a reader notices nothing. OPTIMIZE commits, which must not happen beside a micro-batch or a
-merge (warehouse/lock.py says why): it holds their lock, and they wait. It is begun only where there is much to compact. VACUUM is
-told to write no commits of its own, so it needs no lock at a changelog, however long it looks for files. A replica's directory
-may be replaced as a whole, under the lock of those who merge, so there VACUUM takes that lock.
+merge (warehouse/lock.py says why): it holds their right, and they wait. It is begun only where there is much to compact. VACUUM is
+told to write no commits of its own, so it needs no right at a changelog, however long it looks for files. A merge may replace a
+replica's directory as a whole, so there VACUUM holds the right to merge.
 
 What goes wrong here costs nothing but time, and is tried again: it is a warning.
 """
@@ -23,9 +23,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyspark.sql.types import ArrayType, BinaryType, BooleanType, MapType, StructType, VariantType
 
@@ -41,13 +41,17 @@ from spark_sink.upkeep import purge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
     from spark_sink.delta.log import TableState
     from spark_sink.schema.table import Table
+    from spark_sink.warehouse.lock import TableLock
     from spark_sink.warehouse.warehouse import Warehouse
+
+    Right: TypeAlias = Callable[[], AbstractContextManager[object]]
 
 __all__ = ["Upkeep"]
 
@@ -75,22 +79,21 @@ _PURGE = "purge"
 class Upkeep:
     """Looks after the tables of one warehouse. None for an interval, a retention or an age: not at all.
 
-    ``start`` does so in a thread until ``stop``, ``run`` looks at each table once. ``merging`` is held around commits to replicas,
-    ``appending`` around those to changelogs.
+    ``start`` does so in a thread until ``stop``, ``run`` looks at each table once. ``lock`` is the one that the pipeline of this
+    process has.
     """
 
     def __init__(
         self,
         spark: SparkSession,
         warehouse: Warehouse,
+        lock: TableLock,
         *,
         optimize_interval_s: float | None,
         vacuum_retention_s: float | None,
         log_retention_s: float | None = None,
         keep_changelog_s: float | None = None,
         clustering: bool = False,
-        merging: AbstractContextManager[Any] | None = None,
-        appending: AbstractContextManager[Any] | None = None,
     ) -> None:
         # A session of its own: the settings below are not for those who write.
         self._spark = spark.newSession()
@@ -100,8 +103,7 @@ class Upkeep:
         self._log_retention_s = log_retention_s
         self._keep_changelog_s = keep_changelog_s
         self._clustering = clustering
-        self._merging: AbstractContextManager[Any] = nullcontext() if merging is None else merging
-        self._appending: AbstractContextManager[Any] = nullcontext() if appending is None else appending
+        self._lock = lock
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
         self._states: dict[Path, TableState | None] = {}
@@ -148,35 +150,35 @@ class Upkeep:
             if self._keep_changelog_s is not None and not is_ending():
                 with _forgiving(self._warehouse.root / "changelog", "purged"):
                     self._purge(self._keep_changelog_s, is_ending)
-            for table, path, lock in self._paths():
+            for table, path, right in self._paths():
                 if is_ending():
                     return
                 if self._log_retention_s is not None:
-                    with _forgiving(path / "_delta_log", "shortened"), lock:
+                    with _forgiving(path / "_delta_log", "shortened"), right():
                         self._shorten(path, self._log_retention_s)
                 with _forgiving(path):
                     if self._optimize_interval_s is not None:
-                        self._optimize(table, path, lock)
+                        self._optimize(table, path, right)
                     if self._vacuum_retention_s is not None:
-                        with self._merging if path == self._warehouse.replica(table) else nullcontext():
+                        with self._lock.merge() if path == self._warehouse.replica(table) else nullcontext():
                             self._vacuum(path, self._vacuum_retention_s)
 
-    def _paths(self) -> Iterator[tuple[Table, Path, AbstractContextManager[Any]]]:
-        """Yield the tables, each with what is to be held while it is written."""
+    def _paths(self) -> Iterator[tuple[Table, Path, Right]]:
+        """Yield the tables, each with the right that whoever writes it has to hold."""
         for table in [*self._warehouse.tables(), MESSAGES]:
-            for path, lock in (
-                (self._warehouse.changelog(table), self._appending),
-                (self._warehouse.replica(table), self._merging),
+            for path, right in (
+                (self._warehouse.changelog(table), self._lock.append),
+                (self._warehouse.replica(table), self._lock.merge),
             ):
                 if delta.exists(path):
-                    yield table, path, lock
+                    yield table, path, right
 
-    def _optimize(self, table: Table, path: Path, lock: AbstractContextManager[Any]) -> None:
+    def _optimize(self, table: Table, path: Path, right: Right) -> None:
         state = self._states[path] = delta_log.read_table(path, self._states.get(path))
         is_clustered = self._clustering and path == self._warehouse.replica(table)
         large = _CLUSTERED_BYTES if is_clustered else _LARGE_BYTES
         if state is not None and state.small_files(large) > _MOST_SMALL_FILES:
-            with lock:
+            with right():
                 started = time.monotonic()
                 files = self._cluster(table, path) if is_clustered else ""
                 self._spark.conf.set("spark.databricks.delta.optimize.maxFileSize", 2 * large)

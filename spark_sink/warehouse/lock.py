@@ -1,38 +1,33 @@
 """Who may write the tables of a warehouse, and who excludes whom. No pyspark.
 
-    lock = TableLock(warehouse.local_root())
-    with lock.shared() as state:        # the pipeline, around each micro-batch and each merge
-        ...                             # another state than the last time: read the tables' columns and versions again
-    with lock.exclusive():              # a snapshot, while it lands a table; a purge
+    lock = TableLock(warehouse.local_root())    # one in a process: pipeline, follower and upkeep share it
+    with lock.append() as state:                # another state than the last time: read the tables' columns and versions again
+        ...
+    with lock.alone():
         ...
 
-Never do two writers commit to one Delta table at a time, wherever the warehouse is. Spark looks whether a commit of that number
-is there, and then puts its own in place, on a local file system by a rename, in a store by a PUT, and both overwrite: a commit
-that we made in between is lost without an error.
+Never do two writers commit to one Delta table at a time, wherever the warehouse is. Spark checks that no commit of that number
+exists, and then puts its own in place. It does so by a rename on a local file system and by a PUT in a store, and both overwrite:
+a commit that we made in between is lost without an error. So a writer first takes a right:
 
-    ======================================  =====================  =======
-    who writes                              lock in this process   tables
-    ======================================  =====================  =======
-    a micro-batch (changelogs)              ``Pipeline._running``  shared
-    upkeep: OPTIMIZE, log of a changelog    ``Pipeline._running``  shared   (`Pipeline.appending`)
-    a round of merges (replicas)            ``Pipeline._merging``  shared
-    upkeep: whatever it does to a replica   ``Pipeline._merging``  shared   (`Pipeline.merging`)
-    a pipeline that opens the warehouse     none                   alone
-    a snapshot that lands a table           none                   alone
-    a purge, upkeep's own among them        none                   alone
-    upkeep: VACUUM of a changelog           none                   none
-    ======================================  =====================  =======
+    ==========  ==========================  =====================================================================
+    right       excludes                    who takes it
+    ==========  ==========================  =====================================================================
+    append      append, alone               a micro-batch; upkeep, for OPTIMIZE of a changelog and to shorten its log
+    merge       merge, alone                a round of merges; upkeep, for whatever it does to a replica
+    alone       append, merge, alone        a pipeline that opens the warehouse; a snapshot that lands a table; a purge
+    ==========  ==========================  =====================================================================
 
-Two rows with the same lock exclude each other; "alone" excludes every "shared" and every other "alone", of any process. VACUUM
-makes no commit (upkeep/upkeep.py), and deletes only what no version has had for a while. A merge reads a changelog while a
-micro-batch appends to it.
+Append and merge go together: a merge reads a changelog while a micro-batch appends to it. VACUUM of a changelog takes no right: it
+makes no commit (upkeep/upkeep.py), and deletes only what no version has had for a while.
 
-Nobody waits in a circle: the lock in the process is taken first, then the tables; a micro-batch that merges itself lets go of
-the tables, keeps ``_running`` and takes ``_merging``, and nobody takes these two the other way round. The tables' lock must not
-be nested: a waiting exclusive request blocks later shared ones, so that a busy pipeline cannot starve it.
+``alone`` excludes the writers of all processes: of one machine, or of several that share a file system with locks (flock). The end
+of a process, however it comes, gives its rights back. Two appends, or two merges, exclude each other in one process only: run one
+pipeline on a warehouse. (`run` sees to that: its launcher holds the staging directory's lock.) Other programs, Spark of your own
+among them, do not know these rights.
 
-The tables' lock holds between processes of one machine, or of several that share a file system with locks (flock); the end of a
-process, however it comes, ends what it holds. Other programs, Spark of your own among them, do not know these locks.
+Take one right at a time: nobody waits in a circle then, and a waiting ``alone`` blocks later appends and merges, so that a busy
+pipeline cannot starve it.
 """
 
 from __future__ import annotations
@@ -40,6 +35,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -57,23 +53,28 @@ _STATE_BYTES = 16
 
 
 class TableLock:
-    """The lock of one warehouse."""
+    """The rights to write one warehouse's tables; ``root`` is `Warehouse.local_root`. For any thread."""
 
     def __init__(self, root: Path) -> None:
         self._directory = root / "_cdcpipe"
+        self._appending = threading.Lock()
+        self._merging = threading.Lock()
 
     @contextmanager
-    def shared(self) -> Iterator[bytes]:
-        """Hold the lock with others; what is yielded has changed when somebody has held it alone since."""
-        with self._open("tables.lock") as fd:
-            with self._open("tables-wanted.lock") as wanted:
-                fcntl.flock(wanted, fcntl.LOCK_SH)
-                fcntl.flock(fd, fcntl.LOCK_SH)
-            yield os.pread(fd, _STATE_BYTES, 0)
+    def append(self) -> Iterator[bytes]:
+        """Hold the right to commit to changelogs; what is yielded has changed when somebody has held the tables alone since."""
+        with self._appending, self._shared() as state:
+            yield state
 
     @contextmanager
-    def exclusive(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """Hold the lock alone; InterruptedError if ``is_stopping`` says so while it waits for the others."""
+    def merge(self) -> Iterator[None]:
+        """Hold the right to commit to replicas."""
+        with self._merging, self._shared():
+            yield
+
+    @contextmanager
+    def alone(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """Hold the tables alone; InterruptedError if ``is_stopping`` says so while it waits for the others."""
         with self._open("tables-wanted.lock") as wanted, self._open("tables.lock") as fd:
             for each in (wanted, fd):
                 while not try_lock(each):
@@ -83,6 +84,15 @@ class TableLock:
             # First: who dies in the middle has changed something, too.
             os.pwrite(fd, secrets.token_hex(_STATE_BYTES // 2).encode(), 0)
             yield
+
+    @contextmanager
+    def _shared(self) -> Iterator[bytes]:
+        """Keep away whoever wants the tables alone."""
+        with self._open("tables.lock") as fd:
+            with self._open("tables-wanted.lock") as wanted:
+                fcntl.flock(wanted, fcntl.LOCK_SH)
+                fcntl.flock(fd, fcntl.LOCK_SH)
+            yield os.pread(fd, _STATE_BYTES, 0)
 
     @contextmanager
     def _open(self, name: str) -> Iterator[int]:

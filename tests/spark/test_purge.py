@@ -26,6 +26,7 @@ from spark_sink.upkeep import purge as purge_module
 from spark_sink.upkeep import upkeep
 from spark_sink.upkeep.purge import Purged, purge
 from spark_sink.upkeep.upkeep import Upkeep
+from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 pytestmark = pytest.mark.spark
@@ -190,7 +191,7 @@ def test_run_does_so_once_a_day(
 ) -> None:
     house = warehouse(tmp_path, "delta")
     monkeypatch.setattr(upkeep, "datetime", Later)
-    care = Upkeep(spark, house, optimize_interval_s=None, vacuum_retention_s=None, keep_changelog_s=3600.0)
+    care = Upkeep(spark, house, TableLock(house.root), optimize_interval_s=None, vacuum_retention_s=None, keep_changelog_s=3600.0)
     for end, left in ((30, [40, 50]), (50, [40, 50])):
         if end == 30:
             add(spark, house, CHANGES, 0, 50)
@@ -202,9 +203,11 @@ def test_run_does_so_once_a_day(
     noted = tmp_path / "_cdcpipe/vacuumed.json"
     assert list(json.loads(noted.read_text())) == ["purge"]
     noted.write_text('{"purge": 0}')
-    Upkeep(spark, house, optimize_interval_s=None, vacuum_retention_s=None, keep_changelog_s=3600.0).run(lambda: True)
+    Upkeep(spark, house, TableLock(house.root), optimize_interval_s=None, vacuum_retention_s=None, keep_changelog_s=3600.0).run(
+        lambda: True
+    )
     assert places(spark, house) == [40, 50]  # asked to stop
-    Upkeep(spark, house, optimize_interval_s=None, vacuum_retention_s=None, keep_changelog_s=3600.0).run()
+    Upkeep(spark, house, TableLock(house.root), optimize_interval_s=None, vacuum_retention_s=None, keep_changelog_s=3600.0).run()
     assert places(spark, house) == []
     assert current(replica.view(spark, tmp_path, "public.t")) == {1: 40, 2: 50}
     assert "was not" not in caplog.text

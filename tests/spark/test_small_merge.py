@@ -23,6 +23,7 @@ from spark_sink.schema.table import Version
 from spark_sink.staging.log import Position
 from spark_sink.upkeep import upkeep
 from spark_sink.upkeep.upkeep import Upkeep
+from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse
 
 pytestmark = pytest.mark.spark
@@ -293,7 +294,8 @@ def test_files_that_have_none_of_the_keys(house: House, monkeypatch: pytest.Monk
             schema, [change(10 * turn + 10, "insert", rows[number]) for number in range(turn, 60, 3)], 10 * turn, 10 * turn + 10
         )
         assert house.apply(10 * turn + 10)
-    care = Upkeep(house.spark, house.warehouse, optimize_interval_s=0.0, vacuum_retention_s=None, clustering=True)
+    lock = TableLock(house.warehouse.root)
+    care = Upkeep(house.spark, house.warehouse, lock, optimize_interval_s=0.0, vacuum_retention_s=None, clustering=True)
     for lsn, key, number in ((40, "k", 7), (60, "n", 8)):
         if key == "n":
             versions.append(Version(50, 0, 7, ("n",), ("n",)))

@@ -64,7 +64,7 @@ def test_small_files_become_one_and_old_ones_go(
     spark: "SparkSession", house: Warehouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = house.changelog(FRUIT)
-    care = Upkeep(spark, house, optimize_interval_s=3600.0, vacuum_retention_s=3600.0)
+    care = Upkeep(spark, house, TableLock(house.root), optimize_interval_s=3600.0, vacuum_retention_s=3600.0)
     care.run()
     assert state(path).files == 3  # not so many that it would be worth it
     monkeypatch.setattr(upkeep, "_MOST_SMALL_FILES", 2)
@@ -103,7 +103,7 @@ def test_small_files_become_one_and_old_ones_go(
         (log / f".{commit.name}.crc").unlink(missing_ok=True)
     spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
     version = state(path).version
-    Upkeep(spark, house, optimize_interval_s=None, vacuum_retention_s=3600.0).run()
+    Upkeep(spark, house, TableLock(house.root), optimize_interval_s=None, vacuum_retention_s=3600.0).run()
     assert len(list(path.rglob("*.parquet"))) == 2
     assert commits(path)[-1] == version  # a commit of VACUUM's own might take the place of a micro-batch's
     assert sorted(row.id for row in delta.read(spark, path).collect()) == [0, 1, 2, 3]
@@ -135,7 +135,7 @@ def test_logs_are_cut_off_at_an_old_checkpoint(spark: "SparkSession", house: War
     older = delta.read(spark, path)  # as of now
     delta_files.commit(delta_files.open_table(path), [], Position(1, 30))
     assert commits(path) == [7, 8, 9]  # the others nobody needs
-    care = Upkeep(spark, house, optimize_interval_s=None, vacuum_retention_s=None, log_retention_s=86_400.0)
+    care = Upkeep(spark, house, TableLock(house.root), optimize_interval_s=None, vacuum_retention_s=None, log_retention_s=86_400.0)
     care.run()
     assert len(list(log.glob("*.json"))) == 10
     two_days_ago = time.time() - 172_800
@@ -181,10 +181,10 @@ def test_upkeep_that_fails_is_a_warning(
     broken.mkdir(parents=True)
     (broken / f"{0:020d}.json").write_text("{")
     delta.create(house.replica(FRUIT), spark.range(3).repartition(3), {})
-    merging = threading.Lock()
-    care = Upkeep(spark, house, optimize_interval_s=0.0, vacuum_retention_s=None, merging=merging)
+    lock = TableLock(house.root)
+    care = Upkeep(spark, house, lock, optimize_interval_s=0.0, vacuum_retention_s=None)
     with caplog.at_level(logging.WARNING):
-        with merging:
+        with lock.merge():
             care.start()
             until(lambda: state(house.changelog(FRUIT)).files == 1)
             assert state(house.replica(FRUIT)).files == 3  # a merge runs
@@ -200,8 +200,8 @@ def test_nothing_is_done_where_nothing_is_asked_for(
     spark: "SparkSession", house: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "_MOST_SMALL_FILES", 0)
-    Upkeep(spark, house, optimize_interval_s=None, vacuum_retention_s=None).run()
-    Upkeep(spark, Warehouse(house.root, "parquet"), optimize_interval_s=0.0, vacuum_retention_s=0.0).run()
+    Upkeep(spark, house, TableLock(house.root), optimize_interval_s=None, vacuum_retention_s=None).run()
+    Upkeep(spark, Warehouse(house.root, "parquet"), TableLock(house.root), optimize_interval_s=0.0, vacuum_retention_s=0.0).run()
     assert state(house.changelog(FRUIT)).files == 3
 
 
@@ -223,18 +223,18 @@ def test_the_pipeline_writes_under_the_locks_that_upkeep_takes(
 
         monkeypatch.setattr(module, name, observed)
 
-    observe(replica, "apply", pipeline._merging, "replica")
-    observe(changelog, "commit_files", pipeline._running, "changelog")
+    observe(replica, "apply", pipeline.lock._merging, "replica")
+    observe(changelog, "commit_files", pipeline.lock._appending, "changelog")
     pipeline.process_available()
     assert state(tmp_path / "warehouse/replica/public.fruit").rows == 1
     assert held["replica"]
     assert held["changelog"]
     assert all(held["replica"] + held["changelog"])
     tables = TableLock(tmp_path / "warehouse")
-    for right, lock in ((pipeline.merging, pipeline._merging), (pipeline.appending, pipeline._running)):
-        with right:
+    for right, lock in ((pipeline.lock.merge, pipeline.lock._merging), (pipeline.lock.append, pipeline.lock._appending)):
+        with right():
             assert lock.locked()
-            with pytest.raises(InterruptedError), tables.exclusive(lambda: True):
+            with pytest.raises(InterruptedError), tables.alone(lambda: True):
                 pass
         assert not lock.locked()
 
@@ -243,12 +243,11 @@ def test_a_changelog_is_compacted_when_nobody_appends_to_it(
     spark: "SparkSession", house: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "_MOST_SMALL_FILES", 2)
-    path, appending = house.changelog(FRUIT), threading.Lock()
-    care = Upkeep(spark, house, optimize_interval_s=3600.0, vacuum_retention_s=None, appending=appending)
-    appending.acquire()
-    care.start()
-    until(lambda: path in care._states)  # it has seen that there is something to do
-    assert state(path).files == 3
-    appending.release()
+    path, lock = house.changelog(FRUIT), TableLock(house.root)
+    care = Upkeep(spark, house, lock, optimize_interval_s=3600.0, vacuum_retention_s=None)
+    with lock.append():
+        care.start()
+        until(lambda: path in care._states)  # it has seen that there is something to do
+        assert state(path).files == 3
     until(lambda: state(path).files == 1)
     care.stop()

@@ -13,6 +13,7 @@ from spark_sink.replica import merge as replica
 from spark_sink.schema.table import Table
 from spark_sink.spark import session
 from spark_sink.staging.log import Position
+from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse
 
 A, B = Table("public", "a"), Table("public", "b")
@@ -23,14 +24,20 @@ class Merges:
 
     def __init__(self) -> None:
         self.done: list[tuple[Table, Position]] = []
-        self.merged: list[Table] = []
+        self.named: list[Table] = []
         self.errors: list[BaseException] = []
         self.error: BaseException | None = None
         self.came = threading.Semaphore(0)
         self.running: set[Table] = set()
+        self.lock: TableLock | None = None
+
+    def register(self, tables: list[Table]) -> None:
+        self.named += tables
 
     def apply(self, _spark: Any, _warehouse: Warehouse, table: Table, position: Position) -> set[str]:
         assert table not in self.running
+        assert self.lock is not None
+        assert self.lock._merging.locked()
         self.running.add(table)
         if self.error is not None:
             raise self.error
@@ -50,7 +57,9 @@ def merges(monkeypatch: pytest.MonkeyPatch) -> Merges:
 
 def make(merges: Merges, tmp_path: Path, interval_s: float) -> Follower:
     spark: Any = None
-    return Follower(spark, Warehouse(tmp_path, "delta"), interval_s, threading.Lock(), merges.merged.append, merges.errors.append)
+    names: Any = merges
+    merges.lock = TableLock(tmp_path)
+    return Follower(spark, Warehouse(tmp_path, "delta"), merges.lock, names, interval_s, merges.errors.append)
 
 
 def test_a_round_brings_each_table_once_to_where_it_was_noted_last(merges: Merges, tmp_path: Path) -> None:
@@ -59,7 +68,7 @@ def test_a_round_brings_each_table_once_to_where_it_was_noted_last(merges: Merge
         made.note(table, Position(1, lsn))
     made.catch_up()
     assert sorted(merges.done) == [(A, Position(1, 3)), (B, Position(1, 2))]
-    assert sorted(merges.merged) == [A, B]
+    assert sorted(merges.named) == [A, B]
     made.catch_up()
     assert len(merges.done) == 2
 
@@ -100,11 +109,15 @@ def test_long_logs_get_a_checkpoint(merges: Merges, tmp_path: Path, monkeypatch:
 
 def test_an_end_without_a_last_round(merges: Merges, tmp_path: Path) -> None:
     made = make(merges, tmp_path, 86400)
-    made.start()
     made.note(A, Position(1, 1))
+    made.start()
+    merges.came.acquire()
+    assert merges.lock is not None
+    with merges.lock.merge():  # the first round is over
+        made.note(B, Position(1, 2))
     made.end(is_last_round_wanted=False)
     assert made.wait()
-    assert not merges.done
+    assert merges.done == [(A, Position(1, 1))]
 
 
 def test_an_error_ends_the_rounds_and_is_passed_on(merges: Merges, tmp_path: Path) -> None:
@@ -160,4 +173,4 @@ def test_a_merge_is_planned_anew_when_its_changelog_was_widened(
         made.catch_up()
     made.note(A, Position(1, 1))
     made.catch_up()
-    assert merges.merged == [A]
+    assert merges.named == [A]
