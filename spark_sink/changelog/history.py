@@ -149,6 +149,14 @@ class SchemaHistory:
         known = self._load().get(relation_id, [])
         return next((version for version in reversed(known) if version.place <= place), None)
 
+    def newest(self, table: Table) -> Relation | None:
+        """Return the newest description of a table: the stream's, or the catalog's of one that it has not described yet."""
+        versions = self._warehouse.versions(table)
+        if not versions:
+            return None
+        described = self.version(versions[-1].relation_id, (1 << 64, 0))
+        return self._published.relation(versions[-1].relation_id) if described is None else described.relation
+
     def _facts(self, relation: Relation, previous: SchemaVersion | None) -> tuple[ColumnFacts, ...] | None:
         before = None if previous is None or previous.facts is None else (previous.relation, previous.facts)
         return numbered(relation, self._published.columns(relation), before)

@@ -38,13 +38,14 @@ from spark_sink.spark.sql import literal, quote
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructField
 
     from cdcpipe.pgoutput.messages import Relation
+    from spark_sink.changelog.history import SchemaHistory
 
 __all__ = ["CatalogDatabase", "parse_database"]
 
@@ -70,7 +71,7 @@ def parse_database(text: str) -> tuple[str, ...]:
 class CatalogDatabase:
     """Gives the tables of a warehouse names in a database, and remembers which have one. For any thread.
 
-    With ``relation_of``, which returns a table's newest description or None, those with json have a view beside them.
+    With ``history``, those with json, by their newest description, have a view beside them.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class CatalogDatabase:
         spark: SparkSession,
         database: str,
         warehouse: Warehouse,
-        relation_of: Callable[[Table], Relation | None] | None = None,
+        history: SchemaHistory | None = None,
     ) -> None:
         """Make the database if it is not there."""
         self._spark = spark
@@ -87,7 +88,7 @@ class CatalogDatabase:
         self._lock = threading.Lock()
         self._owners: dict[str, str] = {}
         self._registered: set[str] = set()
-        self._relation_of = relation_of
+        self._history = history
         self._variants: dict[str, tuple[str, ...]] = {}
         """By a table's name, the columns of json that its view was made for."""
         name = self._quoted()
@@ -103,15 +104,15 @@ class CatalogDatabase:
             for table, owner, name, path in entries:
                 self._claim(name, owner)
                 if name not in self._registered and self._exists(table, path):
-                    if self._relation_of is not None and self._is_variant(name, self._warehouse.root):
+                    if self._history is not None and self._is_variant(name, self._warehouse.root):
                         self._spark.sql(f"DROP VIEW {self._quoted(name)}")
                         self._tell_taken(name)
                     self._name(owner, name, path)
                     self._registered.add(name)
-            if self._relation_of is not None:
+            if self._history is not None:
                 for table, _, name, path in entries:
                     if name in self._registered and table not in _OURS:
-                        self._show_variants(name, path, self._relation_of(table))
+                        self._show_variants(name, path, self._history.newest(table))
 
     def _claim(self, name: str, owner: str) -> None:
         other = self._owners.setdefault(name, owner)

@@ -5,28 +5,20 @@
 
     Pipeline(spark, "staging", "warehouse").process_available()
 
-A micro-batch is a range of segments (source/offsets.py). The driver finds in their indexes which tables they change, and how those
-look there; executors read each such table's changes typed, with the schema that the table has then, and write them to files of
-its changelog, all tables in one job (changelog/writer.py). So a running query lives through ADD, DROP and RENAME COLUMN and changes
-of type. Logical messages have a changelog of their own; a micro-batch without any has nothing to do for them. Neither has one
-without a new version of a table's schema for the schemas' history. Replicas follow the changelogs on a rhythm of their own
-(pipeline/follower.py).
+This is its life cycle: where it goes on, what happens to errors, how it ends. micro_batch.py has what happens to the changes.
+Replicas follow the changelogs on a rhythm of their own (follower.py).
 
-Nothing twice, nothing missing: a table's commit records the position that it reaches, and a table goes on from its own
-position whatever the micro-batch is. What Spark keeps in its checkpoint only says where to go on reading. A checkpoint that
-was lost is made again from the position up to which every table has everything (warehouse.json).
+What Spark keeps in its checkpoint only says where to go on reading. A checkpoint that was lost is made again from the position up
+to which every table has everything (warehouse.json).
 
 Segments are given back to staging one micro-batch late: the last one is run again when Spark did not get to note its end.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -34,34 +26,19 @@ from typing import TYPE_CHECKING, Any, Self
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.retry import RetryPolicy
 from spark_sink.changelog import tables as changelog
-from spark_sink.changelog import writer as segment_writer
 from spark_sink.changelog.history import SchemaHistory
-from spark_sink.changelog.versions import TableVersions
-from spark_sink.changelog.writer import Target
-from spark_sink.delta import sql as delta
-from spark_sink.delta.commit import ChangedError
-from spark_sink.files import places as storage
 from spark_sink.files.local import local_directory
 from spark_sink.pipeline.catalog import CatalogDatabase
 from spark_sink.pipeline.follower import Follower
+from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
 from spark_sink.replica import merge as replica
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import EXACT, MESSAGES, SCHEMA_HISTORY, Table
-from spark_sink.schema.types import (
-    INEXACT_MESSAGE,
-    MESSAGE_SCHEMA,
-    as_typed,
-    assign_columns,
-    merge_columns,
-    split_schema,
-    typed_schema,
-)
 from spark_sink.source import datasource as source
-from spark_sink.source.contents import Contents, Use, read_contents
 from spark_sink.source.offsets import is_noted, micro_batch
-from spark_sink.source.server import Origin, serve_segments
+from spark_sink.source.server import serve_segments
 from spark_sink.spark import session
-from spark_sink.staging.log import Position, Segment, StagingError, list_epochs, list_segments, removed_position
+from spark_sink.staging.log import Position, StagingError, list_epochs, list_segments, removed_position
 from spark_sink.staging.readers import read_readers, register_reader
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse, WarehouseError
@@ -72,13 +49,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
-    from pyspark.sql.types import StructField, StructType
 
-    from cdcpipe.pgoutput.messages import Relation
-    from spark_sink.changelog.tables import Files
-    from spark_sink.changelog.writer import Written
-    from spark_sink.delta.sql import State
-    from spark_sink.schema.table import Version
     from spark_sink.source.server import SegmentServer
 
 __all__ = ["Pipeline", "PipelineProgress"]
@@ -91,17 +62,11 @@ _LATE = "Python worker failed to connect back"
 _STARTS = RetryPolicy(attempts=11)
 """How often a stream is started whose source's process is late."""
 
-_APPENDS = RetryPolicy(attempts=10)
-"""How often a micro-batch is written whose changelogs another program changes meanwhile."""
-
 _LEAST_WAIT_S = 0.001
 """Spark takes no shorter time to wait."""
 
 _NOTING_S = 5.0
 """So long Spark is given to note the end of a micro-batch."""
-
-_THREADS = 4
-"""So many tables are opened at a time."""
 
 READER = "tables"
 """The name under which the staging directory knows how far the tables are."""
@@ -160,9 +125,9 @@ class Pipeline:
         session.check_reach(spark, self.warehouse.root)
         local_root = self.warehouse.local_root(self.staging)
         self.checkpoint = local_root / CHECKPOINT if checkpoint is None else local_directory(checkpoint, "the checkpoint")
-        self._published = PublishedTables(describe)
-        self._history = SchemaHistory(spark, self.warehouse, self._published)
-        self._versions = TableVersions(self.warehouse, self._history, self._published, keys)
+        published = PublishedTables(describe)
+        history = SchemaHistory(spark, self.warehouse, published)
+        self._tables = KnownTables(spark, self.warehouse, history, published, keys)
         self._max_bytes_per_trigger = max_bytes_per_trigger
         self._trigger_interval_s = trigger_interval_s
         self._staging_shared = staging_shared
@@ -170,22 +135,17 @@ class Pipeline:
             raise InvalidArgumentsError(
                 "json as VARIANT is in views in the catalog", hint="name a database there: --catalog-database"
             )
-        relation_of = self._relation_of if json_variants else None
         self._names = None
         if catalog_database is not None:
-            self._names = CatalogDatabase(spark, catalog_database, self.warehouse, relation_of)
+            self._names = CatalogDatabase(spark, catalog_database, self.warehouse, history if json_variants else None)
         self._server: SegmentServer | None = None
         self._replica_interval_s = replica_interval_s
         self._follower: Follower | None = None
-        self._tables: dict[Table, _TableState] = {}
         self.lock = TableLock(local_root)
         """The rights to write the tables; whoever else in this process writes them shares it."""
         self._lock_state = b""
         self._progress = PipelineProgress()
         self._seen: set[Table] = set()
-        self._told: set[tuple[Table, str]] = set()
-        self.exact_counts: Counter[tuple[Table, str]] = Counter()
-        """How many values of which column stand, since the start, as text in ``_cdc_exact``, because its type can't hold them."""
         self._query: StreamingQuery | None = None
         self._error: BaseException | None = None
         self._stopping = False
@@ -217,32 +177,35 @@ class Pipeline:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the end; raise the error if there was one. Return False if it has not ended in time."""
-        query, follower = self._query, self._follower
-        if query is None:
-            return True
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        try:
-            if timeout_s is None:
-                query.awaitTermination()
-            elif not query.awaitTermination(timeout_s):
-                return False
-        except Exception as ex:
-            self._stop_serving()
-            if _LATE in str(ex) and self._error is None and _STARTS.pause_s(self._late_starts + 1) is not None:
-                self._late_starts += 1
-                _logger.warning("a Python process took Spark more than ten seconds to start; beginning again")
-                self._stop_following(is_last_round_wanted=False)
-                left_s = None if deadline is None else max(_LEAST_WAIT_S, deadline - time.monotonic())
-                return self.start(available_now=self._available_now).wait(left_s)
-            self._error = self._error_of(ex)
-            raise self._error from ex
+        if not self._wait_for_query(deadline):
+            return False
         self._stop_serving()
-        if follower is not None and self._error is None:
-            follower.end()
-            if not follower.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
+        if self._follower is not None and self._error is None:
+            self._follower.end()
+            if not self._follower.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 return False
         if self._error is not None:
             raise self._error
+        return True
+
+    def _wait_for_query(self, deadline: float | None) -> bool:
+        """Wait for the query's end; begin again where its source was too slow to start. False: it has not ended in time."""
+        while self._query is not None:
+            try:
+                if deadline is None:
+                    self._query.awaitTermination()
+                    return True
+                return bool(self._query.awaitTermination(max(_LEAST_WAIT_S, deadline - time.monotonic())))
+            except Exception as ex:
+                self._stop_serving()
+                if _LATE not in str(ex) or self._error is not None or _STARTS.pause_s(self._late_starts + 1) is None:
+                    self._error = self._error_of(ex)
+                    raise self._error from ex
+            self._late_starts += 1
+            _logger.warning("a Python process took Spark more than ten seconds to start; beginning again")
+            self._stop_following(is_last_round_wanted=False)
+            self.start(available_now=self._available_now)
         return True
 
     def stop(self) -> None:
@@ -277,14 +240,6 @@ class Pipeline:
             self._server.stop()
             self._server = None
 
-    def _relation_of(self, table: Table) -> Relation | None:
-        """Return the newest description of a table: the stream's, or the catalog's of one that it has not described yet."""
-        versions = self.warehouse.versions(table)
-        if not versions:
-            return None
-        described = self._history.version(versions[-1].relation_id, (1 << 64, 0))
-        return self._published.relation(versions[-1].relation_id) if described is None else described.relation
-
     def _take_error(self, ex: BaseException) -> None:
         """Take an error of the follower's as the pipeline's, and end."""
         self._error = self._error_of(ex)
@@ -302,6 +257,11 @@ class Pipeline:
     def progress(self) -> PipelineProgress:
         """How far it is, at this moment."""
         return self._progress
+
+    @property
+    def exact_counts(self) -> Mapping[tuple[Table, str], int]:
+        """How many values of which column stand, since the start, as text in ``_cdc_exact``, because its type can't hold them."""
+        return self._tables.exact_counts
 
     @property
     def query(self) -> StreamingQuery | None:
@@ -370,7 +330,7 @@ class Pipeline:
                 start, end = micro_batch(self.checkpoint, batch_id)
                 with self.lock.append() as lock_state:
                     if lock_state != self._lock_state:  # somebody else has written the tables
-                        self._tables.clear()
+                        self._tables.forget()
                         self._lock_state = lock_state
                     self._process(start, end)
                 self._batch_id = batch_id
@@ -391,131 +351,29 @@ class Pipeline:
                 hint="the checkpoint is another warehouse's, or newer than this one: delete it, and what is there goes on from "
                 "where the tables are",
             )
-        count = message_count = 0
+        counts: dict[Table, int] = {}
         if end.lsn > position.lsn:
             segments = [segment for segment in list_segments(self.staging, position) if segment.end_lsn <= end.lsn]
-            contents = read_contents(segments)
-            self._open_tables(contents)
-            self._history.note(contents, lambda table, use: self._fields(table, contents[table], use), segments)
-            self._append(contents, segments)
+            batch = MicroBatch(self._tables, segments, server=self._server, follower=self._follower)
+            batch.append()
             if self._names is not None:
-                self._names.register([*sorted(contents), SCHEMA_HISTORY])
-            messages = contents.pop(MESSAGES, None)
-            message_count = 0 if messages is None else messages.count
-            count = sum(found.count for found in contents.values())
-            self._seen.update(contents)
+                self._names.register([*sorted(batch.contents), SCHEMA_HISTORY])
             self.warehouse.record(end)
+            counts = {table: found.count for table, found in batch.contents.items()}
             position = end
+        message_count = counts.pop(MESSAGES, 0)
+        self._seen.update(counts)
         self._progress = replace(
             self._progress,
             position=position,
             batches=self._progress.batches + 1,
-            changes=self._progress.changes + count,
+            changes=self._progress.changes + sum(counts.values()),
             tables=len(self._seen),
             messages=self._progress.messages + message_count,
         )
         # Not ``end``: until Spark has noted the end of this micro-batch, it may ask for it again.
         if start is not None:
             register_reader(self.staging, READER, start)
-
-    def _append(self, contents: Mapping[Table, Contents], segments: Sequence[Segment]) -> None:
-        """Append to the changelogs what the segments have for them; each goes on from where it is."""
-        for failures in itertools.count(1):
-            self._open_tables(contents)
-            appends = [
-                self._prepare(table, contents[table], segments)
-                for table in sorted(contents)
-                if self._tables[table].done_lsn < contents[table].last_lsn
-            ]
-            if not appends:
-                return
-            origin = None if self._server is None else Origin.read(self._server.path)
-            written = segment_writer.write(self.spark, segments, [append.target for append in appends], origin)
-            try:
-                for append, files in zip(appends, written, strict=True):
-                    self._commit(append, files, segments)
-            except ChangedError as ex:
-                # Somebody has changed a table's columns. Those that have their changes are not written again.
-                self._tables.clear()
-                if _APPENDS.pause_s(failures) is None:
-                    raise WarehouseError(
-                        f"changelogs in {self.warehouse.name} were changed by another program each time that changes were written",
-                        hint="stop the program that alters these tables, and start again; nothing is lost",
-                    ) from ex
-            else:
-                return
-
-    def _open_tables(self, tables: Iterable[Table]) -> None:
-        """Find out how tables are that were not looked at before, several at a time."""
-        new = [table for table in tables if table not in self._tables]
-        if new:
-            with ThreadPoolExecutor(_THREADS, "open") as pool:
-                self._tables.update(zip(new, pool.map(self._state, new), strict=True))
-
-    def _state(self, table: Table) -> _TableState:
-        return _TableState(changelog.state(self.spark, self.warehouse, table), self.warehouse.versions(table))
-
-    def _columns(self, table: Table, contents: Contents) -> StructType:
-        """Return the columns of the table's changelog, with those that the changes it does not have yet need."""
-        state, types = self._tables[table], self.warehouse.types
-        relations = (as_typed(use.relation, types) for use in contents.uses if use.last_lsn > state.done_lsn)
-        return merge_columns(state.columns, relations, widen=self.warehouse.format == "delta")
-
-    def _fields(self, table: Table, contents: Contents, use: Use) -> list[StructField] | None:
-        """Return the columns of the table's changelog that a relation's are; None if it begins, with a snapshot, after that."""
-        if use.last_lsn <= self._tables[table].done_lsn:
-            return None
-        return assign_columns(self._columns(table, contents), as_typed(use.relation, self.warehouse.types))
-
-    def _prepare(self, table: Table, contents: Contents, segments: Sequence[Segment]) -> _Append:
-        """Make a changelog ready for what the segments have for it."""
-        state = self._tables[table]
-        if table == MESSAGES:
-            schema = MESSAGE_SCHEMA
-        else:
-            columns = self._columns(table, contents)
-            state.versions = self._versions.note(table, state.versions, contents.uses, state.done_lsn, state.columns, columns)
-            if not state.versions[-1].key:
-                self._tell(table, "", "table %s has no key: it has a changelog and no replica", table)
-            schema = typed_schema(columns)
-        files = state.files = changelog.open_files(self.spark, self.warehouse, table, schema, state.files)
-        name = None if table == MESSAGES else (table.schema, table.name)
-        count = contents.count
-        if state.done_lsn > segments[0].start_lsn:  # it is further than the others
-            count = read_contents(segments, state.done_lsn)[table].count
-        return _Append(
-            table,
-            count,
-            Target(name, files.schema, storage.name(files.directory), files.layout, state.done_lsn, self.warehouse.types),
-        )
-
-    def _commit(self, append: _Append, written: Sequence[Written], segments: Sequence[Segment]) -> None:
-        """Make what was written for a changelog part of it."""
-        table, end, state = append.table, segments[-1].end, self._tables[append.table]
-        assert state.files is not None
-        start = _start(segments, state.done_lsn)
-        changelog.commit_files(self.warehouse, table, state.files, [each.file for each in written], start, end, append.count)
-        state.changelog = delta.State(state.files.schema, end.lsn)
-        self._tell_exact(table, sum((each.exact for each in written), Counter()))
-        if self._follower is None:
-            return
-        if state.has_key:
-            self._follower.note(table, end)
-        self._follower.note_log(state.files.directory)
-
-    # --- what to tell ---
-
-    def _tell(self, table: Table, subject: str, message: str, *arguments: object) -> None:
-        """Warn once."""
-        if (table, subject) not in self._told:
-            self._told.add((table, subject))
-            _logger.warning(message, *arguments)
-
-    def _tell_exact(self, table: Table, counts: Mapping[str, int]) -> None:
-        """Name the columns that had values that their type can't hold, each once, and count these."""
-        for name, count in sorted(counts.items()):
-            self._tell(table, name, INEXACT_MESSAGE, table, name, count)
-            self.exact_counts[table, name] += count
 
     def _error_of(self, ex: BaseException) -> BaseException:
         """Return an error of ours for one that Spark wrapped, in one line."""
@@ -526,48 +384,9 @@ class Pipeline:
         return PipelineError(f"the tables could not be brought further: {session.reason_of(ex)}")
 
 
-def _start(segments: Sequence[Segment], done_lsn: int) -> Position:
-    """Return where a table that is at ``done_lsn`` goes on in the segments."""
-    return next(Position(segment.epoch, max(segment.start_lsn, done_lsn)) for segment in segments if segment.end_lsn > done_lsn)
-
-
-@dataclass(frozen=True, slots=True)
-class _Append:
-    """What is to be appended to a changelog in a micro-batch."""
-
-    table: Table
-    count: int
-    """The changes that the segments have for it."""
-    target: Target
-
-
 class PipelineError(CdcpipeError):
     """Spark could not do what a micro-batch needs."""
 
 
 class _StoppedError(Exception):
     """A micro-batch that was to begin after the end had been asked for."""
-
-
-@dataclass(slots=True)
-class _TableState:
-    """What is known of a table of the warehouse, so that it is not read for every micro-batch."""
-
-    changelog: State | None
-    versions: list[Version]
-    files: Files | None = None
-
-    @property
-    def done_lsn(self) -> int:
-        """Up to where the changelog is."""
-        return 0 if self.changelog is None else self.changelog.lsn
-
-    @property
-    def columns(self) -> StructType | None:
-        """The table's columns that the changelog has."""
-        return None if self.changelog is None else split_schema(self.changelog.schema)[0]
-
-    @property
-    def has_key(self) -> bool:
-        """Whether the table has, or had, or is to get, a replica."""
-        return any(version.key for version in self.versions)

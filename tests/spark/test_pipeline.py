@@ -20,7 +20,7 @@ import processes
 import pytest
 from segments import Log, relation
 
-from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
+from cdcpipe.errors import InitError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.messages import Insert
 from spark_sink.changelog import tables as changelog
@@ -539,39 +539,6 @@ def test_a_warehouse_of_another_slot_is_refused(road: Road, tmp_path: Path) -> N
     (epoch / "epoch.json").write_text(text.replace('"tables"', '"other"'))
     with pytest.raises(WarehouseError, match="changes of slot 'tables'"):
         Pipeline(road.spark, staging, road.warehouse).process_available()
-
-
-def test_a_source_that_starts_late_is_started_again(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine Spark gives up after ten seconds, before anything was done."""
-    late = Exception("… terminated with exception: Python worker failed to connect back. …")
-    ends: list[Exception | None] = [late, None]
-    timeouts: list[float] = []
-
-    class Stream:
-        def trigger(self, availableNow: bool) -> Any:  # noqa: N803 - Spark's name
-            assert availableNow
-            return self
-
-        def start(self) -> Any:
-            return self
-
-        def awaitTermination(self, *timeout_s: float) -> bool:  # noqa: N802
-            timeouts.extend(timeout_s)
-            end = ends.pop(0)
-            if end is not None:
-                raise end
-            return not timeout_s
-
-    pipeline = Pipeline(spark, tmp_path / "staging", tmp_path / "warehouse")
-    monkeypatch.setattr(pipeline, "_stream", Stream)
-    pipeline.process_available()
-    assert not ends
-    ends += [late, None]
-    assert not pipeline.start(available_now=True).wait(600)
-    assert timeouts[0] > timeouts[1]  # the deadline stays where it was
-    ends.append(Exception("… terminated with exception: anything else"))
-    with pytest.raises(CdcpipeError, match="anything else"):
-        pipeline.process_available()
 
 
 def test_a_changelog_that_has_gone_is_not_begun_anew(spark: Any, tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""How a pipeline ends, without Spark: its query is a fake that ends as it is told to."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdcpipe.errors import CdcpipeError
+from spark_sink.pipeline.pipeline import Pipeline
+from spark_sink.source import datasource
+from spark_sink.spark import session
+
+LATE = "… terminated with exception: Python worker failed to connect back. …"
+
+
+class Clock:
+    """What a pipeline takes for the time."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Query:
+    """A query, and the stream that starts it. It ends with each of ``ends`` in turn, 10 s after the last time."""
+
+    def __init__(self, clock: Clock, *ends: Exception | None) -> None:
+        self._clock = clock
+        self._ends = list(ends)
+        self.timeouts: list[float | None] = []
+        self.isActive = False
+
+    def trigger(self, **_: Any) -> "Query":
+        return self
+
+    def start(self) -> "Query":
+        return self
+
+    def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802 - Spark's name
+        self.timeouts.append(timeout)
+        if not self._ends:
+            return False
+        self._clock.now += 10
+        end = self._ends.pop(0)
+        if end is not None:
+            raise end
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(time, "monotonic", made.monotonic)
+    return made
+
+
+def pipeline(query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    for module, name in ((session, "check"), (session, "check_reach"), (datasource, "register")):
+        monkeypatch.setattr(module, name, lambda *_: None)
+    monkeypatch.setattr(Pipeline, "_stream", lambda _self: query)
+    spark: Any = None
+    return Pipeline(spark, tmp_path / "staging", tmp_path / "warehouse")
+
+
+def test_a_source_that_starts_late_is_started_again(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine Spark gives up after ten seconds, before anything was done."""
+    query = Query(clock, Exception(LATE), None, Exception("… terminated with exception: anything else"))
+    made = pipeline(query, tmp_path, monkeypatch)
+    made.process_available()
+    assert query.timeouts == [None, None]
+    with pytest.raises(CdcpipeError, match="anything else"):
+        made.process_available()
+
+
+def test_a_start_anew_does_not_put_off_the_end_of_a_wait(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = Query(clock, Exception(LATE), Exception(LATE))
+    made = pipeline(query, tmp_path, monkeypatch).start()
+    assert not made.wait(25)
+    assert query.timeouts == [25, 15, 5]
+    assert not made.wait(0)
+    assert query.timeouts[-1] == pytest.approx(0.001)  # Spark takes no 0
+
+
+def test_a_source_is_not_started_again_for_ever(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = Query(clock, *[Exception(LATE)] * 11)
+    with pytest.raises(CdcpipeError, match="failed to connect back"):
+        pipeline(query, tmp_path, monkeypatch).process_available()
+    assert len(query.timeouts) == 11
