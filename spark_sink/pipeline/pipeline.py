@@ -21,7 +21,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.retry import RetryPolicy
@@ -66,7 +66,7 @@ _LEAST_WAIT_S = 0.001
 """Spark takes no shorter time to wait."""
 
 _NOTING_S = 5.0
-"""So long Spark is given to note the end of a micro-batch."""
+"""So long Spark is given to note the end of a micro-batch, and that it is to stop."""
 
 READER = "tables"
 """The name under which the staging directory knows how far the tables are."""
@@ -224,7 +224,8 @@ class Pipeline:
         if query is not None and query.isActive:
             with self._batch_running:
                 self._wait_until_noted(query)
-                query.stop()
+            # Without the lock: Spark waits for a micro-batch that begins just now, which `_refuse` ends.
+            query.stop()
         self._stop_serving()
 
     def _wait_until_noted(self, query: StreamingQuery) -> None:
@@ -325,7 +326,7 @@ class Pipeline:
         """Take a micro-batch of segments to the tables; called by Spark in a thread of this process."""
         with self._batch_running:
             if self._stopping:
-                raise _StoppedError
+                self._refuse()
             try:
                 start, end = micro_batch(self.checkpoint, batch_id)
                 with self.lock.append() as lock_state:
@@ -340,6 +341,13 @@ class Pipeline:
             except BaseException as ex:
                 self._error = self._error_of(ex)
                 raise
+
+    def _refuse(self) -> NoReturn:
+        """End a micro-batch that begins after `stop`, once the query stops: Spark takes this for its own interruption."""
+        until = time.monotonic() + _NOTING_S
+        while self._query is not None and self._query.isActive and time.monotonic() < until:
+            time.sleep(0.01)
+        raise _StoppedError("py4j.protocol.Py4JJavaError: An error occurred while calling stop: java.lang.InterruptedException")
 
     def _process(self, start: Position | None, end: Position) -> None:
         """Take the log's (start, end] to the tables, or what of it they do not have yet."""

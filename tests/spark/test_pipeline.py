@@ -541,6 +541,38 @@ def test_a_warehouse_of_another_slot_is_refused(road: Road, tmp_path: Path) -> N
         Pipeline(road.spark, staging, road.warehouse).process_available()
 
 
+def test_a_micro_batch_that_begins_during_a_stop(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark waits for it, and it for the end of the stop: it is refused, and comes with the next start."""
+    log, described = Log(tmp_path / "staging"), relation(10, "t", ("id", 23))
+    log.segment([described, Insert(None, 10, (b"1",))])
+    pipeline = Pipeline(spark, log.root, tmp_path / "warehouse", format="parquet", trigger_interval_s=0.0)
+    calls: list[int] = []
+    batch = pipeline._batch
+
+    def begin(rows: Any, batch_id: int) -> None:
+        calls.append(batch_id)
+        batch(rows, batch_id)
+
+    def let_another_begin(_query: Any) -> None:
+        log.segment([described, Insert(None, 10, (b"2",))])
+        wait_until(lambda: calls == [0, 1])
+
+    monkeypatch.setattr(pipeline, "_batch", begin)
+    monkeypatch.setattr(pipeline, "_wait_until_noted", let_another_begin)
+    pipeline.start()
+    wait_until(lambda: pipeline.progress.batches == 1)
+    stopping = threading.Thread(target=pipeline.stop, daemon=True)
+    stopping.start()
+    stopping.join(240)
+    assert not stopping.is_alive()
+    assert pipeline.wait()
+    assert pipeline.progress.changes == 1
+    again = Pipeline(spark, log.root, tmp_path / "warehouse", format="parquet")
+    again.process_available()
+    assert again.progress.changes == 1
+    assert replica.view(spark, tmp_path / "warehouse", "public.t").count() == 2
+
+
 def test_a_changelog_that_has_gone_is_not_begun_anew(spark: Any, tmp_path: Path) -> None:
     log, described = Log(tmp_path / "staging"), relation(10, "t", ("id", 23))
     log.segment([described, Insert(None, 10, (b"1",))])
