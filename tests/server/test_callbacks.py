@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from logical_stream import Both
-from test_plugins import Recorder
 
 from cdcpipe.plugins.base import Renderer
+from support.logical_stream import Both
+from support.recorder import Recorder
 
 # The grammar of the module's docstring; each callback is a word.
 TRANSACTION = r"(filter_by_origin )?begin (change |truncate |message )*commit "

@@ -16,9 +16,6 @@ from typing import Any
 
 import postgres
 import pytest
-from cli_process import CLI
-from logical_stream import Both
-from pgoutput_build import build
 
 from cdcpipe.errors import InvalidArgumentsError, ProtocolError
 from cdcpipe.pgoutput.decode import decode
@@ -28,8 +25,12 @@ from cdcpipe.plugins import load
 from cdcpipe.plugins.base import Renderer
 from cdcpipe.plugins.catalog import NoCatalogError
 from cdcpipe.plugins.debezium import Debezium
+from support.cli_process import CLI
+from support.logical_stream import Both
+from support.paths import ROOT
+from support.pgoutput_build import build
 
-DATA = Path(__file__).parents[1] / "data" / "debezium"
+DATA = ROOT / "tests" / "data" / "debezium"
 SETS = sorted(DATA.glob("*/*.properties"))
 UNAVAILABLE = "__debezium_unavailable_value"
 Event = dict[str, Any]

@@ -6,9 +6,10 @@ import time
 import postgres
 import psycopg
 import pytest
-from cli_process import until
 from faulty_proxy import CONNECT, FaultyProxy
 from weather import Weather
+
+from support.waiting import until
 
 
 def test_silence_holds_everything_back_until_it_ends(database: postgres.Database) -> None:

@@ -10,13 +10,13 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from logical_stream import Both
-from test_wal2json import VALUES
 
 import cdcpipe.plugins
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.plugins import load
 from cdcpipe.plugins.base import Renderer
+from support.logical_stream import Both
+from support.random_sql import VALUES
 
 SCHEMA = json.loads((Path(cdcpipe.plugins.__file__).parent / "json.schema.json").read_text())
 

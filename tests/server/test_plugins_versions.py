@@ -9,11 +9,11 @@ import os
 import random
 
 import pytest
-import test_test_decoding
-import test_wal2json
-from logical_stream import Both
-from random_sql import RandomSQL
-from test_wal2json import V1, V2, VALUES
+
+from support import decoding_records, wal2json_records
+from support.logical_stream import Both
+from support.random_sql import VALUES, RandomSQL
+from support.wal2json_records import V1, V2
 
 EVERYWHERE = {name: values for name, values in VALUES.items() if name != "xml"}
 """Not every build of the server has libxml."""
@@ -58,11 +58,11 @@ def on15(pg15):
             both = Both(database, plugin)
             work(both)
             for options in option_sets:
-                theirs = test_wal2json.without_stray_commas(both.theirs(options))
+                theirs = wal2json_records.without_stray_commas(both.theirs(options))
                 records[plugin, str(options)] = (
-                    [record for group in test_wal2json.without_empty(theirs, options) for _, record in group]
+                    [record for group in wal2json_records.without_empty(theirs, options) for _, record in group]
                     if plugin == "wal2json"
-                    else [record for _, record in test_test_decoding.without_empty(theirs)]
+                    else [record for _, record in decoding_records.without_empty(theirs)]
                 )
             both.connection.close()
     return records
@@ -74,9 +74,9 @@ def test_records(pg, on15):
         work(both)
         raw = both.raw()
         for options in WAL2JSON:
-            ours = [record for _, record in test_wal2json.render(options, raw, both.query)]
+            ours = [record for _, record in wal2json_records.render(options, raw, both.query)]
             assert ours == on15["wal2json", str(options)]
         for options in TEST_DECODING:
-            ours = [record for _, record in test_test_decoding.render(both, options, {})]
+            ours = [record for _, record in decoding_records.render(both, options, {})]
             assert ours == on15["test_decoding", str(options)]
         both.connection.close()

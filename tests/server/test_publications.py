@@ -9,14 +9,15 @@ from collections.abc import Iterator
 import postgres
 import psycopg
 import pytest
-from cli_process import CLI, run_cli
 
 from cdcpipe import catalog_sql
 from cdcpipe.errors import InitError
 from cdcpipe.replication import preflight
 from cdcpipe.replication.connection import connection_parameters
+from cdcpipe.sql import quote_identifier
 from cdcpipe.subcommands.checksum import Checksums
 from cdcpipe.subcommands.prepare import connected
+from support.cli_process import CLI, run_cli
 
 _PUBLISHED = """
 select n.nspname || '.' || c.relname,
@@ -63,11 +64,11 @@ class Catalog:
 
     def make_tables(self, count: int) -> None:
         for schema in _SCHEMAS[1:]:
-            self.sql(f"create schema {quoted(schema)}")
+            self.sql(f"create schema {quote_identifier(schema)}")
         self.sql("create unlogged table unlogged_one (id int primary key)")
         self.sql("create view a_view as select 1 as id")
         for number in range(count):
-            self._make_table(f"{quoted(self.rng.choice(_SCHEMAS))}.t{number}")
+            self._make_table(f"{quote_identifier(self.rng.choice(_SCHEMAS))}.t{number}")
 
     def _make_table(self, name: str) -> None:
         columns = ["id int not null", "gone int", "v text"]
@@ -87,7 +88,7 @@ class Catalog:
     def _partition(self, name: str, depth: int) -> None:
         for value in range(self.rng.randint(0, 2)):
             _, _, table = name.rpartition(".")
-            part = f"{quoted(self.rng.choice(_SCHEMAS))}.{table}_{value}"
+            part = f"{quote_identifier(self.rng.choice(_SCHEMAS))}.{table}_{value}"
             by = self._partition_by() if depth < 2 else ""
             self.sql(f"create table {part} partition of {name} {'default' if value else 'for values in (0)'}{by}")
             self.tables.append(part)
@@ -109,7 +110,7 @@ class Catalog:
             chosen = self.rng.sample(self.tables, self.rng.randint(0 if schemas else 1, 5))
             # A column list can't be in the company of a schema, a row filter can.
             parts = [f"table {self._listed(each, can_list=not schemas)}" for each in chosen]
-            parts += [f"tables in schema {quoted(schema)}" for schema in schemas]
+            parts += [f"tables in schema {quote_identifier(schema)}" for schema in schemas]
             if self.version < 15:
                 parts = ["table " + ", ".join(chosen)]
             target = " for " + ", ".join(parts)
@@ -147,10 +148,6 @@ class Catalog:
             [names],
         ).fetchall()
         return [row[0] for row in rows]
-
-
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 @pytest.fixture

@@ -12,11 +12,8 @@ from typing import Any
 import postgres
 import pyarrow.parquet as pq
 import pytest
-from cli_process import until
 from faulty_proxy import FaultyProxy
 from pyspark.sql.pandas.types import to_arrow_schema
-from segments import encode
-from test_types import INFINITE_NUMERICS, NEWER_TYPES, TYPES, peek
 
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError, SlotDoesNotExistError
 from spark_sink.client.exported import ExportedSnapshot, SnapshotError
@@ -29,6 +26,10 @@ from spark_sink.snapshot.chunk import ChunkTask, Layout, select_columns, write_c
 from spark_sink.snapshot.plan import Chunk, LockedError, Plan, RewrittenError, TablePlan, conninfo, make_plan, open_snapshot
 from spark_sink.source.slices import Slice, read_relations
 from spark_sink.source.typed import TypedReader
+from support.logical_stream import peek_records
+from support.segments import encode
+from support.typed_values import INFINITE_NUMERICS, NEWER_TYPES, TYPES
+from support.waiting import until
 
 HOSTILE_SETTINGS = {
     "datestyle": "German",
@@ -171,7 +172,7 @@ def test_a_value_of_any_type_is_the_same_in_snapshot_and_stream(source: Source) 
     source.close()
     source.sql(f"{role} reset all")
     insert(1000)
-    records = peek(source.connection, source.slot, "p")
+    records = peek_records(source.connection, source.slot, "p")
     path = source.directory / "0000000000000000-FFFFFFFFFFFFFFFF.cdc"
     path.write_bytes(encode(records))
     assert list(read_relations(path)) == [table.relation]
@@ -255,7 +256,7 @@ def test_what_is_published_is_what_the_stream_describes(source: Source) -> None:
         columns = {"listed": "(a, b)", "nokey": "(v)"}.get(name, "(id)")
         values = {"listed": "(9, 'x')", "nokey": "('x')", "root": "(9)", "other_1": "(1)"}.get(name, "(9)")
         source.sql(f"insert into {target} {columns} values {values}")
-    records = peek(source.connection, source.slot, "p,rooted,leaf")
+    records = peek_records(source.connection, source.slot, "p,rooted,leaf")
     path = source.directory / "0000000000000000-FFFFFFFFFFFFFFFF.cdc"
     path.write_bytes(encode(records))
     described = {relation.name: relation for relation in read_relations(path)}

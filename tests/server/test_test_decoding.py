@@ -6,14 +6,12 @@ import os
 import random
 
 import pytest
-from logical_stream import Both, refusals
-from random_sql import RandomSQL
-from test_wal2json import VALUES, WORDS
 
 from cdcpipe.errors import InvalidArgumentsError
-from cdcpipe.pgoutput import options as pgoutput_options
 from cdcpipe.plugins import load, test_decoding
-from cdcpipe.plugins.base import Renderer
+from support.decoding_records import render, without_empty
+from support.logical_stream import WORDS, Both, refusals
+from support.random_sql import VALUES, RandomSQL
 
 OPTION_SETS: list[dict[str, str | None]] = [
     {},
@@ -25,29 +23,6 @@ OPTION_SETS: list[dict[str, str | None]] = [
 
 def nothing(sql):
     raise AssertionError(sql)
-
-
-def render(both, options, extra):
-    plugin = load("test_decoding", options, both.query)
-    records = []
-    renderer = Renderer(plugin, lambda lsn, record: records.append((lsn, record)))
-    for wal_start, data in both.raw(
-        pgoutput_options.complete({**plugin.pgoutput_options, **extra}, both.database.cluster.version_num)
-    ):
-        renderer.feed(wal_start, data)
-    renderer.close()
-    return records
-
-
-def without_empty(records):
-    """Leave out transactions without a change: pgoutput does not send them."""
-    kept: list[tuple[int, bytes]] = []
-    for record in records:
-        if record[1].startswith(b"COMMIT") and not record[1].startswith(b"COMMIT P") and kept[-1][1].startswith(b"BEGIN"):
-            kept.pop()
-        else:
-            kept.append(record)
-    return kept
 
 
 def compare(both, option_sets=OPTION_SETS, **extra):

@@ -13,13 +13,8 @@ from hypothesis import strategies as st
 from psycopg import sql
 from pyspark.sql.types import (
     ArrayType,
-    BinaryType,
-    BooleanType,
     DataType,
-    DateType,
     DecimalType,
-    DoubleType,
-    FloatType,
     IntegerType,
     LongType,
     ShortType,
@@ -29,7 +24,6 @@ from pyspark.sql.types import (
     TimestampNTZType,
     TimestampType,
 )
-from segments import encode, relation
 
 from cdcpipe.pgoutput.messages import Column
 from spark_sink.schema.table import SchemaError
@@ -47,102 +41,15 @@ from spark_sink.schema.types import (
 )
 from spark_sink.source.slices import Slice, read_relations
 from spark_sink.source.typed import TypedReader
+from support.logical_stream import peek_records
+from support.segments import encode, relation
+from support.typed_values import INFINITE_NUMERICS, NEWER_TYPES, STRING, TYPES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import psycopg
 
-STRING = StringType()
-
-# Type, what Spark makes of it, values that fit, values that do not.
-TYPES: list[tuple[str, DataType, list[str], list[str]]] = [
-    ("bool", BooleanType(), ["t", "f"], []),
-    ("int2", ShortType(), ["-32768", "0", "32767"], []),
-    ("int4", IntegerType(), ["-2147483648", "2147483647"], []),
-    ("int8", LongType(), ["-9223372036854775808", "9007199254740993", "9223372036854775807"], []),
-    ("oid", LongType(), ["0", "4294967295"], []),
-    ("float4", FloatType(), ["0.1", "-0", "3.4028235e38", "1e-45", "NaN", "Infinity", "-Infinity", "16777217"], []),
-    ("float8", DoubleType(), ["0.1", "0.30000000000000004", "-0", "5e-324", "1.7976931348623157e308", "NaN", "-Infinity"], []),
-    ("numeric(12,2)", DecimalType(12, 2), ["0", "-1.5", "9999999999.99", "0.005"], ["NaN"]),
-    ("numeric(38,10)", DecimalType(38, 10), ["9999999999999999999999999999.9999999999", "-1e-10"], ["NaN"]),
-    ("numeric(38,38)", DecimalType(38, 38), ["0.99999999999999999999999999999999999999", "1e-38"], ["NaN"]),
-    ("numeric(38)", DecimalType(38, 0), ["99999999999999999999999999999999999999", "-1"], ["NaN"]),
-    ("numeric(39,2)", STRING, ["1.50", "NaN"], []),
-    ("numeric", STRING, ["1e40", "0.12345678901234567890123", "NaN", "1.10", "12345678901234567890.123456789"], []),
-    ("text", STRING, ["", "a\nb\t\\ \"'é😀", "NULL", "null"], []),
-    ("varchar(10)", STRING, ["ab  ", ""], []),
-    ("char(5)", STRING, ["ab", ""], []),
-    ('"char"', STRING, ["x", ""], []),
-    ("name", STRING, ["a name"], []),
-    ("bytea", BinaryType(), ["\\x", "\\x00ff5c0a"], []),
-    ("date", DateType(), ["0001-01-01", "1582-10-10", "2024-02-29", "9999-12-31"],
-     ["0044-03-15 BC", "10000-01-01", "5874897-12-31", "infinity", "-infinity"]),
-    ("timestamp", TimestampNTZType(),
-     ["0001-01-01 00:00:00", "1969-12-31 23:59:59.999999", "2024-03-10 02:30:00.1", "9999-12-31 23:59:59.999999"],
-     ["0044-03-15 01:02:03 BC", "10000-01-01 00:00:00", "294276-12-31 23:59:59.999999", "infinity", "-infinity"]),
-    ("timestamptz", TimestampType(),
-     ["0001-01-01 00:00:00+00", "2024-03-10 02:30:00-05", "2024-01-01 00:00:00.000001+05:45", "9999-12-31 23:59:59.999999+00"],
-     ["0044-03-15 01:02:03+00 BC", "0001-01-01 00:00:00+14", "9999-12-31 23:59:59.999999-12", "infinity", "-infinity"]),
-    ("time", STRING, ["24:00:00", "00:00:00.000001"], []),
-    ("timetz", STRING, ["24:00:00-15:59"], []),
-    ("interval", STRING, ["1 year -2 days 03:04:05.678", "-1 mons", "1 day -00:00:00.000001"], []),
-    ("uuid", STRING, ["00000000-0000-0000-0000-00000000000a"], []),
-    ("json", STRING, ['{"a":  1.10, "a": 2}', "null"], []),
-    ("jsonb", STRING, ['{"a": 1.10}', "12345678901234567890.123456789", "null"], []),
-    ("jsonpath", STRING, ["$.a[*] ? (@ > 1)"], []),
-    ("money", STRING, ["1.50", "-92233720368547758.08"], []),
-    ("inet", STRING, ["::1/64", "192.168.0.1"], []),
-    ("cidr", STRING, ["10.0.0.0/8"], []),
-    ("macaddr", STRING, ["08:00:2b:01:02:0f"], []),
-    ("macaddr8", STRING, ["08:00:2b:01:02:03:04:05"], []),
-    ("int4range", STRING, ["empty", "[1,5)", "(,)"], []),
-    ("numrange", STRING, ["(1.50,)"], []),
-    ("tstzrange", STRING, ["[2024-01-01 00:00:00+00,infinity)"], []),
-    ("point", STRING, ["(1,-0)", "(1e-07,1e+300)"], []),
-    ("line", STRING, ["{1,2,3}"], []),
-    ("lseg", STRING, ["[(1,2),(3,4.5)]"], []),
-    ("box", STRING, ["(3,4),(1,2)"], []),
-    ("path", STRING, ["[(1,2),(3,4)]"], []),
-    ("polygon", STRING, ["((1,2),(3,4),(5,6))"], []),
-    ("circle", STRING, ["<(1,2),3>"], []),
-    ("bit(5)", STRING, ["10101"], []),
-    ("varbit", STRING, ["", "101010101"], []),
-    ("tsvector", STRING, ["'a':1 'b':2"], []),
-    ("tsquery", STRING, ["'a' & !'b'"], []),
-    ("pg_lsn", STRING, ["16/B374D848"], []),
-    ("xid", STRING, ["4294967295"], []),
-    ("tid", STRING, ["(0,1)"], []),
-    ("regclass", STRING, ["pg_class"], []),
-    ("int2vector", STRING, ["1 -2 3"], []),
-    ("bool[]", ArrayType(BooleanType()), ["{t,NULL,f}", "{}"], ["{{t},{f}}", "[0:1]={t,f}"]),
-    ("int2[]", ArrayType(ShortType()), ["{-32768,32767}"], ["[2:2]={1}"]),
-    ("int4[]", ArrayType(IntegerType()), ["{1,NULL,3}", "{}", "{NULL}"], ["[0:1]={1,2}", "{{1,2},{3,NULL}}"]),
-    ("int8[]", ArrayType(LongType()), ["{9223372036854775807}"], []),
-    ("oid[]", ArrayType(LongType()), ["{4294967295}"], []),
-    ("float4[]", ArrayType(FloatType()), ["{0.1,-0,NaN,Infinity,1e-45,NULL}", "{}"], ["{{0.1},{16777217}}"]),
-    ("float8[]", ArrayType(DoubleType()), ["{0.30000000000000004,-0,5e-324,NaN,-Infinity,NULL}"], ["[0:0]={0.1}"]),
-    ("numeric(12,2)[]", ArrayType(DecimalType(12, 2)), ["{-1.5,NULL,9999999999.99}"], ["{1,NaN}"]),
-    ("numeric[]", ArrayType(STRING), ["{1e40,1.10,NaN,NULL}"], []),
-    ("text[]", ArrayType(STRING), ['{NULL,"NULL",null,"","a b",é,"q\\"\\\\","{,}"," ","\n\v"}'], ["{{a},{b}}"]),
-    ("varchar(3)[]", ArrayType(STRING), ["{abc}"], []),
-    ("char(3)[]", ArrayType(STRING), ["{ab}"], []),
-    ('"char"[]', ArrayType(STRING), ["{x}"], []),
-    ("name[]", ArrayType(STRING), ['{"a name"}'], []),
-    ("bytea[]", ArrayType(BinaryType()), ['{"\\\\x","\\\\x00ff",NULL}'], []),
-    ("date[]", ArrayType(DateType()), ["{0001-01-01,9999-12-31,NULL}"], ["{2024-02-29,infinity}", '{"0044-03-15 BC"}']),
-    ("timestamp[]", ArrayType(TimestampNTZType()), ['{"0001-01-01 00:00:00","2024-03-10 02:30:00.1",NULL}'], ["{-infinity}"]),
-    ("timestamptz[]", ArrayType(TimestampType()), ['{"2024-03-10 02:30:00-05","9999-12-31 23:59:59.999999+00"}'], ["{infinity}"]),
-    ("time[]", ArrayType(STRING), ["{24:00:00}"], []),
-    ("interval[]", ArrayType(STRING), ['{"1 year -2 days",NULL}'], []),
-    ("uuid[]", ArrayType(STRING), ["{00000000-0000-0000-0000-00000000000a}"], []),
-    ("jsonb[]", ArrayType(STRING), ['{"{\\"a\\": [1, \\"b\\"]}"}'], []),
-    ("int4range[]", ArrayType(STRING), ['{"[1,5)"}'], []),
-    ("point[]", ArrayType(STRING), ['{"(1,2)","(3,4)"}'], []),
-    ("box[]", STRING, ["{(3,4),(1,2);(7,8),(5,6)}"], []),
-]  # fmt: skip
-NEWER_TYPES = [("numeric(5,-2)", STRING, ["12300"], []), ("numeric(3,5)", STRING, ["0.00123"], [])]  # from PostgreSQL 15 on
-INFINITE_NUMERICS = ["Infinity", "-Infinity"]  # from 14 on; only without a precision
 
 SETTINGS = "-c TimeZone=UTC -c DateStyle=ISO -c bytea_output=hex -c extra_float_digits=3 -c IntervalStyle=postgres"
 
@@ -153,14 +60,6 @@ def raw(conn: psycopg.Connection, query: sql.Composable, *args: object) -> list[
     assert result is not None
     cells = [[result.get_value(row, column) for column in range(result.nfields)] for row in range(result.ntuples)]
     return [tuple(None if cell is None else bytes(cell).decode() for cell in row) for row in cells]
-
-
-def peek(conn: psycopg.Connection, slot: str, publication: str) -> list[bytes]:
-    rows = conn.execute(
-        "select data from pg_logical_slot_peek_binary_changes(%s, null, null, 'proto_version', '1', 'publication_names', %s)",
-        (slot, publication),
-    )
-    return [bytes(data) for (data,) in rows]
 
 
 def literal(value: object) -> str:
@@ -193,7 +92,7 @@ def typed(tmp_path: Path, pg: postgres.Cluster) -> Any:
         def run(*statements: str, table: str = "t", types: str = "exact") -> tuple[StructType, list[dict[str, Any]]]:
             for statement in statements:
                 conn.execute(statement)
-            records = peek(conn, "types", "p")
+            records = peek_records(conn, "types", "p")
             path = tmp_path / "0000000000000000-FFFFFFFFFFFFFFFF.cdc"
             path.write_bytes(encode(records))
             versions = [r for r in read_relations(path) if r.name == table]

@@ -12,15 +12,14 @@ import random
 import re
 
 import pytest
-from logical_stream import Both, quote, refusals
-from random_sql import RandomSQL
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.plugins import load, wal2json
-from cdcpipe.plugins.base import Renderer
+from cdcpipe.sql import quote_literal
+from support.logical_stream import WORDS, Both, refusals
+from support.random_sql import VALUES, RandomSQL
+from support.wal2json_records import V1, V2, render, transactions, without_empty, without_stray_commas
 
-V1 = {"format-version": "1"}
-V2 = {"format-version": "2"}
 EVERYTHING = {
     "include-xids": "1",
     "include-timestamp": "1",
@@ -53,49 +52,6 @@ OPTION_SETS = [
 ]
 
 
-def render(options, raw, query) -> list[tuple[int, bytes]]:
-    records: list[tuple[int, bytes]] = []
-    renderer = Renderer(load("wal2json", options, query), lambda lsn, record: records.append((lsn, record)))
-    for wal_start, data in raw:
-        renderer.feed(wal_start, data)
-    renderer.close()
-    return records
-
-
-def transactions(records, options) -> list[list[tuple[int, bytes]]]:
-    """Group records by transaction; a message on its own is a group."""
-    if options["format-version"] == "1" and "write-in-chunks" not in options:
-        return [[record] for record in records]
-    if options.get("include-transaction") == "0":
-        return [[record] for record in records]
-    groups: list[list[tuple[int, bytes]]] = []
-    is_open = False
-    for record in records:
-        is_first = re.match(rb'\{"action":"B"|\{\s*("(xid|nextlsn|timestamp|origin)":[^{]*?)?"change": ?\[$', record[1])
-        is_last = re.match(rb'\{"action":"C"|\t?\]\n?\}$', record[1])
-        if is_open:
-            groups[-1].append(record)
-        else:
-            groups.append([record])
-        is_open = not is_last if is_open else bool(is_first)
-    return groups
-
-
-def without_empty(records, options) -> list[list[tuple[int, bytes]]]:
-    """Leave out transactions without a change (difference 1)."""
-    groups = transactions(records, options)
-    return [group for group in groups if not re.search(rb'"change": ?\[\s*\]', group[0][1]) and not is_empty(group)]
-
-
-def without_stray_commas(records) -> list[tuple[int, bytes]]:
-    """Leave out the comma that version 1 may begin a message with that is not transactional (difference 3)."""
-    return [(lsn, re.sub(rb'^(\{\s*"change": ?\[\s*),\{', rb"\1{", record)) for lsn, record in records]
-
-
-def is_empty(group) -> bool:
-    return len(group) == 2 and (b'"action":"B"' in group[0][1] or re.search(rb'"change": ?\[$', group[0][1]) is not None)
-
-
 def compare(both: Both, option_sets=OPTION_SETS, *, may_be_invalid: bool = False) -> None:
     raw = both.raw()
     for options in option_sets:
@@ -122,110 +78,6 @@ def both(pg15):
         made = Both(database, "wal2json")
         yield made
         made.connection.close()
-
-
-# One row of every built-in type that a column can have; NULL, and what is special about the type.
-VALUES = {
-    "smallint": ["-32768", "0"],
-    "integer": ["2147483647"],
-    "bigint": ["9007199254740993", "-9223372036854775808"],
-    "oid": ["4294967295"],
-    "real": ["1.5", "'NaN'", "'Infinity'", "'-Infinity'", "1e-10", "1e30", "-0.0"],
-    "double precision": ["0.1", "'NaN'", "'-Infinity'", "1e300", "123456789.123456789"],
-    "numeric": ["1.50", "12345678901234567890.123456789", "'NaN'", "'Infinity'", "'-Infinity'", "1e40", "0"],
-    "numeric(12,2)": ["1.10", "-0.01"],
-    "numeric(5,-2)": ["12300"],
-    "numeric(3,5)": ["0.00123"],
-    "money": ["'12.34'", "'-1234567.89'"],
-    "boolean": ["true", "false"],
-    "text": ["''", "'plain'", "E'a\"b\\\\c/d'", "'\u00e4\u00f6\u4e16\u754c\U0001f600'", "repeat('x', 300)"],
-    "varchar": ["'v'"],
-    "varchar(10)": ["'v'"],
-    "char(5)": ["'c'"],
-    "bpchar": ["'c  '"],
-    '"char"': ["'c'", "'\"'"],
-    "name": ["'n'"],
-    "bytea": ["'\\x00ff5c22'", "''"],
-    "date": ["'2026-11-21'", "'infinity'", "'0044-03-15 BC'"],
-    "time": ["'12:34:56.789'", "'24:00'"],
-    "time(3)": ["'12:34:56.789'"],
-    "timetz": ["'12:34:56+05:30'"],
-    "timetz(0)": ["'12:34:56+05:30'"],
-    "timestamp": ["'2026-11-21 12:34:56.789'", "'-infinity'", "'0044-03-15 BC'"],
-    "timestamp(6)": ["'2026-11-21'"],
-    "timestamptz": ["'2026-11-21 12:34:56.789+02'", "'infinity'"],
-    "timestamptz(0)": ["'2026-11-21'"],
-    "interval": ["'1 year 2 mons -3 days 04:05:06.789'", "'-1 s'"],
-    "interval day to second(3)": ["'1 04:05:06.789'"],
-    "interval year to month": ["'1-2'"],
-    "interval(2)": ["'1.234 s'"],
-    "uuid": ["'00000000-0000-0000-0000-0123456789ab'"],
-    "json": ['\'{"a": [1, "\\u00e4\\n"]}\''],
-    "jsonb": ['\'{"a": [1, "x"]}\''],
-    "jsonpath": ["'$.a[*] ? (@ > 1)'"],
-    "xml": ["'<a b=\"c\"/>'"],
-    "inet": ["'192.168.0.1/24'", "'::1'"],
-    "cidr": ["'10.0.0.0/8'"],
-    "macaddr": ["'08:00:2b:01:02:03'"],
-    "macaddr8": ["'08:00:2b:01:02:03:04:05'"],
-    "bit": ["B'1'"],
-    "bit(5)": ["B'10101'"],
-    "bit varying": ["B'101'"],
-    "bit varying(7)": ["B'101'"],
-    "point": ["'(1,2)'"],
-    "line": ["'{1,2,3}'"],
-    "lseg": ["'[(1,2),(3,4)]'"],
-    "box": ["'(3,4),(1,2)'"],
-    "path": ["'((1,2),(3,4))'"],
-    "polygon": ["'((1,2),(3,4),(5,6))'"],
-    "circle": ["'<(1,2),3>'"],
-    "tsvector": ["$$'a\\b':1 'it''s':2$$"],
-    "tsquery": ["$$'a' & !'b'$$"],
-    "int4range": ["'[1,5)'", "'empty'"],
-    "numrange": ["'(,3.5]'"],
-    "tstzrange": ["'[2026-01-01,2026-02-01)'"],
-    "int8multirange": ["'{[1,5),[7,9)}'"],
-    "tsrange": ["'[2026-01-01,2026-02-01)'"],
-    "daterange": ["'[2026-01-01,infinity)'"],
-    "int8range": ["'(,5]'"],
-    "int4multirange": ["'{[1,5)}'"],
-    "nummultirange": ["'{}'"],
-    "tsmultirange": ["'{[2026-01-01,2026-02-01)}'"],
-    "tstzmultirange": ["'{[2026-01-01,2026-02-01)}'"],
-    "datemultirange": ["'{[2026-01-01,2026-02-01)}'"],
-    "pg_lsn": ["'16/B374D848'"],
-    "txid_snapshot": ["'10:20:10,14,15'"],
-    "pg_snapshot": ["'10:20:10,14,15'"],
-    "xid": ["'123'"],
-    "xid8": ["'12345678901'"],
-    "cid": ["'1'"],
-    "tid": ["'(1,2)'"],
-    "int2vector": ["'1 2'"],
-    "oidvector": ["'1 2'"],
-    "regclass": ["'pg_class'"],
-    "regtype": ["'integer'"],
-    "regproc": ["'now'"],
-    "regprocedure": ["'lower(text)'"],
-    "regoper": ["'pg_catalog.||/'"],
-    "regnamespace": ["'public'"],
-    "regrole": ["'postgres'"],
-    "regconfig": ["'english'"],
-    "regdictionary": ["'simple'"],
-    "regcollation": ["'\"C\"'"],
-    "regoperator": ["'+(integer,integer)'"],
-    "refcursor": ["'c'"],
-    "aclitem": ["'postgres=r/postgres'"],
-    "integer[]": ["'{1,NULL,3}'", "'{{1,2},{3,4}}'", "'[0:1]={1,2}'", "'{}'"],
-    "text[]": ['$${a,"b""c","d\\\\e",NULL,"NULL"}$$'.replace('""', '\\"')],
-    "varchar(10)[]": ["'{a}'"],
-    "numeric(12,2)[]": ["'{1.5}'"],
-    "boolean[]": ["'{t,f}'"],
-    "bytea[]": ["'{\"\\\\x00\"}'"],
-    "timestamptz(3)[]": ["'{2026-11-21}'"],
-    "jsonb[]": ["array['{\"a\": 1}'::jsonb]"],
-    "bit(3)[]": ["'{101}'"],
-    "char(3)[]": ["'{a}'"],
-}
 
 
 def test_every_type(both):
@@ -258,7 +110,7 @@ NO_INPUT |= {"pg_brin_bloom_summary", "pg_brin_minmax_multi_summary"}
 def test_no_type_of_the_server_is_forgotten(both):
     """Each that a column can have, arrays, catalogs' rows and information_schema's domains included, from the server's own list."""
     known = {**VALUES, "information_schema.yes_or_no": ["'YES'"]}
-    samples = {both.query(f"select to_regtype({quote(name)})::oid")[0][0]: values[0] for name, values in known.items()}
+    samples = {both.query(f"select to_regtype({quote_literal(name)})::oid")[0][0]: values[0] for name, values in known.items()}
     types = {
         oid: rest
         for oid, *rest in both.query(
@@ -848,7 +700,6 @@ def test_difference_6_messages_outside_of_transactions_have_no_origin(both):
 # Options, accepted and refused as by the server
 
 
-WORDS = [None, "", "1", "0", "2", "on", "off", "of", "o", "t", "tr", "truex", "y", "n", "no", "f", " 1", "TRUE", "Yes", "enable"]
 LISTS = [None, "", " ", "a", ",", "a,", "a,,b", " a , b ", "a b", "a\\ b", "a\\,b", "a\tb", "\u00e4", "a,b"]
 TABLES = ["t", "s.t", "s.", ".", ".t", "*.*", "*", "s.t.u", "s.t,", "s.t,t", "a\\.b", "a\\.b.c", "*.t,s.*", "s . t"]
 OPTIONS: dict[str, list[str | None]] = {

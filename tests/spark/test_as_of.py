@@ -13,8 +13,6 @@ from typing import Any
 
 import postgres
 import pytest
-from test_pipeline import Road, identity_workload
-from test_tables import COLUMNS, KEY, SCHEMA, TABLE
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
@@ -22,11 +20,13 @@ from spark_sink.changelog import tables as changelog
 from spark_sink.commands.as_of import print_rows
 from spark_sink.replica import as_of
 from spark_sink.replica.as_of import parse_at
-from spark_sink.schema import types
 from spark_sink.schema.table import Table, Version
 from spark_sink.staging import known_position
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from support.changelog_rows import COLUMNS, KEY, SCHEMA, TABLE
+from support.paths import ROOT
+from support.road import Road, identity_workload
 
 pytestmark = pytest.mark.spark
 
@@ -188,7 +188,7 @@ def test_rows_are_printed(past: Past, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_command(past: Past, tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(Path(types.__file__).parents[2])}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     arguments = ["as-of", "--warehouse", str(past.warehouse), "--table", "public.days", "--at", format_lsn(past.moments[0].lsn)]
     arguments += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1", "--output"]
     command = [sys.executable, "-P", "-m", "spark_sink", *arguments]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql.types import VariantType
-from segments import Log, relation
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.pgoutput.messages import Insert, LogicalMessage, Update
@@ -17,6 +16,7 @@ from spark_sink.pipeline.catalog import CatalogDatabase, parse_database
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.schema.table import Table
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from support.segments import Log, relation
 
 if TYPE_CHECKING:
     from pathlib import Path

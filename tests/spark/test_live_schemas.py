@@ -9,8 +9,6 @@ from typing import Any, cast
 import postgres
 import pytest
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
-from segments import relation
-from test_pipeline import Road, wait_until
 
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.messages import Relation
@@ -31,6 +29,9 @@ from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.log import Epoch, Position, list_epochs
 from spark_sink.staging.readers import register_reader
 from spark_sink.warehouse.warehouse import Warehouse
+from support.road import Road
+from support.segments import relation
+from support.waiting import SPARK_DEADLINE_S, until
 
 ID, CODE, NONE = ("id",), ("code",), ()
 EPOCH = Epoch(1, "7", 1, "db", "slot", ("p",), {}, 0)
@@ -535,7 +536,7 @@ def test_tables_change_under_a_running_pipeline(
         seal=SealPolicy(seal_interval_s=0.2),
     )
     with Launcher(config):
-        wait_until(lambda: road.staging.exists() and bool(list_epochs(road.staging)))
+        until(lambda: road.staging.exists() and bool(list_epochs(road.staging)), deadline_s=SPARK_DEADLINE_S)
         register_reader(road.staging, "test", Position(0, 0))
         describe = _Catalog(config, threading.Event()).describe
         with Pipeline(spark, road.staging, road.warehouse, describe=describe, trigger_interval_s=0.2) as pipeline:
@@ -543,7 +544,7 @@ def test_tables_change_under_a_running_pipeline(
                 road.execute(*wave)
                 end = LSN.parse(road.query("select pg_current_wal_insert_lsn()::text")[0][0])
                 road.execute("insert into mark values (1)")
-                wait_until(lambda end=end: not pipeline.wait(0.01) and pipeline.progress.position.lsn >= end, 600)
+                until(lambda end=end: not pipeline.wait(0.01) and pipeline.progress.position.lsn >= end, deadline_s=600)
     streamed = caplog.text
     Pipeline(spark, road.staging, tmp_path / "parquet", format="parquet", describe=describe).process_available()
 

@@ -8,9 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +16,14 @@ import pexpect
 import postgres
 import processes
 import pytest
-from segments import Log, relation
 
 from cdcpipe.errors import InitError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.messages import Insert
+from cdcpipe.sql import quote_identifier
 from spark_sink.changelog import tables as changelog
 from spark_sink.delta import sql as delta
 from spark_sink.delta.commit import ChangedError
-from spark_sink.launcher.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.replica import merge as replica
 from spark_sink.schema import types
@@ -36,87 +33,12 @@ from spark_sink.staging import last_error
 from spark_sink.staging.log import Position, list_segments, log_end
 from spark_sink.staging.readers import read_readers, register_reader
 from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse, WarehouseError
+from support.paths import ROOT
+from support.road import BIG, HOSTILE, Road, identity_workload
+from support.segments import Log, relation
+from support.waiting import SPARK_DEADLINE_S, until
 
 pytestmark = pytest.mark.spark
-
-BIG = 5000
-"""Bytes of a value that is stored outside of its row."""
-
-
-@dataclass
-class Road:
-    """A database, a slot, a staging directory, a warehouse."""
-
-    database: postgres.Database
-    spark: Any
-    root: Path
-    slot: str = "tables"
-    publication: str = "everything"
-    keys: dict[str, list[str]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.connection = self.database.connect()
-
-    @property
-    def staging(self) -> Path:
-        return self.root / "staging"
-
-    @property
-    def warehouse(self) -> Path:
-        return self.root / "warehouse"
-
-    def execute(self, *statements: str) -> None:
-        """Run each statement as a transaction of its own; several in one are one transaction."""
-        for statement in statements:
-            self.connection.execute(statement)
-
-    def query(self, statement: str) -> list[tuple[Any, ...]]:
-        return self.connection.execute(statement).fetchall()
-
-    def land(self) -> Launcher:
-        """Bring everything that is committed to the staging directory."""
-        config = LauncherConfig(
-            slot=self.slot,
-            staging=self.staging,
-            publications=(self.publication,),
-            connection=("-d", self.database.dsn),
-            create_slot=True,
-            available_now=True,
-        )
-        with Launcher(config) as launcher:
-            launcher.wait()
-        return launcher
-
-    def pipeline(self, warehouse: Path | None = None, **options: Any) -> Pipeline:
-        assert self.prepared is not None
-        return Pipeline(self.spark, self.staging, warehouse or self.warehouse, describe=lambda: self.prepared.tables, **options)
-
-    prepared: Any = None
-
-    def run(self, **options: Any) -> Pipeline:
-        """Bring everything to the tables."""
-        self.prepared = self.land().prepared
-        pipeline = self.pipeline(**options)
-        pipeline.process_available()
-        return pipeline
-
-    def replica(self, table: str, warehouse: Path | None = None) -> Any:
-        return replica.view(self.spark, warehouse or self.warehouse, table)
-
-    def changelog(self, schema: str, name: str) -> Any:
-        path = Warehouse.existing(self.warehouse).changelog(Table(schema, name))
-        return self.spark.read.format("delta").load(str(path))
-
-    def messages(self, warehouse: Path | None = None) -> Any:
-        return changelog.read(self.spark, Warehouse.existing(warehouse or self.warehouse), MESSAGES)
-
-    def assert_equal(self, name: str, *columns: str, schema: str = "public", warehouse: Path | None = None) -> None:
-        """Compare a table with its replica, as text, over columns whose text is the same on both sides."""
-        listed = ", ".join(f'"{column}"::text' for column in columns)
-        expected = self.query(f'select {listed} from "{schema}"."{name}"')
-        rows = self.replica(f"{schema}.{name}", warehouse)
-        found = [tuple(row) for row in rows.selectExpr(*(f"string(`{column}`)" for column in columns)).collect()]
-        assert sorted(map(repr, found)) == sorted(map(repr, expected)), name
 
 
 @pytest.fixture(scope="module")
@@ -143,12 +65,6 @@ IDENTITIES = {
     "full": "full",
     "index": "using index identity_index_other",
 }
-
-HOSTILE = ["T", "t", '../{a,b}=1\n"`']
-
-
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 TABLES = [
@@ -184,10 +100,7 @@ TABLES = [
     "alter table keyless replica identity full",
     "create table instants (at timestamptz primary key, a int)",
     "create table told (id int primary key, lsn pg_lsn)",
-    *(
-        f"create table {quoted(name)} (id int primary key, {quoted('ID')} int, {quoted('a.b')} text, _cdc_op int)"
-        for name in HOSTILE
-    ),
+    *(f'create table {quote_identifier(name)} (id int primary key, "ID" int, "a.b" text, _cdc_op int)' for name in HOSTILE),
 ]
 
 FIRST = [
@@ -209,7 +122,7 @@ FIRST = [
     "insert into renewed values (1, 'of the first table'), (2, 'too')",
     "insert into keyless values (1), (1), (2)",
     "insert into instants values ('infinity', 1), ('-infinity', 2), ('2024-01-01 00:00+00', 3), ('4713-01-01 BC', 4)",
-    *(f"insert into {quoted(name)} values ({number}, {number + 1}, 'x', 5)" for number, name in enumerate(HOSTILE)),
+    *(f"insert into {quote_identifier(name)} values ({number}, {number + 1}, 'x', 5)" for number, name in enumerate(HOSTILE)),
     "select pg_logical_emit_message(true, 'alone', 'in a transaction of its own')",
     (
         "begin; insert into told values (1, null); "
@@ -261,7 +174,7 @@ SECOND = [
     "delete from instants where at = '-infinity'",
     "update instants set at = 'infinity'::timestamptz - interval '1 day' where a = 99",
     "update instants set at = '-infinity' where at = '2024-01-01 00:00+00'",
-    *(f"update {quoted(name)} set id = id + 100 where id < 2" for name in HOSTILE),
+    *(f"update {quote_identifier(name)} set id = id + 100 where id < 2" for name in HOSTILE),
     (
         "begin; savepoint s; select pg_logical_emit_message(true, 'inside', 'undone'); rollback to s; "
         "insert into told values (6, pg_logical_emit_message(true, 'inside', repeat('large', 1000000))); commit"
@@ -278,40 +191,6 @@ SAID = [
     ("aside", b"too", False, 0),
 ]
 """The logical messages in the order of their LSNs, each with its ordinal; those that were undone are not there."""
-
-
-def identity_workload(rng: random.Random) -> Iterator[str]:
-    """Yield random transactions on a table that is there in three kinds; the same for each."""
-    rows: dict[int, int] = {}
-    for number in range(60):
-        statements = []
-        for _ in range(rng.randint(1, 4)):
-            choice = rng.random()
-            if not rows or choice < 0.35:
-                key, other = rng.randrange(1000), number * 10 + len(statements)
-                if key in rows or other in rows.values():
-                    continue
-                rows[key] = other
-                big = f"repeat('{rng.randrange(10)}', {BIG})" if rng.random() < 0.7 else "'small'"
-                statements.append(f"insert into {{table}} values ({key}, {other}, 0, {big})")
-            else:
-                key = rng.choice(list(rows))
-                if choice < 0.6:
-                    statements.append(f"update {{table}} set a = a + 1 where id = {key}")
-                elif choice < 0.7:
-                    new = 2000 + number * 10 + len(statements)
-                    rows[new] = rows.pop(key)
-                    statements.append(f"update {{table}} set id = {new} where id = {key}")
-                elif choice < 0.8:
-                    rows[key] = 5000 + number * 10 + len(statements)
-                    statements.append(f"update {{table}} set other = {rows[key]} where id = {key}")
-                elif choice < 0.85:
-                    statements.append("truncate {table}")
-                    rows.clear()
-                else:
-                    del rows[key]
-                    statements.append(f"delete from {{table}} where id = {key}")
-        yield "begin; " + "; ".join([*statements, "commit"])
 
 
 def test_typed_columns(road: Road) -> None:
@@ -400,7 +279,7 @@ def test_names(road: Road) -> None:
         columns = ["id", "_cdc_column_%49%44", "a.b", "_cdc_column__cdc_op"]
         assert rows.columns == columns
         assert [types.original_name(column) for column in columns] == ["id", "ID", "a.b", "_cdc_op"]
-        expected = road.query(f'select id, "ID", "a.b", _cdc_op from {quoted(name)}')
+        expected = road.query(f'select id, "ID", "a.b", _cdc_op from {quote_identifier(name)}')
         assert [tuple(row) for row in rows.collect()] == expected
     assert len({path.name.lower() for path in (road.warehouse / "changelog").iterdir()}) >= len(HOSTILE)
 
@@ -484,11 +363,11 @@ def test_a_running_pipeline_follows(road: Road) -> None:
     before = sorted(log.iterdir())
     replica_path = Warehouse.existing(road.warehouse).replica(Table("public", "followed"))
     with road.pipeline(trigger_interval_s=0.2, replica_interval_s=86400) as pipeline:
-        wait_until(lambda: pipeline.progress.position == log_end(road.staging))
+        until(lambda: pipeline.progress.position == log_end(road.staging), deadline_s=SPARK_DEADLINE_S)
         stands_at = delta.newest_lsn(replica_path)
         road.execute("alter table followed add column later text", "insert into followed values (20, 'later')")
         road.land()
-        wait_until(lambda: pipeline.progress.position == log_end(road.staging))
+        until(lambda: pipeline.progress.position == log_end(road.staging), deadline_s=SPARK_DEADLINE_S)
         assert delta.newest_lsn(replica_path) == stands_at
     road.assert_equal("followed", "id", "later")
     assert pipeline.progress.changes
@@ -496,13 +375,6 @@ def test_a_running_pipeline_follows(road: Road) -> None:
     segments = list_segments(road.staging)
     reader = read_readers(road.staging)["tables"]
     assert segments[-1].start_lsn <= reader.lsn < segments[-1].end_lsn
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 240) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_parquet(road: Road, tmp_path: Path) -> None:
@@ -669,7 +541,7 @@ class Writer(threading.Thread):
 
 
 def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(Path(types.__file__).parents[2])}
+    return os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 def command(database: postgres.Database, root: Path, *more: str) -> list[str]:
@@ -700,12 +572,15 @@ def test_killed_at_any_moment(database: postgres.Database, spark: Any, tmp_path:
         return check
 
     process = subprocess.Popen(command(database, tmp_path), env=environment(), stderr=subprocess.PIPE)
-    wait_until(lambda: bool(road.query("select from pg_replication_slots where active and confirmed_flush_lsn is not null")))
+    until(
+        lambda: bool(road.query("select from pg_replication_slots where active and confirmed_flush_lsn is not null")),
+        deadline_s=SPARK_DEADLINE_S,
+    )
     writer = Writer(database)
     writer.start()
     try:
-        wait_until(moves_on(process))
-        wait_until(moves_on(process))
+        until(moves_on(process), deadline_s=SPARK_DEADLINE_S)
+        until(moves_on(process), deadline_s=SPARK_DEADLINE_S)
         assert processes.kill(process.pid, "JVM") == 1
         errors = process.communicate(timeout=300)[1].decode()
         assert process.returncode == 7, errors
@@ -713,10 +588,10 @@ def test_killed_at_any_moment(database: postgres.Database, spark: Any, tmp_path:
         assert "this is a defect" not in errors
 
         process = subprocess.Popen(command(database, tmp_path), env=environment(), stderr=subprocess.PIPE)
-        wait_until(moves_on(process))
+        until(moves_on(process), deadline_s=SPARK_DEADLINE_S)
         assert processes.kill(process.pid, "streamer") == 1
-        wait_until(moves_on(process))
-        wait_until(moves_on(process))
+        until(moves_on(process), deadline_s=SPARK_DEADLINE_S)
+        until(moves_on(process), deadline_s=SPARK_DEADLINE_S)
     finally:
         writer.stop()
         process.send_signal(signal.SIGTERM)

@@ -10,9 +10,6 @@ import postgres
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
-from test_snapshot_tables import Copied
-from test_status import spark_cli
-from test_tables import EPOCH, KEY, SCHEMA, TABLE, add
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
@@ -28,6 +25,9 @@ from spark_sink.upkeep.purge import Purged, purge
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from support.changelog_rows import EPOCH, KEY, SCHEMA, TABLE, add
+from support.cli_process import spark_cli
+from support.snapshots import TableCopies
 
 pytestmark = pytest.mark.spark
 
@@ -226,7 +226,7 @@ class Later(datetime):
 
 def test_a_snapshot_gives_a_new_beginning(database: postgres.Database, spark: SparkSession, tmp_path: Path) -> None:
     """Beside a server: purged by the command while a copy is held, which can't be landed then; the next one can."""
-    road = Copied(database, spark, tmp_path, f"s_{database.name}"[:63])
+    road = TableCopies(database, spark, tmp_path, f"s_{database.name}"[:63])
     road.execute(
         "create table t (id int primary key, v text)",
         "alter table t alter v set storage external",

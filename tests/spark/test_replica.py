@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_tables import EPOCH, TABLE, schema_of
 
 from spark_sink.changelog import tables as changelog
 from spark_sink.delta import sql as delta
@@ -15,6 +14,7 @@ from spark_sink.replica import merge as replica
 from spark_sink.schema.table import Version
 from spark_sink.staging.log import Position
 from spark_sink.warehouse.warehouse import Warehouse
+from support.changelog_rows import EPOCH, TABLE, schema_of
 
 pytestmark = pytest.mark.spark
 

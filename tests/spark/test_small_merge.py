@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_tables import COLUMNS, EPOCH, KEY, SCHEMA, TABLE, Source, add, comparable, schema_of
 
 from spark_sink.changelog import tables as changelog
 from spark_sink.delta import commit as delta_files
@@ -25,6 +24,7 @@ from spark_sink.upkeep import upkeep
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse
+from support.changelog_rows import COLUMNS, EPOCH, KEY, SCHEMA, TABLE, Source, add, comparable, schema_of
 
 pytestmark = pytest.mark.spark
 

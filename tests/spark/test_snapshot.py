@@ -10,25 +10,25 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import postgres
 import pytest
-from cli_process import until
-from test_types import NEWER_TYPES, TYPES
 
+from cdcpipe.sql import quote_identifier
 from spark_sink.changelog import tables as changelog
 from spark_sink.client.exported import SnapshotError
-from spark_sink.launcher.launcher import Launcher, LauncherConfig
-from spark_sink.pipeline.pipeline import Pipeline
+from spark_sink.launcher.launcher import Launcher
 from spark_sink.replica import merge as replica
 from spark_sink.schema.table import Table
 from spark_sink.snapshot import plan as snapshot_plan
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.staging.log import list_epochs
 from spark_sink.warehouse.warehouse import Warehouse
+from support.snapshots import HELD, InitialCopy
+from support.typed_values import NEWER_TYPES, TYPES
+from support.waiting import until
 
 pytestmark = pytest.mark.spark
 
@@ -36,14 +36,9 @@ SEED = random.randrange(10**6)
 HOSTILE = "../{a,b}=1\n\"`'"
 BIG = 5000
 """Bytes of a value that is stored outside of its row."""
-CHUNK_BYTES = 64 << 10
 
 KINDS = [*TYPES, *NEWER_TYPES]
 VALUES = [(number, value) for number, (_, _, fit, unfit) in enumerate(KINDS) for value in [*fit, *unfit]]
-
-
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def typed_inserts(first_id: int) -> str:
@@ -90,13 +85,13 @@ TABLES = [
     "create table nothing (id int primary key, at date)",
     "create table columnless ()",
     "insert into columnless default values",
-    f'create table {quoted(HOSTILE)} (id int primary key, "ID" int, "a.b" text, "_cdc_op" text)',
-    f"""insert into {quoted(HOSTILE)} values (1, 2, 'x', 'y')""",
+    f'create table {quote_identifier(HOSTILE)} (id int primary key, "ID" int, "a.b" text, "_cdc_op" text)',
+    f"""insert into {quote_identifier(HOSTILE)} values (1, 2, 'x', 'y')""",
     "create table altered (id int primary key, a text, b int)",
     "insert into altered values (1, 'one', 1), (2, 'two', 2)",
     """create publication plain for table altered, many, kinds, made, large, late, leaves, nokey, nothing, columnless,
        narrow (id, region) where (region = 'eu'), """
-    + quoted(HOSTILE),
+    + quote_identifier(HOSTILE),
     "create publication rooted for table rooted with (publish_via_partition_root)",
 ]
 
@@ -116,13 +111,8 @@ AFTER = [
     # Of the copied rows the first change's description does not tell, but the columns' numbers do.
     "alter table altered rename a to aa; alter table altered add c int default 7, drop b; alter table altered add b int",
     "update altered set c = 8 where id = 1",
-    f"""update {quoted(HOSTILE)} set "a.b" = 'z'""",
+    f"""update {quote_identifier(HOSTILE)} set "a.b" = 'z'""",
 ]
-
-
-HELD = """
-    select count(*) from pg_stat_activity
-    where datname = current_database() and backend_type = 'walsender' and backend_xmin is not null"""
 
 
 WORKERS = """
@@ -130,96 +120,11 @@ WORKERS = """
     where datname = current_database() and query like '%FROM ONLY%' and pid <> pg_backend_pid()"""
 
 
-@dataclass
-class Copied:
-    """A database, a slot that is made with a snapshot, its warehouse."""
-
-    database: postgres.Database
-    spark: Any
-    root: Path
-    slot: str = "copied"
-
-    def __post_init__(self) -> None:
-        self.connection = self.database.connect()
-
-    def execute(self, *statements: str) -> None:
-        for statement in statements:
-            self.connection.execute(statement)  # type: ignore[call-overload]  # psycopg wants a literal
-
-    def query(self, statement: str) -> list[tuple[Any, ...]]:
-        return self.connection.execute(statement).fetchall()  # type: ignore[call-overload, no-any-return]
-
-    def config(self, **changes: Any) -> LauncherConfig:
-        return LauncherConfig(
-            **{
-                "slot": self.slot,
-                "staging": self.root / "staging",
-                "publications": ("plain", "rooted"),
-                "connection": ("-d", self.database.dsn),
-                "create_slot": True,
-                "available_now": True,
-            }
-            | changes
-        )
-
-    def run(
-        self, warehouse: Warehouse, mode: str | None = None, while_copying: Any = None, hold_s: float = 0.0, **changes: Any
-    ) -> InitialSnapshot:
-        """What `cdcpipe-spark run --available-now` does."""
-        config = self.config(**changes)
-        snapshot = InitialSnapshot(config, warehouse, mode, CHUNK_BYTES, hold_s)
-        try:
-            snapshot.prepare(lambda: False)
-            if while_copying is not None:
-                while_copying()
-            with Launcher(config) as launcher:
-                if snapshot.is_needed:
-                    snapshot.start(self.spark, config.staging)
-                    snapshot.wait()
-                    # Nothing keeps VACUUM from its work any more, however long the stream goes on.
-                    until(lambda: self.query(HELD) == [(0,)], "the snapshot's end")
-                launcher.wait()
-        finally:
-            snapshot.stop()
-        assert launcher.prepared is not None
-        tables = launcher.prepared.tables
-        options: dict[str, Any] = {"format": warehouse.format, "types": warehouse.types, "describe": lambda: tables}
-        Pipeline(self.spark, config.staging, warehouse.root, **options).process_available()
-        return snapshot
-
-    def changes(self, warehouse: Warehouse, name: str) -> Any:
-        return changelog.read(self.spark, warehouse, Table("public", name))
-
-    def assert_equal(self, warehouse: Warehouse, name: str, columns: str = "*", where: str = "true") -> None:
-        """Compare a table with its replica, value by value, as text."""
-        of_table = f"attrelid = '{quoted(name)}'::regclass and attnum > 0 and not attisdropped"
-        listed = [column for (column,) in self.query(f"select attname from pg_attribute where {of_table} order by attname")]
-        listed = [column for column in listed if columns == "*" or column in columns.split()]
-        texts = ", ".join(f"format('%s', {quoted(column)})" for column in listed)
-        expected = Counter(self.query(f"select {texts} from {quoted(name)} where {where}"))
-        rows = replica.view(self.spark, warehouse.root, f"public.{name}")
-        exact = "_cdc_exact" in rows.columns
-        have = []
-        for row in rows.collect():
-            texts_of = dict(row["_cdc_exact"] or {}) if exact else {}
-            have.append(tuple(texts_of.get(column) or text(row[column]) for column in listed))
-        assert Counter(have) == expected, name
-
-
-def text(value: Any) -> str:
-    """As `format` writes it under the session's settings; of those types that the tables here have."""
-    if value is None:
-        return ""
-    if hasattr(value, "tzinfo"):
-        return f"{value:%Y-%m-%d %H:%M:%S}+00"
-    return str(value)
-
-
 @pytest.fixture(scope="module")
-def copied(pg18: postgres.Cluster, spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copied]:
+def copied(pg18: postgres.Cluster, spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InitialCopy]:
     """A snapshot while another session writes, what comes after it, and then a second warehouse, by a slot that exists."""
     with pg18.database() as database:
-        made = Copied(database, spark, tmp_path_factory.mktemp("copied"))
+        made = InitialCopy(database, spark, tmp_path_factory.mktemp("copied"))
         made.execute("set timezone = 'UTC'", *TABLES)
         writer = threading.Thread(target=write, args=(database, random.Random(SEED)))
         snapshot = made.run(delta_warehouse(made), while_copying=writer.start)
@@ -235,7 +140,7 @@ def copied(pg18: postgres.Cluster, spark: Any, tmp_path_factory: pytest.TempPath
         made.connection.close()
 
 
-def delta_warehouse(copied: Copied) -> Warehouse:
+def delta_warehouse(copied: InitialCopy) -> Warehouse:
     return Warehouse(copied.root / "delta", "delta")
 
 
@@ -258,16 +163,16 @@ def write(database: postgres.Database, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("name", SIMPLE)
-def test_a_replica_is_its_table(copied: Copied, name: str) -> None:
+def test_a_replica_is_its_table(copied: InitialCopy, name: str) -> None:
     copied.assert_equal(delta_warehouse(copied), name)
 
 
 @pytest.mark.parametrize("name", [*SIMPLE, "late"])
-def test_so_is_the_view_of_a_parquet_warehouse(copied: Copied, name: str) -> None:
+def test_so_is_the_view_of_a_parquet_warehouse(copied: InitialCopy, name: str) -> None:
     copied.assert_equal(Warehouse(copied.root / "parquet", "parquet"), name)
 
 
-def test_every_change_is_there_once(copied: Copied) -> None:
+def test_every_change_is_there_once(copied: InitialCopy) -> None:
     (epoch, *_) = list_epochs(copied.root / "staging")
     for warehouse in (delta_warehouse(copied), Warehouse(copied.root / "parquet", "parquet")):
         rows = copied.changes(warehouse, "many").select("_cdc_op", "_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal", "id").collect()
@@ -282,7 +187,7 @@ def test_every_change_is_there_once(copied: Copied) -> None:
             assert {r["_cdc_ordinal"] for r in taken} != set(range(5000)), "one chunk: nothing was cut"
 
 
-def test_a_value_is_the_same_from_the_snapshot_and_from_the_stream(copied: Copied) -> None:
+def test_a_value_is_the_same_from_the_snapshot_and_from_the_stream(copied: InitialCopy) -> None:
     names = [f"c{number}" for number in range(len(KINDS))]
     # As text where there is one: Python's own times end where its local year does.
     changes = copied.changes(delta_warehouse(copied), "kinds")
@@ -300,7 +205,7 @@ def test_a_value_is_the_same_from_the_snapshot_and_from_the_stream(copied: Copie
         assert values[number][1:] == values[1000 + number][1:], kind
 
 
-def test_a_value_of_a_type_that_is_not_built_in_is_its_text(copied: Copied) -> None:
+def test_a_value_of_a_type_that_is_not_built_in_is_its_text(copied: InitialCopy) -> None:
     rows = {row["id"]: row for row in copied.changes(delta_warehouse(copied), "made").collect()}
     names = ["m", "p", "r", "ms", "c", "i", "k"]
     assert [rows[1][name] for name in names] == ["so so", "1.50", '(1,"x y")', '{"so so"}', "ab   ", "::1", "public.made"]
@@ -308,7 +213,7 @@ def test_a_value_of_a_type_that_is_not_built_in_is_its_text(copied: Copied) -> N
         assert [rows[number][name] for name in names] == [rows[10 + number][name] for name in names]
 
 
-def test_only_what_is_published_is_copied(copied: Copied) -> None:
+def test_only_what_is_published_is_copied(copied: InitialCopy) -> None:
     warehouse = delta_warehouse(copied)
     taken = copied.changes(warehouse, "narrow").where("_cdc_op = 'snapshot'")
     assert taken.columns[:2] == ["id", "region"]
@@ -320,7 +225,7 @@ def test_only_what_is_published_is_copied(copied: Copied) -> None:
     assert not {"rooted_1", "rooted_2", "leaves"} & tables
 
 
-def test_tables_without_a_key_have_a_changelog_alone(copied: Copied) -> None:
+def test_tables_without_a_key_have_a_changelog_alone(copied: InitialCopy) -> None:
     warehouse = delta_warehouse(copied)
     found = Counter((r["_cdc_op"], r["v"]) for r in copied.changes(warehouse, "nokey").collect())
     assert found == {("snapshot", "twice"): 2, ("snapshot", None): 1, ("insert", "twice"): 1}
@@ -328,13 +233,13 @@ def test_tables_without_a_key_have_a_changelog_alone(copied: Copied) -> None:
     assert not warehouse.replica(Table("public", "nokey")).exists()
 
 
-def test_a_table_of_any_name(copied: Copied) -> None:
+def test_a_table_of_any_name(copied: InitialCopy) -> None:
     for warehouse in (delta_warehouse(copied), Warehouse(copied.root / "parquet", "parquet")):
         rows = replica.view(copied.spark, warehouse.root, f"public.{HOSTILE}")
         assert [tuple(row) for row in rows.collect()] == [(1, 2, "z", "y")]
 
 
-def test_a_replica_is_made_again_from_a_changelog_that_begins_with_a_snapshot(copied: Copied) -> None:
+def test_a_replica_is_made_again_from_a_changelog_that_begins_with_a_snapshot(copied: InitialCopy) -> None:
     shutil.rmtree(delta_warehouse(copied).replica(Table("public", "large")))
     copied.run(delta_warehouse(copied))
     copied.assert_equal(delta_warehouse(copied), "large")
@@ -361,7 +266,7 @@ sys.exit(__main__.invoke(sys.argv[1:]))
 def test_killed_in_the_middle_it_goes_on(pg18: postgres.Cluster, spark: Any, tmp_path: Path) -> None:
     """Between a table's replica and its changelog: the other one stays, this one begins anew, with what happened since."""
     with pg18.database() as database:
-        killed = Copied(database, spark, tmp_path, "killed")
+        killed = InitialCopy(database, spark, tmp_path, "killed")
         names = ["a", "b"]
         for name in names:
             killed.execute(f"create table {name} (id int primary key, v text); insert into {name} values (1, 'x'), (2, 'y')")
@@ -396,7 +301,7 @@ def test_killed_in_the_middle_of_a_table_it_goes_on_with_the_next_chunk(
     database: postgres.Database, spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With the same snapshot, whatever has happened to the rows since. What the kill left half-written is not in the table."""
-    killed = Copied(database, spark, tmp_path, f"s_{database.name}"[:63])
+    killed = InitialCopy(database, spark, tmp_path, f"s_{database.name}"[:63])
     killed.execute(
         "create table t (id int primary key, v text)",
         "insert into t select g, repeat('x', 500) || g from generate_series(1, 4000) g",
@@ -460,7 +365,7 @@ def test_killed_in_the_middle_of_a_table_it_goes_on_with_the_next_chunk(
 def test_on_other_server_versions(request: pytest.FixtureRequest, spark: Any, tmp_path: Path, version: str) -> None:
     """A snapshot, and the changes behind it: these versions have no other test with Spark."""
     with request.getfixturevalue(version).database() as database:
-        copied = Copied(database, spark, tmp_path, f"s_{database.name}"[:63])
+        copied = InitialCopy(database, spark, tmp_path, f"s_{database.name}"[:63])
         copied.execute(
             "create table t (id int, v text, g int generated always as (id + 1) stored, primary key (id) include (v))",
             "insert into t values (1, 'x'), (2, null), (3, 'z')",
@@ -484,7 +389,7 @@ def test_waiting_for_a_lock(
 ) -> None:
     """Before it knows the tables and while it reads one: it can be stopped, and it says what it waits for and goes on then."""
     monkeypatch.setattr(snapshot_plan, "_CHUNK_LOCK_TIMEOUT_MS", 500)
-    copied = Copied(database, spark, tmp_path, f"s_{database.name}"[:63])
+    copied = InitialCopy(database, spark, tmp_path, f"s_{database.name}"[:63])
     copied.execute("create table t (id int primary key); insert into t values (1)", "create publication p for table t")
     warehouse = Warehouse(tmp_path / "delta", "delta")
     config = copied.config(publications=("p",), create_slot=True)
@@ -533,7 +438,7 @@ def test_waiting_for_a_lock(
 def test_a_table_that_is_written_anew_or_altered_is_begun_again(
     database: postgres.Database, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copied = Copied(database, spark, tmp_path, f"s_{database.name}"[:63])
+    copied = InitialCopy(database, spark, tmp_path, f"s_{database.name}"[:63])
     copied.execute("create table t (id int primary key, v text); insert into t values (1)", "create publication p for table t")
     warehouse = Warehouse(tmp_path / "delta", "delta")
     planned, plans = InitialSnapshot._plan, []
@@ -560,7 +465,7 @@ def test_one_table_that_fails_ends_it(
     database: postgres.Database, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While others are copied, and others again wait for their turn."""
-    copied = Copied(database, spark, tmp_path, f"s_{database.name}"[:63])
+    copied = InitialCopy(database, spark, tmp_path, f"s_{database.name}"[:63])
     copied.execute(*(f"create table t{number} (id int primary key)" for number in range(10)), "create publication p for all tables")
     config = copied.config(publications=("p",), create_slot=True)
     failed = threading.Event()
@@ -586,7 +491,7 @@ def test_one_table_that_fails_ends_it(
 
 
 def test_a_slot_that_exists_gets_no_snapshot_unasked(database: postgres.Database, tmp_path: Path) -> None:
-    copied = Copied(database, None, tmp_path, f"s_{database.name}"[:63])
+    copied = InitialCopy(database, None, tmp_path, f"s_{database.name}"[:63])
     copied.execute("create table t (id int primary key)", "create publication p for table t")
     copied.execute(f"select pg_create_logical_replication_slot('{copied.slot}', 'pgoutput')")
     for mode in (None, "never"):

@@ -13,23 +13,19 @@ from typing import Any
 
 import postgres
 import pytest
-from cli_process import until
-from test_pipeline import Road
 
 from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
-from spark_sink.changelog import tables as changelog
 from spark_sink.client.exported import SnapshotError
 from spark_sink.files.lock import hold_alone
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
 from spark_sink.replica import as_of
 from spark_sink.replica import merge as replica
 from spark_sink.schema.table import Table
-from spark_sink.snapshot.tables import TableSnapshot
 from spark_sink.staging.filler import SealPolicy
-from spark_sink.verify.comparison import verify
 from spark_sink.warehouse.lock import TableLock
-from spark_sink.warehouse.warehouse import Warehouse
+from support.snapshots import TableCopies
+from support.waiting import until
 
 pytestmark = pytest.mark.spark
 
@@ -59,56 +55,16 @@ COLUMNS = {"known": ["id", "v", "note"], "emptied": ["id", "v"], "rekeyed": ["id
 """What is compared, as text. (`known.total` is in several columns.)"""
 
 
-class Copied(Road):
-    """A road without an initial snapshot, and its warehouse in one of the formats."""
-
-    format = "delta"
-
-    @property
-    def house(self) -> Warehouse:
-        return Warehouse(self.warehouse, self.format)
-
-    def run(self, **options: Any) -> Any:
-        return super().run(format=self.format, **options)
-
-    def table_snapshot(self, *tables: str, hold_s: float = 0.0) -> TableSnapshot:
-        config = LauncherConfig(self.slot, self.staging, (self.publication,), ("-d", self.database.dsn))
-        return TableSnapshot(config, self.house, [f"public.{table}" for table in tables], 64 << 10, hold_s)
-
-    def snapshot(self, *tables: str, while_held: Any = None, hold_s: float = 0.0) -> TableSnapshot:
-        """Copy tables, as the command does; what is done while the snapshot is held is not in it."""
-        snapshot = self.table_snapshot(*tables, hold_s=hold_s)
-        try:
-            snapshot.prepare(lambda: False)
-            if while_held is not None:
-                while_held()
-            snapshot.start(self.spark, self.staging)
-            snapshot.wait()
-        finally:
-            snapshot.stop()
-        return snapshot
-
-    def changes(self, table: str) -> Any:
-        return changelog.read(self.spark, self.house, Table("public", table))
-
-    def assert_all_equal(self) -> None:
-        for table, columns in COLUMNS.items():
-            self.assert_equal(table, *columns)
-
-    def assert_verified(self, *tables: str) -> None:
-        found = verify(self.spark, self.warehouse, ("-d", self.database.dsn), tables=tables, timeout_s=300)
-        assert {str(result.table): (result.is_equal, result.problem) for result in found if not result.is_equal} == {}, SEED
-
-    def assert_once(self, table: str) -> None:
-        rows = self.changes(table).select("_cdc_end_lsn", "_cdc_ordinal").collect()
-        assert len(set(rows)) == len(rows), table
+def assert_all_equal(road: TableCopies) -> None:
+    for table, columns in COLUMNS.items():
+        road.assert_equal(table, *columns)
 
 
 @pytest.mark.parametrize("table_format", ["delta", "parquet"])
 def test_a_replica_is_its_table_whatever_was_known_of_it(
     database: postgres.Database, spark: Any, tmp_path: Path, table_format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    road = Copied(database, spark, tmp_path, f"s_{database.name}"[:63])
+    road = TableCopies(database, spark, tmp_path, f"s_{database.name}"[:63])
     road.format = table_format
     road.execute("set timezone = 'UTC'", *TABLES)
     road.land()
@@ -132,7 +88,7 @@ def test_a_replica_is_its_table_whatever_was_known_of_it(
         "still": 2,
         "nokey": 2 + 1,
     }
-    road.assert_all_equal()
+    assert_all_equal(road)
     road.execute("update known set total = total + 1 where id > 90", "delete from known where id = 50")
     road.execute(
         "insert into emptied values (3, 'z')",
@@ -140,7 +96,7 @@ def test_a_replica_is_its_table_whatever_was_known_of_it(
         "update still set d = null where id = 1",
     )
     road.run()
-    road.assert_all_equal()
+    assert_all_equal(road)
     road.assert_verified()
 
     # Now they are past it; nothing of what comes after it is lost, and nothing of it comes back.
@@ -168,7 +124,7 @@ def test_a_replica_is_its_table_whatever_was_known_of_it(
         assert not road.house.unfinished_snapshots()
     else:
         road.snapshot("known", while_held=go_on)
-    road.assert_all_equal()
+    assert_all_equal(road)
     road.snapshot("known", "emptied")
     road.assert_equal("known", "id", "v", "note", "later")
     road.assert_verified()
@@ -183,7 +139,7 @@ def test_a_replica_is_its_table_whatever_was_known_of_it(
             delta_path = road.house.replica(Table("public", table))
             delta_path.rename(tmp_path / f"{table}.away")
         road.run()
-        road.assert_all_equal()
+        assert_all_equal(road)
     road.connection.close()
 
 
@@ -208,7 +164,7 @@ sys.exit(__main__.invoke(sys.argv[1:]))
 
 def test_while_another_process_keeps_the_tables_in_step(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
     """Killed once, begun again, under writers all the time; the tables are ahead of the snapshot or behind it, as it happens."""
-    road = Copied(database, spark, tmp_path, f"s_{database.name}"[:63])
+    road = TableCopies(database, spark, tmp_path, f"s_{database.name}"[:63])
     road.execute(
         "create table busy (id int primary key, v text, n int); alter table busy alter v set storage external",
         f"insert into busy select g, repeat('x', {BIG}) || g, 0 from generate_series(1, 3000) g",
@@ -216,6 +172,7 @@ def test_while_another_process_keeps_the_tables_in_step(database: postgres.Datab
     )
     road.prepared = road.land().prepared
     stopping = threading.Event()
+    print("seed", SEED)
     writer = threading.Thread(target=write, args=(database, random.Random(SEED), stopping))
     config = LauncherConfig(
         road.slot, road.staging, (road.publication,), ("-d", database.dsn), seal=SealPolicy(seal_interval_s=0.2)
@@ -244,7 +201,7 @@ def test_stopped_in_the_middle_it_goes_on_with_the_next_chunk(
     database: postgres.Database, spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With the snapshot that the server still holds, for the same tables, once."""
-    road = Copied(database, spark, tmp_path, f"s_{database.name}"[:63])
+    road = TableCopies(database, spark, tmp_path, f"s_{database.name}"[:63])
     road.execute(
         "create table busy (id int primary key, v text, n int); alter table busy alter v set storage plain",
         f"insert into busy select g, repeat('x', {BIG}) || g, 0 from generate_series(1, 500) g",
@@ -309,7 +266,7 @@ def invoke(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_what_is_certain_to_fail_does_so_at_once(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
-    road = Copied(database, spark, tmp_path, f"s_{database.name}"[:63])
+    road = TableCopies(database, spark, tmp_path, f"s_{database.name}"[:63])
     road.execute("create table t (id int primary key)", "create table other (id int)", "create publication everything for table t")
     road.land()
     road.execute("insert into t values (1)")

@@ -18,11 +18,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pgoutput_build import build
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from pyspark.sql.types import StringType, StructField, StructType
-from segments import COMMIT_TIME_US, Log, encode, relation, transaction
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Binary, Delete, Insert, LogicalMessage, Truncate, Update
@@ -41,6 +39,9 @@ from spark_sink.staging import index as segment_index
 from spark_sink.staging import log as staging
 from spark_sink.staging.filler import Cut, SealPolicy, SegmentFiller, Write
 from spark_sink.staging.log import Position, Segment, StagingError, segment_name
+from support.paths import ROOT
+from support.pgoutput_build import build
+from support.segments import COMMIT_TIME_US, Log, encode, relation, transaction
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -294,8 +295,6 @@ def test_errors_reach_the_user(session: SparkSession, log: Log) -> None:
         session.read.format("cdcpipe").option("table", "public.nope").option("end", "2:0/1400").load(str(log.root))
 
 
-ROOT = str(Path(source.__file__).parents[2])
-
 SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -316,7 +315,7 @@ def test_workers_need_no_path(log: Log, tmp_path: Path) -> None:
     fill(log)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, ROOT, str(log.root)],
+        [sys.executable, "-c", SCRIPT, str(ROOT), str(log.root)],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -670,7 +669,7 @@ def test_prefixes_of_any_length(log: Log, prefix: str) -> None:
     ],
 )
 def test_a_damaged_message_is_named(log: Log, damage: Any, problem: str) -> None:
-    from pgoutput_build import build
+    from support.pgoutput_build import build
 
     damaged = damage(build(say(0x1020, b"content")))
     path = log.segment([say(0x1010, b"before"), damaged, say(0x1030, b"behind" * 100)]).path
@@ -806,7 +805,7 @@ def test_batches_are_bounded(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_damaged_row_is_named(log: Log) -> None:
-    from pgoutput_build import build
+    from support.pgoutput_build import build
 
     damaged = build(into(A, b"1", b"one"))[:-1]
     path = log.segment([A, damaged]).path

@@ -13,10 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pexpect
 import postgres
 import pytest
-from cli_process import CLI, run_cli, until
-from pgoutput_build import build
-from segments import COMMIT_TIME_US, START_LSN, Log, relation
-from test_imports import import_without
 
 from cdcpipe.errors import CdcpipeError, SlotDoesNotExistError
 from cdcpipe.lsn import LSN
@@ -32,18 +28,17 @@ from spark_sink.staging.log import Epoch, Position, list_segments, log_end
 from spark_sink.staging.readers import register_reader
 from spark_sink.status import ladder
 from spark_sink.warehouse.warehouse import Warehouse
+from support.blocked_imports import import_without
+from support.cli_process import CLI, run_cli, spark_cli
+from support.paths import ROOT
+from support.pgoutput_build import build
+from support.segments import COMMIT_TIME_US, START_LSN, Log, relation
+from support.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROOT = Path(__file__).parents[2]
 COMMIT_TIME_S = COMMIT_TIME_US / 1e6 + 946_684_800
-
-
-def spark_cli(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    ended = subprocess.run([sys.executable, "-m", "spark_sink", *arguments], capture_output=True, text=True, timeout=120, cwd=ROOT)
-    assert ended.returncode == code, ended.stderr
-    return ended
 
 
 # --- the ladder ---

@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cli_process import until
-from pgoutput_build import build
-from segments import Log, relation
 
 from cdcpipe.pgoutput.messages import Insert
 from spark_sink.changelog import tables as changelog
@@ -29,6 +26,9 @@ from spark_sink.upkeep import upkeep
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse
+from support.pgoutput_build import build
+from support.segments import Log, relation
+from support.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,17 +13,14 @@ from typing import Any, Self
 import postgres
 import pytest
 from psycopg import sql
-from test_pipeline import HOSTILE, Road, quoted, wait_until
-from test_snapshot import Copied
-from test_types import INFINITE_NUMERICS, NEWER_TYPES, TYPES
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN
+from cdcpipe.sql import quote_identifier
 from spark_sink.commands.verify import ProgressBar, exit_code
 from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
-from spark_sink.schema import types
 from spark_sink.schema.table import Table
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.log import Position, list_epochs
@@ -37,6 +34,11 @@ from spark_sink.verify.comparison import (
     verify,
 )
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from support.paths import ROOT
+from support.road import HOSTILE, Road
+from support.snapshots import InitialCopy
+from support.typed_values import INFINITE_NUMERICS, NEWER_TYPES, TYPES
+from support.waiting import SPARK_DEADLINE_S, until
 
 pytestmark = pytest.mark.spark
 
@@ -57,7 +59,7 @@ SETUP = [
     "create table widened (id int primary key, total int, gone text, list int[], tags text)",
     "create table listed (tags text[], days date[], n int, primary key (tags, days))",
     "create table keyless (x int)",
-    f"create table {quoted(HOSTILE[-1])} (id int primary key, {quoted('ID')} int, {quoted('a.b')} text, _cdc_op int)",
+    f'create table {quote_identifier(HOSTILE[-1])} (id int primary key, "ID" int, "a.b" text, _cdc_op int)',
 ]
 
 FIRST = [
@@ -70,7 +72,7 @@ FIRST = [
     """insert into listed values ('{a,"b, c"}', '{}', 1), ('{"a,b",c}', '{}', 2), ('{{a},{b}}', '{2024-02-29}', 3),
        ('{a,b}', '{infinity}', 4), ('{a,b}', '{2024-02-29}', 5), ('{"\\\\"}', '{NULL}', 6), ('[0:0]={a}', '{}', 7)""",
     "insert into keyless values (1)",
-    f"insert into {quoted(HOSTILE[-1])} values (1, 2, 'x', 5)",
+    f"insert into {quote_identifier(HOSTILE[-1])} values (1, 2, 'x', 5)",
 ]
 
 SECOND = [
@@ -148,7 +150,7 @@ def test_small_replicas_need_no_spark(road: Verified, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Canonical, "checksums", lambda *_: pytest.fail("made by Spark"))
     results = road.verify("plain", "floats", "big", HOSTILE[-1])
     assert [result.server_rows for result in results.values()] == [
-        road.query(f"select count(*) from {quoted(table)}")[0][0] for table in ("plain", "floats", "big", HOSTILE[-1])
+        road.query(f"select count(*) from {quote_identifier(table)}")[0][0] for table in ("plain", "floats", "big", HOSTILE[-1])
     ]
     assert all(result.is_equal for result in results.values())
 
@@ -198,7 +200,7 @@ def test_native_types(pg18: postgres.Cluster, spark: Any, tmp_path: Path, caplog
     numbers = ["1.50", "0", "NaN", "1e40", "100", "-0.10", "12345678901234567890.5"]
     rows = ", ".join(f"(%s + {number}, '{text}', '{{{text},NULL}}', '{{{{{text}}}}}')" for number, text in enumerate(numbers))
     with pg18.database() as database:
-        made = Copied(database, spark, tmp_path, "native")
+        made = InitialCopy(database, spark, tmp_path, "native")
         made.execute(
             "create table n (id int primary key, free numeric, list numeric[], matrix numeric[])",
             "create table keyed (k numeric primary key, v int)",
@@ -271,7 +273,7 @@ def test_the_command(road: Verified) -> None:
         "public.floats",
     ]
     arguments += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1", "-v"]
-    environment = os.environ | {"PYTHONPATH": str(Path(types.__file__).parents[2])}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-P", "-m", "spark_sink", *arguments], env=environment, capture_output=True, text=True)
     assert done.returncode == DIFFERENT, done.stderr
     assert done.stdout == (
@@ -309,7 +311,9 @@ def test_while_it_is_written_to(pg18: postgres.Cluster, spark: Any, tmp_path: Pa
         with Launcher(config) as launcher:
             road.prepared = launcher.prepared
             road.execute("insert into busy select i, 0, 'b' from generate_series(1000, 1010) i", "insert into still values (1)")
-            wait_until(lambda: launcher.progress.position is not None and launcher.progress.transactions >= 2)
+            until(
+                lambda: launcher.progress.position is not None and launcher.progress.transactions >= 2, deadline_s=SPARK_DEADLINE_S
+            )
             pipeline = road.pipeline(format=table_format)
             pipeline.process_available()
 
@@ -321,7 +325,7 @@ def test_while_it_is_written_to(pg18: postgres.Cluster, spark: Any, tmp_path: Pa
             with Writers(database, 2) as writers:
                 for number in range(2):
                     before = writers.count
-                    wait_until(lambda before=before: writers.count > before + 10)
+                    until(lambda before=before: writers.count > before + 10, deadline_s=SPARK_DEADLINE_S)
                     if number == 1 and table_format == "delta":
                         road.spark.sql(f"update {road.replica_path('busy')} set n = -5 where id = 1005")
                     position = pipeline.progress.position
@@ -391,7 +395,7 @@ def test_the_order_of_commits_is_not_that_of_their_visibility(spark: Any, tmp_pa
             thread.start()
             try:
                 stuck = "select count(*) from pg_stat_activity where wait_event = 'SyncRep' and query like 'update%'"
-                wait_until(lambda: local.execute(stuck).fetchone() == (1,))
+                until(lambda: local.execute(stuck).fetchone() == (1,), deadline_s=SPARK_DEADLINE_S)
                 local.execute("update t set n = 20 where id = 2")
                 assert local.execute("select n from t order by id").fetchall() == [(1,), (20,)]
                 # The changelog gets both after the replica was looked at: one of them counts.

@@ -8,29 +8,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Self
 
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Commit, Insert
 from cdcpipe.pipe.framing import RecordReader
+from support.paths import ROOT
+from support.waiting import DEADLINE_S
 
 COMMAND = [sys.executable, "-m", "cli"]
-DEADLINE_S = 60.0
-"""Long enough for a busy machine; a test that meets it has failed."""
-
-
-def until(condition: Callable[[], Any], what: str = "the condition", deadline_s: float = DEADLINE_S) -> Any:
-    """Return the first true value of `condition`."""
-    deadline = time.monotonic() + deadline_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not come true within {deadline_s} s")
-        time.sleep(0.02)
 
 
 class CLI:
@@ -150,3 +138,10 @@ def run_cli(
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PG")} | (env or {})
     done = subprocess.run([*COMMAND, *args], input=stdin, capture_output=True, env=environment, timeout=deadline_s)
     return done.returncode, done.stdout, done.stderr.decode()
+
+
+def spark_cli(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run ``cdcpipe-spark`` to its end, which is to be this exit code."""
+    ended = subprocess.run([sys.executable, "-m", "spark_sink", *arguments], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert ended.returncode == code, ended.stderr
+    return ended

@@ -16,12 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pgoutput_stream import Transaction, decode_segment, encode_stream
-
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.log import list_segments, log_end
+from support.pgoutput_stream import Transaction, decode_segment, encode_stream
 
 SMALL = SealPolicy(segment_bytes=400, seal_interval_s=0.05, held_bytes=300)
 

@@ -9,13 +9,13 @@ import time
 import psycopg
 from psycopg import pq
 
+from cdcpipe.sql import quote_literal
+
 _WAL_DATA = struct.Struct(">QQq")
 _KEEPALIVE = struct.Struct(">QqB")
 SESSION = {"datestyle": "ISO", "intervalstyle": "postgres", "timezone": "UTC", "extra_float_digits": "3"}
-
-
-def quote(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+WORDS = [None, "", "1", "0", "2", "on", "off", "of", "o", "t", "tr", "truex", "y", "n", "no", "f", " 1", "TRUE", "Yes", "enable"]
+"""Values of an option, good and bad ones, for `refusals`."""
 
 
 def refusals(dsn: str, slot: str, cases: list[dict[str, str | None]]) -> list[str | None]:
@@ -36,7 +36,7 @@ def refusals(dsn: str, slot: str, cases: list[dict[str, str | None]]) -> list[st
 
 
 def _start_replication(slot: str, options: dict[str, str | None]) -> bytes:
-    given = ", ".join(f'"{name}"' + ("" if value is None else f" {quote(value)}") for name, value in options.items())
+    given = ", ".join(f'"{name}"' + ("" if value is None else f" {quote_literal(value)}") for name, value in options.items())
     return (f'START_REPLICATION SLOT "{slot}" LOGICAL 0/0' + (f" ({given})" if given else "")).encode()
 
 
@@ -120,3 +120,12 @@ class Both:
         self.connection.execute("create temp table flush (); drop table flush")
         high, low = str(self.query("select pg_current_wal_flush_lsn()")[0][0]).split("/")
         return int(high, 16) << 32 | int(low, 16)
+
+
+def peek_records(conn: psycopg.Connection, slot: str, publication: str) -> list[bytes]:
+    """Return the records of a pgoutput slot that come through the SQL interface; nothing is confirmed."""
+    rows = conn.execute(
+        "select data from pg_logical_slot_peek_binary_changes(%s, null, null, 'proto_version', '1', 'publication_names', %s)",
+        (slot, publication),
+    )
+    return [bytes(data) for (data,) in rows]

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cli_process import until
 from moto.server import ThreadedMotoServer
+
+from support.waiting import until
 
 AZURITE = "azurite-blob"
 FAKE_GCS = "fake-gcs-server"

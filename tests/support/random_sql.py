@@ -13,14 +13,10 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-__all__ = ["RandomSQL"]
+from cdcpipe.sql import quote_identifier
 
 NAMES = ["t", "T a", 'q"u', "back\\slash", "nl\n", "\u00e4\u4e16", "select", "a.b,c", "x" * 63, "%s{record}", "'", "1a", "B"]
 IDENTITIES = ["default", "default", "default", "full", "index", "nothing"]
-
-
-def quote(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 @dataclass
@@ -70,15 +66,17 @@ class RandomSQL:
 
     def _create(self, session: int, number: int) -> None:
         rng = self.rng
-        table = Table(quote(f"{rng.choice(NAMES)[:50]}{session}{number}"), rng.choice(IDENTITIES))
-        table.columns = {quote(f"{rng.choice(NAMES)[:50]}{column}"): rng.choice(self.types) for column in range(rng.randint(0, 6))}
+        table = Table(quote_identifier(f"{rng.choice(NAMES)[:50]}{session}{number}"), rng.choice(IDENTITIES))
+        table.columns = {
+            quote_identifier(f"{rng.choice(NAMES)[:50]}{column}"): rng.choice(self.types) for column in range(rng.randint(0, 6))
+        }
         columns = ["id int", *(f"{name} {type_}" for name, type_ in table.columns.items()), "other int not null default 7"]
         rng.shuffle(columns)
         by = " partition by list (other)" if number == 3 else ""
         key = ", primary key (id, other)" if rng.random() < 0.8 else ""
         self.run[session](f"create table {table.name} ({', '.join(columns)}{key}){by}")
         for value in (1, 7) if by else ():
-            table.parts.append(quote(f"part{session}{number}{value}"))
+            table.parts.append(quote_identifier(f"part{session}{number}{value}"))
             self.run[session](f"create table {table.parts[-1]} partition of {table.name} for values in ({value})")
         for name in [table.name, *table.parts]:
             self._identity(session, name, table.identity, key)
@@ -91,7 +89,7 @@ class RandomSQL:
     def _identity(self, session: int, name: str, identity: str, key: str) -> None:
         run = self.run[session]
         if identity == "index" and key:
-            index = quote(f"i{self.rng.randrange(1 << 40)}")
+            index = quote_identifier(f"i{self.rng.randrange(1 << 40)}")
             run(f"create unique index {index} on {name} (other, id)")
             run(f"alter table {name} alter id set not null; alter table {name} replica identity using index {index}")
         elif identity == "full" or not key:
@@ -165,17 +163,121 @@ class RandomSQL:
         rng = self.rng
         choice = rng.randrange(5)
         if choice == 0 or not table.columns:
-            name = quote(f"new{rng.randrange(1 << 30)}")
+            name = quote_identifier(f"new{rng.randrange(1 << 30)}")
             table.columns[name] = rng.choice(self.types)
             return f"alter table {table.name} add column {name} {table.columns[name]} default {self.value(table.columns[name])}"
         if choice == 1:
             del table.columns[column]
             return f"alter table {table.name} drop column {column}"
         if choice == 2:
-            name = quote(f"renamed{rng.randrange(1 << 30)}")
+            name = quote_identifier(f"renamed{rng.randrange(1 << 30)}")
             table.columns[name] = table.columns.pop(column)
             return f"alter table {table.name} rename {column} to {name}"
         if choice == 3:
             table.columns[column] = "text"
             return f"alter table {table.name} alter {column} type text using {column}::text"
         return f"alter table {table.name} replica identity {rng.choice(['full', 'default'])}"
+
+
+# One row of every built-in type that a column can have; NULL, and what is special about the type.
+VALUES = {
+    "smallint": ["-32768", "0"],
+    "integer": ["2147483647"],
+    "bigint": ["9007199254740993", "-9223372036854775808"],
+    "oid": ["4294967295"],
+    "real": ["1.5", "'NaN'", "'Infinity'", "'-Infinity'", "1e-10", "1e30", "-0.0"],
+    "double precision": ["0.1", "'NaN'", "'-Infinity'", "1e300", "123456789.123456789"],
+    "numeric": ["1.50", "12345678901234567890.123456789", "'NaN'", "'Infinity'", "'-Infinity'", "1e40", "0"],
+    "numeric(12,2)": ["1.10", "-0.01"],
+    "numeric(5,-2)": ["12300"],
+    "numeric(3,5)": ["0.00123"],
+    "money": ["'12.34'", "'-1234567.89'"],
+    "boolean": ["true", "false"],
+    "text": ["''", "'plain'", "E'a\"b\\\\c/d'", "'\u00e4\u00f6\u4e16\u754c\U0001f600'", "repeat('x', 300)"],
+    "varchar": ["'v'"],
+    "varchar(10)": ["'v'"],
+    "char(5)": ["'c'"],
+    "bpchar": ["'c  '"],
+    '"char"': ["'c'", "'\"'"],
+    "name": ["'n'"],
+    "bytea": ["'\\x00ff5c22'", "''"],
+    "date": ["'2026-11-21'", "'infinity'", "'0044-03-15 BC'"],
+    "time": ["'12:34:56.789'", "'24:00'"],
+    "time(3)": ["'12:34:56.789'"],
+    "timetz": ["'12:34:56+05:30'"],
+    "timetz(0)": ["'12:34:56+05:30'"],
+    "timestamp": ["'2026-11-21 12:34:56.789'", "'-infinity'", "'0044-03-15 BC'"],
+    "timestamp(6)": ["'2026-11-21'"],
+    "timestamptz": ["'2026-11-21 12:34:56.789+02'", "'infinity'"],
+    "timestamptz(0)": ["'2026-11-21'"],
+    "interval": ["'1 year 2 mons -3 days 04:05:06.789'", "'-1 s'"],
+    "interval day to second(3)": ["'1 04:05:06.789'"],
+    "interval year to month": ["'1-2'"],
+    "interval(2)": ["'1.234 s'"],
+    "uuid": ["'00000000-0000-0000-0000-0123456789ab'"],
+    "json": ['\'{"a": [1, "\\u00e4\\n"]}\''],
+    "jsonb": ['\'{"a": [1, "x"]}\''],
+    "jsonpath": ["'$.a[*] ? (@ > 1)'"],
+    "xml": ["'<a b=\"c\"/>'"],
+    "inet": ["'192.168.0.1/24'", "'::1'"],
+    "cidr": ["'10.0.0.0/8'"],
+    "macaddr": ["'08:00:2b:01:02:03'"],
+    "macaddr8": ["'08:00:2b:01:02:03:04:05'"],
+    "bit": ["B'1'"],
+    "bit(5)": ["B'10101'"],
+    "bit varying": ["B'101'"],
+    "bit varying(7)": ["B'101'"],
+    "point": ["'(1,2)'"],
+    "line": ["'{1,2,3}'"],
+    "lseg": ["'[(1,2),(3,4)]'"],
+    "box": ["'(3,4),(1,2)'"],
+    "path": ["'((1,2),(3,4))'"],
+    "polygon": ["'((1,2),(3,4),(5,6))'"],
+    "circle": ["'<(1,2),3>'"],
+    "tsvector": ["$$'a\\b':1 'it''s':2$$"],
+    "tsquery": ["$$'a' & !'b'$$"],
+    "int4range": ["'[1,5)'", "'empty'"],
+    "numrange": ["'(,3.5]'"],
+    "tstzrange": ["'[2026-01-01,2026-02-01)'"],
+    "int8multirange": ["'{[1,5),[7,9)}'"],
+    "tsrange": ["'[2026-01-01,2026-02-01)'"],
+    "daterange": ["'[2026-01-01,infinity)'"],
+    "int8range": ["'(,5]'"],
+    "int4multirange": ["'{[1,5)}'"],
+    "nummultirange": ["'{}'"],
+    "tsmultirange": ["'{[2026-01-01,2026-02-01)}'"],
+    "tstzmultirange": ["'{[2026-01-01,2026-02-01)}'"],
+    "datemultirange": ["'{[2026-01-01,2026-02-01)}'"],
+    "pg_lsn": ["'16/B374D848'"],
+    "txid_snapshot": ["'10:20:10,14,15'"],
+    "pg_snapshot": ["'10:20:10,14,15'"],
+    "xid": ["'123'"],
+    "xid8": ["'12345678901'"],
+    "cid": ["'1'"],
+    "tid": ["'(1,2)'"],
+    "int2vector": ["'1 2'"],
+    "oidvector": ["'1 2'"],
+    "regclass": ["'pg_class'"],
+    "regtype": ["'integer'"],
+    "regproc": ["'now'"],
+    "regprocedure": ["'lower(text)'"],
+    "regoper": ["'pg_catalog.||/'"],
+    "regnamespace": ["'public'"],
+    "regrole": ["'postgres'"],
+    "regconfig": ["'english'"],
+    "regdictionary": ["'simple'"],
+    "regcollation": ["'\"C\"'"],
+    "regoperator": ["'+(integer,integer)'"],
+    "refcursor": ["'c'"],
+    "aclitem": ["'postgres=r/postgres'"],
+    "integer[]": ["'{1,NULL,3}'", "'{{1,2},{3,4}}'", "'[0:1]={1,2}'", "'{}'"],
+    "text[]": ['$${a,"b""c","d\\\\e",NULL,"NULL"}$$'.replace('""', '\\"')],
+    "varchar(10)[]": ["'{a}'"],
+    "numeric(12,2)[]": ["'{1.5}'"],
+    "boolean[]": ["'{t,f}'"],
+    "bytea[]": ["'{\"\\\\x00\"}'"],
+    "timestamptz(3)[]": ["'{2026-11-21}'"],
+    "jsonb[]": ["array['{\"a\": 1}'::jsonb]"],
+    "bit(3)[]": ["'{101}'"],
+    "char(3)[]": ["'{a}'"],
+}

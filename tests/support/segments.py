@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pgoutput_build import build
-
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pgoutput.messages import Begin, Column, Commit, Message, Relation
 from cdcpipe.pipe.framing import encode_header
 from spark_sink.staging.log import Segment, segment_name
+from support.pgoutput_build import build
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -16,9 +16,7 @@ from typing import Any
 
 import postgres
 import pytest
-from cli_process import CLI
 from faulty_proxy import Alter, FaultyProxy, wal_data
-from test_cli import Fixture
 
 from cdcpipe.config import SlotConfig, StreamConfig
 from cdcpipe.errors import CdcpipeError
@@ -27,6 +25,8 @@ from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.replication.connection import connection_parameters
 from cdcpipe.streamer import StreamOptions
 from cdcpipe.subcommands import prepare
+from support.cli_process import CLI
+from support.published_table import Fixture
 
 VALUE = "CANARY of a value"
 

@@ -1,6 +1,5 @@
 """The command line as its users meet it: options, exit codes, records, on real servers."""
 
-import contextlib
 import json
 import os
 import pathlib
@@ -8,81 +7,21 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pexpect
 import postgres
 import pytest
-from cli_process import CLI, COMMAND, run_cli, until
-from conftest import need
 
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Begin, Binary, Commit, Insert, LogicalMessage, Relation
+from support.cli_process import CLI, COMMAND, run_cli
+from support.published_table import Fixture
+from support.requirements import need
+from support.waiting import until
 
 SLOT = "s"
-
-
-class Fixture:
-    """A database with a published table `t(id, v)` and a slot."""
-
-    def __init__(self, database: postgres.Database) -> None:
-        self.database = database
-        self.connection = database.connect()
-        self.sql("create table t(id int primary key, v text)", "create publication p for table t")
-        self.slot = f"s_{database.name}"
-        self.make_slot()
-
-    def close(self) -> None:
-        self.connection.close()
-
-    def sql(self, *statements: str) -> None:
-        for statement in statements:
-            self.connection.execute(statement)
-
-    def value(self, query: str, *parameters: object) -> object:
-        row = self.connection.execute(query, parameters).fetchone()
-        return row[0] if row else None
-
-    def make_slot(self, plugin: str = "pgoutput", suffix: str = "") -> str:
-        self.connection.execute("select pg_create_logical_replication_slot(%s, %s)", (self.slot + suffix, plugin))
-        return self.slot + suffix
-
-    def confirmed(self) -> LSN:
-        return LSN.parse(str(self.value("select confirmed_flush_lsn from pg_replication_slots where slot_name = %s", self.slot)))
-
-    def is_active(self) -> bool:
-        return bool(self.value("select active from pg_replication_slots where slot_name = %s", self.slot))
-
-    def released(self) -> None:
-        until(lambda: not self.is_active(), "the slot's release")
-
-    def cli(self, *args: str, publication: str = "p", **kwargs: object) -> CLI:
-        base = ["-d", self.database.dsn, "-S", self.slot, *(["--publication", publication] if publication else [])]
-        return CLI(*base, *args, **kwargs)  # type: ignore[arg-type]
-
-    def run(self, *args: str, publication: str = "p", **kwargs: object) -> tuple[int, bytes, str]:
-        base = ["-d", self.database.dsn, "-S", self.slot, *(["--publication", publication] if publication else [])]
-        return run_cli(*base, *args, **kwargs)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def on(pg: postgres.Cluster) -> Iterator[Fixture]:
-    with pg.database() as database, contextlib.closing(Fixture(database)) as made:
-        yield made
-
-
-@pytest.fixture
-def on15(pg15: postgres.Cluster) -> Iterator[Fixture]:
-    with pg15.database() as database, contextlib.closing(Fixture(database)) as made:
-        yield made
-
-
-@pytest.fixture
-def on18(pg18: postgres.Cluster) -> Iterator[Fixture]:
-    with pg18.database() as database, contextlib.closing(Fixture(database)) as made:
-        yield made
 
 
 # Records

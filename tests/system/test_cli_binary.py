@@ -2,13 +2,12 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
 
 import postgres
-import pytest
-from cli_process import until
-from test_binary import VALUES, Server, array_of, values_of
-from test_cli import Fixture
+
+from support.binary_values import VALUES, Server, array_of, values_of
+from support.published_table import Fixture
+from support.waiting import until
 
 USERS = """
 create type mood as enum ('ok', 'not "ok"', 'b\\s');
@@ -32,18 +31,6 @@ insert into users values
 update users set m = 'ok' where id = 1;
 delete from users;
 """
-
-
-@pytest.fixture
-def on(pg: postgres.Cluster) -> Iterator[Fixture]:
-    with pg.database() as database, contextlib.closing(Fixture(database)) as made:
-        yield made
-
-
-@pytest.fixture
-def on18(pg18: postgres.Cluster) -> Iterator[Fixture]:
-    with pg18.database() as database, contextlib.closing(Fixture(database)) as made:
-        yield made
 
 
 def run(on: Fixture, *args: str) -> tuple[int, bytes, str]:

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import postgres
 import pytest
-from cli_process import until
-from test_cli import Fixture
 
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.decode import decode
@@ -28,6 +26,8 @@ from cdcpipe.pgoutput.messages import (
     StreamStop,
     Type,
 )
+from support.published_table import Fixture
+from support.waiting import until
 
 SMALL_MEMORY = ("-m", "options=-c logical_decoding_work_mem=64kB")
 

@@ -8,44 +8,24 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import postgres
 import psutil
 import pytest
-from cli_process import CLI, run_cli, until
-from conftest import need
-from test_cli import Fixture
 
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Commit, Insert
-
-
-@pytest.fixture
-def on(pg: postgres.Cluster) -> Iterator[Fixture]:
-    with pg.database() as database, contextlib.closing(Fixture(database)) as made:
-        yield made
-
-
-@pytest.fixture
-def on18(pg18: postgres.Cluster) -> Iterator[Fixture]:
-    with pg18.database() as database, contextlib.closing(Fixture(database)) as made:
-        yield made
+from support.cli_process import CLI, run_cli
+from support.published_table import Fixture, backlog
+from support.requirements import need
+from support.waiting import until
 
 
 def insert(on: Fixture, *ids: int) -> None:
     for number in ids:
         on.connection.execute("insert into t values (%s, 'x')", (number,))
-
-
-def backlog(on: Fixture, rows: int = 100_000, per_transaction: int = 1000, width: int = 100) -> None:
-    for start in range(0, rows, per_transaction):
-        on.connection.execute(
-            "insert into t select g, repeat('x', %s) from generate_series(%s::int, %s::int) g",
-            (width, start + 1, start + per_transaction),
-        )
 
 
 # Feedback

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import postgres
 import pytest
-from cli_process import CLI, run_cli
-from test_cli import Fixture
 
 from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
+from support.cli_process import CLI, run_cli
+from support.published_table import Fixture
 
 
 @pytest.fixture

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import postgres
 import psutil
 import pytest
-from cli_process import until
-from test_cli import Fixture
 
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Commit, Insert
+from support.published_table import Fixture
+from support.waiting import until
+from support.whole_transactions import plain
 
 WHOLE = ("--whole-transactions", "--streaming", "parallel")
 SESSION = "options=-c logical_decoding_work_mem=64kB"
@@ -28,12 +29,6 @@ def on(request: pytest.FixtureRequest) -> Iterator[Fixture]:
         yield made
 
 
-@pytest.fixture
-def on18(pg18: postgres.Cluster) -> Iterator[Fixture]:
-    with pg18.database() as database, contextlib.closing(Fixture(database)) as made:
-        yield made
-
-
 def end(on: Fixture) -> str:
     on.sql("create table flush (); drop table flush")
     return str(on.value("select pg_current_wal_insert_lsn()"))
@@ -46,11 +41,6 @@ def records(on: Fixture, *args: str, until_lsn: str) -> Records:
         out = list(cli.records())
         assert cli.wait() == 0, cli.stderr
     return out
-
-
-def plain(out: Records) -> Records:
-    """Leave out descriptions, which a streamed transaction has of its own, and where a Begin was sent."""
-    return [(LSN(0) if data[:1] == b"B" else lsn, data) for lsn, data in out if data[:1] not in (b"R", b"Y")]
 
 
 def rows(first: int, last: int, width: int = 100) -> str:

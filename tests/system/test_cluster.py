@@ -22,6 +22,7 @@ from spark_sink.replica import merge as replica
 from spark_sink.schema.table import Table
 from spark_sink.spark import session
 from spark_sink.warehouse.warehouse import Warehouse
+from support.paths import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
 TIMEOUT_S = 600
 

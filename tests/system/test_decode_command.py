@@ -12,14 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-import pgoutput_build
 import postgres
 import pytest
-from cli_process import COMMAND, run_cli, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logical_stream import quote
-from pgoutput_build import build
 from recording import DATA, run_workload
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, OutputError, ProtocolError
@@ -50,8 +46,14 @@ from cdcpipe.pgoutput.messages import (
 )
 from cdcpipe.pipe.framing import RecordReader, encode_header
 from cdcpipe.plugins.keywords import KEYWORDS
+from cdcpipe.sql import quote_literal
 from cdcpipe.subcommands.decode import CHUNK_BYTES, Captures, RenderConfig, explain, render
 from cdcpipe.subcommands.explain import Explainer
+from support import pgoutput_build
+from support.cli_process import COMMAND, run_cli
+from support.paths import ROOT
+from support.pgoutput_build import build
+from support.waiting import until
 
 SMALL_MEMORY = "options=-c logical_decoding_work_mem=64kB"
 
@@ -126,11 +128,11 @@ class Recorded:
         self.end_lsn = run_workload(database, self.make_slot)
 
     def make_slot(self, connection) -> None:
-        connection.execute(f"select pg_create_logical_replication_slot({quote(self.slot)}, 'pgoutput')")
+        connection.execute(f"select pg_create_logical_replication_slot({quote_literal(self.slot)}, 'pgoutput')")
 
     def released(self) -> None:
         with self.database.connect() as connection:
-            sql = f"select 1 from pg_replication_slots where slot_name = {quote(self.slot)} and not active"
+            sql = f"select 1 from pg_replication_slots where slot_name = {quote_literal(self.slot)} and not active"
             until(lambda: connection.execute(sql).fetchone(), "the slot's release")
 
     def live(self, *args: str) -> bytes:
@@ -700,7 +702,7 @@ def test_the_example_of_the_help_runs(tmp_path: Path) -> None:
     assert example.startswith("cdcpipe decode")
     (tmp_path / "day.cdc").write_bytes(Path(PATH).read_bytes())
     arguments = example.split("cdcpipe ", 1)[1].split()
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([*COMMAND, *arguments], cwd=tmp_path, capture_output=True, env=environment)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.count(b'{"action":"B"}') > 30

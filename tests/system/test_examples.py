@@ -13,11 +13,12 @@ from spark_sink.delta import sql as delta
 from spark_sink.schema.table import Table
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse.warehouse import Warehouse
+from support.paths import ROOT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 def test_the_second_of_a_pair_takes_over(shell: dict[str, str], database: postgres.Database) -> None:

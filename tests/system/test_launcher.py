@@ -22,8 +22,6 @@ import pexpect
 import postgres
 import psycopg
 import pytest
-from fake_streamer import WORK, Fake
-from pgoutput_stream import Transaction, encode_stream
 
 from cdcpipe.errors import (
     CdcpipeError,
@@ -52,8 +50,9 @@ from spark_sink.staging.lock import lock_owner
 from spark_sink.staging.log import Position, StagingError, list_epochs, list_segments, log_end
 from spark_sink.staging.readers import register_reader
 from spark_sink.staging.writer import Failpoint
-
-ROOT = Path(__file__).parents[2]
+from support.fake_streamer import WORK, Fake
+from support.paths import ROOT
+from support.pgoutput_stream import Transaction, encode_stream
 
 
 def wait_for(condition: Callable[[], Any], what: str = "the condition", timeout_s: float = 60.0) -> None:
@@ -146,7 +145,7 @@ def test_what_prepare_prints():
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Fake]:
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests/support'}")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
     monkeypatch.setattr(
         launcher_module, "RestartPolicy", partial(RestartPolicy, pauses=RetryPolicy(first_pause_s=0.01, longest_pause_s=10))
     )
@@ -441,7 +440,7 @@ RUN_AND_DIE = """
     from functools import partial
     sys.path[:0] = sys.argv[4:]
     from pathlib import Path
-    from fake_streamer import Fake
+    from support.fake_streamer import Fake
     from cdcpipe.retry import RetryPolicy
     from spark_sink.launcher import launcher as module
     from spark_sink.launcher.launcher import Launcher
@@ -470,7 +469,7 @@ def test_a_launcher_killed_at_any_point_goes_on(fake: Callable[..., Fake], failp
     program = textwrap.dedent(RUN_AND_DIE)
     for turn in (1, 2, 2):
         argv = [sys.executable, "-c", program, str(made.directory), failpoint.name, str(turn)]
-        argv += [str(ROOT), str(ROOT / "tests/support")]
+        argv += [str(ROOT), str(ROOT / "tests")]
         ended = subprocess.run(argv, capture_output=True, timeout=60)
         assert ended.returncode in (-signal.SIGKILL, 0), ended.stderr.decode()
         if turn == 1:

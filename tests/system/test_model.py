@@ -8,12 +8,12 @@ from typing import Any
 import equality
 import postgres
 import pytest
-from conftest import need
 from model import Change, Ledger, Model
 from soak import SETTINGS, Round
 
 from spark_sink.changelog import tables as changelog
 from spark_sink.warehouse.warehouse import Warehouse
+from support.requirements import need
 
 SEED = int(os.environ.get("CDCPIPE_TEST_SEED", random.randrange(1 << 32)))
 

@@ -14,14 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import object_stores
 import postgres
 import pyarrow as pa
 import pytest
-from object_stores import Store
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
-from test_imports import import_without
 
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.changelog import tables as changelog
@@ -39,8 +36,11 @@ from spark_sink.schema.table import Table, Version
 from spark_sink.schema.types import typed_schema
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse, WarehouseError
+from support import object_stores
+from support.blocked_imports import import_without
+from support.object_stores import Store
+from support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
 TABLE = Table("public", "Odd %1/ü")  # what URLs and Hadoop's paths write otherwise
 COLUMNS = StructType([StructField("id", LongType()), StructField("name", StringType())])

@@ -13,8 +13,6 @@ from pathlib import Path
 import processes
 import psutil
 import pytest
-from cli_process import DEADLINE_S, until
-from segments import START_LSN, Log
 
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError
 from cdcpipe.pipe.exitcode import ExitCode
@@ -26,8 +24,10 @@ from spark_sink.schema.table import Table, Version
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.staging.log import Epoch
 from spark_sink.warehouse.warehouse import Warehouse
+from support.paths import ROOT
+from support.segments import START_LSN, Log
+from support.waiting import DEADLINE_S, until
 
-ROOT = Path(__file__).parents[2]
 MUTE = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 """A child that hears nothing and says nothing: no end of stdin, no SIGTERM moves it."""
 STUBBORN = MUTE.replace("time.sleep", "print('ready', flush=True); time.sleep")

@@ -19,9 +19,10 @@ from pathlib import Path
 
 import postgres
 import pytest
-from command_lines import example
 
-ROOT = Path(__file__).parents[2]
+from support.command_lines import example
+from support.paths import ROOT
+
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text()
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "scripts/bench/README.md"]

@@ -13,7 +13,8 @@ import psycopg
 import pytest
 from workload import KEYS, MESSAGES, Workload, make_tables
 
-ROOT = Path(__file__).parents[2]
+from support.paths import ROOT
+
 SCRIPTS = [
     path
     for folder in ("scripts", "scripts/lib", "scripts/bench", ".ci")

@@ -17,18 +17,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import postgres
 import pytest
-from cli_process import CLI, until
 from faulty_proxy import CANCEL, CONNECT, END_OF_COPY, FaultyProxy
-from test_cli import Fixture
-from test_cli_stream import backlog
 
-
-@pytest.fixture
-def on18(pg18: postgres.Cluster) -> Iterator[Fixture]:
-    with pg18.database() as database, contextlib.closing(Fixture(database)) as made:
-        yield made
+from support.cli_process import CLI
+from support.published_table import Fixture, backlog
+from support.waiting import until
 
 
 @dataclass

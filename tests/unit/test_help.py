@@ -1,13 +1,13 @@
 """--help: groups, whole sentences, nothing cut off, an example; and the pages say the same."""
 
 import re
-from pathlib import Path
 
 import click
 import pytest
-from command_lines import COMMANDS, example, help_text, options
 
-ROOT = Path(__file__).parents[2]
+from support.command_lines import COMMANDS, example, help_text, options
+from support.paths import ROOT
+
 README = (ROOT / "README.md").read_text()
 PAGES = {path: path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]}
 CLICKS_OWN = ("--version", "--help")

@@ -1,14 +1,14 @@
 """Imports run one way only: cli -> cdcpipe <- spark_sink, and inside cdcpipe and spark_sink from the top down."""
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from support.blocked_imports import import_without
+from support.paths import ROOT
+
 PACKAGES = ("cdcpipe", "cli", "spark_sink")
 HEAVY = {"pyspark", "pyarrow", "numpy", "pandas"}
 
@@ -175,23 +175,12 @@ def test_what_is_of_use_without_change_data_knows_files_alone(name: str) -> None
         assert not others, f"{by_path(path)} imports {others}"
 
 
-BLOCKED = """
-import sys
-
-class Block:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {blocked!r}:
-            raise ModuleNotFoundError(f"{{name}} is blocked", name=name)
-
-sys.meta_path.insert(0, Block())
-import {module}
-"""
-
-
-def import_without(blocked: set[str], module: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", BLOCKED.format(blocked=blocked, module=module)], capture_output=True, text=True, cwd=ROOT
-    )
+def test_tests_share_what_is_in_support_and_nothing_else() -> None:
+    files = source_files("tests")
+    support = {path for path in files if path.parent.name == "support"}
+    of_tests = {path.stem for path in files if path not in support} | {"tests", "unit", "server", "spark", "system"}
+    assert {"conftest", "test_imports"} <= of_tests
+    assert {by_path(path): found for path in files if (found := tops(path) & of_tests)} == {}
 
 
 def test_the_blocking_works() -> None:

@@ -7,7 +7,6 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
-from segments import Log, relation
 
 from cdcpipe.pgoutput.messages import Delete, Insert, LogicalMessage, Relation, Truncate
 from spark_sink.changelog import writer as segment_writer
@@ -16,6 +15,7 @@ from spark_sink.files.parquet import Layout
 from spark_sink.schema.types import MESSAGE_SCHEMA, merge_columns, typed_schema
 from spark_sink.source.slices import OpenSlice, Slice, divide
 from spark_sink.staging.log import Segment
+from support.segments import Log, relation
 
 A, B, C = relation(1, "a", ("id", 23), ("day", 1082)), relation(2, "b", ("id", 23)), relation(3, "c", ("id", 23))
 """Three tables; a has a column of type date."""

@@ -12,9 +12,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from logical_stream import peek
-from pgoutput_build import build
-from test_binary import VALUES, Server, is_built_in, texts, values_of
 
 from cdcpipe.errors import CdcpipeError, ProtocolError
 from cdcpipe.pgoutput import binary
@@ -22,6 +19,9 @@ from cdcpipe.pgoutput.binary import UnknownTypeError
 from cdcpipe.pgoutput.columnar import Changes, Values, decode_changes, gather
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Binary, Column, Delete, Insert, Relation, Truncate, Update
+from support.binary_values import VALUES, Server, is_built_in, texts, values_of
+from support.logical_stream import peek
+from support.pgoutput_build import build
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

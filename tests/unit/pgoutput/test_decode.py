@@ -7,7 +7,6 @@ import pickle
 import struct
 import tracemalloc
 
-import pgoutput_build
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -39,6 +38,7 @@ from cdcpipe.pgoutput.messages import (
     Type,
     Update,
 )
+from support import pgoutput_build
 
 LSN = bytes.fromhex("00000001 0000ABCD")
 END = bytes.fromhex("00000001 0000AC00")

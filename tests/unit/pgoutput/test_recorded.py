@@ -6,8 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from pgoutput_build import build
-from test_transactions import plain, rows_with_columns, take_all
+from recording import DATA
 
 from cdcpipe.errors import ProtocolError
 from cdcpipe.pgoutput.decode import NAMES, decode
@@ -26,9 +25,9 @@ from cdcpipe.pgoutput.messages import (
 from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.subcommands.decode import Captures
 from cdcpipe.subcommands.explain import Explainer
+from support.pgoutput_build import build
+from support.whole_transactions import plain, rows_with_columns, take_all
 
-ROOT = Path(__file__).parents[2]
-DATA = ROOT / "data" / "pgoutput"
 STREAMS = sorted(DATA.glob("pg*/*.cdc"))
 VERSIONS = sorted({stream.parent.name for stream in STREAMS})
 

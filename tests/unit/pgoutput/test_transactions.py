@@ -11,8 +11,6 @@ import postgres
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logical_stream import Both, peek
-from pgoutput_build import build
 
 from cdcpipe.errors import OutputError, ProtocolError
 from cdcpipe.pgoutput.decode import decode
@@ -40,6 +38,9 @@ from cdcpipe.pgoutput.messages import (
 from cdcpipe.pgoutput.transactions import PIECE_BYTES, Transactions
 from cdcpipe.pipe.framing import RecordReader, encode_header
 from cdcpipe.pipe.spill import MAX_FILES, Spill, Spills
+from support.logical_stream import Both, peek
+from support.pgoutput_build import build
+from support.whole_transactions import plain, rows_with_columns, take_all
 
 
 class FakeSpill:
@@ -63,16 +64,6 @@ class FakeSpill:
     def close(self) -> None:
         self.data.clear()
         FakeSpill.open_count -= 1
-
-
-def take_all(transactions: Transactions, max_bytes: int = 1 << 20) -> list[tuple[int, bytes]]:
-    records = []
-    reader = RecordReader()
-    while piece := transactions.take(max_bytes):
-        reader.feed(piece)
-        records += list(reader)
-        assert not reader.has_partial
-    return records
 
 
 def whole(*messages: Message | bytes, **options: object) -> list[tuple[int, Message]]:
@@ -659,11 +650,6 @@ def test_spills_that_share_files_keep_their_bytes(steps: list[tuple[int, str, in
 # The server: the same WAL without streaming, and streamed and put together again
 
 
-def plain(records: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-    """Leave out descriptions, which every streamed transaction has of its own, and where a Begin was sent."""
-    return [(0 if data[:1] == b"B" else lsn, data) for lsn, data in records if data[:1] not in (b"R", b"Y")]
-
-
 def workload(database: postgres.Database, rng: random.Random) -> None:
     sessions = [database.connect() for _ in range(3)]
     depth = [0] * len(sessions)
@@ -738,17 +724,3 @@ def test_the_same_as_version_1_from_a_real_server(pg: postgres.Cluster, streamin
     assert not transactions._all_held()
     assert plain(records) == plain(expected)
     assert rows_with_columns(records) == rows_with_columns(expected)
-
-
-def rows_with_columns(records: list[tuple[int, bytes]]) -> list[tuple[str, tuple[object, ...]]]:
-    """Each row with the names of the columns that a reader takes it to have."""
-    relations: dict[int, Relation] = {}
-    rows = []
-    for _, record in records:
-        match message := decode(record):
-            case Relation():
-                relations[message.relation_id] = message
-            case Insert():
-                columns = relations[message.relation_id].columns
-                rows.append((message.relation_id, tuple(zip((c.name for c in columns), message.new, strict=True))))
-    return rows

@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 from datetime import UTC, datetime, timedelta
 
-import pgoutput_build
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,45 +35,12 @@ from cdcpipe.pgoutput.messages import (
     Update,
 )
 from cdcpipe.plugins import held, load, names, text, type_names
-from cdcpipe.plugins.base import OutputPlugin, Renderer
+from cdcpipe.plugins.base import Renderer
+from support import pgoutput_build
+from support.recorder import Recorder, nothing
 
 build = pgoutput_build.build
 
-
-def nothing(sql):
-    raise AssertionError(sql)
-
-
-class Recorder(OutputPlugin):
-    """Writes down which callback was called with what."""
-
-    name = "recorder"
-
-    def __init__(self, options=None, query=nothing):
-        super().__init__(options or {}, query)
-        self.calls = []
-
-    def filter_by_origin(self, origin):
-        self.calls.append(("filter_by_origin", origin.name))
-        return origin.name == "unwanted"
-
-
-def _recording(name):
-    def callback(self, *args):
-        self.calls.append((name, *args))
-
-    return callback
-
-
-CALLBACKS = [
-    "shutdown",
-    *("begin", "change", "truncate", "message", "commit"),
-    *("begin_prepare", "prepare", "commit_prepared", "rollback_prepared"),
-    *("stream_start", "stream_stop", "stream_change", "stream_truncate", "stream_message"),
-    *("stream_abort", "stream_prepare", "stream_commit"),
-]
-for callback in CALLBACKS:
-    setattr(Recorder, callback, _recording(callback))
 
 T = Relation(None, 16385, "public", "t", "d", (Column(1, "id", 23, -1), Column(0, "v", 25, -1)))
 BEGIN = Begin(100, 5, 7)

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-from segments import Log, relation
 
 from cdcpipe.pgoutput.messages import Insert
 from spark_sink.source import server as segment_server
@@ -19,6 +18,7 @@ from spark_sink.source.datasource import CdcpipeDataSource
 from spark_sink.source.server import Origin, SegmentServer, fetch, name_of
 from spark_sink.staging import index as segment_index
 from spark_sink.staging.log import Segment, StagingError
+from support.segments import Log, relation
 
 A = relation(11, "a", ("id", 23))
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from pgoutput_build import build as record
-from segments import COMMIT_TIME_US, Log, encode, relation, transaction
 
 from cdcpipe.pgoutput.messages import Begin, Commit, Delete, Insert, LogicalMessage, Origin, StreamStop, Truncate, Type
 from cdcpipe.pipe.framing import scan_records
 from spark_sink.staging import index as segment_index
 from spark_sink.staging.index import NO_TRANSACTION, build, load
 from spark_sink.staging.log import StagingError
+from support.pgoutput_build import build as record
+from support.segments import COMMIT_TIME_US, Log, encode, relation, transaction
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pgoutput_stream import (
+
+from cdcpipe.errors import ProtocolError
+from cdcpipe.lsn import format_lsn
+from cdcpipe.pipe.framing import scan_records
+from spark_sink.files.local import DamagedFileError
+from spark_sink.staging import writer as staging_writer
+from spark_sink.staging.filler import Cut, Discard, Operation, SealPolicy, SegmentFiller, Write
+from spark_sink.staging.lock import lock_owner
+from spark_sink.staging.log import Position, StagingError, list_epochs, list_segments, log_end
+from spark_sink.staging.readers import Retention, read_readers, register_reader, remove_consumed, unregister_reader
+from spark_sink.staging.writer import Boundaries, Failpoint, Sealing, StagingWriter
+from support.pgoutput_stream import (
     Message,
     Transaction,
     begin,
@@ -31,17 +42,6 @@ from pgoutput_stream import (
     truncate,
     type_record,
 )
-
-from cdcpipe.errors import ProtocolError
-from cdcpipe.lsn import format_lsn
-from cdcpipe.pipe.framing import scan_records
-from spark_sink.files.local import DamagedFileError
-from spark_sink.staging import writer as staging_writer
-from spark_sink.staging.filler import Cut, Discard, Operation, SealPolicy, SegmentFiller, Write
-from spark_sink.staging.lock import lock_owner
-from spark_sink.staging.log import Position, StagingError, list_epochs, list_segments, log_end
-from spark_sink.staging.readers import Retention, read_readers, register_reader, remove_consumed, unregister_reader
-from spark_sink.staging.writer import Boundaries, Failpoint, Sealing, StagingWriter
 
 BIG = SealPolicy(segment_bytes=1 << 30, seal_interval_s=1e9)
 

@@ -1,0 +1,1 @@
+"""What tests share: how to start what they test, and how to make what they read."""

@@ -1,0 +1,122 @@
+"""Changes of a table made by hand, as a changelog holds them; no server sends them."""
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_sink.changelog import tables as changelog
+from spark_sink.schema.table import Table
+from spark_sink.staging.log import Epoch, Position
+from spark_sink.warehouse.warehouse import Warehouse
+
+TABLE = Table("public", "t")
+
+EPOCH = Epoch(1, "7", 1, "db", "slot", ("p",), {}, 0)
+
+COLUMNS = "case int, id int, a int, blob string, other binary"
+
+
+def schema_of(columns: str) -> str:
+    """Return the schema of a changelog of a table with these columns."""
+    return (
+        f"{columns}, _cdc_op string, _cdc_epoch int, _cdc_end_lsn bigint, _cdc_ordinal int, _cdc_xid bigint, "
+        "_cdc_commit_time timestamp, _cdc_unchanged array<string>, "
+        f"_cdc_old struct<{columns.replace(' ', ':').replace(',:', ',')}>, _cdc_exact map<string,string>"
+    )
+
+
+SCHEMA = schema_of(COLUMNS)
+
+KEY = ("case", "id")
+
+
+Row = tuple[int, int, int | None, str | None, bytes | None]
+
+
+@dataclass
+class Source:
+    """A table of PostgreSQL's, and what pgoutput would send of it."""
+
+    rng: random.Random
+    case: int = 0
+    rows: dict[int, Row] = field(default_factory=dict)
+    changes: list[tuple[Any, ...]] = field(default_factory=list)
+    lsn: int = 0
+    ordinal: int = 0
+
+    def commit(self) -> int:
+        """End a transaction: the changes after it are of the next one."""
+        self.lsn += self.rng.randint(1, 50)
+        self.ordinal = 0
+        return self.lsn
+
+    def _emit(self, op: str, row: Row | None, unchanged: list[str] | None = None, old: Row | None = None) -> None:
+        values = list(row or (None,) * 5)
+        for index, name in ((3, "blob"), (4, "other")):
+            if name in (unchanged or ()):
+                values[index] = None
+        old_key = None if old is None else (old[0], old[1], None, None, None)
+        self.changes.append((*values, op, 1, self.lsn + 1, self.ordinal, 1, None, unchanged, old_key, None))
+        self.ordinal += 1
+
+    def insert(self, key: int) -> None:
+        self.rows[key] = (self.case, key, self.rng.randrange(99), self._blob(), self._blob_bytes())
+        self._emit("insert", self.rows[key])
+
+    def update(self, key: int, to: int | None = None) -> None:
+        old = self.rows.pop(key)
+        unchanged = []
+        blob, other = old[3], old[4]
+        if blob is not None and self.rng.random() < 0.6:
+            unchanged.append("blob")
+        else:
+            blob = self._blob()
+        if other is not None and self.rng.random() < 0.6:
+            unchanged.append("other")
+        else:
+            other = self._blob_bytes()
+        new = (self.case, key if to is None else to, self.rng.randrange(99), blob, other)
+        self.rows[new[1]] = new
+        self._emit("update", new, unchanged or None, None if to is None else old)
+
+    def delete(self, key: int) -> None:
+        self._emit("delete", self.rows[key][:2] + (None,) * 3, None, self.rows.pop(key))
+
+    def truncate(self) -> None:
+        self._emit("truncate", None)
+        self.rows.clear()
+
+    def _blob(self) -> str | None:
+        return None if self.rng.random() < 0.2 else f"blob {self.rng.randrange(10**6)}"
+
+    def _blob_bytes(self) -> bytes | None:
+        return None if self.rng.random() < 0.2 else self.rng.randbytes(4)
+
+    def step(self, keys: int) -> None:
+        """Do something at random."""
+        used, free = sorted(self.rows), [key for key in range(keys) if key not in self.rows]
+        choice = self.rng.random()
+        if free and (not used or choice < 0.3):
+            self.insert(self.rng.choice(free))
+        elif choice < 0.6:
+            self.update(self.rng.choice(used))
+        elif choice < 0.75 and free:
+            self.update(self.rng.choice(used), self.rng.choice(free))
+        elif choice < 0.85 and free and len(used) > 1:
+            one, two = self.rng.sample(used, 2)
+            self.update(one, free[0])
+            self.update(two, one)
+            self.update(free[0], two)
+        elif used:
+            self.delete(self.rng.choice(used))
+
+
+def comparable(rows: Any) -> list[tuple[Any, ...]]:
+    return sorted(tuple(bytes(v) if isinstance(v, bytearray) else v for v in row) for row in rows)
+
+
+def add(spark: Any, warehouse: Warehouse, changes: list[tuple[Any, ...]], start: int, end: int, schema: str = SCHEMA) -> None:
+    """Append the changes whose transactions end in (start, end]."""
+    part = [change for change in changes if start < change[7] <= end]
+    rows = spark.createDataFrame(part, schema)
+    changelog.append(spark, warehouse, TABLE, rows.toArrow(), rows.schema, Position(1, start), Position(1, end))

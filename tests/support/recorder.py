@@ -1,0 +1,41 @@
+"""An output plugin that writes down which callbacks it gets."""
+
+from __future__ import annotations
+
+from cdcpipe.plugins.base import OutputPlugin
+
+
+def nothing(sql):
+    raise AssertionError(sql)
+
+
+class Recorder(OutputPlugin):
+    """Writes down which callback was called with what."""
+
+    name = "recorder"
+
+    def __init__(self, options=None, query=nothing):
+        super().__init__(options or {}, query)
+        self.calls = []
+
+    def filter_by_origin(self, origin):
+        self.calls.append(("filter_by_origin", origin.name))
+        return origin.name == "unwanted"
+
+
+def _recording(name):
+    def callback(self, *args):
+        self.calls.append((name, *args))
+
+    return callback
+
+
+CALLBACKS = [
+    "shutdown",
+    *("begin", "change", "truncate", "message", "commit"),
+    *("begin_prepare", "prepare", "commit_prepared", "rollback_prepared"),
+    *("stream_start", "stream_stop", "stream_change", "stream_truncate", "stream_message"),
+    *("stream_abort", "stream_prepare", "stream_commit"),
+]
+for callback in CALLBACKS:
+    setattr(Recorder, callback, _recording(callback))
