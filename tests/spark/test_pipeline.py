@@ -427,12 +427,12 @@ def test_a_micro_batch_that_begins_during_a_stop(spark: Any, tmp_path: Path, mon
 
     def let_another_begin(_query: Any) -> None:
         log.segment([described, Insert(None, 10, (b"2",))])
-        wait_until(lambda: calls == [0, 1])
+        until(lambda: calls == [0, 1], deadline_s=SPARK_DEADLINE_S)
 
     monkeypatch.setattr(pipeline, "_batch", begin)
     monkeypatch.setattr(pipeline, "_wait_until_noted", let_another_begin)
     pipeline.start()
-    wait_until(lambda: pipeline.progress.batches == 1)
+    until(lambda: pipeline.progress.batches == 1, deadline_s=SPARK_DEADLINE_S)
     stopping = threading.Thread(target=pipeline.stop, daemon=True)
     stopping.start()
     stopping.join(240)
