@@ -107,6 +107,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m",
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.shuffle.partitions": "2",
+        # The tests share this session: what one has compiled serves the next (Spark keeps 100 classes by default).
+        "spark.sql.codegen.cache.maxEntries": "10000",
     }
     made = session.build(app_name="tests", master="local[2]", format="delta", conf=conf)
     yield made
