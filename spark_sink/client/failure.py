@@ -31,7 +31,7 @@ class Failure:
     def is_rewound(self) -> bool:
         """Whether the server's WAL ended before the staging log (`RewoundServerError`).
 
-        The launcher must not connect again before the server's WAL has passed the end of the log.
+        The launcher must not try again before the server's WAL has passed the end of the log.
         """
         return self.code == ExitCode.INIT_FAILED and self.message.startswith(RewoundServerError.BEGINNING)
 

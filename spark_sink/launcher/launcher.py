@@ -1,18 +1,19 @@
-"""The launcher: runs the streamer, fills the staging log, confirms what is sealed. It speaks only the pipe; no pyspark.
+"""The launcher: runs the streamer, fills the staging log, confirms sealed segments to the server. No pyspark.
 
     launcher = Launcher(LauncherConfig(slot="s", publications=("p",), staging=Path("staging"), connection=("-d", "dbname=app")))
     with launcher:            # start() ... stop()
-        launcher.wait()       # ends by itself with available_now, or on an error, which it raises
+        launcher.wait()       # returns when the launcher ends: with available_now, or by an error, which it raises
 
-Three threads of its own. One reads the streamer's stdout, fills the open segment and writes `F`, `q`; so a full pipe in one
-direction never stops the other. One seals, so that the stream flows on while the disk works. One reads stderr.
+The launcher has three threads. One reads the streamer's stdout, fills the open segment, and writes `F` and `q` to the streamer's
+stdin; it never waits for one pipe while the other is full. One seals segments, so that reading continues while the disk works. One
+reads stderr.
 
-The server sends large transactions before they commit, and the streamer puts them together (`--whole-transactions`): here
-come only whole transactions, in commit order. What it holds of those in progress beyond 64 MiB is in files without names in
-``spill``, which is the staging directory unless another is given.
+The launcher gets only whole transactions, in commit order. The server sends large transactions before they commit, and the streamer
+assembles them (`--whole-transactions`). The streamer keeps what exceeds 64 MiB of transactions in progress in files without names
+in ``spill``, by default in the staging directory.
 
-A streamer that ends, however it ends, costs nothing: what it had sent of a transaction without its end is forgotten, the rest
-is sealed, and the next one is asked for what comes after the log's end (`--startpos`).
+When a streamer ends, for whatever reason, nothing is lost. The launcher drops an incomplete transaction and seals the rest. The
+next streamer starts at the end of the log (`--startpos`).
 """
 
 from __future__ import annotations
@@ -60,12 +61,12 @@ _READ_BYTES, _LEAST_READ_BYTES = 1 << 20, 512
 _LONGEST_POLL_S = 3600.0
 
 _BULK_BYTES, _BULK_PAUSE_S = 32 << 10, 0.004
-"""After a read of so much more is coming, and is let come: fewer and larger reads. The pipe holds what comes in that time."""
+"""After a read of at least this size the thread pauses, so that reads are fewer and larger. The pipe holds the data meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class LauncherConfig:
-    """What to land, and where. ``connection`` are the streamer's own options: ``-d -h -p -U -m``, as on its command line."""
+    """What to land, and where. ``connection`` has options of ``cdcpipe``: ``-d -h -p -U -m``, as on its command line."""
 
     slot: str
     staging: Path
@@ -73,27 +74,27 @@ class LauncherConfig:
     connection: tuple[str, ...] = ()
     create_slot: bool = False
     tables: tuple[str, ...] = ()
-    """For a publication that does not exist, with ``create_slot``: what it is for, all tables if empty."""
+    """With ``create_slot``: the tables of a publication that has to be created; empty for all tables."""
     available_now: bool = False
-    """End once everything that was committed at the start is in the log."""
+    """Whether to end once the log has everything that was committed when the launcher started."""
     seal: SealPolicy = field(default_factory=SealPolicy)
     spill: Path | None = None
-    """Where large transactions in progress are held, the staging directory if None."""
+    """The directory for large transactions in progress; None for the staging directory."""
     retention: Retention = field(default_factory=Retention)
-    """How much of the log is kept that all readers are past."""
+    """Which segments are kept although all readers have read them."""
     verbose: bool = False
     command: tuple[str, ...] = COMMAND
     hook: Callable[[Failpoint], None] | None = None
-    """Called at each failpoint; for tests."""
+    """A function that is called at each failpoint; for tests."""
 
     def __post_init__(self) -> None:
-        """Refuse what would only fail once there is a slot."""
+        """Raise InvalidArgumentsError for a URL as staging directory, before a slot is created."""
         local_directory(self.staging, "the staging directory")
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a launcher is: what it has sealed since its start, and where the log ends (None before it is known)."""
+    """How far a launcher is: what it has sealed since its start, and the end of the log (None until the launcher knows it)."""
 
     position: Position | None = None
     segments: int = 0
@@ -106,7 +107,7 @@ class Progress:
 
 
 class Launcher:
-    """Lands one slot in one staging directory until it is stopped, or with ``available_now`` until all is landed."""
+    """Lands one slot in one staging directory, until it is stopped; with ``available_now`` until everything is landed."""
 
     def __init__(self, config: LauncherConfig) -> None:
         self.config = config
@@ -124,7 +125,7 @@ class Launcher:
     # --- for its owner ---
 
     def start(self) -> Self:
-        """Begin; return when the slot is prepared and the epoch has begun. Raise what prevents it."""
+        """Start the threads. Returns when the slot is prepared and the epoch has begun; raises the error that prevents this."""
         self._thread.start()
         self._ready.wait()
         if self._ended.is_set():
@@ -132,19 +133,19 @@ class Launcher:
         return self
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end and raise the error, if it ended with one; return False if it has not ended in time."""
+        """Wait for the end of the launcher, and raise its error if it has one. Returns False if ``timeout_s`` have passed."""
         if not self._ended.wait(timeout_s):
             return False
         self._raise_error()
         return True
 
     def request_stop(self) -> None:
-        """Ask for a clean end, and return at once: what is whole is sealed and confirmed first. Safe in a signal handler."""
+        """Ask the launcher to end, and return at once. It first seals and confirms whole transactions. Safe in a signal handler."""
         self._stopping.set()
         self._wakeup.set()
 
     def stop(self) -> None:
-        """End cleanly and return when that is done; ``wait`` tells whether there was an error."""
+        """Ask the launcher to end, and wait until it has ended. Call ``wait`` to learn whether there was an error."""
         self.request_stop()
         if self._thread.ident is not None:
             self._thread.join()
@@ -159,22 +160,22 @@ class Launcher:
 
     @property
     def progress(self) -> Progress:
-        """How far it is, at this moment."""
+        """How far the launcher is at this moment."""
         return self._progress
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has come to its end, for whatever reason."""
+        """Whether the launcher has ended, for whatever reason."""
         return self._ended.is_set()
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has ended because, with ``available_now``, everything is in the log."""
+        """Whether the launcher has ended because, with ``available_now``, everything is in the log."""
         return self._is_complete
 
     @property
     def error(self) -> BaseException | None:
-        """What it ended with."""
+        """The error with which the launcher has ended; None if there is none."""
         return self._error
 
     def _raise_error(self) -> None:
@@ -186,7 +187,7 @@ class Launcher:
     def _run(self) -> None:
         try:
             self._land()
-        except BaseException as ex:  # noqa: BLE001 - it is raised again in the thread that waits
+        except BaseException as ex:  # noqa: BLE001 - `wait` raises it again in its own thread
             self._error = ex
             self._note(last_error=str(ex))
         finally:
@@ -230,7 +231,7 @@ class Launcher:
                 sealer.close()
 
     def _wait_before_restart(self, policy: RestartPolicy, failure: Failure, end_lsn: int = 0) -> bool:
-        """Wait as long as the policy says; return False when asked to stop, raise when the policy says so."""
+        """Wait as long as the policy says. Returns False if asked to stop; raises the error if the policy says to give up."""
         delay = policy.delay(failure, end_lsn, time.monotonic())
         if delay is None:
             raise final_error(failure, end_lsn)
@@ -247,13 +248,13 @@ class Launcher:
         return arguments
 
     def _plugin_options(self, prepared: Prepared) -> dict[str, str]:
-        """Return what is asked of pgoutput: as much as the server has."""
+        """Return the options for pgoutput, as the server's version allows."""
         if prepared.server_version >= 160000:
             return {"streaming": "parallel", "messages": "true"}
         return {"streaming": "on", "messages": "true"}
 
     def _prepare(self, policy: RestartPolicy) -> Prepared | None:
-        """Run ``cdcpipe prepare`` until it succeeds; None when asked to stop."""
+        """Run ``cdcpipe prepare`` until it succeeds; return None if asked to stop."""
         arguments = self._arguments()
         if self.config.create_slot:
             arguments.append("-c")
@@ -273,7 +274,7 @@ class Launcher:
         return None
 
     def _stream(self, writer: StagingWriter, sealer: Sealer, prepared: Prepared) -> Failure | None:
-        """Run one streamer to its end; return how it failed, None if it has done what it had to."""
+        """Run one streamer to its end. Returns its failure, None if it ended as it should."""
         start_lsn = writer.end_lsn
         filler = SegmentFiller(start_lsn, self.config.seal)
         arguments = [*(["-v"] if self.config.verbose else []), *self._arguments(), "-H", "--whole-transactions"]
@@ -309,13 +310,13 @@ class Launcher:
                 self._is_complete = True
             return None
         if is_asked:
-            _logger.warning("the streamer ended with %d when asked to quit: %s", failure.code, failure.message)
+            _logger.warning("the streamer ended with exit code %d when asked to quit: %s", failure.code, failure.message)
             return None
         return failure
 
     def _pump(self, child: Streamer, filler: SegmentFiller, writer: StagingWriter, sealer: Sealer, feedback: Feedback) -> None:
-        """Move bytes from the streamer to the open segment until it closes its stdout, or until asked to stop."""
-        # Segments are cut between two reads.
+        """Move bytes from the streamer to the open segment, until the streamer closes its stdout or the launcher has to stop."""
+        # A segment can be cut only between two reads. So a read must not be larger than a segment.
         read_bytes = min(_READ_BYTES, max(self.config.seal.segment_bytes, _LEAST_READ_BYTES))
         poll = select.poll()
         poll.register(child.stdout_fd, select.POLLIN)
@@ -341,7 +342,7 @@ class Launcher:
                 self._note(open_size=writer.open_size)
 
     def _tell(self, line: str) -> None:
-        """Pass on what a child says on stderr; what it ends with is told as its failure."""
+        """Log a line from a child's stderr. Its final error is a mere info here, because it is reported as the child's failure."""
         _streamer_logger.log(logging.INFO if self.config.verbose or is_report(line) else logging.WARNING, "%s", line)
 
     def _apply(self, operations: list[Operation], writer: StagingWriter, sealer: Sealer) -> None:
@@ -351,7 +352,7 @@ class Launcher:
                 sealer.submit(sealing)
 
     def _sealed(self, segment: Segment, sealing: Sealing) -> None:
-        """Count a segment; called by the sealer's thread."""
+        """Count a sealed segment. The sealer's thread calls this."""
         progress, cut = self._progress, sealing.cut
         self._note(
             position=segment.end,
@@ -363,16 +364,16 @@ class Launcher:
 
 
 class _Wakeup:
-    """Wakes the thread that polls ``fd``. Works from any thread and from a signal handler; does nothing once closed."""
+    """Wakes the thread that polls ``fd``. Any thread and a signal handler may call `set`; after `close` it does nothing."""
 
     def __init__(self) -> None:
         self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._lock = threading.RLock()  # a signal handler may find its own thread in here
+        self._lock = threading.RLock()  # reentrant: a signal handler may interrupt its own thread inside `set`
 
     def set(self) -> None:
         with self._lock:
             if self.fd >= 0:
-                with contextlib.suppress(BlockingIOError):  # then there is enough to wake up for
+                with contextlib.suppress(BlockingIOError):  # the pipe is full: the thread wakes up anyway
                     os.write(self._write_fd, b"w")
 
     def clear(self) -> None:

@@ -1,14 +1,16 @@
-"""What to do when the streamer has ended: start it again, and when, or stop. Pure; time and chance are arguments.
+"""Decides what the launcher does after the streamer has ended: start it again after a pause, or stop.
 
 | exit code | decision |
 |---|---|
-| 3 PG_CLOSED (also ended by an administrator), 9 SLOT_IN_USE | again, without limit |
-| 5 PG_ERROR | again; not after the same error at the same end of the log for the n-th time (a row that cannot be decoded) |
-| 2 INIT_FAILED | stop; but for a while after a lost connection again: the server may be restarting, unless it has gone back |
-| killed by a signal, or 0 unasked for | again |
+| 3 PG_CLOSED (also when an administrator ended the connection), 9 SLOT_IN_USE | start again, without limit |
+| 5 PG_ERROR | start again; stop after the n-th same error at the same end of the log (a row that the server cannot decode) |
+| 2 INIT_FAILED | stop; but start again for a while after a lost connection, because the server may be restarting |
+| 2 INIT_FAILED because the server's WAL ends before the log | stop |
+| a signal, or 0 although the launcher did not ask the streamer to end | start again |
 | all others | stop |
 
-The pauses between two starts are those of a `RetryPolicy`. It has no limit: a launcher waits for its server.
+A `RetryPolicy` gives the pauses between two starts. It has no limit: a launcher waits for its server. Time and chance are
+arguments, so that the decisions depend on nothing else.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _PAUSES = RetryPolicy(first_pause_s=0.2, longest_pause_s=10.0, jitter=0.5)
 
 
 class RestartPolicy:
-    """Remembers how the streamers of one launcher ended."""
+    """Remembers how the streamers of one launcher ended, and decides what to do next."""
 
     def __init__(
         self,
@@ -51,9 +53,9 @@ class RestartPolicy:
         self._same_errors = 0
 
     def delay(self, failure: Failure, end_lsn: int, now: float) -> float | None:
-        """Return after how many seconds to start the streamer again, None to stop.
+        """Return the pause in seconds before the next start; None to stop.
 
-        ``end_lsn`` is the end of the log: a streamer that has moved it forward has been of use, and the pauses begin anew.
+        ``end_lsn`` is the end of the log. If the streamer has moved it forward, the pauses become short again.
         """
         if end_lsn > self._end_lsn:
             self._end_lsn = end_lsn
@@ -77,15 +79,15 @@ class RestartPolicy:
 
 
 _POISON_HINT = (
-    "the server cannot send the next transaction; the message tells what is in the way. While you look nothing is lost: the slot "
-    "keeps it. pg_replication_slot_advance() past it loses all changes of that transaction, and of those that commit before the "
-    "position: then copy the tables anew (cdcpipe-spark snapshot --table). To read the changes first: "
+    "the server cannot send the next transaction; the message says why. Nothing is lost meanwhile: the slot keeps the transaction. "
+    "If you skip it with pg_replication_slot_advance(), you lose all its changes, and those of every transaction that commits "
+    "before the new position: then copy the tables anew (cdcpipe-spark snapshot --table). To read the changes first: "
     "pg_copy_logical_replication_slot(SLOT, 'look', false, 'test_decoding'), pg_logical_slot_peek_changes('look', NULL, NULL)"
 )
 
 
 def final_error(failure: Failure, end_lsn: int) -> CdcpipeError:
-    """Return the error to stop with; ``end_lsn`` is the end of the log, 0 for a failure before there was a stream."""
+    """Return the error with which the launcher stops. ``end_lsn`` is the end of the log, 0 for a failure before the stream."""
     if failure.code == ExitCode.PG_ERROR and end_lsn:
         said = failure.message or "it said nothing"
         return ServerError(f"again and again, after {format_lsn(end_lsn)}: {said}", hint=failure.hint or _POISON_HINT)

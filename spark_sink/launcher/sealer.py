@@ -1,4 +1,4 @@
-"""A thread that seals segments, so that the stream flows on while the disk works."""
+"""Seals segments in a thread, so that the launcher reads on while the disk works."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REMOVE_INTERVAL_S = 10.0
 
 
 class Sealer:
-    """A thread that seals segments in the order of their cuts, and stops at the first that fails."""
+    """A thread that seals segments in the order of their cuts, and stops at the first error."""
 
     def __init__(
         self,
@@ -48,12 +48,12 @@ class Sealer:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise what stopped the thread."""
+        """Raise the error that stopped the thread, if there is one."""
         if self._error is not None:
             raise self._error
 
     def submit(self, sealing: Sealing) -> None:
-        """Queue a segment; wait while the disk is behind, so that not all of the stream is in unwritten pages."""
+        """Queue a segment. Waits while the disk is behind: otherwise the memory would fill with unwritten pages."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._queue) < 2 or self._error is not None)
             self._queue.append(sealing)
@@ -61,13 +61,13 @@ class Sealer:
         self.check()
 
     def drain(self) -> None:
-        """Wait until all that is queued is sealed; raise what prevents it."""
+        """Wait until all queued segments are sealed. Raises the error that stopped the thread."""
         with self._changed:
             self._changed.wait_for(lambda: (not self._queue and not self._busy) or self._error is not None)
         self.check()
 
     def close(self) -> None:
-        """End the thread; what is still queued is not sealed."""
+        """End the thread. Segments that are still queued are not sealed."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -83,7 +83,7 @@ class Sealer:
                 self.sealed_lsn = segment.end_lsn
                 self._tell()
                 self._afterwards(segment, sealing)
-        except BaseException as ex:  # noqa: BLE001 - it is raised again in the launcher's thread
+        except BaseException as ex:  # noqa: BLE001 - `check` raises it again in the launcher's thread
             self._error = ex
             self._tell()
 
@@ -102,7 +102,7 @@ class Sealer:
         self._wake()
 
     def _afterwards(self, segment: Segment, sealing: Sealing) -> None:
-        """Do what nobody waits for: the segment's index, and the removal of segments that all readers are past."""
+        """Build the segment's index, and remove segments that all readers have read. Confirming does not wait for this."""
         _build_index(segment, sealing)
         now = time.monotonic()
         if now - self._removed_at >= _REMOVE_INTERVAL_S:
@@ -110,15 +110,15 @@ class Sealer:
             try:
                 remove_consumed(self._writer.root, self._retention)
             except OSError as ex:
-                msg = f"cannot remove segments that all readers are past: {ex}"
+                msg = f"cannot remove segments that all readers have read: {ex}"
                 raise StagingError(msg) from ex
 
 
 def _build_index(segment: Segment, sealing: Sealing) -> None:
-    """Write down where the records are, while that is known; readers make the index themselves where it is missing."""
+    """Write the segment's index from the known record boundaries. If the index is missing, the readers build it themselves."""
     try:
         from spark_sink.staging import index as segment_index
-    except ImportError:  # no pyarrow: landing does not need it
+    except ImportError:  # pyarrow is not installed: landing does not need it
         return
     boundaries = sealing.boundaries
     if boundaries.is_complete:

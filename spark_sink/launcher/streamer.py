@@ -1,4 +1,4 @@
-"""The streamer, a ``cdcpipe`` child process, as the launcher uses it: three pipes, feedback, an end in order."""
+"""The streamer: the ``cdcpipe`` child process from which the launcher reads the stream, and the feedback to it."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _PIPE_BYTES = 1 << 20
 
 
 QUIT_TIMEOUT_S = 30.0
-"""How long a streamer may take to end after `q`; then it is killed. What was confirmed before is not at stake."""
+"""How long a streamer may take to end after `q`. Then the launcher kills it, which does not affect confirmed positions."""
 
 
 _EXIT_GRACE_S = 0.05
-"""A streamer that closes stdout without being at the end position is ending by itself, and is gone within this time."""
+"""A streamer that fails closes its stdout and ends within this time. If it still runs, it has reached the end position."""
 
 
 class Feedback:
-    """Writes ``F`` for what is sealed, the highest only; what does not fit into the pipe goes with the next."""
+    """Writes ``F LSN`` for the highest sealed LSN. If the pipe is full, the LSN is sent with the next call."""
 
     def __init__(self, child: Streamer, start_lsn: int, hook: Callable[[Failpoint], None] | None) -> None:
         self._child = child
@@ -42,7 +42,7 @@ class Feedback:
         self._hook = hook
 
     def send(self, sealed_lsn: int, timeout_s: float = 0) -> None:
-        """Confirm up to ``sealed_lsn``, if that is news; wait no longer than ``timeout_s`` for room in the pipe."""
+        """Confirm up to ``sealed_lsn``, unless that was sent before. Waits at most ``timeout_s`` for room in the pipe."""
         if sealed_lsn <= self._sent_lsn:
             return
         if self._hook is not None:
@@ -54,24 +54,24 @@ class Feedback:
 
 
 class Streamer(Child):
-    """A streamer at the other end of three pipes. It lands what it has when asked to quit."""
+    """A running streamer, with a large stdout pipe."""
 
     def __init__(self, arguments: Sequence[str], *, command: Sequence[str], temporary: Path, tell: Callable[[str], None]) -> None:
         super().__init__(arguments, command=command, temporary=temporary, tell=tell)
-        with contextlib.suppress(OSError):  # more than this user may have; the default size works too
+        with contextlib.suppress(OSError):  # over this user's limit for pipes: the default size works, too
             fcntl.fcntl(self.stdout_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def ends_by_itself(self) -> bool:
-        """Say whether it has ended, or does so in a moment, without having been asked to."""
+        """Tell whether the streamer has ended, or ends in a moment, although it was not asked to."""
         return self.wait(_EXIT_GRACE_S)
 
     def quit(self) -> None:
-        """Ask it to end, drop what it still sends, and wait; not for ever."""
+        """Ask the streamer to end, drop what it still sends, and wait until it has ended; kill it if this takes too long."""
         deadline = time.monotonic() + QUIT_TIMEOUT_S
         self.write(QUIT, QUIT_TIMEOUT_S)
         with contextlib.suppress(TimeoutError):
             while self.read(deadline - time.monotonic()):
                 pass
         if not self.wait(deadline - time.monotonic()):
-            _logger.warning("the streamer has not ended %.0f s after it was asked to; killing it", QUIT_TIMEOUT_S)
+            _logger.warning("the streamer is still running %.0f s after it was asked to quit; killing it", QUIT_TIMEOUT_S)
             self.kill()

@@ -1,9 +1,9 @@
-"""What some segments hold, found from their indexes in the driver: which tables, under which descriptions. No pyspark.
+"""Finds which tables have changes in some segments, and with which descriptions. Reads the segments' indexes. No pyspark.
 
-The logical messages are among the tables, under a name that none has (`warehouse.MESSAGES`), with no description.
+Logical messages count as a table with the reserved name `warehouse.MESSAGES`, without a description.
 
-A description (a Relation message) stands in a segment before the first change that it applies to. What matters is the
-position of that change: it is the same wherever segments begin and end.
+A description (a Relation message) comes in a segment before the first change to which it applies. A `Use` has the position of that
+change, because this position does not depend on where segments begin and end.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ __all__ = ["Contents", "Use", "count_rows", "read_contents"]
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A table's description, with the position of the first change under it."""
+    """A table's description, with the position of the first change to which it applies."""
 
     end_lsn: int
     ordinal: int
     relation: Relation
     last_lsn: int
-    """The end LSN of the last transaction with a change under it."""
+    """The end LSN of the last transaction with such a change."""
     is_repeated: bool = False
-    """Whether the server did not send it there: nothing of the table has changed since the change before."""
+    """Whether the launcher repeated the description there. Then the table has not changed since the previous description."""
 
 
 @dataclass(slots=True)
@@ -53,13 +53,13 @@ class Contents:
 
     count: int = 0
     last_lsn: int = 0
-    """The end LSN of the last transaction that changes the table; of a message outside of transactions, its place among them."""
+    """The end LSN of the last transaction that changes the table; for a message outside of transactions, its place."""
     uses: list[Use] = field(default_factory=list)
-    """The table's descriptions in order, each other than the one before it, or sent anew where the key may be another one."""
+    """The table's descriptions in order. Each differs from the one before it, or was sent again when the key may have changed."""
 
 
 def read_contents(segments: Iterable[Segment], after_lsn: int = 0) -> dict[Table, Contents]:
-    """Return the tables that have changes in the segments, in transactions that end beyond ``after_lsn``."""
+    """Return the tables with changes in the segments. Only transactions that end beyond ``after_lsn`` count."""
     found: dict[Table, Contents] = {}
     for segment in segments:
         index = segment_index.load(segment.path)
@@ -90,9 +90,9 @@ def count_rows(segments: Iterable[Segment], after_lsn: int = 0) -> int:
 
 
 def _joined(uses: list[Use]) -> list[Use]:
-    """Make one of each description that is there several times running: every segment has it again.
+    """Join equal descriptions that follow one another, because each segment repeats them.
 
-    But one that the server sent again is kept if it does not tell the key: there the table may have got another one.
+    A description that the server itself sent again is kept if it does not name the key: the table may have got another key there.
     """
     joined: list[Use] = []
     for use in uses:
@@ -105,7 +105,7 @@ def _joined(uses: list[Use]) -> list[Use]:
 
 
 def _uses(segment: Segment, index: SegmentIndex, after_lsn: int) -> Iterator[tuple[int, Use]]:
-    """Yield each description that a segment's changes use, with the number of these changes."""
+    """Yield each description that applies to changes of the segment, with the number of these changes."""
     data = segment_index.map_segment(segment.path)
     ids, records = _changes(segment, index, data, after_lsn)
     described = np.flatnonzero(index.kind == segment_index.RELATION)
@@ -113,7 +113,7 @@ def _uses(segment: Segment, index: SegmentIndex, after_lsn: int) -> Iterator[tup
     for relation_id in np.unique(ids):
         used = records[ids == relation_id]
         descriptions = described[described_ids == relation_id]
-        # For each change, the description before it: the index has checked that there is one.
+        # For each change, find the description before it. The index has checked that there is one.
         which = np.searchsorted(descriptions, used) - 1
         for number in np.unique(which):
             under = used[which == number]
@@ -126,14 +126,14 @@ def _uses(segment: Segment, index: SegmentIndex, after_lsn: int) -> Iterator[tup
 
 
 def _is_repeated(index: SegmentIndex, data: memoryview, record: int) -> bool:
-    """Tell by its header whether the launcher has put a description there."""
+    """Tell by the header of a description whether the launcher repeated it there."""
     start = int(index.offset[record])
     header = encode_header(REPEATED_LSN, int(index.length[record]))
     return data[max(0, start - len(header)) : start] == header
 
 
 def _ordinal(segment: Segment, index: SegmentIndex, data: memoryview, record: int, relation_id: int) -> int:
-    """Return the ordinal of a change; a Truncate is one for each of its relations."""
+    """Return the ordinal of a change. A Truncate has one for each of its relations."""
     ordinal = int(index.ordinal[record])
     if index.kind[record] == segment_index.TRUNCATE:
         message = _message(segment, index, data, record)
@@ -143,11 +143,11 @@ def _ordinal(segment: Segment, index: SegmentIndex, data: memoryview, record: in
 
 
 def _changes(segment: Segment, index: SegmentIndex, data: memoryview, after_lsn: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return relation id and record number of every change, a Truncate once for each of its relations, in order."""
+    """Return relation id and record number of every change, in order. A Truncate is there once for each of its relations."""
     records = np.flatnonzero(np.isin(index.kind, np.frombuffer(b"IUD", np.uint8)) & (index.transaction >= 0))
     truncates = np.flatnonzero((index.kind == segment_index.TRUNCATE) & (index.transaction >= 0))
     if after_lsn:
-        # (A segment may have messages outside of transactions, and no transaction at all.)
+        # A segment may have only messages outside of transactions, and no transaction at all.
         is_after = index.end_lsn > after_lsn
         records, truncates = (some[is_after[index.transaction[some]]] for some in (records, truncates))
     ids = index.relation_id[records]
@@ -177,5 +177,5 @@ def _message(segment: Segment, index: SegmentIndex, data: memoryview, record: in
 
 @lru_cache(maxsize=4096)
 def _decode(raw: bytes) -> Message:
-    """Decode a description: every segment has the same ones again."""
+    """Decode a description. It is cached, because every segment has the same descriptions again."""
     return decode(raw)

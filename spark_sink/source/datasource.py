@@ -5,42 +5,52 @@
 
 | option | meaning |
 |---|---|
-| `path` | the staging directory; executors read it too, so it must be at the same place for all, unless there is a |
-| `server` | the `path` of a segment_server.SegmentServer in the driver, from which executors get what they read |
-| `table` | `schema.name`, each part quoted as in SQL where it has a dot or a quote: typed rows of this table |
-| `view` | `messages`: a row per logical message. `segments`: a row per segment |
-| | neither `table` nor `view`: the envelope, the same columns for every table |
+| `path` | the staging directory; without `server` it must have the same path on all executors |
+| `server` | the `path` of a `server.SegmentServer` in the driver, from which executors get segments |
+| `table` | `schema.name`, each part quoted as in SQL if it has a dot or a quote: typed rows of this table |
+| `view` | `messages`: a row per logical message; `segments`: a row per segment |
+| | with neither `table` nor `view`: the envelope, the same columns for every table |
 | `start`, `end` | positions, `EPOCH:LSN`: a batch reads (start, end], a stream begins at start |
-| `max_bytes_per_trigger` | a stream's micro-batch takes no more segments than have this many bytes, but at least one |
+| `max_bytes_per_trigger` | the most bytes of segments in one micro-batch of a stream, which has at least one segment |
 | `types` | `exact` (default) or `native`: see schema/types.py |
-| `max_partition_bytes` | a larger segment is read in several tasks; default 128 MiB. Small ones are read together in one |
+| `max_partition_bytes` | a larger segment is read by several tasks; default 128 MiB. One task reads several small segments |
 
-A typed row has the table's columns (schema/types.py; the new row, for a delete what was sent of the old one, for a truncate
-nothing), ``_cdc_op``, the position ``_cdc_epoch``, ``_cdc_end_lsn``, ``_cdc_ordinal``, then ``_cdc_xid``, ``_cdc_commit_time``,
-``_cdc_unchanged`` (the columns whose TOAST value was not sent: empty, never null), ``_cdc_old`` (the old row, or of the key
-what was sent; null if nothing was) and ``_cdc_exact`` (column -> text of the values that the column's type cannot hold,
-which are null there; ``_cdc_old.NAME`` for one in the old row; empty, never null). The names in both are Spark's.
+A typed row has these columns:
 
-A row of a logical message (the stream has them with pgoutput's option ``messages``) has ``prefix``, ``content`` (its bytes as
-they are), ``transactional``, then ``_cdc_epoch``, ``_cdc_end_lsn``, ``_cdc_ordinal``, ``_cdc_lsn`` (its own LSN, which
-pg_logical_emit_message returned: no other has the same), and its transaction's ``_cdc_xid`` and ``_cdc_commit_time``, null if
-it has none. Its place is before the change with the same end LSN and ordinal; of several messages there the LSN tells which is
-first. So over changes and messages together ``_cdc_end_lsn, _cdc_ordinal, _cdc_lsn`` is the order, nulls last. One that is not
-transactional is there whatever becomes of the transaction that wrote it, at a place of its own: its ``_cdc_end_lsn`` is its
-``_cdc_lsn``, which is no transaction's and is behind all that had committed by then; its ordinal is 0.
+- the table's columns (schema/types.py): the new row; for a delete the sent part of the old row; for a truncate all null;
+- ``_cdc_op``, then the position of the change: ``_cdc_epoch``, ``_cdc_end_lsn``, ``_cdc_ordinal``;
+- ``_cdc_xid`` and ``_cdc_commit_time`` of the transaction;
+- ``_cdc_unchanged``: the columns whose TOAST value the server did not send; empty if there are none, never null;
+- ``_cdc_old``: the old row, or the key columns that were sent; null if the server sent no old row;
+- ``_cdc_exact``: a map from column to text, for values that the column's type cannot hold. The column is null there. A key
+  ``_cdc_old.NAME`` is for a value of the old row. The map is empty if there are none, never null.
 
-A schema given by the user is kept to: each relation's columns go where `types.assign_columns` says, and what finds no place
-is an error. A stream has one schema for its life; to follow a table that changes, stream the segments and read each batch.
+The names of columns in ``_cdc_unchanged`` and ``_cdc_exact`` are Spark's.
 
-Spark has no metrics for a source in Python. So a stream's progress has them in the JSON text of ``sources[0].latestOffset``, beside
-the log's end: ``batchRows`` and ``batchBytes`` of the micro-batch (changes and logical messages of all tables; the size of its
-segments), ``lagBytes``, WAL from its end to the log's, and ``lagSeconds``, the age of the oldest transaction there.
+A row of a logical message has these columns (the stream has messages if pgoutput's option ``messages`` is on):
 
-The rows come in no particular order: (epoch, end LSN, ordinal) is the order.
+- ``prefix``, ``content`` (the bytes as the server sent them), ``transactional``;
+- its place among the changes: ``_cdc_epoch``, ``_cdc_end_lsn``, ``_cdc_ordinal``;
+- ``_cdc_lsn``: its own LSN, which pg_logical_emit_message returned; it is unique;
+- ``_cdc_xid`` and ``_cdc_commit_time`` of its transaction; null for a message outside of transactions.
 
-Spark makes a reader in a process of its own, calls ``initialOffset`` more than once, ``commit`` late or never and ``stop`` not
-reliably: nothing here depends on them. ``partitions`` looks at nothing but the offsets and the files, so a batch that is
-run again is the same batch; a segment that is not there any more is a StagingError.
+A message comes before the change with the same end LSN and ordinal. Several messages at one place are ordered by ``_cdc_lsn``. So
+``_cdc_end_lsn, _cdc_ordinal, _cdc_lsn`` (nulls last) orders changes and messages together. A message outside of transactions stays
+even if the transaction that wrote it rolls back. Its ``_cdc_end_lsn`` equals its ``_cdc_lsn``, at which no transaction ends; it
+comes after every transaction that had committed by then. Its ordinal is 0.
+
+If the user gives a schema, each relation's columns go where `types.assign_columns` says; a column without a place raises an error.
+A stream keeps one schema for its life. To follow a table whose columns change, stream the segments and read each batch.
+
+Spark has no metrics for a Python source. So the JSON text of ``sources[0].latestOffset`` in a stream's progress has them, beside
+the end of the log: ``batchRows`` (changes and logical messages of all tables) and ``batchBytes`` (size of the segments) of the
+micro-batch, ``lagBytes`` (WAL from its end to the end of the log) and ``lagSeconds`` (age of the oldest transaction in that WAL).
+
+The rows come in no particular order. Their order is (epoch, end LSN, ordinal).
+
+Spark creates a reader in another process, calls ``initialOffset`` more than once, calls ``commit`` late or never, and does not
+always call ``stop``. Nothing here depends on these calls. ``partitions`` uses only the offsets and the files. So a batch that runs
+again is the same batch, and a missing segment raises StagingError.
 """
 
 from __future__ import annotations
@@ -123,21 +133,20 @@ _VIEWS: Final = {"messages": MESSAGE_SCHEMA, "segments": SEGMENTS_SCHEMA}
 
 _DEFAULT_PARTITION_BYTES: Final = 128 << 20
 _TOGETHER_BYTES: Final = 16 << 20
-"""Segments are read in one task up to this size: one that is sealed every second would make a task, and a file, of a few rows."""
+"""One task reads several segments, up to this size together. Otherwise each small segment would make a task and a file."""
 
 T = TypeVar("T")
 
 
 _supplied: set[str] = set()
-"""The Spark applications that have our sources."""
+"""The ids of the Spark applications to which `register` has sent our sources."""
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("cdcpipe")`` known to a session.
+    """Register ``format("cdcpipe")`` in a session.
 
-    The sources of cdcpipe and spark_sink are sent along as a zip file, so that the Python workers and executors, on any
-    machine, run this code, whether it is installed there or not. They need pyspark, pyarrow and numpy; nothing has to be
-    set up before the session starts but PYSPARK_PYTHON.
+    Sends the sources of cdcpipe and spark_sink to the executors as a zip file. So all Python workers run this code, and cdcpipe
+    need not be installed on their machines. They need pyspark, pyarrow and numpy, and PYSPARK_PYTHON set before the session starts.
     """
     from spark_sink.spark import session  # not for executors, which import this module
 
@@ -145,7 +154,7 @@ def register(spark: SparkSession) -> None:
     if application not in _supplied:
         spark.sparkContext.addPyFile(str(_source_archive()))
         _supplied.add(application)
-    # Spark looks the name up in the active session: another one's would be taken for somebody else's data source.
+    # Spark looks the name up in the active session. If another session were active, Spark would find that session's data source.
     with session.active(spark):
         spark.dataSource.register(CdcpipeDataSource)
 
@@ -156,7 +165,7 @@ def quote_table(namespace: str, name: str) -> str:
 
 
 def relation_versions(path: Path | str, table: str, start: Position | None = None, end: Position | None = None) -> list[Relation]:
-    """Return how the table looked in the segments of (start, end], each version once, in order; empty if it is not there."""
+    """Return the versions of a table in the segments of (start, end], each once, in order; empty if the table is not there."""
     wanted = _parse_table(table)
     relations = _relations(Path(path), start, end)
     return [relation for relation in relations if (relation.namespace, relation.name) == wanted]
@@ -165,7 +174,7 @@ def relation_versions(path: Path | str, table: str, start: Position | None = Non
 def tables_in(
     path: Path | str, start: Position | None = None, end: Position | None = None
 ) -> dict[tuple[str, str], list[Relation]]:
-    """Return the tables, by schema and name, that the segments of (start, end] describe, each with its versions in order."""
+    """Return the tables that the segments of (start, end] describe, by schema and name, each with its versions in order."""
     tables: dict[tuple[str, str], list[Relation]] = {}
     for relation in _relations(Path(path), start, end):
         tables.setdefault((relation.namespace, relation.name), []).append(relation)
@@ -173,11 +182,11 @@ def tables_in(
 
 
 class CdcpipeDataSource(DataSource):  # type: ignore[misc]  # pyspark is not analysed
-    """What Spark makes of ``format("cdcpipe")``; see the module's docstring."""
+    """The data source that Spark creates for ``format("cdcpipe")``; see the module's docstring."""
 
     @classmethod
     def name(cls) -> str:
-        """Return what stands in ``format(…)``."""
+        """Return the name for ``format(…)``."""
         return FORMAT_NAME
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -185,21 +194,21 @@ class CdcpipeDataSource(DataSource):  # type: ignore[misc]  # pyspark is not ana
         self._options = _Options.parse(dict(options))
 
     def schema(self) -> StructType:
-        """Return the schema where the user gives none."""
+        """Return the schema that applies if the user gives none."""
         return self._options.schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Read as a batch."""
+        """Return the reader of a batch."""
         return _BatchReader(self._options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Read as a stream."""
+        """Return the reader of a stream."""
         return _StreamReader(self._options, schema)
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """The options, checked. Goes to other processes by pickle: plain values only."""
+    """The checked options. They are pickled for other processes, so they have plain values only."""
 
     root: str
     table: tuple[str, str] | None = None
@@ -213,13 +222,13 @@ class _Options:
 
     @classmethod
     def parse(cls, options: dict[str, str]) -> _Options:
-        """Raise InvalidArgumentsError for an option that is unknown or cannot be read."""
+        """Check the options. Raises InvalidArgumentsError for an option that is unknown or has a bad value."""
         left = {key.lower(): value for key, value in options.items()}
         root = left.pop("path", None)
         table, view = left.pop("table", None), left.pop("view", None)
         if not root:
             _invalid("path", "is missing: the staging directory")
-        # Executors have another working directory.
+        # An absolute path, because executors have another working directory.
         root = str(local_directory(root, "the staging directory"))
         if view is not None and view not in _VIEWS:
             _invalid("view", f"can only be {' or '.join(map(repr, _VIEWS))}")
@@ -243,15 +252,15 @@ class _Options:
         return parsed
 
     def schema(self) -> StructType:
-        """Return the schema where the user gives none."""
+        """Return the schema that applies if the user gives none."""
         if self.view is not None:
             return _VIEWS[self.view]
         if self.table is None:
             return ENVELOPE_SCHEMA
         versions = relation_versions(self.root, quote_table(*self.table), self.start, self.end)
         if not versions:
-            msg = f"{self.root} has no change of table {quote_table(*self.table)} in the range asked for"
-            raise StagingError(msg, hint="is the table in the publication, and was it changed since? else give a schema")
+            msg = f"{self.root} has no change of table {quote_table(*self.table)} in the requested range"
+            raise StagingError(msg, hint="is the table in the publication, and has it changed? If so, give a schema")
         return typed_schema(merge_columns(None, (as_typed(version, self.types) for version in versions)))
 
     def partitions(self, start: Position | None, end: Position | None) -> list[InputPartition]:
@@ -265,7 +274,7 @@ class _Options:
         return [_Part(pieces) for pieces in divide(sized, self.max_partition_bytes, together_bytes)]
 
     def read(self, partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
-        """Read what `partitions` planned, in an executor."""
+        """Read a partition that `partitions` planned. Runs in an executor."""
         match partition:
             case _SegmentRows():
                 yield partition.to_batch(schema)
@@ -278,11 +287,11 @@ class _Options:
             case _Part(pieces):
                 for piece in pieces:
                     yield from EnvelopeReader(piece, schema).read()
-            case _ if type(partition) is InputPartition:  # what Spark makes of an empty list of partitions
+            case _ if type(partition) is InputPartition:  # Spark passes this for an empty list of partitions
                 return
             case _:
-                # Planned by a process that runs other code than this one. To read nothing would be to lose it.
-                msg = f"a partition of a kind that this version of cdcpipe does not know: {type(partition).__name__}"
+                # Another version of this code planned the partition. Reading nothing here would lose its rows.
+                msg = f"this version of cdcpipe does not know partitions of the kind {type(partition).__name__}"
                 raise StagingError(msg, hint="the driver and the executors must run the same version")
 
 
@@ -292,7 +301,7 @@ def _invalid(option: str, problem: str) -> NoReturn:
 
 
 def _parse_option(left: dict[str, str], name: str, parse: Callable[[str], T]) -> T | None:
-    """Take an option out of those that are left and read it."""
+    """Remove an option from ``left`` and return its parsed value; None if it is not there."""
     text = left.pop(name, None)
     if text is None:
         return None
@@ -317,21 +326,21 @@ def _parse_table(text: str) -> tuple[str, str]:
     """Read ``schema.name``."""
     match = re.fullmatch(rf"({_IDENTIFIER})\.({_IDENTIFIER})", text)
     if match is None:
-        _invalid("table", f'is schema.name, each quoted with " where it has a dot or a quote, and not {text!r}')
+        _invalid("table", f'must be schema.name, each part quoted with " if it has a dot or a quote, not {text!r}')
     namespace, name = (p[1:-1].replace('""', '"') if p.startswith('"') else p for p in match.groups())
     return namespace, name
 
 
 @dataclass
 class _Part(InputPartition):  # type: ignore[misc]  # pyspark is not analysed
-    """What one task reads. Goes to executors by pickle: plain values only."""
+    """The slices that one task reads. They are pickled for the executors, so they have plain values only."""
 
     pieces: list[Slice]
 
 
 @dataclass
 class _SegmentRows(InputPartition):  # type: ignore[misc]  # pyspark is not analysed
-    """The rows of the segments view, found when the batch was planned."""
+    """The rows of the segments view. They are made when the batch is planned."""
 
     rows: list[tuple[int, int, int, str, int]]
 
@@ -342,11 +351,11 @@ class _SegmentRows(InputPartition):  # type: ignore[misc]  # pyspark is not anal
 
 
 def _plan(root: Path, start: Position | None, end: Position | None, origin: Origin | None = None) -> list[tuple[Segment, Slice]]:
-    """Return the segments that have transactions of (start, end], and what of each is wanted; StagingError if one is missing."""
+    """Return the segments that have transactions of (start, end], each with the slice to read. Raises StagingError for a gap."""
     if end is not None:
         if start is not None and start.lsn >= end.lsn:
             return []
-        list_segments(root, end)  # raises unless the log, which has no gaps, reaches to there
+        list_segments(root, end)  # raises StagingError if the log does not reach `end`
     segments = list_segments(root, start)
     if end is not None:
         segments = [segment for segment in segments if segment.start_lsn < end.lsn]
@@ -366,7 +375,7 @@ def _plan(root: Path, start: Position | None, end: Position | None, origin: Orig
 
 
 def _relations(root: Path, start: Position | None, end: Position | None) -> list[Relation]:
-    """Return the relations that the segments describe, each version once, in order."""
+    """Return the relations that the segments of (start, end] describe, each version once, in order."""
     found: list[Relation] = []
     for segment, _ in _plan(root, start, end):
         for relation in read_relations(segment.path):
@@ -388,18 +397,21 @@ class _BatchReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not an
 
 
 class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # pyspark is not analysed
-    """Offsets are positions: ``{"format": 1, "position": "1:0/171F388"}``. Spark compares them as text: one spelling only."""
+    """The reader of a stream. Its offsets are positions: ``{"format": 1, "position": "1:0/171F388"}``.
+
+    Spark compares offsets as text, so each position has exactly one spelling.
+    """
 
     def __init__(self, options: _Options, schema: StructType) -> None:
         if options.end is not None:
-            _invalid("end", "is for batches: a stream has no end")
+            _invalid("end", "is for batches only: a stream has no end")
         self._options = options
         self._schema = schema
         self._root = Path(options.root)
         self._log = LogView(self._root)
         self._target: Position | None = None
         self._batch = (Position(0, 0), Position(0, 0))
-        """The newest batch that was planned: its start and its end."""
+        """Start and end of the newest planned batch."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         if self._options.start is not None:
@@ -430,7 +442,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         self._target = log_end(self._root) or Position(0, 0)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """Return the log's end with the metrics of the batch just planned: Spark has no place of its own for a Python source's."""
+        """Return the end of the log, with the metrics of the newest planned batch: Spark has no metrics for a Python source."""
         end = self._log.end()
         if end is None:
             return None
@@ -458,7 +470,7 @@ def _offset(position: Position) -> dict[str, Any]:
 
 @functools.cache
 def _source_archive() -> Path:
-    """Zip the sources of the core and of this package, under a name that tells one content from another."""
+    """Zip the sources of cdcpipe and spark_sink, and return the path. The file name depends on the contents."""
     files = [
         (path, f"{package.__name__}/{path.relative_to(root).as_posix()}")
         for package in (cdcpipe, spark_sink)

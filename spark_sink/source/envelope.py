@@ -1,4 +1,4 @@
-"""Changes of all tables of a slice in an envelope with the same columns for each."""
+"""Reads the changes of all tables in a slice as rows with the same columns for every table (the envelope)."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class _EnvelopeRow:
         key: Row | None = None,
         step: int = 0,
     ) -> _EnvelopeRow:
-        """Read a change's rows; as in the typed rows, an unchanged TOAST value is filled in from the old row or key."""
+        """Make the envelope's row of a change. As in typed rows, an unchanged TOAST value is taken from the old row or key."""
         after, before = _pairs(relation, new), _pairs(relation, key if old is None else old)
         if before:
             known = [n if o is None or n is not UNCHANGED_TOAST else o for (_, n), (_, o) in zip(after, before, strict=False)]
@@ -132,13 +132,13 @@ def _pairs(relation: Relation, row: Row | None) -> list[tuple[Column, Value]]:
     if row is None:
         return []
     if len(row) != len(relation.columns):
-        msg = f"a row of {len(row)} columns, its relation has {len(relation.columns)}"
+        msg = f"a row has {len(row)} columns, its relation {len(relation.columns)}"
         raise ProtocolError(msg)
     return list(zip(relation.columns, row_to_text(relation, row), strict=True))
 
 
 def _texts(pairs: list[tuple[Column, Value]]) -> list[tuple[str, str | None]]:
-    """Return what a map column is made of; a value that was not sent is left out."""
+    """Return the entries of a map column, without values that were not sent."""
     texts: list[tuple[str, str | None]] = []
     for column, value in pairs:
         if value is UNCHANGED_TOAST:

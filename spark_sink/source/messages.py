@@ -1,4 +1,4 @@
-"""Logical messages of a slice as Arrow record batches."""
+"""Reads the logical messages in a slice as Arrow record batches."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ __all__ = ["MessageReader"]
 
 
 _PREFIX_POS: Final = 10
-"""Of a logical message: "Byte1('M'), Int8 flags, Int64 LSN, String prefix, Int32 length of the content, the content"."""
+"""Where the prefix begins in "Byte1('M'), Int8 flags, Int64 LSN, String prefix, Int32 length of the content, the content"."""
 _PREFIX_BYTES: Final = 128
-"""Where a prefix ends is looked for in so many bytes first."""
+"""The end of a prefix is searched in this many bytes first."""
 
 
 class MessageReader:
@@ -40,8 +40,8 @@ class MessageReader:
         self._arrow_schema = to_arrow_schema(schema, timezone="UTC")
         for wanted in schema:
             if wanted.name not in MESSAGE_SCHEMA.names or MESSAGE_SCHEMA[wanted.name].dataType != wanted.dataType:
-                msg = f"the schema given has a column {wanted.name} of type {wanted.dataType.simpleString()}: messages have none"
-                raise StagingError(msg, hint=f"their columns are {', '.join(MESSAGE_SCHEMA.names)}")
+                msg = f"messages have no column {wanted.name} of type {wanted.dataType.simpleString()}, which the schema asks for"
+                raise StagingError(msg, hint=f"the columns of messages are {', '.join(MESSAGE_SCHEMA.names)}")
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """Yield the messages, in order."""
@@ -72,7 +72,7 @@ class MessageReader:
         return pa.RecordBatch.from_arrays([arrays[name] for name in self._arrow_schema.names], schema=self._arrow_schema)
 
     def _gather(self, record: Array) -> tuple[pa.StringArray, pa.BinaryArray]:
-        """Return the prefixes and the contents. These may be large: they are copied once, from the mapped segment to Arrow."""
+        """Return the prefixes and the contents. Contents may be large: they are copied once, from the mapped segment to Arrow."""
         segment, index = self._slice.segment, self._slice.index
         start = index.offset[record] + _PREFIX_POS
         end = index.offset[record] + index.length[record]
@@ -81,7 +81,7 @@ class MessageReader:
         return gather(segment, start, prefix_end - start).cast(pa.string()), gather(segment, content, end - content)
 
     def _prefix_end(self, start: int, end: int) -> int:
-        """Return where the prefix that begins at ``start`` ends, having checked it and the length of the content after it."""
+        """Return the end of the prefix that begins at ``start``. Checks the prefix and the length of the content."""
         segment, size = self._slice.segment, _PREFIX_BYTES
         while (prefix := bytes(segment[start : min(start + size, end)])).find(0) < 0:
             if start + size >= end:
@@ -92,8 +92,8 @@ class MessageReader:
             prefix.decode()
         except UnicodeDecodeError:
             msg = f"segment {self._slice.path}: the prefix of a logical message, at byte {start}, is not UTF-8"
-            raise StagingError(msg, hint="is the database's encoding SQL_ASCII? its bytes come as they are") from None
+            raise StagingError(msg, hint="is the database's encoding SQL_ASCII? Then the server converts nothing") from None
         content = start + len(prefix) + 5
         if content + int.from_bytes(segment[content - 4 : content]) != end:
-            self._slice.fail(content - 4, "the content of a logical message is not as long as it says")
+            self._slice.fail(content - 4, "the content of a logical message has another length than its header says")
         return start + len(prefix)

@@ -1,8 +1,9 @@
-"""Which range of the log a micro-batch is, as Spark notes it in the stream's checkpoint. No Spark.
+"""Reads from a stream's checkpoint which range of the log a micro-batch has. No Spark.
 
-``offsets/N`` is there before micro-batch N runs, and makes it the same one after a crash: a version, a line of Spark's own, then a
-line with the offset of each source, as the source gave it (Structured Streaming Programming Guide, "Recovering from Failures
-with Checkpointing"). To ask the stream's rows would be a Spark job for every micro-batch, with Python on both sides.
+Spark writes ``offsets/N`` before micro-batch N runs, so that the micro-batch has the same range after a crash. The file has a
+version, a line for Spark itself, then a line with the offset of each source, as the source gave it (Structured Streaming
+Programming Guide, "Recovering from Failures with Checkpointing"). Reading the range from the stream's rows instead would cost a
+Spark job with Python workers for every micro-batch.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ OFFSET_FORMAT = 1
 
 
 def micro_batch(checkpoint: Path, batch_id: int) -> tuple[Position | None, Position]:
-    """Return the position after which a micro-batch begins, None for the first one, and the one up to which it goes.
+    """Return the range of a micro-batch: the position after which it begins (None for the first one), and its last position.
 
-    Raises StagingError for a checkpoint that can't be read.
+    Raises StagingError if the checkpoint can't be read.
     """
     start = _end(checkpoint, batch_id - 1) if batch_id else None
     return start, _end(checkpoint, batch_id)
 
 
 def is_noted(checkpoint: Path, batch_id: int) -> bool:
-    """Tell whether Spark has noted that a micro-batch is done, so that it will not ask for it again."""
+    """Tell whether Spark has recorded the end of a micro-batch, and so will not run it again."""
     commits = checkpoint / "commits"
-    # Written under another name and renamed, and after it the file with its checksum.
+    # Spark writes the file under another name and renames it, then does the same with a file for its checksum.
     being_renamed = [path for dots in (".", "..") for path in commits.glob(f"{dots}{batch_id}.*.tmp*")]
     return (commits / str(batch_id)).exists() and not being_renamed
 
@@ -46,13 +47,13 @@ def _end(checkpoint: Path, batch_id: int) -> Position:
     except (OSError, ValueError) as ex:
         raise StagingError(
             f"the checkpoint's {path} can't be read: {ex}",
-            hint=f"delete {checkpoint}: the tables go on from where they are",
+            hint=f"delete {checkpoint}: each table continues from its own position",
         ) from ex
     return read_offset(found)
 
 
 def read_offset(offset: Any) -> Position:
-    """Return the position that an offset of the data source is; StagingError if it is none."""
+    """Return the position in an offset of the data source. Raises StagingError if it has none."""
     found = offset.get("format") if isinstance(offset, dict) else None
     if found != OFFSET_FORMAT:
         msg = f"the checkpoint has an offset of format {found!r}; this program knows {OFFSET_FORMAT}"

@@ -1,16 +1,16 @@
-"""Segments for executors that do not see the staging directory: the driver serves them, each executor keeps copies. No pyspark.
+"""Sends segments from the driver to executors that cannot see the staging directory. Executors keep copies. No pyspark.
 
     with SegmentServer(staging, "driver.example") as server:    # in the driver
-        ...                                                     # server.path: a file, for its user alone, that says where it is
+        ...                                                     # server.path: a private file with address and key of the server
     origin = Origin.read(server.path)                           # in any process on the driver's machine
-    fetch(origin, "000001/...-....cdc")                         # in an executor: the path of a copy
+    fetch(origin, "000001/...-....cdc")                         # in an executor: returns the path of a copy
 
-A segment goes over the network once to each executor that reads it, however many tables are in it, as a stream of bytes: neither
-side holds it in memory, and there is no limit to its size. Copies are below Spark's local directory (else the system's
-temporary one), for their user alone; what has not been used for a while goes once they take too much room.
+Each executor fetches a segment once, even if many tables are in it. Both sides stream the bytes: neither holds a segment in memory,
+and its size has no limit. The copies are private files in Spark's local directory, or in the system's temporary directory. When
+they take too much room, the executor deletes those that were not used for a while.
 
-Segments and indexes are all that is served, and only to who knows the key: each request is signed with it, the key is never
-sent. What is sent is not encrypted, as Spark's own traffic is not unless it is told to.
+The server sends only segments and indexes, and only to clients that know the key. Clients sign each request with the key, and never
+send the key itself. The contents are not encrypted, like Spark's own traffic by default.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _TIMEOUT_S: Final = 60.0
 _COPY_BYTES: Final = 1 << 20
 
 CACHE_BYTES: Final = 1 << 30
-"""Copies of more than this on one machine: the ones that were not used for the longest time go,"""
+"""When the copies on one machine are larger than this together, the least recently used ones are deleted,"""
 IDLE_S: Final = 120.0
-"""but none that was used so short a time ago: a task may be about to open it."""
+"""but not those used within this time: a task may be about to open them."""
 
 
 class Origin(NamedTuple):
-    """Where a server is, and the key to it. Goes to executors with a task; not for logs."""
+    """Address and key of a segment server. Tasks carry it to executors. Never log it."""
 
     host: str
     port: int
@@ -63,12 +63,12 @@ class Origin(NamedTuple):
 
     @classmethod
     def read(cls, path: Path | str) -> Origin:
-        """Read what a `SegmentServer` wrote to its ``path``."""
+        """Read the file ``path`` of a `SegmentServer`."""
         try:
             return cls(**json.loads(Path(path).read_bytes()))
         except (OSError, ValueError, TypeError) as ex:
-            msg = f"no segment server is described by {path}"
-            raise StagingError(msg, hint="the driver that started it has ended") from ex
+            msg = f"{path} does not describe a segment server"
+            raise StagingError(msg, hint="the driver that wrote it has ended") from ex
 
     def sign(self, name: str) -> str:
         """Return the signature of a request for a file."""
@@ -76,20 +76,22 @@ class Origin(NamedTuple):
 
 
 def name_of(path: Path) -> str:
-    """Return what a segment is called in requests."""
+    """Return the name of a segment in requests."""
     return f"{path.parent.name}/{path.name}"
 
 
 class SegmentServer:
-    """Serves one staging directory from ``start`` to ``stop``, to executors that know this machine as ``host``."""
+    """Serves one staging directory until ``stop``. Executors reach this machine under the name ``host``."""
 
     def __init__(self, root: Path, host: str, *, bind: str | None = None, port: int = 0) -> None:
-        """Listen on ``bind`` (left out: ``host``) and ``port`` (0: any); raise StagingError if that can't be."""
+        """Listen on ``bind`` (default: ``host``) and ``port`` (0: any free port). Raises StagingError if this is not possible."""
         try:
             self._server = _Server((bind or host, port), _Handler)
         except OSError as ex:
             msg = f"cannot listen on {bind or host}, port {port}, to serve segments to executors: {ex.strerror or ex}"
-            raise StagingError(msg, hint="set spark.driver.host and spark.driver.bindAddress to what executors reach") from ex
+            raise StagingError(
+                msg, hint="set spark.driver.host and spark.driver.bindAddress to an address that executors reach"
+            ) from ex
         self._server.root = root
         self._server.origin = Origin(host, self._server.server_address[1], secrets.token_hex(32))
         self._directory = Path(tempfile.mkdtemp(prefix="cdcpipe-segments-"))
@@ -99,7 +101,7 @@ class SegmentServer:
         threading.Thread(target=self._server.serve_forever, name="cdcpipe-segments", daemon=True).start()
 
     def stop(self) -> None:
-        """Serve nothing more."""
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -117,7 +119,7 @@ class _Server(ThreadingHTTPServer):
     origin: Origin
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing here either: an executor that gets too little says so."""
+        """Log nothing: an executor that gets too few bytes reports it."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -146,15 +148,18 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.sendfile(stream)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's signature
-        """Say nothing: who asks is told."""
+        """Log nothing: the client gets the answer and reports errors."""
 
 
 def fetch(origin: Origin, name: str) -> Path:
-    """Return where this machine's copy of a segment is, getting it and its index first if need be; StagingError if it can't."""
+    """Return the path of this machine's copy of a segment. Fetches the segment and its index if they are not there.
+
+    Raises StagingError if the driver can't be reached or does not send the segment.
+    """
     path = _copies(origin) / name
     for directory in (path.parent.parent, path.parent):
         directory.mkdir(mode=0o700, exist_ok=True)
-    # The index first: it would be built again from a segment that has none.
+    # Fetch the index first: a task that finds a segment without an index would build one.
     _get(origin, str(Path(name).with_suffix(".idx")), path.with_suffix(".idx"), is_optional=True)
     _get(origin, name, path)
     _make_room(_copies(origin))
@@ -162,20 +167,20 @@ def fetch(origin: Origin, name: str) -> Path:
 
 
 def _copies(origin: Origin) -> Path:
-    """Return the directory of the copies: Spark deletes its own when the executor ends."""
+    """Return the directory of the copies, in Spark's local directory, which Spark deletes when the executor ends."""
     local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
     digest = hashlib.sha256(origin.key.encode()).hexdigest()[:16]
     return Path(local) / f"cdcpipe-segments-{os.geteuid()}-{digest}"
 
 
 def _get(origin: Origin, name: str, path: Path, *, is_optional: bool = False) -> None:
-    """Make sure that a copy is there; one process gets it, others that want it wait."""
+    """Make sure that a copy exists. One process fetches it; others that need it wait."""
     if _use(path):
         return
     part = path.with_name(f".{path.name}.part")
     with open(part, "ab", opener=_private) as sink:
         fcntl.flock(sink, fcntl.LOCK_EX)
-        if _use(path):  # it came while we waited
+        if _use(path):  # another process fetched it while we waited
             part.unlink(missing_ok=True)
             return
         sink.seek(0)
@@ -185,7 +190,7 @@ def _get(origin: Origin, name: str, path: Path, *, is_optional: bool = False) ->
                 sink.flush()
                 part.rename(path)
         except (OSError, http.client.HTTPException) as ex:
-            msg = f"segment {name} could not be got from the driver at {origin.host}:{origin.port}: {str(ex) or repr(ex)}"
+            msg = f"cannot fetch segment {name} from the driver at {origin.host}:{origin.port}: {str(ex) or repr(ex)}"
             raise StagingError(
                 msg, hint="executors must reach the driver; spark.cdcpipe.segments.port gives it a fixed port"
             ) from ex
@@ -196,7 +201,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _download(origin: Origin, name: str, sink: Any, *, is_optional: bool) -> bool:
-    """Copy a file from the server; return False if it is optional, and not there."""
+    """Copy a file from the server; return False if it is optional and does not exist."""
     connection = http.client.HTTPConnection(origin.host, origin.port, timeout=_TIMEOUT_S)
     try:
         connection.request("GET", f"/{name}", headers={_SIGNATURE: origin.sign(name)})
@@ -208,14 +213,14 @@ def _download(origin: Origin, name: str, sink: Any, *, is_optional: bool) -> boo
         expected = int(response.headers["Content-Length"])
         shutil.copyfileobj(response, sink, _COPY_BYTES)
         if sink.tell() != expected:
-            raise OSError(f"{sink.tell()} of {expected} bytes came")
+            raise OSError(f"only {sink.tell()} of {expected} bytes arrived")
         return True
     finally:
         connection.close()
 
 
 def _use(path: Path) -> bool:
-    """Note that a copy is used now; return False if it is not there."""
+    """Mark a copy as used now; return False if it does not exist."""
     try:
         os.utime(path)
     except FileNotFoundError:
@@ -224,7 +229,7 @@ def _use(path: Path) -> bool:
 
 
 def _make_room(directory: Path) -> None:
-    """Delete the oldest copies of those that are too many."""
+    """Delete the least recently used copies, as far as there are too many."""
     found = []
     for path in directory.glob("*/*"):
         try:
@@ -241,16 +246,16 @@ def _make_room(directory: Path) -> None:
 
 
 SEGMENTS_PORT = "spark.cdcpipe.segments.port"
-"""A setting of our own: the port on which the driver serves segments to executors that don't see staging; any if unset."""
+"""A setting of cdcpipe: the port on which the driver serves segments; any free port if unset."""
 
 
 def serve_segments(spark: SparkSession, staging: Path) -> SegmentServer:
-    """Start to serve a staging directory to the session's executors, which know this machine as Spark's driver."""
+    """Start a server of a staging directory for the session's executors, at the address of Spark's driver."""
     conf = spark.sparkContext.getConf()
     for setting in ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled", "spark.authenticate.enableSaslEncryption"):
         if conf.get(setting, "false") == "true":
             raise InvalidArgumentsError(
-                f"{setting} is set, and segments that the driver sends to executors are not encrypted",
+                f"{setting} is set, but cdcpipe sends segments from the driver to executors without encryption",
                 hint="let executors see the staging directory instead (--staging-shared yes)",
             )
     host = conf.get("spark.driver.host", "localhost")

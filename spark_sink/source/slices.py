@@ -1,4 +1,4 @@
-"""Segments cut into slices, for executors to read: a slice has its records by table, found in the index."""
+"""Cuts segments into slices, one or several for each task, and finds a slice's records by table with the segment's index."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ __all__ = [
 BATCH_ROWS: Final = 1 << 16
 BATCH_BYTES: Final = 64 << 20
 BATCH_SPAN_BYTES: Final = 1 << 30
-"""How far apart the first and the last record of a batch may be; columnar.MAX_SPAN_BYTES is the limit, less a record of 1 GiB."""
+"""The most bytes between the first and the last record of a batch: columnar.MAX_SPAN_BYTES minus one record of 1 GiB."""
 UNIX_2000_US: Final = 946_684_800_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What one task reads: of the transactions that end in (after_lsn, until_lsn], the records of one part of the segment.
+    """A part of a segment that a task reads: its records of the transactions that end in (after_lsn, until_lsn].
 
-    So with a logical message outside of transactions whose place is in that range.
+    A logical message outside of transactions belongs to the slice if its place is in this range.
     """
 
     path: str
-    """The segment's file; with an ``origin`` what it is called there."""
+    """The segment's file; with an ``origin``, its name on that server."""
     epoch: int
     after_lsn: int
     until_lsn: int
@@ -65,9 +65,9 @@ class Slice:
 
 
 def divide(slices: Iterable[tuple[Slice, int]], part_bytes: int, together_bytes: int) -> list[list[Slice]]:
-    """Divide slices, given with their sizes, among tasks: one of more than ``part_bytes`` is cut, small ones go together.
+    """Divide slices among tasks. ``slices`` has each slice with its size.
 
-    Several make ``together_bytes`` at most.
+    A slice larger than ``part_bytes`` is cut. Small slices share a task, at most ``together_bytes`` in one.
     """
     tasks: list[list[Slice]] = []
     room = 0
@@ -86,7 +86,7 @@ def divide(slices: Iterable[tuple[Slice, int]], part_bytes: int, together_bytes:
 
 
 class OpenSlice:
-    """A slice with its segment mapped and its index loaded; what several tables' readers need is found once."""
+    """A slice whose segment is mapped and whose index is loaded. Several tables' readers share it, and what it has looked up."""
 
     def __init__(self, piece: Slice) -> None:
         self._piece = piece
@@ -103,21 +103,21 @@ class OpenSlice:
         self._to_transaction = np.searchsorted(self.index.end_lsn, np.uint64(piece.until_lsn), side="right")
 
     def records(self, kinds: bytes) -> Array:
-        """Return the numbers of the slice's records of some kinds."""
+        """Return the numbers of the slice's records whose kind is in ``kinds``."""
         transaction = self.index.transaction[self.first : self.last]
         wanted = (transaction >= self._from_transaction) & (transaction < self._to_transaction)
         wanted &= np.isin(self.index.kind[self.first : self.last], np.frombuffer(kinds, np.uint8))
         return np.flatnonzero(wanted) + self.first
 
     def messages(self) -> Array:
-        """Return the numbers, among the segment's logical messages, of those that are the slice's."""
+        """Return which of the segment's logical messages belong to the slice, as indexes."""
         record, place = self.index.messages()
         wanted = (record >= self.first) & (record < self.last)
         wanted &= (place > np.uint64(self._piece.after_lsn)) & (place <= np.uint64(self._piece.until_lsn))
         return np.flatnonzero(wanted)
 
     def chunks(self, records: Array) -> Iterator[slice]:
-        """Cut records, in order, into what makes a batch of bounded size."""
+        """Cut ordered records into batches of bounded size."""
         offset = self.index.offset[records]
         byte_count = np.cumsum(self.index.length[records], dtype=np.int64)
         first = 0
@@ -141,12 +141,12 @@ class OpenSlice:
             self.fail(offset, ex.message)
 
     def fail(self, offset: int, problem: str) -> NoReturn:
-        """Raise what says that the segment is corrupt."""
+        """Raise the StagingError that says that the segment is corrupt."""
         msg = f"segment {self.path} is corrupt at byte {offset}: {problem}"
         raise StagingError(msg, hint="restore the file from a copy of the staging directory")
 
     def descriptions(self) -> Iterator[tuple[int, Relation]]:
-        """Decode the segment's Relation records, the whole segment's, with their numbers."""
+        """Decode all Relation records of the segment, also those outside of the slice; yield each with its number."""
         for record in np.flatnonzero(self.index.kind == RELATION).tolist():
             relation = self.message(record)
             assert isinstance(relation, Relation)
@@ -154,13 +154,13 @@ class OpenSlice:
 
     @cached_property
     def versions(self) -> Mapping[tuple[str, str], Sequence[RelationVersion]]:
-        """How each table, by schema and name, looked in the segment, and from where to where."""
+        """The versions of each table in the segment, by schema and name, with the records to which each applies."""
         found: dict[tuple[str, str], list[RelationVersion]] = {}
         in_force: dict[int, RelationVersion] = {}
         for record, relation in self.descriptions():
             before = in_force.get(relation.relation_id)
             if before is not None:
-                if before.relation == relation:  # described again
+                if before.relation == relation:  # the same description again
                     continue
                 before.last = record
             version = in_force[relation.relation_id] = RelationVersion(relation, record, len(self.index.kind))
@@ -169,7 +169,7 @@ class OpenSlice:
 
     @cached_property
     def changes(self) -> Mapping[int, Array]:
-        """The numbers of the slice's changed rows, by relation."""
+        """The numbers of the slice's Insert, Update and Delete records, by relation id."""
         record = self.records(b"IUD")
         relation_id = self.index.relation_id[record]
         order = np.argsort(relation_id, kind="stable")
@@ -178,7 +178,7 @@ class OpenSlice:
 
     @cached_property
     def truncates(self) -> Sequence[tuple[int, Truncate]]:
-        """The slice's Truncate records, with their numbers."""
+        """The slice's Truncate records, each with its number."""
         found = []
         for record in self.records(b"T").tolist():
             message = self.message(record)
@@ -187,7 +187,7 @@ class OpenSlice:
         return found
 
     def metadata(self, record: Array) -> dict[str, pa.Array]:
-        """Return the columns that say where each change stands, but for its op."""
+        """Return the ``_cdc_`` columns with position and transaction of the changes, without ``_cdc_op``."""
         index = self.index
         transaction = index.transaction[record]
         time_us = index.commit_time_us[transaction] + UNIX_2000_US
@@ -201,14 +201,14 @@ class OpenSlice:
 
 
 def read_relations(path: Path) -> Iterator[Relation]:
-    """Yield how the segment describes its relations, in order."""
+    """Yield the segment's descriptions of relations, in order."""
     for _, relation in OpenSlice(Slice(str(path), 0, 0, 0)).descriptions():
         yield relation
 
 
 @dataclass(slots=True)
 class RelationVersion:
-    """A relation, in force for the records of its id from ``first`` up to ``last``."""
+    """A relation's description. It applies to the records of its id from ``first`` up to ``last``."""
 
     relation: Relation
     first: int

@@ -1,10 +1,10 @@
-"""The changes of one table in a slice, as Arrow record batches of a Spark schema. Runs in executors, without Python per row.
+"""Reads the changes of one table in a slice as Arrow record batches of a Spark schema. Runs in executors, without Python per row.
 
-What the rows mean is said in datasource.py; here is how they are made. `EnvelopeReader` (envelope.py) gives the changes of all
-tables in one shape, row by row; `MessageReader` (messages.py) gives the logical messages.
+datasource.py explains the columns. `EnvelopeReader` (envelope.py) reads the changes of all tables with the same columns, row by
+row. `MessageReader` (messages.py) reads the logical messages.
 
-Each record is read with the relation that is in force at its place in the segment. What the schema has no place for (a
-column, a TOAST value that was not sent, a value that its type cannot hold) is a StagingError; nothing is left out silently.
+Each record is decoded with the relation that applies at its place in the segment. If the schema has no place for a column, for a
+TOAST value that was not sent, or for a value that its type cannot hold, the reader raises StagingError. It drops nothing silently.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OP_CODES[[ord(kind) for kind in OPS]] = np.arange(len(OPS))
 
 _NO_RECORDS: Final = np.zeros(0, np.int64)
 OLD_PREFIX: Final = "_cdc_old."
-"""How the names of an old row's columns begin in ``_cdc_exact``."""
+"""In ``_cdc_exact``, the names of an old row's columns begin with this."""
 
 
 class TypedReader:
@@ -55,7 +55,7 @@ class TypedReader:
         self._columns, self._old_columns = split_schema(schema)
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """Yield the changes, of one relation version at a time."""
+        """Yield the changes in batches; all changes of a batch have the same version of the relation."""
         versions = self._slice.versions.get(self._table, ())
         for version in versions:
             records = self._slice.changes.get(version.relation.relation_id, _NO_RECORDS)
@@ -95,7 +95,7 @@ class TypedReader:
         arrays = {}
         for values, target, column in zip(columns, fields, relation.columns, strict=True):
             converted = values.to_arrow(to_arrow_type(spark_type(column), timezone="UTC"))
-            # The same, but for a column that was widened.
+            # The cast changes only a column that was widened.
             arrays[target.name] = converted.array.cast(types.field(target.name).type)
             exact.add(prefix + target.name, converted.exact_rows, converted.exact)
         return arrays
@@ -114,7 +114,7 @@ class TypedReader:
         )
 
     def _add_lists(self, arrays: dict[str, pa.Array], changes: Changes, fields: Sequence[StructField], exact: ExactTexts) -> None:
-        """Add the two columns of column names; without them in the schema, there must be nothing to say."""
+        """Add ``_cdc_unchanged`` and ``_cdc_exact``. Raises StagingError if one is not empty and the schema lacks it."""
         rows, names = _unchanged(changes.columns, [target.name for target in fields])
         for name, entries, reason in (
             ("_cdc_unchanged", len(rows), "a TOAST value was not sent"),
@@ -131,7 +131,7 @@ class TypedReader:
             arrays["_cdc_exact"] = exact.to_arrow(self._arrow_schema.field("_cdc_exact").type)
 
     def _truncates(self, versions: Sequence[RelationVersion]) -> pa.RecordBatch | None:
-        """Return a row for each time that the table was truncated."""
+        """Return a row for each truncate of the table."""
         found: list[int] = []
         steps: list[int] = []
         for record, message in self._slice.truncates:
@@ -151,13 +151,13 @@ class TypedReader:
         return self._assemble(arrays, len(found))
 
     def _assemble(self, arrays: dict[str, pa.Array], count: int) -> pa.RecordBatch:
-        """Put the columns in the schema's order; what there is nothing for is null."""
+        """Put the columns in the schema's order. Columns that ``arrays`` lacks become null."""
         columns = [arrays[f.name] if f.name in arrays else pa.nulls(count, f.type) for f in self._arrow_schema]
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow_schema)
 
 
 def _unchanged(columns: Sequence[Values], names: Sequence[str]) -> tuple[Array, pa.StringArray]:
-    """Return the row and the column name of each value that was not sent, row by row."""
+    """Return the row and the column name of each value that was not sent, ordered by row."""
     found = [(name, values.unchanged) for name, values in zip(names, columns, strict=True)]
     found = [(name, mask) for name, mask in found if mask.any()]
     if not found:

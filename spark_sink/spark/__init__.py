@@ -1,1 +1,1 @@
-"""Spark itself: sessions, what its workers need, values as SQL text."""
+"""Spark sessions, and names and values as SQL text."""

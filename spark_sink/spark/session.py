@@ -1,11 +1,10 @@
-"""A Spark session that suits change data on one machine, with Delta Lake where it is asked for.
+"""Builds and checks Spark sessions for change data, with or without Delta Lake. Knows nothing of PostgreSQL, staging and tables.
 
-``build`` makes one; ``check`` says whether a session that somebody else made (a notebook's) will do. Nothing here knows
-of PostgreSQL, of staging or of tables.
+``build`` starts a session. ``check`` tells whether an existing session (a notebook's) fits.
 
-Delta Lake comes from Maven Central (two jars, kept in $HOME/.ivy2.5.2 or where spark.jars.ivy says) or from a directory of
-jars. Only these two are resolved: the others that their POM lists, 100 MB, serve Delta's Kernel and Unity Catalog, which are
-not used here.
+Delta Lake comes from Maven Central or from a directory of jars. Spark keeps jars from Maven Central in $HOME/.ivy2.5.2, or in
+spark.jars.ivy. Only two jars are fetched. Delta's POM lists 100 MB of others, for Delta Kernel and Unity Catalog, which are not
+used here.
 """
 
 from __future__ import annotations
@@ -54,34 +53,34 @@ _logger = logging.getLogger(__name__)
 FORMATS = ("delta", "parquet")
 
 DELTA_VERSION = "4.4.0"
-# Delta is built per minor release of Spark, and Spark 4 for Scala 2.13.
+# Each minor release of Spark has its own build of Delta. Spark 4 has Scala 2.13.
 DELTA_JARS = (f"delta-spark_4.2_2.13-{DELTA_VERSION}.jar", f"delta-storage-{DELTA_VERSION}.jar")
 DELTA_PACKAGES = f"io.delta:delta-spark_4.2_2.13:{DELTA_VERSION},io.delta:delta-storage:{DELTA_VERSION}"
-# Ivy patterns for every dependency of the two but themselves.
+# Ivy patterns that exclude every dependency of the two jars.
 DELTA_EXCLUDES = "com.*:*,org.*:*,javax.*:*,commons-*:*,io.airlift:*,io.unitycatalog:*,io.delta:delta-kernel*"
-# The same where others' packages are resolved, too: what the two need for themselves.
+# The patterns if the user's packages are resolved at the same time: they exclude only dependencies that nobody else needs.
 DELTA_EXCLUDES_AMONG_OTHERS = "org.scala-lang:*,io.unitycatalog:*,io.delta:delta-kernel*"
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
 _NO_DELTA_HINT = (
-    f"give a directory that holds {' and '.join(DELTA_JARS)} with --jars DIR, let this machine reach Maven Central "
+    f"give a directory with {' and '.join(DELTA_JARS)} as --jars DIR, let this machine reach Maven Central "
     "(repo1.maven.org), or use --format parquet, which needs no jar"
 )
 _JAVA_MINIMUM = 17
 _IVY_DEADLINE_S, _IVY_PAUSE_S = 600.0, 0.2
 _CAUSE = re.compile(r"^(?:Caused by)?: (?:(?:[\w$]+\.)+([\w$]+)(?:: |$))?(.*)$", re.MULTILINE)
-"""A Java exception in the text of a stack trace: its class and its message, either of which may be left out."""
+"""A Java exception in the text of a stack trace: its class and its message. Either may be missing."""
 
 
 _DEFAULT_MASTER = "local[2]"
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
-"""What spark-submit puts into the environment of the program that it runs: how to reach the JVM that is there already."""
+"""The environment variable in which spark-submit passes the port of its JVM to the program that it runs."""
 
 _DELTA_SETTINGS = {
     "spark.sql.extensions": DELTA_EXTENSION,
     "spark.sql.catalog.spark_catalog": DELTA_CATALOG,
-    # The default of 50 tasks to read a table's log dwarfs the log.
+    # By default 50 tasks read a table's log, which is far too many for a small log.
     "spark.databricks.delta.snapshotPartitions": "1",
 }
 
@@ -95,11 +94,11 @@ def build(
     *,
     ui: bool = False,
 ) -> SparkSession:
-    """Start a session; ``conf`` overrides every setting made here, but for Java options, which it adds to.
+    """Start a session, or return the session of this process if there is one and it passes ``check``.
 
-    ``master`` is ``local[2]`` if left out; under spark-submit it is the one given there, whose settings go before those made
-    here, and whose jars have to hold Delta Lake. A session that runs already in this process is returned as it is, once
-    ``check`` has passed it. Raises InitError when there is no Java, no pyspark or no Delta Lake to be had.
+    ``conf`` overrides the settings made here; its Java options are added to ours. ``master`` is ``local[2]`` by default. Under
+    spark-submit, its master and its settings apply instead, and its jars must contain Delta Lake. Raises InitError if Java, pyspark
+    or Delta Lake is missing.
     """
     try:
         from pyspark.sql import SparkSession
@@ -124,7 +123,7 @@ def build(
             conf["spark.driver.extraJavaOptions"] = f"{_java_options()} {conf['spark.driver.extraJavaOptions']}"
         java, configured = find_java(), os.environ.get("JAVA_HOME")
         if configured and java != Path(configured):
-            _logger.warning("JAVA_HOME is %s, where no Java %d or newer is: taking %s", configured, _JAVA_MINIMUM, java)
+            _logger.warning("JAVA_HOME is %s, which has no Java %d or newer: using %s", configured, _JAVA_MINIMUM, java)
         os.environ["JAVA_HOME"] = str(java)
     settings |= conf
     _prepare_workers(settings)
@@ -151,10 +150,10 @@ def build(
 
 
 def _start_jvm(settings: Mapping[str, str]) -> None:
-    """Start Spark's JVM, unless it runs, in the process group that is ended when this process is gone.
+    """Start Spark's JVM, unless it runs, in the process group that a watchdog ends when this process is gone.
 
-    By itself the JVM sees the end of its stdin then, but it looks there only once it has told this process its port: one whose
-    driver was ended before that would stay for ever.
+    The JVM itself ends when its stdin ends. But it reads its stdin only after it has sent its port to this process. Without the
+    watchdog, a JVM whose driver is killed before that would stay for ever.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
@@ -168,7 +167,7 @@ def _start_jvm(settings: Mapping[str, str]) -> None:
 def check(spark: SparkSession, format: str) -> None:  # noqa: A002
     """Raise InitError if ``spark`` can't write tables in ``format``."""
     if format not in FORMATS:
-        raise InvalidArgumentsError(f"unknown table format {format!r}: it is one of {', '.join(FORMATS)}")
+        raise InvalidArgumentsError(f"unknown table format {format!r}: choose one of {', '.join(FORMATS)}")
     if not spark.version.startswith("4.2."):
         raise InitError(f"this is Spark {spark.version}; cdcpipe needs Spark 4.2")
     if format != "delta":
@@ -186,34 +185,34 @@ def check(spark: SparkSession, format: str) -> None:  # noqa: A002
 
 
 def check_reach(spark: SparkSession, place: Path) -> None:
-    """Raise InitError if Spark has not what reaches the object store of a warehouse."""
+    """Raise InitError if Spark lacks the jars or the settings to reach the object store of a warehouse."""
     if is_local(place):
         return
     path = spark._jvm.org.apache.hadoop.fs.Path(name(place))  # noqa: SLF001 - Hadoop has no Python
     try:
         path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
     except Exception as ex:
-        # Of a key that is none ABFS shows what was given.
+        # For a malformed key, the message of ABFS contains the key.
         said = re.sub(r'key ="[^"]*"', "its key", reason_of(ex))
         raise InitError(
             f"Spark can't reach {name(place)}: {said}",
-            hint="it needs the jars of that store's Hadoop connector, with --conf spark.jars.packages=… or in --jars, and what "
-            "it connects with: docs/spark/object-stores.md",
+            hint="it needs the jars of that store's Hadoop connector, with --conf spark.jars.packages=… or in --jars, and the "
+            "settings of the connection: docs/spark/object-stores.md",
         ) from ex
 
 
 def raised_of(ex: BaseException) -> tuple[str, str] | None:
-    """Return the class and the message of what was raised in a Python worker: of it there is the text of its traceback."""
+    """Return class and message of an exception that a Python worker raised, from the traceback in Spark's error; None if none."""
     raised = re.findall(r"^(?:[a-z_]+\.)*([A-Z]\w*Error): (.+)$", str(ex), re.MULTILINE)
     return raised[-1] if raised else None
 
 
 def reason_of(ex: BaseException) -> str:
-    """Return in one line what is wrong, of an error that Spark may have wrapped."""
+    """Return the reason of an error in one line. Spark may have wrapped the error."""
     if raised := raised_of(ex):
         return raised[1]
     text = str(ex).strip()
-    # Python's own line of an error in the JVM says what was called; then come Java's, with what caused it.
+    # The first line names the call from Python. The lines of Java's exceptions follow, with their causes.
     causes = [message or kind for kind, message in _CAUSE.findall(text)]
     if not causes:
         return text.partition("\n")[0] or type(ex).__name__
@@ -222,7 +221,7 @@ def reason_of(ex: BaseException) -> str:
 
 @contextmanager
 def active(spark: SparkSession) -> Iterator[None]:
-    """Make ``spark`` the session that Spark, in this thread, takes for the active one."""
+    """Make ``spark`` the active session of this thread."""
     sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession  # noqa: SLF001
     before = sessions.getActiveSession()
     sessions.setActiveSession(spark._jsparkSession)  # noqa: SLF001
@@ -236,12 +235,12 @@ def active(spark: SparkSession) -> Iterator[None]:
 
 
 def copy(spark: SparkSession) -> SparkSession:
-    """Return another session on the same application, with the same settings for a start."""
-    return type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())  # noqa: SLF001 - newSession() has none of them
+    """Return another session of the same application, with a copy of the settings."""
+    return type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())  # noqa: SLF001 - newSession() has not these settings
 
 
 def find_java() -> Path:
-    """Return a Java home of version 17 or newer: JAVA_HOME, PATH, then where distributions and SDKMAN put theirs."""
+    """Return a Java home of version 17 or newer: from JAVA_HOME, PATH, or the directories of distributions and SDKMAN."""
     tried: list[str] = []
     for home in _java_homes():
         version = _java_version(home)
@@ -251,12 +250,12 @@ def find_java() -> Path:
     found = f"; found only {', '.join(tried)}" if tried else ""
     raise InitError(
         f"no Java {_JAVA_MINIMUM} or newer{found}",
-        hint="install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or point JAVA_HOME at it",
+        hint="install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or set JAVA_HOME to it",
     )
 
 
 def _java_homes() -> list[Path]:
-    """Return the places where a Java may be, best first, each once."""
+    """Return the directories that may be a Java home, best first, each once."""
     homes: list[Path] = []
     if configured := os.environ.get("JAVA_HOME"):
         homes.append(Path(configured))
@@ -274,7 +273,7 @@ def _java_homes() -> list[Path]:
 
 
 def _java_version(home: Path) -> int | None:
-    """Return the major version of the Java at ``home``; None if none runs there."""
+    """Return the major version of the Java in ``home``; None if there is no Java that runs."""
     try:
         done = subprocess.run([home / "bin/java", "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -284,7 +283,7 @@ def _java_version(home: Path) -> int | None:
 
 
 def _settings(*, ui: bool) -> dict[str, str]:
-    """Return what suits change data on one machine, whatever the table format."""
+    """Return the settings for change data on one machine that do not depend on the table format."""
     return {
         "spark.driver.memory": "2g",
         "spark.driver.extraJavaOptions": _java_options(),
@@ -292,17 +291,17 @@ def _settings(*, ui: bool) -> dict[str, str]:
         "spark.ui.enabled": str(ui).lower(),
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
-        # Micro-batches are small: Spark's 200 partitions and 32 listing tasks would cost more than the work.
+        # Micro-batches are small: Spark's default of 200 partitions and 32 listing tasks would cost more than the work itself.
         "spark.sql.shuffle.partitions": "4",
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
         "spark.sql.streaming.metricsEnabled": "false",
-        # A task holds numpy and pyarrow: start the Python workers once, keep them.
+        # A Python worker imports numpy and pyarrow, which is slow: start workers once and reuse them.
         "spark.python.worker.reuse": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # How long driver, JVM and workers wait for one another when they connect: not only for Spark's 15 s, on a busy machine.
+        # How long driver, JVM and workers wait for one another to connect. Spark's default of 15 s is too short on a busy machine.
         "spark.python.authenticate.socketTimeout": "120s",
         "spark.executorEnv.PYTHONPATH": _python_path(),
-        # Timestamps of any year are written as they are: nothing here is from before Spark 3.
+        # Write timestamps of any year without conversion: no reader here is older than Spark 3.
         "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
         "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -310,29 +309,29 @@ def _settings(*, ui: bool) -> dict[str, str]:
 
 
 def _java_options() -> str:
-    # Counters for jstat wake a JVM that has nothing to do twenty times a second.
+    # -UsePerfData: counters for jstat would wake an idle JVM twenty times a second.
     log = "full" if _logger.isEnabledFor(logging.INFO) else "short"
     file = Path(__file__).resolve().with_name("log4j2.properties").as_uri()
     return f"-XX:-UsePerfData -Dlog4j2.configurationFile={file} -Dcdcpipe.log={log}"
 
 
 def _submitted() -> dict[str, str]:
-    """Return the settings of the spark-submit that runs this program: of its command line and its spark-defaults.conf."""
+    """Return the settings of the spark-submit that runs this program: from its command line and its spark-defaults.conf."""
     from pyspark import SparkConf, SparkContext
 
-    SparkContext._ensure_initialized()  # noqa: SLF001 - spark-submit's JVM is there, and knows them
+    SparkContext._ensure_initialized()  # noqa: SLF001 - spark-submit's JVM runs already and has them
     return dict(SparkConf().getAll())
 
 
 def _home() -> Path:
-    """Return the user's home: ``$HOME``, or the system's entry for the user where that names no directory."""
+    """Return the user's home: ``$HOME``, or the system's entry for the user if ``$HOME`` is no directory."""
     named = Path(os.environ.get("HOME", ""))
     if named.is_absolute():
         return named
     try:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:
-        return Path("/")  # a container's user whom nobody has entered
+        return Path("/")  # a container's user without an entry in the system
 
 
 def _jar_settings(
@@ -340,10 +339,10 @@ def _jar_settings(
     jars_dir: str | os.PathLike[str] | None,
     ivy_dir: str | None = None,
 ) -> dict[str, str]:
-    """Return where jars come from: ``jars_dir``, and for Delta Lake without it Ivy's folder or Maven Central.
+    """Return the settings for jars: from ``jars_dir``; without it, Delta Lake comes from Ivy's folder or Maven Central.
 
-    Spark is told Ivy's folder, because Java does not know ``$HOME``: its own choice may be another directory than the one that is
-    looked into here.
+    The settings name Ivy's folder explicitly. Java does not use ``$HOME``, so Spark's default may differ from the folder that this
+    function looks into.
     """
     if jars_dir is not None:
         jars = _jars(Path(jars_dir))
@@ -355,7 +354,7 @@ def _jar_settings(
     if format != "delta":
         return {}
     ivy = _ivy_folder(ivy_dir)
-    # Ivy would find them here too, but prints two dozen lines and takes a second over it.
+    # Ivy would find them here, too, but it takes a second and prints two dozen lines.
     cached = [ivy / "jars" / f"io.delta_{name}" for name in DELTA_JARS]
     if all(zipfile.is_zipfile(jar) for jar in cached):
         return {"spark.jars": ",".join(map(str, cached)), "spark.jars.ivy": str(ivy)}
@@ -363,14 +362,14 @@ def _jar_settings(
 
 
 def _ivy_folder(named: str | None) -> Path:
-    """Return the folder in which Ivy keeps jars, and make it. ``named`` is Spark's setting spark.jars.ivy."""
+    """Return the folder in which Ivy keeps jars, and create it. ``named`` is Spark's setting spark.jars.ivy."""
     ivy = Path(named) if named else _home() / ".ivy2.5.2"
     try:
         (ivy / "jars").mkdir(parents=True, exist_ok=True)
     except OSError as ex:
         raise InitError(
-            f"Spark's packages can't be kept in {ivy}: {ex.strerror}",
-            hint="set HOME to a directory of this user's, name one with --conf spark.jars.ivy=DIR, or give the jars with --jars",
+            f"cannot keep Spark's packages in {ivy}: {ex.strerror}",
+            hint="set HOME to a directory of this user, name one with --conf spark.jars.ivy=DIR, or give the jars with --jars",
         ) from ex
     return ivy
 
@@ -400,7 +399,7 @@ def _alone_in_ivy(settings: Mapping[str, str], deadline_s: float = _IVY_DEADLINE
 
 
 def _join_jars(settings: dict[str, str], conf: dict[str, str]) -> None:
-    """Add the jars, or Delta Lake's packages, to what somebody asks for of the same kind."""
+    """Add our jars, or Delta Lake's packages, to the jars or packages in the user's ``conf``."""
     for key in {"spark.jars", "spark.jars.packages"} & settings.keys() & conf.keys():
         conf[key] += f",{settings[key]}"
         if key == "spark.jars.packages":
@@ -409,17 +408,17 @@ def _join_jars(settings: dict[str, str], conf: dict[str, str]) -> None:
 
 
 def _jars(directory: Path) -> list[str]:
-    """Return the jars in ``directory``; raise if there is no such directory."""
+    """Return the jars in ``directory``. Raises InvalidArgumentsError if it does not exist."""
     if not directory.is_dir():
         raise InvalidArgumentsError(f"no such directory: {directory}", hint=_NO_DELTA_HINT)
     return sorted(str(path) for path in directory.resolve().glob("*.jar"))
 
 
 def _prepare_workers(settings: Mapping[str, str]) -> None:
-    """Give the Python workers, here and in executors, an interpreter and these packages.
+    """Choose the interpreter of the Python workers, here and in executors, and let them find these packages.
 
-    It is this one unless somebody says where it is on the executors' machines. With nothing said Spark would take whatever
-    ``python3`` comes first on the PATH: another interpreter, without pyarrow.
+    The interpreter is this one, unless the user names one on the executors' machines. By default Spark would use the first
+    ``python3`` on the PATH, which may be another interpreter without pyarrow.
     """
     if "spark.pyspark.python" in settings:
         os.environ["PYSPARK_PYTHON"] = settings["spark.pyspark.python"]
@@ -430,7 +429,7 @@ def _prepare_workers(settings: Mapping[str, str]) -> None:
 
 
 def _python_path() -> str:
-    """Return PYTHONPATH with the directory that holds these packages, unless every Python process finds it anyway."""
+    """Return PYTHONPATH with the directory of these packages added, unless they are installed for every Python process."""
     root = str(Path(__file__).resolve().parents[2])
     entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     if root not in entries and root not in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
@@ -439,15 +438,15 @@ def _python_path() -> str:
 
 
 def ended_error() -> CdcpipeError:
-    """Return the error for a JVM that is gone."""
+    """Return the error to raise when Spark's JVM has ended."""
     return CdcpipeError(
-        "Spark's JVM has ended under the pipeline",
-        hint="start again; nothing is lost. If it was killed for want of memory: --conf spark.driver.memory",
+        "Spark's JVM has ended while the pipeline was running",
+        hint="start again; nothing is lost. If the system killed it for lack of memory, change --conf spark.driver.memory",
     )
 
 
 def has_ended(spark: SparkSession, timeout_s: float) -> bool:
-    """Tell whether Spark's JVM ends in this time."""
+    """Wait until Spark's JVM has ended; return False if it still runs after ``timeout_s``."""
     process = spark.sparkContext._gateway.proc  # noqa: SLF001 - there is no other way to know it
     try:
         return process is not None and process.wait(timeout_s) is not None

@@ -1,4 +1,4 @@
-"""Names and values as text of Spark's SQL."""
+"""Writes names and strings as text of Spark's SQL."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ def quote(name: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Write a string for Spark's SQL."""
+    """Write a string as a literal of Spark's SQL."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"

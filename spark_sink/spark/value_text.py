@@ -1,7 +1,7 @@
-"""A value in Spark as the text that PostgreSQL has for it, in Spark's SQL: what keys and checksums are compared by.
+"""Spark SQL expressions that turn a value into PostgreSQL's text of it, so that keys and checksums can be compared.
 
-A ``float`` or a ``double`` is the hexadecimal digits of its IEEE 754 bits instead, because the shortest decimal digits are
-spelled differently by everybody. Text that depends on the session is as in UTC and with ANSI casts (canonical.exact_session).
+A ``float`` or a ``double`` becomes the hexadecimal digits of its IEEE 754 bits, because programs write the shortest decimal digits
+in different ways. Text that depends on the session assumes UTC and ANSI casts (canonical.exact_session).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 __all__ = ["value_text"]
 
 _PLAIN: Final = {"byte", "short", "integer", "long", "decimal", "date", "timestamp_ntz"}
-"""Types of which a cast to a string gives PostgreSQL's text."""
+"""Types for which a cast to a string gives PostgreSQL's text."""
 
 _BITS: Final = {"float": ("Float", "floatToIntBits", 8), "double": ("Double", "doubleToLongBits", 16)}
 
-# array_out: whitespace is what Java's \s is.
+# The rule of PostgreSQL's array_out. Its whitespace is the same as Java's \s.
 _NEEDS_QUOTES: Final = r'^(?i:null)?$|[\s"\\{},]'
 
 
 def value_text(value: str, kind: DataType) -> str | None:
-    """Return the expression for the text of ``value``, an expression, null where it is; None for a type that has none here."""
+    """Return an SQL expression for the text of the expression ``value``; null gives null. None for a type that is not supported."""
     name = kind.typeName()
     if isinstance(kind, ArrayType):
         element = value_text("x", kind.elementType)
@@ -46,7 +46,7 @@ def value_text(value: str, kind: DataType) -> str | None:
 
 
 def _array_text(texts: str) -> str:
-    """Return the text of an array, of the texts of its elements."""
+    """Return the expression for an array's text. ``texts`` is an expression for the array of its elements' texts."""
     backslash, quote, both = literal("\\"), literal('"'), literal('\\"')
     escaped = f"replace(replace(e, {backslash}, {literal(chr(92) * 2)}), {quote}, {both})"
     element = f"CASE WHEN e RLIKE {literal(_NEEDS_QUOTES)} THEN concat({quote}, {escaped}, {quote}) ELSE coalesce(e, 'NULL') END"
@@ -54,6 +54,6 @@ def _array_text(texts: str) -> str:
 
 
 def _bits(value: str, java_class: str, method: str, digits: int) -> str:
-    """Return the hexadecimal digits of a number's bits, of which Java has one NaN."""
+    """Return the expression for the hexadecimal digits of a number's bits. Java turns every NaN into the same bits."""
     bits = f"java_method('java.lang.{java_class}', '{method}', coalesce({value}, CAST(0 AS {java_class})))"
     return f"IF({value} IS NULL, NULL, lower(right(lpad(hex(CAST({bits} AS BIGINT)), 16, '0'), {digits})))"

@@ -576,7 +576,7 @@ def test_messages(log: Log) -> None:
     schema = StructType([MESSAGE_SCHEMA["content"], MESSAGE_SCHEMA["_cdc_xid"]])
     assert messages(log.root, schema) == [{"content": message[1], "_cdc_xid": message[7]} for message in MESSAGES]
     for name, data_type in (("content", StringType()), ("more", StringType())):
-        with pytest.raises(StagingError, match=f"a column {name} of type string: messages have none"):
+        with pytest.raises(StagingError, match=f"messages have no column {name} of type string"):
             messages(log.root, StructType([StructField(name, data_type)]))
     assert len(read(log.root)[0]) == 9  # none of them is a change
 
@@ -662,9 +662,9 @@ def test_prefixes_of_any_length(log: Log, prefix: str) -> None:
     ("damage", "problem"),
     [
         (lambda data: data[:10] + data[10:].replace(b"\0", b"\1"), "prefix of a logical message has no end"),
-        (lambda data: data[:-1], "not as long as it says"),
-        (lambda data: data + b"x", "not as long as it says"),
-        (lambda data: data[:10] + b"pppppp\0\0\0", "not as long as it says"),
+        (lambda data: data[:-1], "another length than its header"),
+        (lambda data: data + b"x", "another length than its header"),
+        (lambda data: data[:10] + b"pppppp\0\0\0", "another length than its header"),
         (lambda data: data.replace(b"p\0", b"\xe9\0"), "not UTF-8"),
     ],
 )
@@ -861,8 +861,8 @@ def test_an_index_of_other_content_does_no_harm(log: Log) -> None:
         ({"path": "x", "end": "1:x"}, "'end'.* cannot be read: not a position"),
         ({"path": "x", "max_bytes_per_trigger": "0"}, "'max_bytes_per_trigger'.* above 0"),
         ({"path": "x", "max_partition_bytes": "64m"}, "'max_partition_bytes'.* cannot be read"),
-        ({"path": "x", "table": "a"}, "'table'.* is schema.name"),
-        ({"path": "x", "table": "a.b.c"}, "'table'.* is schema.name"),
+        ({"path": "x", "table": "a"}, "'table'.* must be schema.name"),
+        ({"path": "x", "table": "a.b.c"}, "'table'.* must be schema.name"),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, str], problem: str) -> None:

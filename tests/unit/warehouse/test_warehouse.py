@@ -210,7 +210,7 @@ def test_ivy_keeps_jars_where_they_are_looked_for(monkeypatch: pytest.MonkeyPatc
 
 def test_a_home_that_can_keep_no_jars(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/proc/nobody")
-    with pytest.raises(InitError, match=r"can't be kept in /proc/nobody/\.ivy2\.5\.2: No such file") as caught:
+    with pytest.raises(InitError, match=r"cannot keep Spark's packages in /proc/nobody/\.ivy2\.5\.2: No such file") as caught:
         session._jar_settings("delta", None)
     assert "spark.jars.ivy" in (caught.value.hint or "")
 
