@@ -121,10 +121,7 @@ def build(
         _join_jars(settings, conf)
         if "spark.driver.extraJavaOptions" in conf:
             conf["spark.driver.extraJavaOptions"] = f"{_java_options()} {conf['spark.driver.extraJavaOptions']}"
-        java, configured = find_java(), os.environ.get("JAVA_HOME")
-        if configured and java != Path(configured):
-            _logger.warning("JAVA_HOME is %s, which has no Java %d or newer: using %s", configured, _JAVA_MINIMUM, java)
-        os.environ["JAVA_HOME"] = str(java)
+        _export_java()
     settings |= conf
     _prepare_workers(settings)
     settings = {"spark.app.name": app_name, "spark.master": master or _DEFAULT_MASTER} | settings
@@ -252,6 +249,14 @@ def find_java() -> Path:
         f"no Java {_JAVA_MINIMUM} or newer{found}",
         hint="install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or set JAVA_HOME to it",
     )
+
+
+def _export_java() -> None:
+    """Set JAVA_HOME to the Java that `find_java` finds; warn if JAVA_HOME named another place."""
+    java, configured = find_java(), os.environ.get("JAVA_HOME")
+    if configured and java != Path(configured):
+        _logger.warning("JAVA_HOME is %s, which has no Java %d or newer: using %s", configured, _JAVA_MINIMUM, java)
+    os.environ["JAVA_HOME"] = str(java)
 
 
 def _java_homes() -> list[Path]:

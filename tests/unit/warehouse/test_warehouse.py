@@ -227,15 +227,37 @@ def test_one_process_at_a_time_fetches_packages(tmp_path: Path) -> None:
         assert (tmp_path / "ivy/jars").is_dir()
 
 
+def java(home: Path, version: str) -> Path:
+    """Make a Java that says its version and does no more."""
+    (home / "bin").mkdir(parents=True)
+    (home / "bin/java").write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    (home / "bin/java").chmod(0o755)
+    return home
+
+
 def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    old = tmp_path / "jdk8"
-    (old / "bin").mkdir(parents=True)
-    (old / "bin/java").write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
-    (old / "bin/java").chmod(0o755)
+    old = java(tmp_path / "jdk8", "1.8.0_402")
     monkeypatch.setattr(session, "_java_homes", lambda: [old, tmp_path / "nothing"])
     with pytest.raises(InitError, match=r"no Java 17 or newer; found only .*jdk8 \(8\), .*nothing \(no Java\)") as caught:
         session.find_java()
     assert "openjdk-17" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("version", [None, "1.8.0_402"])
+def test_a_java_home_without_a_java_for_spark_is_named(
+    version: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    named, found = tmp_path / "named", java(tmp_path / "found", "21.0.2")
+    if version is not None:
+        java(named, version)
+    monkeypatch.setenv("JAVA_HOME", str(named))
+    monkeypatch.setenv("PATH", f"{found / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    session._export_java()
+    assert caplog.messages == [f"JAVA_HOME is {named}, which has no Java 17 or newer: using {found}"]
+    assert os.environ["JAVA_HOME"] == str(found)
+    caplog.clear()
+    session._export_java()
+    assert caplog.messages == []
 
 
 def test_a_directory_that_is_no_warehouse(tmp_path: Path) -> None:
