@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import click
@@ -344,29 +345,27 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as ex:
         return ExitCode.SUCCESS if ex.exit_code == 0 else ExitCode.INVALID_ARGS
     except click.ClickException as ex:
-        _complain(ex.format_message(), "--help shows the options")
-        return ExitCode.INVALID_ARGS
+        return _complain(ex.format_message(), "--help shows the options", ExitCode.INVALID_ARGS)
     except CdcpipeError as ex:
-        _complain(ex.message, ex.hint)
-        return ex.exit_code
+        return _complain(ex.message, ex.hint, ex.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return 128 + signal.SIGINT
     except Exception as ex:
         log.debug("unexpected", exc_info=True)
-        _complain(f"unexpected {type(ex).__name__}: {ex}", "this is a defect of cdcpipe: -vv shows where it comes from")
-        return ExitCode.SYSTEM_ERROR
+        hint = "this is a defect of cdcpipe: -vv shows where it comes from"
+        return _complain(f"unexpected {type(ex).__name__}: {ex}", hint, ExitCode.SYSTEM_ERROR)
     except SystemExit:  # click's answer to a closed pipe
         return ExitCode.SYSTEM_ERROR
     return result if isinstance(result, ExitCode) else ExitCode.SUCCESS
 
 
-def _complain(message: str, hint: str | None) -> None:
+def _complain(message: str, hint: str | None, code: ExitCode) -> ExitCode:
+    """Say what is wrong on stderr, and return the exit code."""
     lines = [f"cdcpipe: error: {message}"] + ([f"cdcpipe: hint: {hint}"] if hint else [])
-    try:
+    with suppress(OSError):  # nobody is left to tell; the exit code says it
         sys.stderr.write("\n".join(lines) + "\n")
         sys.stderr.flush()
-    except OSError:
-        return  # nobody is left to tell; the exit code says it
+    return code
 
 
 def _fill_closed_descriptors() -> None:

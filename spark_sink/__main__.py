@@ -82,32 +82,31 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
         click.echo(ex.format_message(), err=True)
         return ExitCode.INVALID_ARGS
     except click.ClickException as ex:
-        _complain(ex.format_message(), "--help shows the options")
-        return ExitCode.INVALID_ARGS
+        return _complain(ex.format_message(), "--help shows the options", ExitCode.INVALID_ARGS)
     except CdcpipeError as ex:
-        _complain(ex.message, ex.hint)
-        return ex.exit_code
+        return _complain(ex.message, ex.hint, ex.exit_code)
     except ModuleNotFoundError as ex:
-        _complain(f"{ex.name} is not installed", "pip install 'cdcpipe[spark]'")
-        return ExitCode.INIT_FAILED
+        return _complain(f"{ex.name} is not installed", "pip install 'cdcpipe[spark]'", ExitCode.INIT_FAILED)
     except OSError as ex:
         _logger.info("a file", exc_info=True)
-        _complain(f"{ex.filename or 'a file'}: {ex.strerror or ex}", "make room, or let this user write there; then start again")
-        return ExitCode.SYSTEM_ERROR
+        hint = "make room, or let this user write there; then start again"
+        return _complain(f"{ex.filename or 'a file'}: {ex.strerror or ex}", hint, ExitCode.SYSTEM_ERROR)
     except SystemExit:  # click's answer to a closed pipe
         return ExitCode.SYSTEM_ERROR
     except Exception as ex:
         _logger.info("unexpected", exc_info=True)
-        _complain(f"unexpected {type(ex).__name__}: {ex}", "this is a defect of cdcpipe: -v shows where it comes from")
-        return ExitCode.SYSTEM_ERROR
+        hint = "this is a defect of cdcpipe: -v shows where it comes from"
+        return _complain(f"unexpected {type(ex).__name__}: {ex}", hint, ExitCode.SYSTEM_ERROR)
     # What a command ends with by Context.exit.
     return result if isinstance(result, int) else ExitCode.SUCCESS
 
 
-def _complain(message: str, hint: str | None) -> None:
+def _complain(message: str, hint: str | None, code: ExitCode) -> ExitCode:
+    """Say what is wrong on stderr, and return the exit code."""
     click.echo(f"cdcpipe-spark: error: {message}", err=True)
     if hint:
         click.echo(f"cdcpipe-spark: hint: {hint}", err=True)
+    return code
 
 
 def main() -> NoReturn:
