@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+import random_transaction
 from psycopg import sql
 
 if TYPE_CHECKING:
@@ -319,42 +320,19 @@ class Model:
         self.done += 1
 
     def _steps(self, session: _Session) -> Iterator[None]:
-        rng, run = self._rng, session.run
+        rng = self._rng
         session.touched.clear()
         if self.alters and rng.random() < 0.05:
             yield from self._change_key_columns(session)
             return
-        run("begin")
-        depth = 0
-        for _ in range(rng.choice([1, 1, 2, 4, 8])):
-            yield
-            if rng.random() < 0.25:
-                depth += 1
-                run(f"savepoint s{depth}")
-            if depth and rng.random() < 0.3:
-                run(f"{rng.choice(['rollback to', 'release'])} s{rng.randint(1, depth)}")
-                depth = 0
-            self._try(session, self._statements(session))
-        yield
-        end = rng.random()
-        if end < 0.06:
-            gid = _literal(f"model {session.number} {next(self._numbers)}")
-            run(f"prepare transaction {gid}")
-            yield
-            run(f"{rng.choice(['commit', 'commit', 'rollback'])} prepared {gid}")
-        else:
-            run("commit" if end < 0.92 else "rollback")
-
-    def _try(self, session: _Session, statements: list[str]) -> None:
-        """Run some statements, all of them or none."""
-        session.run("savepoint try")
-        try:
-            for statement in statements:
-                session.run(statement)
-        except psycopg.Error:
-            session.run("rollback to try")
-        else:
-            session.run("release try")
+        yield from random_transaction.steps(
+            rng,
+            session.run,
+            lambda: self._statements(session),
+            lambda: _literal(f"model {session.number} {next(self._numbers)}"),
+            count=rng.choice([1, 1, 2, 4, 8]),
+            chances=random_transaction.Chances(make=0.25, leave=0.3, prepare=0.06, commit=0.86),
+        )
 
     def _own(self, session: _Session) -> list[Relation]:
         """Return the session's tables, as its transaction sees them."""
@@ -588,7 +566,7 @@ class Model:
         table, name, run = self._rng.choice(chosen), f"{self._column()}", session.run
         run("begin")
         add = f"alter table {table.sql} add column {quote(name)} integer not null default nextval('ledger.stamp')"
-        self._try(session, [add, self._touch(table.name, table.columns)])
+        random_transaction.all_or_none(session.run, [add, self._touch(table.name, table.columns)])
         yield
         if not self._rekey_with_rows:
             run("commit")
@@ -596,7 +574,7 @@ class Model:
         constraint = f"select conname from pg_constraint where conrelid = {_literal(table.sql)}::regclass and contype = 'p'"
         found = run(constraint)
         drop = f"alter table {table.sql} drop constraint {quote(found[0][0])}" if found else "select"
-        self._try(session, [drop, f"alter table {table.sql} add primary key ({quote(name)})"])
+        random_transaction.all_or_none(session.run, [drop, f"alter table {table.sql} add primary key ({quote(name)})"])
         yield
         run("commit")
 

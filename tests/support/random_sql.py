@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import psycopg
+import random_transaction
 
 from cdcpipe.sql import quote_identifier
 
@@ -98,37 +98,15 @@ class RandomSQL:
 
     def _transaction(self, session: int) -> Iterator[None]:
         """Run one transaction, a step at a time."""
-        rng, run = self.rng, self.run[session]
-        run("begin")
-        depth = 0
-        for _ in range(rng.randint(1, 8)):
-            yield None
-            if rng.random() < 0.25:
-                depth += 1
-                run(f"savepoint s{depth}")
-            if depth and rng.random() < 0.2:
-                run(f"{rng.choice(['rollback to', 'release'])} s{rng.randint(1, depth)}")
-                depth = 0
-            self._try(session, self._statement(session))
-        yield None
-        end = rng.random()
-        if end < 0.1:
-            gid = rng.choice(["g", "it''s", "back\\slash"]) + str(rng.randrange(1 << 30))
-            run(f"prepare transaction '{gid}'")
-            yield None
-            run(f"{rng.choice(['commit', 'commit', 'rollback'])} prepared '{gid}'")
-        else:
-            run("commit" if end < 0.9 else "rollback")
-
-    def _try(self, session: int, sql: str) -> None:
-        run = self.run[session]
-        run("savepoint try")
-        try:
-            run(sql)
-        except psycopg.DatabaseError:
-            run("rollback to try")
-        else:
-            run("release try")
+        rng, gids = self.rng, ["g", "it''s", "back\\slash"]
+        yield from random_transaction.steps(
+            rng,
+            self.run[session],
+            lambda: [self._statement(session)],
+            lambda: f"'{rng.choice(gids)}{rng.randrange(1 << 30)}'",
+            count=rng.randint(1, 8),
+            chances=random_transaction.Chances(make=0.25, leave=0.2, prepare=0.1, commit=0.8),
+        )
 
     def _statement(self, session: int) -> str:
         rng = self.rng
