@@ -438,6 +438,19 @@ def test_the_monitor_measures_lag_and_outlives_the_server(pg18: postgres.Cluster
         monitor.wait_for_report(60)
 
 
+def test_land_and_status_run_where_pyspark_cannot_be_imported(database: postgres.Database, slot: str, pipeline: Path) -> None:
+    def run(*arguments: str) -> str:
+        command = f"spark_sink.__main__ as command; sys.exit(command.invoke({[*arguments]!r}))"
+        done = import_without({"pyspark", "pandas", "py4j"}, command)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    staging, connection = ("--staging", str(pipeline.with_name("landed"))), ("-d", database.dsn)
+    run("land", *connection, "-S", slot, "--publication", "p", *staging, "--available-now")
+    assert f"slot {slot}" in run("status", *connection, *staging)
+    assert "public.fruit" in run("status", "--warehouse", str(pipeline / "warehouse"))
+
+
 def test_status_asks_the_server(database: postgres.Database, slot: str, tmp_path: Path) -> None:
     staging = tmp_path / "staging"
     where = ("-d", database.dsn)
