@@ -16,6 +16,7 @@ import pexpect
 import postgres
 import processes
 import pytest
+from faulty_proxy import FaultyProxy
 
 from cdcpipe.errors import InitError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
@@ -544,8 +545,8 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT)}
 
 
-def command(database: postgres.Database, root: Path, *more: str) -> list[str]:
-    arguments = ["-d", database.dsn, "-S", "busy", "--publication", "busy", "-c", "--seal-interval", "0.2"]
+def command(database: postgres.Database, root: Path, *more: str, dsn: str | None = None) -> list[str]:
+    arguments = ["-d", dsn or database.dsn, "-S", "busy", "--publication", "busy", "-c", "--seal-interval", "0.2"]
     arguments += ["--staging", str(root / "staging"), "--warehouse", str(root / "warehouse"), *more]
     arguments += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
     return [sys.executable, "-P", "-m", "spark_sink", "run", *arguments]
@@ -618,15 +619,20 @@ def test_killed_at_any_moment(database: postgres.Database, spark: Any, tmp_path:
 
 
 def test_progress_on_a_terminal_and_a_signal_to_all_processes(database: postgres.Database, tmp_path: Path) -> None:
-    """As systemd stops a service: Spark's JVM gets the signal, too. That is no error, and what is not in the tables comes later."""
-    argv = command(database, tmp_path, "--snapshot", "never")
-    with database.connect() as connection:
+    """As systemd stops a service: Spark's JVM gets the signal, too. That is no error, and what is not in the tables comes later.
+
+    The server falls silent before that: the line says so, and the command ends all the same.
+    """
+    with database.connect() as connection, FaultyProxy(database.cluster.port) as proxy:
+        argv = command(database, tmp_path, "--snapshot", "never", dsn=proxy.dsn(database.tcp_dsn))
         connection.execute("create table t (id int primary key)")
         dimensions = (24, 400)
         terminal = pexpect.spawn(argv[0], argv[1:], env=environment(), timeout=240, dimensions=dimensions, encoding="utf-8")
         terminal.expect(r"\r\x1b\[Ktables 1:0/[0-9A-F]+, 0 rows/s, lag [0-9.]+ [KMGi]*B (≥ )?[0-9.]+ s, 0 changes in 0 tables")
         connection.execute("insert into t select generate_series(1, 7)")
         terminal.expect(r"\r\x1b\[Ktables 1:0/[0-9A-F]+, [0-9,]+ rows/s, lag 0 B 0.0 s, 7 changes in 1 tables, log 1:0/")
+        proxy.silence()
+        terminal.expect(r"\r\x1b\[Ktables 1:0/[0-9A-F]+, 0 rows/s, lag unknown, 7 changes in 1 tables")
         for process in processes.running(terminal.pid):
             process.terminate()
         terminal.expect(pexpect.EOF)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from cdcpipe.lsn import LSN
@@ -19,14 +19,22 @@ from support.paths import ROOT
 from support.waiting import DEADLINE_S
 
 COMMAND = [sys.executable, "-m", "cli"]
+SPARK_COMMAND = [sys.executable, "-m", "spark_sink"]
 
 
 class CLI:
     """`cdcpipe ARGS…` with pipes. Records are read by `records`; what it says on stderr is in `stderr`."""
 
-    def __init__(self, *args: str, env: dict[str, str] | None = None, header: bool = True, **popen: Any) -> None:
+    def __init__(
+        self,
+        *args: str,
+        command: Sequence[str] = COMMAND,
+        env: dict[str, str] | None = None,
+        header: bool = True,
+        **popen: Any,
+    ) -> None:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PG")} | (env or {})
-        self.args = [*COMMAND, *args, *(["-H"] if header else [])]
+        self.args = [*command, *args, *(["-H"] if header else [])]
         self.process = subprocess.Popen(
             self.args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, bufsize=0, **popen
         )
@@ -142,6 +150,6 @@ def run_cli(
 
 def spark_cli(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     """Run ``cdcpipe-spark`` to its end, which is to be this exit code."""
-    ended = subprocess.run([sys.executable, "-m", "spark_sink", *arguments], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    ended = subprocess.run([*SPARK_COMMAND, *arguments], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert ended.returncode == code, ended.stderr
     return ended

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import signal
 import socket
@@ -20,7 +21,7 @@ from pathlib import Path
 import pytest
 from faulty_proxy import CANCEL, CONNECT, END_OF_COPY, FaultyProxy
 
-from support.cli_process import CLI
+from support.cli_process import CLI, SPARK_COMMAND
 from support.published_table import Fixture, backlog
 from support.waiting import until
 
@@ -182,6 +183,75 @@ def test_a_catalog_connection_that_goes_silent(network: Network) -> None:
         assert reached.wait(60)
         assert cli.quit() == 0
         assert "catalog" not in cli.stderr
+
+
+# The commands of cdcpipe-spark: they ask the server through cdcpipe, and end with its code and its words
+
+
+def spark_command(network: Network, proxy: FaultyProxy, *args: str, parameters: str = "") -> CLI:
+    arguments = (*args, "-d", f"{proxy.dsn(network.on.database.tcp_dsn)} {parameters}")
+    return network.stack.enter_context(CLI(*arguments, command=SPARK_COMMAND, header=False))
+
+
+def run_of(network: Network, proxy: FaultyProxy, root: Path, *args: str, parameters: str = "") -> CLI:
+    places = ("--staging", str(root / "staging"), "--warehouse", str(root / "warehouse"), "--format", "parquet")
+    return spark_command(network, proxy, "run", "-S", network.on.slot, *STREAM, *places, *args, parameters=parameters)
+
+
+def test_run_ends_where_its_server_is_silent_or_cuts_it_off(network: Network, tmp_path: Path) -> None:
+    """Before there are tables: with a signal at once, otherwise at the deadline, or when the connection is cut."""
+    told, unfinished, alone, cut = (network.proxy() for _ in range(4))
+    phases = [told.at("IDENTIFY_SYSTEM", told.silence), unfinished.at("IDENTIFY_SYSTEM", unfinished.silence)]
+    alone.silence()
+    cut.at("IDENTIFY_SYSTEM", cut.reset)
+    signalled = [
+        run_of(network, told, tmp_path / "told"),
+        run_of(network, unfinished, tmp_path / "unfinished", "--available-now"),
+    ]
+    timed_out = run_of(network, alone, tmp_path / "alone", parameters="connect_timeout=1")
+    cut_off = run_of(network, cut, tmp_path / "cut")
+    for phase, cli in zip(phases, signalled, strict=True):
+        assert phase.wait(60), cli.stderr
+        cli.signal(signal.SIGTERM)
+    assert [(cli.wait(), cli.stderr) for cli in signalled] == [(0, ""), (143, "")]
+    assert timed_out.wait() == 2
+    assert "did not answer in time" in timed_out.stderr
+    assert cut_off.wait() == 2
+    assert "error: the connection to the server was lost" in cut_off.stderr
+    assert "Traceback" not in timed_out.stderr + cut_off.stderr
+
+
+def test_status_says_that_a_silent_server_is_not_known(network: Network, tmp_path: Path) -> None:
+    known, silent = network.proxy(), network.proxy()
+    staging = ("--staging", str(tmp_path / "staging"))
+    land = spark_command(network, known, "land", "-S", network.on.slot, *STREAM, *staging, "--available-now")
+    assert land.wait() == 0, land.stderr
+    silent.silence()
+    once = spark_command(network, silent, "status", *staging, "--json")
+    watching = spark_command(network, known, "status", *staging, "--json", "--watch", "0.2")
+    assert watching.process.stdout is not None
+
+    def found() -> dict[str, object]:
+        assert watching.process.stdout is not None
+        return json.loads(watching.process.stdout.readline())
+
+    assert found()["server"] is not None
+    known.silence()
+    seen = until(lambda: (last := found())["server"] is None and last)
+    assert "has not reported the position of the slot for" in seen["server_error"]
+    assert [rung["rung"] for rung in seen["ladder"]] == ["sealed"]
+    known.resume()
+    until(lambda: found()["server"] is not None)
+    known.reset()
+    seen = until(lambda: (last := found())["server"] is None and last)
+    assert "the connection to the server was lost" in seen["server_error"]
+    watching.signal(signal.SIGINT)
+    assert watching.wait() == 0
+    assert watching.stderr == ""
+
+    assert once.process.stdout is not None
+    assert "has not reported the position of the slot yet" in json.loads(once.process.stdout.read())["server_error"]
+    assert once.wait() == 0
 
 
 # Whoever never pauses

@@ -15,7 +15,8 @@ from pathlib import Path
 import postgres
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from support.paths import ROOT
+
 PACKAGES = ["cdcpipe", "cli", "spark_sink"]
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,68 @@
+"""The session's log, and what a command says when a disk is full."""
+
+import random
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdcpipe.pgoutput.messages import Insert
+from spark_sink.changelog import tables as changelog
+from spark_sink.pipeline.pipeline import Pipeline, PipelineError
+from spark_sink.schema.table import Table
+from support.segments import Log, relation
+
+pytestmark = pytest.mark.spark
+
+STACK = "Exception in task 0.0 in stage 1.0\norg.apache.spark.SparkException: it\n\tat org.apache.spark.X.run(X.scala:1)"
+
+
+def logged(spark: Any, appender: str) -> str:
+    """What this appender of the session's own configuration makes of a failed task."""
+    log4j = spark._jvm.org.apache.logging.log4j
+    event = (
+        log4j.core.impl.Log4jLogEvent.newBuilder()
+        .setLoggerName("org.apache.spark.executor.Executor")
+        .setLevel(log4j.Level.ERROR)
+        .setMessage(log4j.message.SimpleMessage(STACK))
+        .setThrown(spark._jvm.java.io.IOException("No space left on device"))
+        .build()
+    )
+    configuration = log4j.LogManager.getContext(False).getConfiguration()
+    return configuration.getAppenders().get(appender).getLayout().toSerializable(event)
+
+
+def test_an_entry_of_the_log_is_one_line(spark: Any) -> None:
+    configuration = spark._jvm.org.apache.logging.log4j.LogManager.getContext(False).getConfiguration()
+    assert list(configuration.getRootLogger().getAppenders().keySet()) == ["short"]
+    line = logged(spark, "short")
+    assert line.count("\n") == 1
+    assert line.endswith(" ERROR Executor: Exception in task 0.0 in stage 1.0\n")
+
+
+def test_the_verbose_log_has_the_stacks(spark: Any) -> None:
+    text = logged(spark, "full")
+    assert STACK in text
+    assert "java.io.IOException: No space left on device\n\tat " in text
+
+
+def test_a_full_disk_is_one_message(spark: Any, tmp_path: Path) -> None:
+    """The largest file that this process may write plays the disk: it writes a small micro-batch itself."""
+    log = Log(tmp_path / "staging")
+    content = random.Random(1).randbytes(100_000).hex().encode()
+    log.segment([relation(10, "t", ("id", 23), ("content", 25)), Insert(None, 10, (b"1", content))])
+    full = Pipeline(spark, log.root, tmp_path / "warehouse")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        with pytest.raises(PipelineError) as caught:
+            full.process_available()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "File too large" in caught.value.message
+    assert "\n" not in caught.value.message
+
+    pipeline = Pipeline(spark, log.root, tmp_path / "warehouse")
+    pipeline.process_available()
+    assert [len(row["content"]) for row in changelog.read(spark, pipeline.warehouse, Table("public", "t")).collect()] == [200_000]
