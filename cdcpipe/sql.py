@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from cdcpipe.errors import InvalidArgumentsError
 
-__all__ = ["NUMERIC_IDS", "SESSION_SETTINGS", "TRIM_NUMBERS", "patient", "quote_identifier", "quote_literal", "reading_rows"]
+__all__ = ["SESSION_SETTINGS", "TRIM_NUMBERS", "patient", "quote_identifier", "quote_literal", "reading_rows"]
 
 SESSION_SETTINGS: Mapping[str, str] = {
     "DateStyle": "ISO",
@@ -25,9 +25,6 @@ SESSION_SETTINGS: Mapping[str, str] = {
 role, a database or the environment can change it."""
 
 _TRANSACTION_TIMEOUT_SINCE = 170000
-
-NUMERIC_IDS = (1700, 1231)
-"""The OIDs of numeric and numeric[]."""
 
 TRIM_NUMBERS = ((r"(\.[0-9]*[1-9])0+(?![0-9])", r"\1"), (r"\.0+(?![0-9])", ""))
 """Regular expressions, and what to put in the place of all their matches, to end numbers with no zero behind the point."""

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from cdcpipe.errors import InvalidArgumentsError, ProtocolError
-from cdcpipe.pgoutput.binary import Types
+from cdcpipe.pgoutput.binary import row_to_text
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import (
     Begin,
@@ -63,6 +63,7 @@ from cdcpipe.pgoutput.messages import (
 )
 from cdcpipe.pgoutput.relations import RelationCache
 from cdcpipe.plugins.catalog import Catalog, Query
+from cdcpipe.types.binary.decoder import ValueDecoder
 
 if TYPE_CHECKING:
     from cdcpipe.pgoutput.messages import Message
@@ -281,7 +282,7 @@ class Renderer:
         self._plugin = plugin
         self._streaming_parallel = streaming_parallel
         self._relations = RelationCache()
-        self._types = Types(plugin.catalog.binary_form)
+        self._types = ValueDecoder(plugin.catalog.binary_form)
         self._txn: Transaction | None = None
         self._has_begun = False
         """False between Begin and what follows it: the transaction's origin comes in a message of its own."""
@@ -468,7 +469,7 @@ class Renderer:
         for name in ("key", "old", "new"):
             row = getattr(change, name, None)
             if row is not None:
-                setattr(change, name, self._types.row_to_text(relation, row))
+                setattr(change, name, row_to_text(relation, row, self._types))
 
     def _describe(self, message: Relation | Type) -> None:
         if isinstance(message, Type):

@@ -17,13 +17,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from cdcpipe.catalog_sql import key_numbers
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
-from cdcpipe.pgoutput import binary
 from cdcpipe.plugins.keywords import KEYWORDS
 from cdcpipe.plugins.text import quote_identifier
-from cdcpipe.plugins.type_names import built_in_type, built_in_type_id, format_built_in_type
+from cdcpipe.types.names import format_built_in_type
+from cdcpipe.types.pg_type import PG_TYPES, type_id_of, type_ids_of
+from cdcpipe.types.shape import Kind, Shape
+from cdcpipe.types.table import REG_TYPES
 
 if TYPE_CHECKING:
     from cdcpipe.pgoutput.messages import Type
+    from cdcpipe.types.binary.reading import ToText
 
 __all__ = ["Catalog", "ColumnFacts", "NoCatalogError", "Query", "TypeFacts"]
 
@@ -66,7 +69,7 @@ class ColumnFacts(NamedTuple):
 # With the modifier -1 these are other types than with none: bpchar is not character(1), "bit" not bit(1).
 _WITHOUT_MODIFIER: Final = {"bpchar": "character", "bpchar[]": "character[]", '"bit"': "bit", '"bit"[]': "bit[]"}
 
-_MONEY_ID: Final = 790
+(_MONEY_ID,) = type_ids_of("money")
 _INT8, _UINT4 = struct.Struct(">q"), struct.Struct(">I")
 _MAX_TEXTS: Final = 10_000
 
@@ -147,9 +150,9 @@ class Catalog:
 
     def type(self, type_id: int) -> TypeFacts:
         """Return a type's facts."""
-        built_in = built_in_type(type_id)
+        built_in = PG_TYPES.get(type_id)
         if built_in is not None:
-            return TypeFacts(built_in.name, "b", built_in.element if built_in.name.startswith("_") else 0)
+            return TypeFacts(built_in.name, "b", built_in.of if built_in.kind is Kind.ARRAY else 0)
         facts = self._facts.get(type_id)
         if facts is None:
             what = f"whether type {type_id} is a domain, and its bare name (include-domain-data-type, include-typmod)"
@@ -162,39 +165,39 @@ class Catalog:
             self._facts[type_id] = facts
         return facts
 
-    def binary_form(self, type_id: int) -> binary.Shape | binary.ToText | None:
-        """Return how a type's binary form becomes text, for `binary.Types`; None if that is not known."""
+    def binary_form(self, type_id: int) -> Shape | ToText | None:
+        """Return how a type's binary form becomes text, for `ValueDecoder`; None if that is not known."""
         if type_id == _MONEY_ID:
             return self._money
-        if type_id in binary.REG_TYPES:
-            return partial(self._object_name, binary.REG_TYPES[type_id])
+        if type_id in REG_TYPES:
+            return partial(self._object_name, REG_TYPES[type_id])
         try:
             rows = self._ask(f"the text of values of type {type_id} in binary form", _BINARY_FORM.format(type_id=type_id))
         except NoCatalogError:
             # A type that is not built in, and described as one that is, is a domain over that.
             described = self._described.get(type_id)
-            base_id = built_in_type_id(described.name) if described and described.namespace == "pg_catalog" else None
+            base_id = type_id_of(described.name) if described and described.namespace == "pg_catalog" else None
             if base_id is None:
                 raise
-            return binary.Shape(binary.Kind.DOMAIN, base_id)
+            return Shape(Kind.DOMAIN, base_id)
         if not rows:
             return None
         kind, *ids, delimiter = rows[0]
         element, base, subtype, range_, same = (int(each or 0) for each in ids)
         if element:
-            return binary.Shape(binary.Kind.ARRAY, element, (delimiter or ",").encode())
+            return Shape(Kind.ARRAY, element, (delimiter or ",").encode())
         match kind:
             case "c":
-                return binary.Shape(binary.Kind.COMPOSITE)
+                return Shape(Kind.COMPOSITE)
             case "d":
-                return binary.Shape(binary.Kind.DOMAIN, base)
+                return Shape(Kind.DOMAIN, base)
             case "e":
-                return binary.Shape(binary.Kind.ENUM)
+                return Shape(Kind.ENUM)
             case "m":
-                return binary.Shape(binary.Kind.MULTIRANGE, range_)
+                return Shape(Kind.MULTIRANGE, range_)
             case "r":
-                return binary.Shape(binary.Kind.RANGE, subtype)
-        return binary.Shape(binary.Kind.DOMAIN, same) if same else None
+                return Shape(Kind.RANGE, subtype)
+        return Shape(Kind.DOMAIN, same) if same else None
 
     def _object_name(self, type_name: str, data: bytes) -> bytes:
         (oid,) = _UINT4.unpack(data)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from cdcpipe.plugins import row_compiler
 from cdcpipe.plugins.catalog import NoCatalogError, TypeFacts
 from cdcpipe.plugins.row_compiler import Style, escape, json_string
-from cdcpipe.plugins.type_names import built_in_type_id
+from cdcpipe.types.pg_type import type_id_of
 
 if TYPE_CHECKING:
     from cdcpipe.plugins.catalog import Catalog
@@ -196,7 +196,7 @@ class Values:
         described = self._catalog.described(type_id)
         # The stream has a domain under the name of its base type.
         if described is not None and described.namespace == "pg_catalog":
-            return TypeFacts(described.name, "d", base_type=built_in_type_id(described.name) or 0)
+            return TypeFacts(described.name, "d", base_type=type_id_of(described.name) or 0)
         if described is not None and described.name in {*_STRINGS, "hstore"}:
             return TypeFacts(described.name, "b")
         known = f"{described.namespace}.{described.name}" if described else str(type_id)

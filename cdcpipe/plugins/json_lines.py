@@ -27,6 +27,8 @@ from cdcpipe.plugins.held import Held
 from cdcpipe.plugins.row_compiler import Field, json_string
 from cdcpipe.plugins.template_plugin import TemplatePlugin
 from cdcpipe.plugins.text import format_timestamp
+from cdcpipe.types.pg_type import type_ids_of
+from cdcpipe.types.table import PLAIN_IDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -39,11 +41,10 @@ if TYPE_CHECKING:
 __all__ = ["JsonLines"]
 
 _STYLES: Final[Mapping[int, Style]] = {
-    **dict.fromkeys((21, 23, 26), row_compiler.VERBATIM),  # int2, int4, oid
-    **dict.fromkeys((700, 701), row_compiler.EXACT_NUMBER),  # float4, float8
-    16: row_compiler.BOOLEAN,
-    # int8, tid, xid, cid, date, time, timestamp, timestamptz, interval, timetz, numeric, uuid, pg_lsn, xid8
-    **dict.fromkeys((20, 27, 28, 29, 1082, 1083, 1114, 1184, 1186, 1266, 1700, 2950, 3220, 5069), row_compiler.QUOTED),
+    **dict.fromkeys(PLAIN_IDS, row_compiler.QUOTED),
+    **dict.fromkeys(type_ids_of("int2", "int4", "oid"), row_compiler.VERBATIM),
+    **dict.fromkeys(type_ids_of("float4", "float8"), row_compiler.EXACT_NUMBER),
+    **dict.fromkeys(type_ids_of("bool"), row_compiler.BOOLEAN),
 }
 _OPS: Final = {"I": b'"insert"', "U": b'"update"', "D": b'"delete"'}
 

@@ -16,6 +16,7 @@ from cdcpipe.plugins import row_compiler
 from cdcpipe.plugins.row_compiler import Expression, Field
 from cdcpipe.plugins.template_plugin import TemplatePlugin
 from cdcpipe.plugins.text import format_timestamp, parse_bool, quote_identifier, quote_literal
+from cdcpipe.types.pg_type import type_ids_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["TestDecoding"]
 
 _STYLES: Final[Mapping[int, Style]] = {
-    # int8, int2, int4, oid, float4, float8, numeric: as they are, also NaN and the infinities
-    **dict.fromkeys((20, 21, 23, 26, 700, 701, 1700), row_compiler.VERBATIM),
-    **dict.fromkeys((1560, 1562), row_compiler.BIT_LITERAL),  # bit, varbit
-    16: row_compiler.BOOLEAN,
+    # As they are, also NaN and the infinities.
+    **dict.fromkeys(type_ids_of("int2", "int4", "int8", "oid", "float4", "float8", "numeric"), row_compiler.VERBATIM),
+    **dict.fromkeys(type_ids_of("bit", "varbit"), row_compiler.BIT_LITERAL),
+    **dict.fromkeys(type_ids_of("bool"), row_compiler.BOOLEAN),
 }
 _KINDS: Final = {"I": b" INSERT:", "U": b" UPDATE:", "D": b" DELETE:"}
 _DEFAULTS: Final = {

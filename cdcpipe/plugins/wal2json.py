@@ -26,6 +26,8 @@ from cdcpipe.plugins.held import Held
 from cdcpipe.plugins.row_compiler import Expression, Field, escape, fill, json_string
 from cdcpipe.plugins.template_plugin import TemplatePlugin
 from cdcpipe.plugins.text import format_timestamp, invalid_value, parse_bool
+from cdcpipe.types.pg_type import type_ids_of
+from cdcpipe.types.table import PLAIN_IDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -212,19 +214,16 @@ def _unescape(text: str) -> str:
 
 # Values
 
+_INTEGERS: Final = type_ids_of("int2", "int4", "int8", "oid")
+_REALS: Final = type_ids_of("float4", "float8", "numeric")
 _STYLES: Final[Mapping[int, Style]] = {
-    **dict.fromkeys((20, 21, 23, 26), row_compiler.VERBATIM),  # int8, int2, int4, oid
-    **dict.fromkeys((700, 701, 1700), row_compiler.NUMBER),  # float4, float8, numeric
-    16: row_compiler.BOOLEAN,
-    17: row_compiler.HEX,  # bytea
-    # tid, xid, cid, cidr, macaddr8, macaddr, inet, date, time, timestamp, timestamptz, interval, timetz, bit, varbit,
-    # uuid, pg_lsn, xid8
-    **dict.fromkeys(
-        (27, 28, 29, 650, 774, 829, 869, 1082, 1083, 1114, 1184, 1186, 1266, 1560, 1562, 2950, 3220, 5069),
-        row_compiler.QUOTED,
-    ),
+    **dict.fromkeys(PLAIN_IDS, row_compiler.QUOTED),
+    **dict.fromkeys(_INTEGERS, row_compiler.VERBATIM),
+    **dict.fromkeys(_REALS, row_compiler.NUMBER),
+    **dict.fromkeys(type_ids_of("bool"), row_compiler.BOOLEAN),
+    **dict.fromkeys(type_ids_of("bytea"), row_compiler.HEX),
 }
-_NUMBERS: Final = frozenset({20, 21, 23, 26, 700, 701, 1700})
+_NUMBERS: Final = frozenset({*_INTEGERS, *_REALS})
 
 
 def _json_type(text: str) -> bytes:

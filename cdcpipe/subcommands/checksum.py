@@ -30,16 +30,13 @@ from cdcpipe.lsn import LSN
 from cdcpipe.replication import preflight
 from cdcpipe.replication.commands import publication_names
 from cdcpipe.replication.connection import NO_LIMIT, Connection
-from cdcpipe.sql import NUMERIC_IDS, TRIM_NUMBERS, quote_identifier, quote_literal, reading_rows
+from cdcpipe.sql import TRIM_NUMBERS, quote_identifier, quote_literal, reading_rows
+from cdcpipe.types.table import ARRAYS, NUMERIC_IDS, OUTPUT, TYPES, UNKNOWN
 
 __all__ = ["Checksums", "ServerTable", "SlotState", "Snapshot"]
 
 _BUCKET_DIGITS = 3
 _SUM_DIGITS = 15  # 60 bits: positive as a bigint, and PostgreSQL adds bigints up in 128 bits
-
-_FLOATS = {700: ("float4send", "7fc00000"), 701: ("float8send", "7ff8000000000000")}
-"""OID → the function that gives the bits, and the bits of NaN, of which PostgreSQL may have others."""
-_FLOAT_ARRAYS = {1021: 700, 1022: 701}
 
 _BEGINNING_AND_END = (ord("B"), ord("C"))
 
@@ -221,25 +218,17 @@ def _qualified(schema: str | None, name: str | None) -> str:
 def _text(table: ServerTable, name: str, type_id: int) -> str:
     """Return the expression for a column's text, NULL where the value is."""
     column = quote_identifier(name)
-    if type_id in _FLOATS:
-        return _bits(column, type_id)
-    # A cast to text is not the output function (boolean, character(n), inet); concat uses that, but has no NULL.
-    # IS NULL would be true for a composite value all of whose fields are NULL.
-    text = f"CASE WHEN {column} IS DISTINCT FROM NULL THEN concat({column}) END"
-    if type_id in _FLOAT_ARRAYS:
+    text = TYPES.get(type_id, UNKNOWN).canonical.format(column)
+    element = TYPES.get(ARRAYS.get(type_id, 0), UNKNOWN).canonical
+    if element != OUTPUT:
         is_list = f"array_ndims({column}) = 1 AND array_lower({column}, 1) = 1"
-        bits = f"coalesce({_bits('u.e', _FLOAT_ARRAYS[type_id])}, 'NULL')"
-        elements = f"SELECT string_agg({bits}, ',' ORDER BY u.n) FROM unnest({column}) WITH ORDINALITY AS u(e, n)"
+        each = f"coalesce({element.format('u.e')}, 'NULL')"
+        elements = f"SELECT string_agg({each}, ',' ORDER BY u.n) FROM unnest({column}) WITH ORDINALITY AS u(e, n)"
         return f"CASE WHEN {is_list} THEN concat('{{', ({elements}), '}}') ELSE {text} END"
     if table.trim_numbers and type_id in NUMERIC_IDS:
         for pattern, replacement in TRIM_NUMBERS:
             text = f"regexp_replace({text}, {quote_literal(pattern)}, {quote_literal(replacement)}, 'g')"
     return text
-
-
-def _bits(number: str, type_id: int) -> str:
-    send, nan = _FLOATS[type_id]
-    return f"CASE WHEN {number} = 'NaN' THEN '{nan}' ELSE encode({send}({number}), 'hex') END"
 
 
 def _md5(table: ServerTable, columns: Sequence[tuple[str, int, int]]) -> str:

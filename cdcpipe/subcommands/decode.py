@@ -22,7 +22,6 @@ from typing import Final, Self
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, OutputError, ProtocolError
 from cdcpipe.lsn import format_lsn
-from cdcpipe.pgoutput.binary import UnknownTypeError
 from cdcpipe.pgoutput.decode import NAMES, decode
 from cdcpipe.pgoutput.messages import (
     Begin,
@@ -43,6 +42,7 @@ from cdcpipe.plugins.base import Query, Renderer
 from cdcpipe.plugins.catalog import NoCatalogError
 from cdcpipe.subcommands.explain import Explainer
 from cdcpipe.subcommands.prepare import connected
+from cdcpipe.types.binary.decoder import UnknownTypeError
 
 __all__ = ["Captures", "RenderConfig", "explain", "render"]
 

@@ -31,7 +31,7 @@ from cdcpipe.pgoutput.messages import (
     Value,
 )
 from cdcpipe.plugins.text import format_timestamp
-from cdcpipe.plugins.type_names import format_built_in_type
+from cdcpipe.types.names import format_built_in_type
 
 __all__ = ["Explainer"]
 

@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 )
 
 from cdcpipe.pgoutput.messages import Column, Relation
-from cdcpipe.plugins.type_names import format_built_in_type
+from cdcpipe.types.names import format_built_in_type
 from spark_sink.changelog import tables as changelog
 from spark_sink.delta import sql as delta
 from spark_sink.schema.column_numbers import ColumnFacts, numbered

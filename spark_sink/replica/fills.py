@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from cdcpipe.pgoutput.columnar import convert_text
+from cdcpipe.types.arrow.casts import convert_text
 from spark_sink.spark.sql import quote
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ In a directory of Parquet files nothing is widened: their own schemas could not 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
@@ -50,7 +50,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from cdcpipe.pgoutput.binary import ARRAYS
+from cdcpipe.types.names import numeric_modifier
+from cdcpipe.types.pg_type import type_ids_of
+from cdcpipe.types.table import ARRAYS, NUMERIC_IDS, TYPES, UNKNOWN, ColumnType
 from spark_sink.schema.table import NATIVE, SchemaError
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ __all__ = [
     "METADATA_FIELDS",
     "METADATA_PREFIX",
     "OPS",
+    "SPARK_TYPES",
     "as_typed",
     "assign_columns",
     "column_names",
@@ -84,25 +87,24 @@ INEXACT_MESSAGE: Final = (
 
 OPS: Final = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}
 
-_NUMERIC_ID: Final = 1700
-_JSON_IDS: Final = (114, 3802)
+_JSON_IDS: Final = type_ids_of("json", "jsonb", "_json", "_jsonb")
 _MAX_PRECISION: Final = 38
 _NATIVE_SCALE: Final = 18
 
-# pg_type.dat, by OID.
-_SPARK_TYPES: Final[dict[int, DataType]] = {
-    16: BooleanType(),  # bool
-    17: BinaryType(),  # bytea
-    20: LongType(),  # int8
-    21: ShortType(),  # int2
-    23: IntegerType(),  # int4
-    26: LongType(),  # oid: 32 bits without sign
-    700: FloatType(),  # float4
-    701: DoubleType(),  # float8
-    1082: DateType(),  # date
-    1114: TimestampNTZType(),  # timestamp
-    1184: TimestampType(),  # timestamptz
+SPARK_TYPES: Final[Mapping[ColumnType, DataType]] = {
+    ColumnType.BINARY: BinaryType(),
+    ColumnType.BOOLEAN: BooleanType(),
+    ColumnType.DATE: DateType(),
+    ColumnType.FLOAT32: FloatType(),
+    ColumnType.FLOAT64: DoubleType(),
+    ColumnType.INT16: ShortType(),
+    ColumnType.INT32: IntegerType(),
+    ColumnType.INT64: LongType(),
+    ColumnType.STRING: StringType(),
+    ColumnType.TIMESTAMP: TimestampType(),
+    ColumnType.TIMESTAMP_NTZ: TimestampNTZType(),
 }
+"""The columns in Spark; cdcpipe/types/table.py says which type of PostgreSQL has which. A decimal depends on the modifier."""
 
 
 def spark_type(column: Column) -> DataType:
@@ -115,11 +117,14 @@ def spark_type(column: Column) -> DataType:
 
 
 def _scalar_type(type_id: int, type_modifier: int) -> DataType:
-    if type_id == _NUMERIC_ID and type_modifier >= 0:
-        precision, scale = _numeric_modifier(type_modifier)
+    column_type = TYPES.get(type_id, UNKNOWN).column_type
+    if column_type is not ColumnType.DECIMAL:
+        return SPARK_TYPES[column_type]
+    if type_modifier >= 0:
+        precision, scale = numeric_modifier(type_modifier)
         if 0 <= scale <= precision <= _MAX_PRECISION:
             return DecimalType(precision, scale)
-    return _SPARK_TYPES.get(type_id, StringType())
+    return StringType()
 
 
 def as_typed(relation: Relation, types: str) -> Relation:
@@ -130,22 +135,16 @@ def as_typed(relation: Relation, types: str) -> Relation:
 
 
 def _native(column: Column) -> Column:
-    if ARRAYS.get(column.type_id, column.type_id) != _NUMERIC_ID:
+    if column.type_id not in NUMERIC_IDS:
         return column
     precision, scale = _MAX_PRECISION, _NATIVE_SCALE
     if column.type_modifier >= 0:
-        precision, scale = _numeric_modifier(column.type_modifier)
+        precision, scale = numeric_modifier(column.type_modifier)
         # numeric(5,-2) is hundreds, numeric(3,5) has two zeros behind its point.
         precision, scale = max(precision - min(scale, 0), scale), max(scale, 0)
         if precision > _MAX_PRECISION:
             precision, scale = _MAX_PRECISION, min(scale, _NATIVE_SCALE)
     return replace(column, type_modifier=(precision << 16 | scale) + 4)
-
-
-def _numeric_modifier(type_modifier: int) -> tuple[int, int]:
-    """Return precision and scale; the scale has 11 bits and a sign (numeric.c, make_numeric_typmod)."""
-    bits = type_modifier - 4
-    return bits >> 16 & 0xFFFF, ((bits & 0x7FF) ^ 1024) - 1024
 
 
 _ESCAPED_PREFIX: Final = METADATA_PREFIX + "column_"
@@ -234,7 +233,7 @@ def assign_columns(columns: StructType, relation: Relation) -> list[StructField]
 
 def is_json(column: Column) -> bool:
     """Tell whether a column is json or jsonb, or an array of one of them."""
-    return ARRAYS.get(column.type_id, column.type_id) in _JSON_IDS
+    return column.type_id in _JSON_IDS
 
 
 def json_fields(columns: StructType, relation: Relation) -> list[StructField]:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from cdcpipe.pgoutput.columnar import convert_text
 from cdcpipe.sql import quote_identifier
+from cdcpipe.types.arrow.casts import convert_text
+from cdcpipe.types.table import TYPES, UNKNOWN
 from spark_sink.client.exported import SnapshotError
 from spark_sink.files import places as storage
 from spark_sink.files.parquet import FileWriter, Layout
@@ -42,19 +43,6 @@ _GONE: Final = ("42703", "42P01")
 _ORDINALS: Final = 1 << 32
 _BATCH_HINT_BYTES: Final = 16 << 20
 
-# Types that arrive exactly in binary form, and in the Arrow type that is wanted: bool, bytea, int8, int2, int4, text, float4,
-# float8, bpchar, varchar.
-_BINARY_IDS: Final = frozenset({16, 17, 20, 21, 23, 25, 700, 701, 1042, 1043})
-_OID: Final = 26
-# Their cast to text is their output function: interval, json, jsonb, numeric, time, timetz, uuid.
-_TEXT_IDS: Final = frozenset({1186, 114, 3802, 1700, 1083, 1266, 2950})
-_RANGES: Final = {
-    1082: ("date", "0001-01-01", "10000-01-01"),
-    1114: ("timestamp", "0001-01-01 00:00:00", "10000-01-01 00:00:00"),
-    1184: ("timestamptz", "0001-01-01 00:00:00+00", "10000-01-01 00:00:00+00"),
-}
-"""The values of these types that Spark has, too, from and up to: infinity and other years come as text."""
-
 
 @dataclass(frozen=True, slots=True)
 class Select:
@@ -71,20 +59,12 @@ def select_columns(relation: Relation) -> list[Select]:
 
 
 def _select(column: Column) -> Select:
-    name = quote_identifier(column.name)
-    if column.type_id in _BINARY_IDS:
-        return Select(name)
-    if column.type_id == _OID:
-        return Select(f"{name}::pg_catalog.int8")
-    if column.type_id in _TEXT_IDS:
-        return Select(f"{name}::pg_catalog.text", is_text=True)
-    text = f"CASE WHEN {name} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {name}) END"
-    if column.type_id in _RANGES:
-        kind, low, high = _RANGES[column.type_id]
-        fits = f"{name} >= '{low}'::pg_catalog.{kind} AND {name} < '{high}'::pg_catalog.{kind}"
-        return Select(f"CASE WHEN {fits} THEN {name} END", rest=f"CASE WHEN NOT ({fits}) THEN {name}::pg_catalog.text END")
-    # Not a cast: that of char, inet or somebody's own type is not what the type's output function writes.
-    return Select(text, is_text=True)
+    rule, name = TYPES.get(column.type_id, UNKNOWN).selected, quote_identifier(column.name)
+    expression = rule.expression.format(name)
+    if rule.fits is None:
+        return Select(expression, rule.is_text)
+    fits = rule.fits.format(name)
+    return Select(f"CASE WHEN {fits} THEN {expression} END", rest=f"CASE WHEN NOT ({fits}) THEN {name}::pg_catalog.text END")
 
 
 @dataclass(frozen=True, slots=True)

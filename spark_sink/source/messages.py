@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from cdcpipe.pgoutput.columnar import gather
+from cdcpipe.types.arrow.buffers import gather
 from spark_sink.schema.types import MESSAGE_SCHEMA
 from spark_sink.source.slices import UNIX_2000_US, OpenSlice, Slice
 from spark_sink.staging.index import NO_TRANSACTION

@@ -43,7 +43,7 @@ __all__ = [
 BATCH_ROWS: Final = 1 << 16
 BATCH_BYTES: Final = 64 << 20
 BATCH_SPAN_BYTES: Final = 1 << 30
-"""The most bytes between the first and the last record of a batch: columnar.MAX_SPAN_BYTES minus one record of 1 GiB."""
+"""The most bytes between the first and the last record of a batch: buffers.MAX_SPAN_BYTES minus one record of 1 GiB."""
 UNIX_2000_US: Final = 946_684_800_000_000
 
 

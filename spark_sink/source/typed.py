@@ -16,8 +16,10 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
 from cdcpipe.errors import ProtocolError
-from cdcpipe.pgoutput.columnar import Changes, Values, decode_changes
+from cdcpipe.pgoutput.columnar import Changes, decode_changes
 from cdcpipe.pgoutput.messages import Relation
+from cdcpipe.types.arrow.readers import to_arrow
+from cdcpipe.types.arrow.values import Values
 from spark_sink.schema.exact_texts import ExactTexts, list_offsets
 from spark_sink.schema.table import EXACT
 from spark_sink.schema.types import OPS, as_typed, assign_columns, spark_type, split_schema
@@ -94,7 +96,7 @@ class TypedReader:
     ) -> dict[str, pa.Array]:
         arrays = {}
         for values, target, column in zip(columns, fields, relation.columns, strict=True):
-            converted = values.to_arrow(to_arrow_type(spark_type(column), timezone="UTC"))
+            converted = to_arrow(values, to_arrow_type(spark_type(column), timezone="UTC"))
             # The cast changes only a column that was widened.
             arrays[target.name] = converted.array.cast(types.field(target.name).type)
             exact.add(prefix + target.name, converted.exact_rows, converted.exact)

@@ -1,4 +1,7 @@
-"""Spark SQL expressions that turn a value into PostgreSQL's text of it, so that keys and checksums can be compared.
+"""A value as PostgreSQL's text of it, so that keys and checksums can be compared.
+
+`value_text` returns a Spark SQL expression for the text. `arrow_texts` makes the texts of an Arrow array. Both make the same texts,
+for every `ColumnType` of cdcpipe/types/table.py.
 
 A ``float`` or a ``double`` becomes the hexadecimal digits of its IEEE 754 bits, because programs write the shortest decimal digits
 in different ways. Text that depends on the session assumes UTC and ANSI casts (canonical.exact_session).
@@ -6,8 +9,14 @@ in different ways. Text that depends on the session assumes UTC and ANSI casts (
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import re
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType
 
 from spark_sink.spark.sql import literal
@@ -15,7 +24,11 @@ from spark_sink.spark.sql import literal
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
-__all__ = ["value_text"]
+__all__ = ["Texts", "arrow_texts", "value_text"]
+
+Texts: TypeAlias = list[str | None]
+
+# Spark SQL
 
 _PLAIN: Final = {"byte", "short", "integer", "long", "decimal", "date", "timestamp_ntz"}
 """Types for which a cast to a string gives PostgreSQL's text."""
@@ -23,7 +36,7 @@ _PLAIN: Final = {"byte", "short", "integer", "long", "decimal", "date", "timesta
 _BITS: Final = {"float": ("Float", "floatToIntBits", 8), "double": ("Double", "doubleToLongBits", 16)}
 
 # The rule of PostgreSQL's array_out. Its whitespace is the same as Java's \s.
-_NEEDS_QUOTES: Final = r'^(?i:null)?$|[\s"\\{},]'
+_QUOTED_IN_SQL: Final = r'^(?i:null)?$|[\s"\\{},]'
 
 
 def value_text(value: str, kind: DataType) -> str | None:
@@ -49,7 +62,7 @@ def _array_text(texts: str) -> str:
     """Return the expression for an array's text. ``texts`` is an expression for the array of its elements' texts."""
     backslash, quote, both = literal("\\"), literal('"'), literal('\\"')
     escaped = f"replace(replace(e, {backslash}, {literal(chr(92) * 2)}), {quote}, {both})"
-    element = f"CASE WHEN e RLIKE {literal(_NEEDS_QUOTES)} THEN concat({quote}, {escaped}, {quote}) ELSE coalesce(e, 'NULL') END"
+    element = f"CASE WHEN e RLIKE {literal(_QUOTED_IN_SQL)} THEN concat({quote}, {escaped}, {quote}) ELSE coalesce(e, 'NULL') END"
     return f"concat('{{', array_join(transform({texts}, e -> {element}), ','), '}}')"
 
 
@@ -57,3 +70,64 @@ def _bits(value: str, java_class: str, method: str, digits: int) -> str:
     """Return the expression for the hexadecimal digits of a number's bits. Java turns every NaN into the same bits."""
     bits = f"java_method('java.lang.{java_class}', '{method}', coalesce({value}, CAST(0 AS {java_class})))"
     return f"IF({value} IS NULL, NULL, lower(right(lpad(hex(CAST({bits} AS BIGINT)), 16, '0'), {digits})))"
+
+
+# Arrow arrays
+
+_QUOTED_IN_PYTHON: Final = re.compile(r'(?i:null)?\Z|.*[\s"\\{},]', re.ASCII | re.DOTALL)
+
+
+def arrow_texts(values: pa.Array) -> Texts | None:
+    """Return the texts of an array's values; None for a null, and None alone for an Arrow type that is not known here."""
+    kind = values.type
+    if pa.types.is_list(kind):
+        return _list_texts(values)
+    if pa.types.is_floating(kind):
+        return _bit_texts(values)
+    if pa.types.is_timestamp(kind):
+        # Arrow writes six digits behind the point. PostgreSQL leaves out the zeros at the end.
+        texts: Texts = pc.utf8_rtrim(pc.utf8_rtrim(values.cast(pa.timestamp("us")).cast(pa.string()), "0"), ".").to_pylist()
+        return texts if kind.tz is None else [None if text is None else f"{text}+00" for text in texts]
+    for is_kind, text_of in _TEXTS.items():
+        if is_kind(kind):
+            return [None if value is None else text_of(value) for value in values.to_pylist()]
+    if pa.types.is_integer(kind) or pa.types.is_date(kind):
+        return list(values.cast(pa.string()).to_pylist())
+    return None
+
+
+_TEXTS: Final[Mapping[Callable[[pa.DataType], bool], Callable[[Any], str]]] = {
+    pa.types.is_string: str,
+    pa.types.is_boolean: lambda value: "t" if value else "f",
+    pa.types.is_decimal: lambda value: format(value, "f"),
+    pa.types.is_binary: lambda value: f"\\x{value.hex()}",
+}
+
+
+def _bit_texts(values: pa.Array) -> Texts:
+    """Return the hexadecimal digits of numbers' bits. Every NaN gets the same bits."""
+    numbers = values.fill_null(0.0).to_numpy().copy()
+    numbers[np.isnan(numbers)] = np.nan
+    digits = numbers.itemsize * 2
+    bits = numbers.view(f"u{numbers.itemsize}").tolist()
+    return [
+        f"{number:0{digits}x}" if is_there else None for number, is_there in zip(bits, values.is_valid().to_pylist(), strict=True)
+    ]
+
+
+def _list_texts(values: pa.Array) -> Texts | None:
+    texts = arrow_texts(values.values)
+    if texts is None:
+        return None
+    elements = [_element_text(text) for text in texts]
+    offsets = values.offsets.to_pylist()
+    lists = [f"{{{','.join(elements[start:end])}}}" for start, end in pairwise(offsets)]
+    return [text if is_there else None for text, is_there in zip(lists, values.is_valid().to_pylist(), strict=True)]
+
+
+def _element_text(text: str | None) -> str:
+    if text is None:
+        return "NULL"
+    if _QUOTED_IN_PYTHON.match(text):
+        return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return text

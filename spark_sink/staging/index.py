@@ -364,7 +364,7 @@ class _Builder:
         origins = np.full(count, None, object)
         if not len(record):
             return origins
-        from cdcpipe.pgoutput.columnar import gather  # imports pandas, which a launcher does not need otherwise
+        from cdcpipe.types.arrow.buffers import gather  # imports pandas, which a launcher does not need otherwise
 
         names = gather(self._segment, self._offset[record] + 9, self._length[record] - 10)  # without the closing NUL
         try:

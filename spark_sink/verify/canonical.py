@@ -17,7 +17,8 @@ from pyspark.sql.types import ArrayType
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pgoutput.messages import Column, Relation
-from cdcpipe.sql import NUMERIC_IDS, TRIM_NUMBERS
+from cdcpipe.sql import TRIM_NUMBERS
+from cdcpipe.types.table import NUMERIC_IDS
 from spark_sink.schema.table import EXACT, NATIVE
 from spark_sink.schema.types import as_typed, assign_columns, column_names, merge_columns, split_schema, versioned_name
 from spark_sink.spark.sql import quote

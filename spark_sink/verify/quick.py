@@ -10,19 +10,19 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
-from cdcpipe.sql import NUMERIC_IDS, TRIM_NUMBERS
+from cdcpipe.sql import TRIM_NUMBERS
+from cdcpipe.types.table import NUMERIC_IDS
 from spark_sink.delta import rows as delta_reader
 from spark_sink.delta.rows import UnreadableError
 from spark_sink.delta.schema import columns, physical_columns
 from spark_sink.schema.table import NATIVE
+from spark_sink.spark.value_text import Texts, arrow_texts
 from spark_sink.verify.canonical import BUCKET_DIGITS, SUM_DIGITS, sources
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     Flags = np.ndarray[Any, np.dtype[np.bool_]]
     Numbers = np.ndarray[Any, np.dtype[np.int64]]
-    Texts = list[str | None]
 
 __all__ = ["any_change", "checksums"]
 
@@ -53,7 +52,6 @@ _KNOWN_FEATURES: Final = {
 }
 """What a table may ask of those who read it."""
 
-_NEEDS_QUOTES: Final = re.compile(r'(?i:null)?\Z|.*[\s"\\{},]', re.ASCII | re.DOTALL)
 _NULL, _END = b"\xff", b"\x00"
 
 _UNREADABLE: Final = (UnreadableError, OSError, ValueError, pa.ArrowException)
@@ -169,53 +167,7 @@ def _trim(text: str) -> str:
 
 
 def _texts(values: pa.Array) -> Texts:
-    """Return PostgreSQL's texts for values, as spark/value_text.py has them."""
-    kind = values.type
-    if pa.types.is_list(kind):
-        return _array_texts(values)
-    if pa.types.is_floating(kind):
-        return _bits(values)
-    if pa.types.is_timestamp(kind):
-        # Six digits behind the point, of which PostgreSQL writes no zeros at the end.
-        texts: Texts = pc.utf8_rtrim(pc.utf8_rtrim(values.cast(pa.timestamp("us")).cast(pa.string()), "0"), ".").to_pylist()
-        return texts if kind.tz is None else [None if text is None else f"{text}+00" for text in texts]
-    for is_kind, text_of in _TEXTS.items():
-        if is_kind(kind):
-            return [None if value is None else text_of(value) for value in values.to_pylist()]
-    if pa.types.is_integer(kind) or pa.types.is_date(kind):
-        return list(values.cast(pa.string()).to_pylist())
-    raise UnreadableError(f"values of type {kind}")
-
-
-_TEXTS: Final[Mapping[Callable[[pa.DataType], bool], Callable[[Any], str]]] = {
-    pa.types.is_string: str,
-    pa.types.is_boolean: lambda value: "t" if value else "f",
-    pa.types.is_decimal: lambda value: format(value, "f"),
-    pa.types.is_binary: lambda value: f"\\x{value.hex()}",
-}
-
-
-def _bits(values: pa.Array) -> Texts:
-    """Return the hexadecimal digits of numbers' bits, of which Java has one NaN."""
-    numbers = values.fill_null(0.0).to_numpy().copy()
-    numbers[np.isnan(numbers)] = np.nan
-    digits = numbers.itemsize * 2
-    bits = numbers.view(f"u{numbers.itemsize}").tolist()
-    return [
-        f"{number:0{digits}x}" if is_there else None for number, is_there in zip(bits, values.is_valid().to_pylist(), strict=True)
-    ]
-
-
-def _array_texts(values: pa.Array) -> Texts:
-    elements = [_element_text(text) for text in _texts(values.values)]
-    offsets = values.offsets.to_pylist()
-    texts = [f"{{{','.join(elements[start:end])}}}" for start, end in pairwise(offsets)]
-    return [text if is_there else None for text, is_there in zip(texts, values.is_valid().to_pylist(), strict=True)]
-
-
-def _element_text(text: str | None) -> str:
-    if text is None:
-        return "NULL"
-    if _NEEDS_QUOTES.match(text):
-        return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return text
+    texts = arrow_texts(values)
+    if texts is None:
+        raise UnreadableError(f"values of type {values.type}")
+    return texts

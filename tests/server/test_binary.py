@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import struct
 from decimal import Decimal
 from typing import Any
@@ -14,11 +15,14 @@ from hypothesis import strategies as st
 from psycopg import pq
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, ProtocolError
-from cdcpipe.pgoutput import binary
-from cdcpipe.pgoutput.binary import Kind, Shape, Types, UnknownTypeError, to_text
+from cdcpipe.pgoutput.binary import row_to_text
 from cdcpipe.pgoutput.messages import Begin, Binary, Column, Insert, Relation, Type, Update
 from cdcpipe.plugins.base import OutputPlugin, Renderer
 from cdcpipe.plugins.catalog import NoCatalogError
+from cdcpipe.types.binary import reading
+from cdcpipe.types.binary.decoder import UnknownTypeError, ValueDecoder, to_text
+from cdcpipe.types.shape import Kind, Shape
+from cdcpipe.types.table import PLAIN_IDS, REG_TYPES, TYPES
 from support import pgoutput_build
 from support.binary_values import STRINGS, VALUES, Server, array_of, is_built_in, texts, values_of
 
@@ -67,6 +71,8 @@ def test_every_type_and_its_arrays(server):
         values = values_of(server, name)
         shown = server.compare(f"select t::{sql_name} from unnest({texts(values)}) with ordinality u(t, n) order by n")
         assert len(shown) == len(values)
+        if server.type_id in PLAIN_IDS:
+            assert not re.search(rb'["\\\x00-\x1f]', b"".join(shown))
         if array:
             delimiter = ";" if name == "box" else ","
             elements = [value for value in (array_of([each]).decode()[1:-1] for each in values) if value]
@@ -102,7 +108,7 @@ def test_every_other_type_below_16384_is_known_with_a_catalog(server):
 
 
 def test_objects_that_are_gone(server):
-    for name in binary.REG_TYPES.values():
+    for name in REG_TYPES.values():
         server.compare(f"select array[999999999::oid::{name}, 4294967295::oid::{name}, 0::oid::{name}]")
 
 
@@ -339,7 +345,7 @@ def test_any_inet(pg18_server, addresses, data):
 
 # Any bytes
 
-KNOWN = sorted(type_id for type_id in {*binary._SCALARS, *binary._SHAPES} if is_built_in(type_id))
+KNOWN = sorted(type_id for type_id in TYPES if is_built_in(type_id))
 
 
 @settings(max_examples=3000)
@@ -363,7 +369,7 @@ def sent(pg18):
         server.connection.execute('create table "Odd table" ()')
         found = []
         for name, sql_name, _ in with_send(server):
-            for value in VALUES.get(name, [])[:6] if name not in ("money", *binary.REG_TYPES.values()) else []:
+            for value in VALUES.get(name, [])[:6] if name not in ("money", *REG_TYPES.values()) else []:
                 cast = f"$1::text::{sql_name}"
                 for expression in (cast, f"array[{cast}, null, {cast}]"):
                     with contextlib.suppress(AssertionError):
@@ -436,7 +442,7 @@ def test_a_long_chain_of_operators_is_quick(is_left_deep):
 
 
 def test_texts_end_where_the_servers_would(monkeypatch):
-    monkeypatch.setattr(binary, "_MAX_TEXT_BYTES", 100_000)
+    monkeypatch.setattr(reading, "MAX_TEXT_BYTES", 100_000)
     large = struct.pack(">HhHHH", 1, 10_000, 0, 0, 1)  # 1e40000
     elements = (struct.pack(">i", len(large)) + large) * 3
     data = struct.pack(">iiIii", 1, 0, 1700, 3, 1) + elements
@@ -478,7 +484,7 @@ def test_what_find_says_is_kept_until_forgotten():
         asked.append(type_id)
         return {1: Shape(Kind.ENUM), 2: Shape(Kind.DOMAIN, 23), 3: lambda data: data[::-1]}.get(type_id)
 
-    types = Types(find)
+    types = ValueDecoder(find)
     for _ in range(2):
         assert types.to_text(1, b"ok") == b"ok"
         assert types.to_text(2, b"\0\0\0\7") == b"7"
@@ -532,7 +538,7 @@ def test_plugins_see_text_only():
 
 def test_a_text_is_no_longer_binary():
     """Or it would equal no text."""
-    (value,) = binary.row_to_text(table(25), (Binary(b"x"),))
+    (value,) = row_to_text(table(25), (Binary(b"x"),))
     assert type(value) is bytes
     assert value == b"x"
 
@@ -563,6 +569,6 @@ def test_a_type_that_is_described_again_is_asked_for_again():
 
 def test_row_to_text():
     relation = table(20, 25)
-    assert binary.row_to_text(relation, (Binary(b"\0" * 8), b"x")) == (b"0", b"x")
+    assert row_to_text(relation, (Binary(b"\0" * 8), b"x")) == (b"0", b"x")
     with pytest.raises(CdcpipeError, match=r"column 'c0' of table 'public\.t'"):
-        binary.row_to_text(relation, (Binary(b""), b"x"))
+        row_to_text(relation, (Binary(b""), b"x"))

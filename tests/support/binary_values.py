@@ -7,10 +7,11 @@ from typing import Any
 
 from psycopg import pq
 
-from cdcpipe.pgoutput import binary
-from cdcpipe.pgoutput.binary import Types, to_text
 from cdcpipe.plugins.catalog import Catalog
 from cdcpipe.sql import SESSION_SETTINGS
+from cdcpipe.types.binary.decoder import ValueDecoder, to_text
+from cdcpipe.types.shape import Shape
+from cdcpipe.types.table import TYPES, NoText
 
 FLOATS = ["0", "-0", "1", "-1.5", "0.1", "1e-10", "1e-4", "1e-5", "123456", "1234567", "NaN", "Infinity", "-Infinity"]
 
@@ -148,8 +149,11 @@ SINCE_16 = {"char": ["\\351", "\\377"]}
 
 def is_built_in(type_id: int) -> bool:
     """Whether `to_text` knows the type."""
-    shape = binary._SHAPES.get(type_id)
-    return type_id in binary._SCALARS or (shape is not None and shape.of not in binary._NO_TEXT)
+    row = TYPES.get(type_id)
+    if row is None or isinstance(row.to_text, NoText):
+        return False
+    part = TYPES.get(row.to_text.of) if isinstance(row.to_text, Shape) else None
+    return part is None or not isinstance(part.to_text, NoText)
 
 
 class Server:
@@ -160,7 +164,7 @@ class Server:
         self.version = int(database.cluster.version)
         for name, value in SESSION_SETTINGS.items():
             self.connection.execute(f"set {name} = '{value}'")
-        self.types = Types(Catalog(self.query).binary_form)
+        self.types = ValueDecoder(Catalog(self.query).binary_form)
         built_with = self.query("select setting from pg_config() where name = 'CONFIGURE'")[0][0] or ""
         self.has_xml = "--with-libxml" in built_with
 

@@ -14,11 +14,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cdcpipe.errors import CdcpipeError, ProtocolError
-from cdcpipe.pgoutput import binary
-from cdcpipe.pgoutput.binary import UnknownTypeError
-from cdcpipe.pgoutput.columnar import Changes, Values, decode_changes, gather
+from cdcpipe.pgoutput.columnar import Changes, decode_changes
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Binary, Column, Delete, Insert, Relation, Truncate, Update
+from cdcpipe.types.arrow import casts
+from cdcpipe.types.arrow.buffers import gather
+from cdcpipe.types.arrow.readers import to_arrow
+from cdcpipe.types.arrow.values import Values
+from cdcpipe.types.binary.decoder import UnknownTypeError, to_text
+from cdcpipe.types.table import ARRAYS
 from support.binary_values import VALUES, Server, is_built_in, texts, values_of
 from support.logical_stream import peek
 from support.pgoutput_build import build
@@ -46,7 +50,7 @@ NATURAL = {
     1184: pa.timestamp("us", "UTC"),
     1700: pa.decimal128(20, 6),
 }
-NATURAL |= {type_id: pa.list_(pa.field("element", NATURAL.get(element, pa.string()))) for type_id, element in binary.ARRAYS.items()}
+NATURAL |= {type_id: pa.list_(pa.field("element", NATURAL.get(element, pa.string()))) for type_id, element in ARRAYS.items()}
 """The Arrow types of PostgreSQL's, if it is not that of text."""
 
 
@@ -187,7 +191,7 @@ def test_damaged_records_fail_as_they_do_row_wise(case: tuple[int, list[bytes]],
 def test_no_record_at_all() -> None:
     changes = decode_all([], 2)
     assert changes.old is None
-    assert [len(values.to_arrow(pa.int32()).array) for values in changes.columns] == [0, 0]
+    assert [len(to_arrow(values, pa.int32()).array) for values in changes.columns] == [0, 0]
 
 
 GOOD = build(insert(b"1", b"abc"))
@@ -251,7 +255,7 @@ def test_a_binary_value_that_cannot_be_read_is_named(
     records = [build(insert(b"1", None)), build(insert(b"1", Binary(value)))]
     values = decode_changes(*lay_out(records), relation(2, type_id)).columns[1]
     with pytest.raises(error, match=r"column 'c1' of table 'public\.t' came in binary form: .*" + problem):
-        values.to_arrow(arrow_type)
+        to_arrow(values, arrow_type)
 
 
 def test_binary_text_that_is_not_utf8_is_an_error() -> None:
@@ -259,7 +263,7 @@ def test_binary_text_that_is_not_utf8_is_an_error() -> None:
         records = [build(insert(Binary(value[:-1] + b"e"), b"x")), build(insert(Binary(value), b"x"))]
         values = decode_changes(*lay_out(records), relation(2, type_id, 25)).columns[0]
         with pytest.raises(ProtocolError, match=f"column 'c0', at byte {values.start[1]}, is not UTF-8"):
-            values.to_arrow(pa.string())
+            to_arrow(values, pa.string())
 
 
 @pytest.mark.parametrize("shift", [-1, 1, 1000])
@@ -276,8 +280,8 @@ def test_text_that_is_not_utf8_is_an_error() -> None:
     place = changes.columns[0].start[1]
     for arrow_type in (pa.string(), pa.int32()):
         with pytest.raises(ProtocolError, match=f"column 'c0', at byte {place}, is not UTF-8"):
-            changes.columns[0].to_arrow(arrow_type)
-    assert changes.columns[1].to_arrow(pa.string()).array.to_pylist() == ["abc", "b"]
+            to_arrow(changes.columns[0], arrow_type)
+    assert to_arrow(changes.columns[1], pa.string()).array.to_pylist() == ["abc", "b"]
 
 
 @given(st.lists(st.tuples(st.binary(max_size=9), st.binary(max_size=9), st.booleans())))
@@ -301,7 +305,7 @@ DECIMAL, NTZ, TZ = pa.decimal128(10, 2), pa.timestamp("us"), pa.timestamp("us", 
 def convert(texts: Sequence[str | None], arrow_type: pa.DataType) -> tuple[list[object], dict[int, str]]:
     """The values, and by row the texts that did not fit."""
     values = decode_all([build(insert(None if t is None else t.encode())) for t in texts], 1).columns[0]
-    converted = values.to_arrow(arrow_type)
+    converted = to_arrow(values, arrow_type)
     converted.array.validate(full=True)
     assert converted.array.type == arrow_type
     return converted.array.to_pylist(), dict(zip(converted.exact_rows.tolist(), converted.exact.to_pylist(), strict=True))
@@ -500,7 +504,7 @@ def test_what_is_no_list_is_null_and_exact(text: str) -> None:
 def test_any_list_of_texts(rows: list[list[str | None] | None]) -> None:
     """The text is that of binary.py, which is compared with the server's."""
     values = [None if row is None else array_send(25, [None if text is None else text.encode() for text in row]) for row in rows]
-    assert convert([v and binary.to_text(1009, v).decode() for v in values], list_of(pa.string())) == (rows, {})
+    assert convert([v and to_text(1009, v).decode() for v in values], list_of(pa.string())) == (rows, {})
     compare_forms(1009, [list_of(pa.string()), pa.string()], forms(1009, values))
 
 
@@ -524,21 +528,19 @@ def test_lists_in_binary_form() -> None:
     for broken in (b"", values[0][:-1], values[0] + b"x", array_send(25, [one]), array_send(23, [one], 2, 1), one * 3, one * 5):
         columns = decode_changes(*lay_out([build(insert(b"id", Binary(broken or b"")))]), relation(2, 1007)).columns
         with pytest.raises(ProtocolError, match=r"column 'c1' of table 'public\.t' came in binary form"):
-            columns[1].to_arrow(list_of(pa.int32()))
+            to_arrow(columns[1], list_of(pa.int32()))
 
 
 def test_many_values_that_do_not_fit_cost_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A column full of infinity is sorted out by its looks, not value by value."""
-    from cdcpipe.pgoutput import columnar
-
     calls = []
-    cast_some = columnar._cast_some
+    cast_some = casts._cast_some
 
     def counted(text: pa.StringArray, arrow_type: pa.DataType) -> pa.Array:
         calls.append(len(text))
         return cast_some(text, arrow_type)
 
-    monkeypatch.setattr(columnar, "_cast_some", counted)
+    monkeypatch.setattr(casts, "_cast_some", counted)
     count = 5000
     values, exact = convert(["infinity", "2024-01-01"] * count, pa.date32())
     assert (values, len(exact)) == ([None, date(2024, 1, 1)] * count, count)
@@ -549,7 +551,7 @@ def test_many_values_that_do_not_fit_cost_few_calls(monkeypatch: pytest.MonkeyPa
 
 
 def assert_same(mine: Values, theirs: Values, arrow_type: pa.DataType) -> None:
-    ours, expected = mine.to_arrow(arrow_type), theirs.to_arrow(arrow_type)
+    ours, expected = to_arrow(mine, arrow_type), to_arrow(theirs, arrow_type)
     ours.array.validate(full=True)
     assert ours.array.type == expected.array.type == arrow_type
     if pa.types.is_floating(arrow_type.value_type if pa.types.is_list(arrow_type) else arrow_type):
@@ -655,7 +657,7 @@ def rows_by_relation(stream: Sequence[bytes]) -> dict[int, tuple[Relation, list[
 
 def forms(type_id: int, values: Sequence[bytes | None]) -> list[tuple[bytes, bytes] | None]:
     """Both forms of values in binary form; what the text is, test_binary.py compares with the server."""
-    return [None if value is None else (binary.to_text(type_id, value), value) for value in values]
+    return [None if value is None else (to_text(type_id, value), value) for value in values]
 
 
 @given(st.lists(st.none() | st.integers(-(2**31), 2**31 - 1)))
@@ -734,16 +736,16 @@ def test_common_types_are_read_without_python_per_value(monkeypatch: pytest.Monk
         701: b"\0" * 8, 1043: b"x", 1082: b"\0" * 4, 1114: b"\0" * 8, 1184: b"\0" * 8, 1700: numeric(Decimal("-12.345")),
         2950: b"\0" * 16, 3802: b"\1{}",
     }  # fmt: skip
-    expected = {type_id: binary.to_text(type_id, value) for type_id, value in cases.items()}
+    expected = {type_id: to_text(type_id, value) for type_id, value in cases.items()}
 
     def refuse(type_id: int, data: bytes) -> bytes:
         raise AssertionError(type_id)
 
-    monkeypatch.setattr(binary, "to_text", refuse)
+    monkeypatch.setattr("cdcpipe.types.arrow.values.to_text", refuse)
     for type_id, value in cases.items():
         records = [build(insert(b"id", each)) for each in (Binary(value), None, expected[type_id], Binary(value))]
         values = decode_changes(*lay_out(records), relation(2, type_id)).columns[1]
-        found = values.to_arrow(NATURAL.get(type_id, pa.string())).array.to_pylist()
+        found = to_arrow(values, NATURAL.get(type_id, pa.string())).array.to_pylist()
         assert found == [found[2], None, found[2], found[2]]
         assert found[2] is not None
 
@@ -758,11 +760,11 @@ def test_any_bytes_give_values_or_an_error(type_id: int, values: list[bytes]) ->
     fine = True
     for value in values:
         try:
-            binary.to_text(type_id, value).decode()
+            to_text(type_id, value).decode()
         except (ProtocolError, UnicodeDecodeError):
             fine = False
     if fine:
-        columns[1].to_arrow(NATURAL.get(type_id, pa.string()))
+        to_arrow(columns[1], NATURAL.get(type_id, pa.string()))
     else:
         with pytest.raises(ProtocolError):
-            columns[1].to_arrow(NATURAL.get(type_id, pa.string()))
+            to_arrow(columns[1], NATURAL.get(type_id, pa.string()))

@@ -34,8 +34,10 @@ from cdcpipe.pgoutput.messages import (
     Type,
     Update,
 )
-from cdcpipe.plugins import held, load, names, text, type_names
+from cdcpipe.plugins import held, load, names, text
 from cdcpipe.plugins.base import Renderer
+from cdcpipe.types.names import format_built_in_type
+from cdcpipe.types.pg_type import PG_TYPES
 from support import pgoutput_build
 from support.recorder import Recorder, nothing
 
@@ -489,7 +491,7 @@ def test_type_names_are_the_servers(pg):
         oids = [(oid, -1) for (oid,) in connection.execute("select oid::int8 from pg_type where oid < 10000").fetchall()]
         for type_id, typmod in [*oids, *TYPMODS]:
             (expected,) = connection.execute("select format_type(%s::oid, %s::int4)", [type_id, typmod]).fetchone()
-            assert type_names.format_built_in_type(type_id, typmod) == expected, (type_id, typmod)
+            assert format_built_in_type(type_id, typmod) == expected, (type_id, typmod)
         for name, type_id in connection.execute("select typname::text, oid::int8 from pg_type where oid < 10000"):
-            assert type_names.built_in_type(type_id).name == name
-    assert type_names.format_built_in_type(16384, -1) is None
+            assert PG_TYPES[type_id].name == name
+    assert format_built_in_type(16384, -1) is None

@@ -9,10 +9,12 @@ Source: array_out in PostgreSQL's arrayfuncs.c.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+
+from cdcpipe.types.arrow.buffers import gather
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     UInt8s = NDArray[np.uint8]
     Mask = NDArray[np.bool_]
 
-__all__ = ["Split", "gather", "split_arrays"]
+__all__ = ["Split", "split_arrays"]
 
 _OPEN, _CLOSE, _COMMA, _QUOTE, _BACKSLASH = b'{},"\\'
 
@@ -33,26 +35,6 @@ class Split:
     elements: pa.StringArray
     fine: Mask
     count: Int64s
-
-
-def gather(buffer: Any, start: Int64s, length: Int64s, valid: Mask | None = None) -> pa.BinaryArray:
-    """Return the byte strings at ``start`` in ``buffer``, null where ``valid`` is False.
-
-    They must not overlap, must stand in order, and must be within 2 GiB of one another. Values and the gaps between them
-    are taken for one long Arrow array, of which every second element is wanted: Arrow copies those in C++, at a quarter
-    of the cost of indexing bytes with numpy.
-    """
-    count = len(start)
-    if not count:
-        return pa.array([], pa.binary())
-    base = int(start[0])
-    offsets = np.empty(2 * count, np.int32)
-    np.subtract(start, base, out=offsets[0::2], casting="unsafe")
-    np.add(offsets[0::2], length, out=offsets[1::2], casting="unsafe")
-    data = pa.py_buffer(buffer)[base:]
-    everything = pa.BinaryArray.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(offsets), data])
-    wanted = np.arange(0, 2 * count, 2, dtype=np.int32)
-    return everything.take(pa.array(wanted, mask=None if valid is None else ~valid))
 
 
 def split_arrays(text: pa.StringArray) -> Split:
