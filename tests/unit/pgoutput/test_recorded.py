@@ -195,7 +195,7 @@ def test_put_together_it_is_what_version_1_sends(stream: Path, spill_threshold: 
     expected = records(baseline(stream))
     assert comparable(out) == comparable(expected)
     assert rows_with_columns(out) == rows_with_columns(expected)
-    assert not transactions._all_held()
+    assert not transactions._held.all()
 
 
 @by_name

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from cdcpipe.errors import OutputError, ProtocolError
 from cdcpipe.pgoutput.decode import decode
+from cdcpipe.pgoutput.held import PIECE_BYTES
 from cdcpipe.pgoutput.messages import (
     Begin,
     BeginPrepare,
@@ -35,7 +36,7 @@ from cdcpipe.pgoutput.messages import (
     Truncate,
     Type,
 )
-from cdcpipe.pgoutput.transactions import PIECE_BYTES, Transactions
+from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.pipe.framing import RecordReader, encode_header
 from cdcpipe.pipe.spill import MAX_FILES, Spill, Spills
 from support.logical_stream import Both, peek
@@ -353,7 +354,7 @@ def test_any_interleaving_gives_committed_transactions_in_commit_order(
     records += take_all(transactions, max_bytes)
     assert read(server, records) == server.expected
     assert FakeSpill.open_count == 0
-    assert not transactions._all_held()
+    assert not transactions._held.all()
 
 
 # By hand
@@ -426,7 +427,7 @@ def test_a_hundred_thousand_subtransactions(is_aborted: bool) -> None:
     change = build(row(7, 0))
     for xid in xids:
         transactions.feed(1, change[:1] + xid.to_bytes(4) + change[5:])
-    starts = transactions._streamed[7].starts
+    starts = transactions._held.streamed[7].starts
     assert sys.getsizeof(starts._ages) + sys.getsizeof(starts._positions) < 14 * len(xids)
     assert not starts._late
     transactions.feed(4, build(E))
@@ -555,7 +556,7 @@ def test_memory_is_bounded_and_the_files_have_no_name(tmp_path: Path, monkeypatc
         transactions.feed(1, build(StreamStart(xid, True)))
         for number in range(5_000):
             transactions.feed(number, build(Insert(xid, 16385, (b"x" * 200,))))
-            assert transactions._free_bytes() >= 0
+            assert transactions._held.free_bytes() >= 0
         transactions.feed(1, build(E))
     assert list(tmp_path.iterdir()) == []
     transactions.feed(1, build(StreamAbort(7, 7, None, None)))
@@ -721,6 +722,6 @@ def test_the_same_as_version_1_from_a_real_server(pg: postgres.Cluster, streamin
     for lsn, data in streamed:
         transactions.feed(lsn, data)
         records += take_all(transactions)
-    assert not transactions._all_held()
+    assert not transactions._held.all()
     assert plain(records) == plain(expected)
     assert rows_with_columns(records) == rows_with_columns(expected)

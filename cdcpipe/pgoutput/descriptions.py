@@ -1,0 +1,92 @@
+"""Descriptions of relations when transactions do not come out in the order in which they came in.
+
+The server sends a relation's description (a Relation message, with the Types before it) before the first change that needs it, and
+takes the description that it sent last for known. A description in a streamed transaction counts for that transaction only, until
+its commit. A reader sees transactions in commit order, so it may have an older description than the server thinks. Then the newer
+one is written again before the next transaction's first change: `Descriptions.stale` has these relations.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from cdcpipe.pgoutput.decode import decode
+from cdcpipe.pipe.framing import encode_header
+
+__all__ = ["RELATION_ID", "Description", "Descriptions", "frame"]
+
+RELATION_ID: Final = struct.Struct(">xI")
+"""Of Insert, Update, Delete and Relation: Byte1 kind, Int32 relation id …"""
+
+
+def frame(wal_start: int, data: bytes) -> bytes:
+    """Return the message as a record of the pipe."""
+    return encode_header(wal_start, len(data)) + data
+
+
+class Description:
+    """A Relation with the Types before it, as records; ``number`` counts the descriptions in the order they were sent."""
+
+    __slots__ = ("number", "pos", "records", "relation_id")
+
+    def __init__(self, relation_id: int, records: bytes, number: int, pos: int = 0) -> None:
+        self.relation_id = relation_id
+        self.records = records
+        self.number = number
+        self.pos = pos
+
+
+class Descriptions:
+    """What the server believes to be known, and what came out."""
+
+    def __init__(self) -> None:
+        self.sent: dict[int, Description] = {}
+        """For each relation the description that the server believes to be known outside of stream blocks."""
+        self.stale: set[int] = set()
+        """The relations for which another description came out last."""
+        self._written: dict[int, bytes] = {}
+        """For each relation the description that came out last."""
+        self._types = bytearray()
+        self._count = 0
+
+    def add_type(self, data: bytes) -> None:
+        """Take a Type: it belongs to the next relation."""
+        decode(data)
+        self._types += frame(0, data)
+
+    def add(self, data: bytes, pos: int = 0) -> Description:
+        """Return the description that a Relation makes with the Types before it; ``pos`` is its place among records held."""
+        decode(data)
+        records = bytes(self._types) + frame(0, data)
+        self._types.clear()
+        self._count += 1
+        return Description(RELATION_ID.unpack_from(data)[0], records, self._count, pos)
+
+    def note_sent_and_written(self, description: Description) -> None:
+        """Note a description that comes out as it came in."""
+        self.sent[description.relation_id] = description
+        self.note_written(description)
+
+    def note_written(self, description: Description) -> None:
+        """Note that this description comes out now."""
+        self._written[description.relation_id] = description.records
+        self._compare(description.relation_id)
+
+    def note_committed(self, description: Description) -> None:
+        """Note that this description comes out now, with a transaction that was held."""
+        self._written[description.relation_id] = description.records
+        self.note_sent(description)
+
+    def note_sent(self, description: Description) -> None:
+        """Note that the server takes this description for known, unless it sent a later one."""
+        known = self.sent.get(description.relation_id)
+        if known is None or known.number < description.number:
+            self.sent[description.relation_id] = description
+        self._compare(description.relation_id)
+
+    def _compare(self, relation_id: int) -> None:
+        if self.sent[relation_id].records == self._written.get(relation_id):
+            self.stale.discard(relation_id)
+        else:
+            self.stale.add(relation_id)
