@@ -1,13 +1,14 @@
-"""Text as PostgreSQL reads and writes it, for the plugins: option values, timestamps, quoted names and literals."""
+"""Text as PostgreSQL reads and writes it, for the plugins: option values, timestamps, quoted names and literals, values."""
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from cdcpipe.errors import InvalidArgumentsError, ProtocolError
 
-__all__ = ["format_timestamp", "invalid_value", "parse_bool", "quote_identifier", "quote_literal"]
+__all__ = ["format_timestamp", "invalid_value", "match_value", "parse_bool", "quote_identifier", "quote_literal"]
 
 
 def invalid_value(name: str, value: str) -> InvalidArgumentsError:
@@ -57,3 +58,12 @@ def quote_literal(text: str) -> str:
     prefix = "E" if "\\" in text else ""
     escaped = text.replace("'", "''").replace("\\", "\\\\")
     return f"{prefix}'{escaped}'"
+
+
+def match_value(pattern: re.Pattern[bytes], value: bytes) -> re.Match[bytes]:
+    """Return the match of a value's whole text; ValueError if it has not the form of its type."""
+    match = pattern.fullmatch(value)
+    if match is None:
+        msg = "the text does not have the form of its type"
+        raise ValueError(msg)
+    return match

@@ -38,8 +38,9 @@ from cdcpipe.pgoutput.messages import (
 from cdcpipe.pgoutput.transactions import SPILL_THRESHOLD, Transactions
 from cdcpipe.pipe.framing import RecordReader
 from cdcpipe.plugins import load
-from cdcpipe.plugins.base import Query, Renderer
+from cdcpipe.plugins.base import Query
 from cdcpipe.plugins.catalog import NoCatalogError
+from cdcpipe.plugins.renderer import Renderer
 from cdcpipe.subcommands.explain import Explainer
 from cdcpipe.subcommands.prepare import connected
 from cdcpipe.types.binary.decoder import UnknownTypeError

@@ -23,7 +23,8 @@ from cdcpipe.pgoutput import options as pgoutput_options
 from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.plugins import load, names
-from cdcpipe.plugins.base import OutputPlugin, Renderer
+from cdcpipe.plugins.base import OutputPlugin
+from cdcpipe.plugins.renderer import Renderer
 from cdcpipe.replication import preflight
 from cdcpipe.replication.boundaries import tracker_for
 from cdcpipe.replication.commands import publication_names

@@ -17,8 +17,9 @@ from psycopg import pq
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, ProtocolError
 from cdcpipe.pgoutput.binary import row_to_text
 from cdcpipe.pgoutput.messages import Begin, Binary, Column, Insert, Relation, Type, Update
-from cdcpipe.plugins.base import OutputPlugin, Renderer
+from cdcpipe.plugins.base import OutputPlugin
 from cdcpipe.plugins.catalog import NoCatalogError
+from cdcpipe.plugins.renderer import Renderer
 from cdcpipe.types.binary import reading
 from cdcpipe.types.binary.decoder import UnknownTypeError, ValueDecoder, to_text
 from cdcpipe.types.shape import Kind, Shape

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from cdcpipe.plugins.base import Renderer
+from cdcpipe.plugins.renderer import Renderer
 from support.logical_stream import Both
 from support.recorder import Recorder
 

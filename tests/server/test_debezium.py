@@ -22,9 +22,9 @@ from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Begin, Column, Commit, Insert, LogicalMessage, Relation, Type, Update
 from cdcpipe.pipe.framing import RecordReader
 from cdcpipe.plugins import load
-from cdcpipe.plugins.base import Renderer
 from cdcpipe.plugins.catalog import NoCatalogError
 from cdcpipe.plugins.debezium import Debezium
+from cdcpipe.plugins.renderer import Renderer
 from support.cli_process import CLI
 from support.logical_stream import Both
 from support.paths import ROOT

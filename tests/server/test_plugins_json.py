@@ -14,7 +14,7 @@ import pytest
 import cdcpipe.plugins
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.plugins import load
-from cdcpipe.plugins.base import Renderer
+from cdcpipe.plugins.renderer import Renderer
 from support.logical_stream import Both
 from support.random_sql import VALUES
 

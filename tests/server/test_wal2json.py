@@ -14,7 +14,8 @@ import re
 import pytest
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
-from cdcpipe.plugins import load, wal2json
+from cdcpipe.plugins import load
+from cdcpipe.plugins.wal2json.options import Settings
 from cdcpipe.sql import quote_literal
 from support.logical_stream import WORDS, Both, refusals
 from support.random_sql import VALUES, RandomSQL
@@ -703,7 +704,7 @@ def test_difference_6_messages_outside_of_transactions_have_no_origin(both):
 LISTS = [None, "", " ", "a", ",", "a,", "a,,b", " a , b ", "a b", "a\\ b", "a\\,b", "a\tb", "\u00e4", "a,b"]
 TABLES = ["t", "s.t", "s.", ".", ".t", "*.*", "*", "s.t.u", "s.t,", "s.t,t", "a\\.b", "a\\.b.c", "*.t,s.*", "s . t"]
 OPTIONS: dict[str, list[str | None]] = {
-    **{slot.replace("_", "-"): WORDS for slot in wal2json._Settings.__slots__},
+    **{slot.replace("_", "-"): WORDS for slot in Settings.__slots__},
     "include-unchanged-toast": WORDS,
     "format-version": [None, "", "1", "2", "3", "0", "-1", " 2", "2 ", "2x", "two", "2147483648"],
     "actions": [*LISTS, "insert", "insert, update,delete ,truncate", "INSERT", "insert,merge"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cdcpipe.pgoutput import options as pgoutput_options
 from cdcpipe.plugins import load
-from cdcpipe.plugins.base import Renderer
+from cdcpipe.plugins.renderer import Renderer
 
 
 def render(both, options, extra):

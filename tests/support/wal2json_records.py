@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from cdcpipe.plugins import load
-from cdcpipe.plugins.base import Renderer
+from cdcpipe.plugins.renderer import Renderer
 
 V1 = {"format-version": "1"}
 

@@ -35,7 +35,7 @@ from cdcpipe.pgoutput.messages import (
     Update,
 )
 from cdcpipe.plugins import held, load, names, text
-from cdcpipe.plugins.base import Renderer
+from cdcpipe.plugins.renderer import Renderer
 from cdcpipe.types.names import format_built_in_type
 from cdcpipe.types.pg_type import PG_TYPES
 from support import pgoutput_build

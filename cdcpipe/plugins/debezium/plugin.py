@@ -29,7 +29,7 @@ from cdcpipe.catalog_sql import key_numbers
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Delete, Insert, Update
 from cdcpipe.plugins.catalog import NoCatalogError
-from cdcpipe.plugins.debezium_values import ValueOptions, Values
+from cdcpipe.plugins.debezium.values import ValueOptions, Values
 from cdcpipe.plugins.row_compiler import Expression, Field, Same, fill, json_string
 from cdcpipe.plugins.template_plugin import TemplatePlugin
 from cdcpipe.plugins.text import invalid_value, parse_bool
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from cdcpipe.pgoutput.messages import LogicalMessage, Relation, Truncate
     from cdcpipe.plugins.base import Change, Options, OutputWriter, Query, Transaction
-    from cdcpipe.plugins.debezium_values import Form
+    from cdcpipe.plugins.debezium.values import Form
     from cdcpipe.plugins.row_compiler import Part, Template
     from cdcpipe.plugins.template_plugin import Absent
 

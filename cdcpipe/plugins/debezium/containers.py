@@ -1,0 +1,64 @@
+"""Arrays and hstore as Debezium's connector writes them: the text of a type -> JSON."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from cdcpipe.plugins.row_compiler import escape
+
+if TYPE_CHECKING:
+    from cdcpipe.plugins.debezium.binary import ToJson
+
+__all__ = ["array", "hstore_pairs", "json_object"]
+
+_ARRAY_TOKEN: Final = re.compile(rb'([{},;])|"((?:[^"\\]|\\.)*)"|([^{},;"]+)', re.DOTALL)
+
+
+def array(element: ToJson, delimiter: bytes, value: bytes) -> bytes:
+    """Return the JSON array, nested where the array has more dimensions; its lower bounds are left out."""
+    if value.startswith(b"["):
+        value = value[value.index(b"=") + 1 :]
+    parts = []
+    pos = depth = 0
+    while pos < len(value):
+        token = _ARRAY_TOKEN.match(value, pos)
+        if token is None:
+            raise ValueError
+        pos = token.end()
+        sign, in_quotes, plain = token.groups()
+        if sign is not None and sign in (b"{", b"}", delimiter):
+            parts.append(_JSON_SIGNS[sign])
+            depth += {b"{": 1, b"}": -1}.get(sign, 0)
+        elif in_quotes is not None:
+            parts.append(element(re.sub(rb"\\(.)", rb"\1", in_quotes, flags=re.DOTALL)))
+        else:
+            text = plain if plain is not None else sign
+            parts.append(b"null" if text == b"NULL" else element(text))
+    if depth or not value.startswith(b"{"):
+        raise ValueError
+    return b"".join(parts)
+
+
+_JSON_SIGNS: Final = {b"{": b"[", b"}": b"]", b",": b",", b";": b","}
+
+_HSTORE_PAIR: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"=>(?:NULL|"((?:[^"\\]|\\.)*)")(?:, |$)', re.DOTALL)
+
+
+def hstore_pairs(value: bytes) -> dict[bytes, bytes]:
+    """Return the keys and values of an hstore as JSON."""
+    pairs = {}
+    pos = 0
+    while pos < len(value):
+        match = _HSTORE_PAIR.match(value, pos)
+        if match is None:
+            raise ValueError
+        pos = match.end()
+        key, text = (part and re.sub(rb"\\(.)", rb"\1", part, flags=re.DOTALL) for part in match.groups())
+        pairs[b'"%b"' % escape(key)] = b"null" if text is None else b'"%b"' % escape(text)
+    return pairs
+
+
+def json_object(pairs: dict[bytes, bytes]) -> bytes:
+    """Return the JSON object with these members."""
+    return b"{%b}" % b",".join(b"%b:%b" % pair for pair in pairs.items())
