@@ -7,7 +7,7 @@ import re
 import pytest
 
 from cdcpipe.plugins.renderer import Renderer
-from support.logical_stream import Both
+from support.logical_stream import both_on
 from support.recorder import Recorder
 
 # The grammar of the module's docstring; each callback is a word.
@@ -19,11 +19,9 @@ STREAM = rf"{BLOCK}|stream_abort |stream_commit |stream_prepare "
 
 @pytest.fixture
 def both(pg):
-    with pg.database() as database:
-        made = Both(database, "pgoutput", logical_decoding_work_mem="64kB")
+    with both_on(pg, "pgoutput", logical_decoding_work_mem="64kB") as made:
         made.run("create table t (id int, v text default repeat('v', 100)); create table u (id int)")
         yield made
-        made.connection.close()
 
 
 def record(both, options=None) -> Recorder:

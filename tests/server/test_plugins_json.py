@@ -15,8 +15,8 @@ import cdcpipe.plugins
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.plugins import load
 from cdcpipe.plugins.renderer import Renderer
-from support.logical_stream import Both
-from support.random_sql import VALUES
+from support.logical_stream import both_on
+from support.random_sql import VALUES, fill_tables_of_types, make_tables_of_types
 
 SCHEMA = json.loads((Path(cdcpipe.plugins.__file__).parent / "json.schema.json").read_text())
 
@@ -52,20 +52,16 @@ def records(both, raw=None):
 
 @pytest.fixture
 def both(pg15):
-    with pg15.database() as database:
-        made = Both(database, "wal2json")
+    with both_on(pg15, "wal2json") as made:
         yield made
-        made.connection.close()
 
 
 def test_nothing_is_lost(both):
     """Every value of every type is, as a Python value of its JSON, what PostgreSQL prints."""
-    for number, type_name in enumerate(VALUES):
-        both.run(f"create table t{number} (id int primary key, v {type_name}); alter table t{number} replica identity full")
+    for table in make_tables_of_types(both.run):
+        both.run(f"alter table {table} replica identity full")
     both.begin()
-    for number, values in enumerate(VALUES.values()):
-        rows = ", ".join(f"({row}, {value})" for row, value in enumerate([*values, "null"]))
-        both.run(f"insert into t{number} values {rows}")
+    fill_tables_of_types(both.run)
     both.run("set extra_float_digits = 3; set timezone = 'UTC'")
     expected = {}
     for number in range(len(VALUES)):

@@ -10,8 +10,8 @@ import pytest
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.plugins import load, test_decoding
 from support.decoding_records import render, without_empty
-from support.logical_stream import WORDS, Both, refusals
-from support.random_sql import VALUES, RandomSQL
+from support.logical_stream import WORDS, Both, both_on, refusals
+from support.random_sql import VALUES, RandomSQL, fill_tables_of_types, make_tables_of_types
 
 OPTION_SETS: list[dict[str, str | None]] = [
     {},
@@ -40,23 +40,20 @@ def compare(both, option_sets=OPTION_SETS, **extra):
 
 @pytest.fixture
 def both(pg15):
-    with pg15.database() as database:
-        made = Both(database, "test_decoding", logical_decoding_work_mem="64kB")
+    with both_on(pg15, "test_decoding", logical_decoding_work_mem="64kB") as made:
         yield made
         for (gid,) in made.query("select quote_literal(gid) from pg_prepared_xacts where database = current_database()"):
             made.run(f"rollback prepared {gid}")
-        made.connection.close()
 
 
 def test_every_type(both):
-    for number, type_name in enumerate(VALUES):
-        both.run(f"create table t{number} (id int primary key, v {type_name})")
-        if number % 2:
-            both.run(f"alter table t{number} replica identity full")
+    tables = make_tables_of_types(both.run)
+    for table in tables[1::2]:
+        both.run(f"alter table {table} replica identity full")
     both.begin()
-    for number, values in enumerate(VALUES.values()):
-        rows = ", ".join(f"({row}, {value})" for row, value in enumerate([*values, "null"]))
-        both.run(f"insert into t{number} values {rows}; update t{number} set id = id + 100; delete from t{number}")
+    fill_tables_of_types(both.run)
+    for table in tables:
+        both.run(f"update {table} set id = id + 100; delete from {table}")
     compare(both)
 
 

@@ -17,8 +17,8 @@ from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.plugins import load
 from cdcpipe.plugins.wal2json.options import Settings
 from cdcpipe.sql import quote_literal
-from support.logical_stream import WORDS, Both, refusals
-from support.random_sql import VALUES, RandomSQL
+from support.logical_stream import WORDS, Both, both_on, refusals
+from support.random_sql import VALUES, RandomSQL, fill_tables_of_types, make_tables_of_types
 from support.wal2json_records import V1, V2, render, transactions, without_empty, without_stray_commas
 
 EVERYTHING = {
@@ -75,32 +75,29 @@ def compare(both: Both, option_sets=OPTION_SETS, *, may_be_invalid: bool = False
 
 @pytest.fixture
 def both(pg15):
-    with pg15.database() as database:
-        made = Both(database, "wal2json")
+    with both_on(pg15, "wal2json") as made:
         yield made
-        made.connection.close()
 
 
 def test_every_type(both):
-    for number, type_name in enumerate(VALUES):
-        both.run(f"create table t{number} (id int primary key, v {type_name})")
+    tables = make_tables_of_types(both.run)
     both.begin()
-    for number, values in enumerate(VALUES.values()):
-        rows = ", ".join(f"({row}, {value})" for row, value in enumerate([*values, "null"]))
-        both.run(f"insert into t{number} values {rows}")
-        both.run(f"update t{number} set id = id + 100")
-        both.run(f"delete from t{number}")
+    fill_tables_of_types(both.run)
+    for table in tables:
+        both.run(f"update {table} set id = id + 100")
+        both.run(f"delete from {table}")
     compare(both)
 
 
 def test_every_type_as_identity(both):
     """FULL: all values are in the old row as well."""
-    for number, type_name in enumerate(VALUES):
-        both.run(f"create table t{number} (id int, v {type_name}); alter table t{number} replica identity full")
+    tables = make_tables_of_types(both.run, "id int")
+    for table in tables:
+        both.run(f"alter table {table} replica identity full")
     both.begin()
-    for number, values in enumerate(VALUES.values()):
-        rows = ", ".join(f"({row}, {value})" for row, value in enumerate([*values, "null"]))
-        both.run(f"insert into t{number} values {rows}; update t{number} set id = 1; delete from t{number}")
+    fill_tables_of_types(both.run)
+    for table in tables:
+        both.run(f"update {table} set id = 1; delete from {table}")
     compare(both, [V1, V2, V2 | EVERYTHING, V1 | EVERYTHING | {"pretty-print": "1"}])
 
 

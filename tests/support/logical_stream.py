@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import struct
 import time
+from collections.abc import Iterator
 
 import psycopg
 from psycopg import pq
@@ -129,3 +131,12 @@ def peek_records(conn: psycopg.Connection, slot: str, publication: str) -> list[
         (slot, publication),
     )
     return [bytes(data) for (data,) in rows]
+
+
+@contextlib.contextmanager
+def both_on(cluster, plugin: str, **session: str) -> Iterator[Both]:
+    """`Both` on a new database, which is dropped afterwards."""
+    with cluster.database() as database:
+        made = Both(database, plugin, **session)
+        yield made
+        made.connection.close()

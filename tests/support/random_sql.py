@@ -259,3 +259,18 @@ VALUES = {
     "bit(3)[]": ["'{101}'"],
     "char(3)[]": ["'{a}'"],
 }
+
+
+def make_tables_of_types(run: Callable[[str], object], key: str = "id int primary key") -> list[str]:
+    """Make a table for each type of `VALUES`, with a column ``v`` of it; return their names."""
+    tables = [f"t{number}" for number in range(len(VALUES))]
+    for table, type_name in zip(tables, VALUES, strict=True):
+        run(f"create table {table} ({key}, v {type_name})")
+    return tables
+
+
+def fill_tables_of_types(run: Callable[[str], object]) -> None:
+    """Insert the values of each type, and a NULL, into its table of `make_tables_of_types`."""
+    for number, values in enumerate(VALUES.values()):
+        rows = ", ".join(f"({row}, {value})" for row, value in enumerate([*values, "null"]))
+        run(f"insert into t{number} values {rows}")

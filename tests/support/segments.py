@@ -50,6 +50,21 @@ def encode(messages: Iterable[Message | bytes]) -> bytes:
     return b"".join(encode_header(0x1000, len(record)) + record for record in records)
 
 
+def describe_epoch(start_lsn: int, **fields: object) -> str:
+    """What is in an epoch.json; ``fields`` are others than usual."""
+    usual = {
+        "format": 1,
+        "system_id": "7123456789",
+        "timeline": 1,
+        "database": "db",
+        "slot": "s",
+        "publications": ["p"],
+        "options": {},
+        "start_lsn": format_lsn(start_lsn),
+    }
+    return json.dumps(usual | fields)
+
+
 class Log:
     """A staging directory that grows: each segment starts where the one before it ends."""
 
@@ -63,17 +78,7 @@ class Log:
         self.epoch += 1
         directory = self.root / f"{self.epoch:06d}"
         directory.mkdir(parents=True)
-        description = {
-            "format": 1,
-            "system_id": "7123456789",
-            "timeline": 1,
-            "database": "db",
-            "slot": "s",
-            "publications": ["p"],
-            "options": {},
-            "start_lsn": format_lsn(self.end_lsn),
-        }
-        (directory / "epoch.json").write_text(json.dumps(description))
+        (directory / "epoch.json").write_text(describe_epoch(self.end_lsn))
 
     def segment(self, *transactions: Sequence[Message | bytes], before: Sequence[Message | bytes] = ()) -> Segment:
         """Add a segment; each item is the messages of one transaction, ``before`` stands in front of the first."""

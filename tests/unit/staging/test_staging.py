@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdcpipe.errors import ProtocolError
-from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.framing import scan_records
 from spark_sink.files.local import DamagedFileError
 from spark_sink.staging import writer as staging_writer
@@ -42,6 +41,7 @@ from support.pgoutput_stream import (
     truncate,
     type_record,
 )
+from support.segments import describe_epoch
 
 BIG = SealPolicy(segment_bytes=1 << 30, seal_interval_s=1e9)
 
@@ -68,17 +68,7 @@ def test_position_text_that_is_none(text: str):
 def make_epoch(root: Path, number: int, start_lsn: int, *segments: tuple[int, int], **fields: object) -> Path:
     directory = root / f"{number:06d}"
     directory.mkdir(parents=True)
-    described = {
-        "format": 1,
-        "system_id": "7",
-        "timeline": 1,
-        "database": "db",
-        "slot": "s",
-        "publications": ["p"],
-        "options": {},
-        "start_lsn": format_lsn(start_lsn),
-    }
-    (directory / "epoch.json").write_text(json.dumps(described | fields))
+    (directory / "epoch.json").write_text(describe_epoch(start_lsn, **{"system_id": "7"} | fields))
     for start, end in segments:
         (directory / f"{start:016X}-{end:016X}.cdc").write_bytes(commit(end - 1, end))
     return directory
