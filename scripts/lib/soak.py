@@ -64,7 +64,7 @@ _PASSING = (2, 3, 5, 9)
 
 _PASSING_WORDS = (
     # A server that went away under the snapshot.
-    "could not be copied",
+    "cannot copy table",
     # Spark waits ten seconds for a Python process to start, which a busy machine may not do.
     "Python worker failed to connect back",
     # A server that could not be reached for a minute.

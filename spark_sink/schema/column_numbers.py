@@ -1,9 +1,9 @@
-"""Which column of a table's description is which column of the catalog: by their numbers. No I/O.
+"""Finds for each column of a table's description the column of the catalog, by its number. No I/O.
 
-PostgreSQL numbers a table's columns as they are added; a column keeps its number when it is renamed, and no other gets it. A
-description has names and types in the order of the numbers. So each column of one is found in the catalog of that time; and in
-a later catalog, together with the version before, if there is one way only in which the columns can have come from that one and
-become the catalog's.
+PostgreSQL numbers a table's columns as they are added. A column keeps its number when it is renamed, and no other column gets the
+number. A description has names and types in the order of these numbers. So its columns can be found in the catalog of the same
+time. In a later catalog they can be found with the help of the previous version, if there is only one way in which the columns can
+have changed from that version to this one and to the catalog.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Look = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class ColumnFacts:
-    """What the catalog says of a column; see `preflight.TableColumn`."""
+    """What the catalog says about a column; see `preflight.TableColumn`."""
 
     number: int
     missing: str | None
@@ -34,10 +34,10 @@ class ColumnFacts:
 def numbered(
     relation: Relation, catalog: Sequence[Mapping[str, Any]], before: tuple[Relation, Sequence[ColumnFacts]] | None
 ) -> tuple[ColumnFacts, ...] | None:
-    """Return the facts of each of the relation's columns, None if they are not certain.
+    """Return the facts of each of the relation's columns; None if they are not certain.
 
-    ``catalog`` are the table's columns as ``cdcpipe prepare`` prints them, of that time or later; ``before`` is the version
-    before with its facts, if these are known.
+    ``catalog`` has the table's columns as ``cdcpipe prepare`` prints them, at the time of the description or later. ``before`` is
+    the previous version with its facts, if these are known.
     """
     facts = {column["number"]: ColumnFacts(column["number"], column["missing"], column["is_filled"]) for column in catalog}
     later = {column["number"]: (column["name"], column["type_id"], column["type_modifier"]) for column in catalog}
@@ -57,8 +57,11 @@ def _looks(relation: Relation) -> list[_Look]:
 
 
 def _only_way(columns: Sequence[_Look], earlier: Mapping[int, _Look], later: Mapping[int, _Look]) -> list[int] | None:
-    """Return the rising numbers under which the columns look as in the earlier or the later version; None if not just one way."""
-    # Of the ways to number the columns so far, by the last number: one, and whether it is the only one.
+    """Return ascending numbers such that each column equals the column of its number in the earlier or the later version.
+
+    Returns None unless there is exactly one way.
+    """
+    # By the last number: one way to number the columns so far, and whether it is the only way.
     ways: dict[int, tuple[list[int], bool]] = {0: ([], True)}
     for look in columns:
         ends = {number for version in (earlier, later) for number, known in version.items() if known == look}

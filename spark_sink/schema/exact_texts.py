@@ -1,4 +1,4 @@
-"""Texts of values that a column's type cannot hold, gathered row by row for ``_cdc_exact``."""
+"""Collects the texts of values that a column's type cannot hold, for the column ``_cdc_exact``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ExactTexts", "list_offsets"]
 
 @dataclass(slots=True)
 class ExactTexts:
-    """The texts of values that their type cannot hold, gathered column by column, given row by row."""
+    """The texts of values that their type cannot hold: added column by column, returned row by row."""
 
     row_count: int
     count: int = 0
@@ -28,7 +28,7 @@ class ExactTexts:
     _texts: list[pa.StringArray] = field(default_factory=list)
 
     def add(self, name: str, rows: Array, texts: pa.StringArray) -> None:
-        """Add a column's."""
+        """Add the texts of a column, with their rows."""
         if len(rows):
             self.count += len(rows)
             self._rows.append(rows)
@@ -36,7 +36,7 @@ class ExactTexts:
             self._texts.append(texts)
 
     def to_arrow(self, map_type: pa.MapType) -> pa.MapArray:
-        """Return a map of column -> text for each row."""
+        """Return a map from column to text for each row."""
         if not self.count:
             offsets, empty = list_offsets(np.zeros(0, np.int64), self.row_count), pa.array([], pa.string())
             return pa.MapArray.from_arrays(offsets, empty, empty, type=map_type)

@@ -1,4 +1,4 @@
-"""What identifies a table's rows, from the table's description."""
+"""Finds the columns that identify a table's rows, from the table's description."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["identifying_columns", "version_of"]
 
 
 def identifying_columns(relation: Relation, primary_key: Callable[[], Iterable[str]]) -> tuple[str, ...]:
-    """Return the names of the columns that identify a row, in PostgreSQL's spelling; none if nothing does.
+    """Return the names of the columns that identify a row, in PostgreSQL's spelling; empty if no columns do.
 
-    ``primary_key`` is asked for where the description does not say: with REPLICA IDENTITY FULL or NOTHING.
+    Calls ``primary_key`` if the description does not name the key: with REPLICA IDENTITY FULL or NOTHING.
     """
     if is_key_told(relation):
         return tuple(column.name for column in relation.columns if column.is_key)
@@ -33,7 +33,7 @@ def identifying_columns(relation: Relation, primary_key: Callable[[], Iterable[s
 def version_of(
     end_lsn: int, ordinal: int, relation: Relation, columns: StructType, key: Iterable[str], fills: tuple[Fill, ...] = ()
 ) -> Version:
-    """Return the table's version from a position on, for ``key``, whose columns are in the changelog's ``columns``."""
+    """Return the table's version that begins at a position, with this ``key``. ``columns`` are those of the changelog."""
     names = [column.name for column in relation.columns]
     spark_names = dict(zip(names, column_names(relation), strict=True))
     fields = dict(zip(names, assign_columns(columns, relation), strict=True))

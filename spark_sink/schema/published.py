@@ -1,7 +1,8 @@
-"""What the database's catalog says of published tables, where the stream does not: keys and the numbers of columns. No Spark.
+"""Asks the database's catalog for facts that the stream does not have: keys, and numbers of columns. No Spark.
 
-The catalog is of today and the stream of yesterday: it is asked anew, once in a micro-batch at most, when what is known of a
-table has not just the columns that its description in the stream has, or when it may have got another key.
+The catalog is of today, but the stream may be older. So the catalog's last answer about a table is used as long as it has exactly
+the columns of the description in the stream, and the table cannot have got another key. Otherwise the catalog is asked again, at
+most once in a micro-batch.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ __all__ = ["PublishedTables", "is_key_told"]
 _logger = logging.getLogger(__name__)
 
 _IDENTIFYING = ("d", "i")
-"""The replica identities (DEFAULT, INDEX) under which a Relation message flags the columns that identify a row.
+"""The replica identities (DEFAULT, INDEX) with which a Relation message marks the columns that identify a row.
 
-With INDEX these are the index's columns, not the primary key: of a deleted row the server sends nothing else.
+With INDEX these are the columns of the index, not the primary key, because the server sends only them of a deleted row.
 """
 
 
 def is_key_told(relation: Relation) -> bool:
-    """Tell whether a description says what identifies a row."""
+    """Tell whether a description names the columns that identify a row."""
     return relation.replica_identity in _IDENTIFYING
 
 
 class PublishedTables:
-    """The tables that ``describe`` returns: what ``cdcpipe prepare`` prints as ``tables``."""
+    """The published tables. ``describe`` asks for them: it returns the ``tables`` that ``cdcpipe prepare`` prints."""
 
     def __init__(self, describe: Callable[[], Iterable[Mapping[str, Any]]] | None) -> None:
         self._describe = describe
@@ -41,31 +42,31 @@ class PublishedTables:
         self._is_fresh = False
 
     def begin_batch(self) -> None:
-        """Let the catalog be asked again: what was in the stream by now is in it, or has been changed since."""
+        """Allow to ask the catalog again: it is newer than everything in the stream so far."""
         self._is_fresh = False
 
     def primary_key(self, relation: Relation) -> tuple[str, ...] | None:
-        """Return the columns of the primary key as it is now, none where there is none; None where the table has gone."""
+        """Return the columns of today's primary key, empty if there is none; None if the table does not exist any more."""
         found = self._find(relation, is_of_now=True)
         return None if found is None else tuple(found["primary_key"])
 
     def columns(self, relation: Relation) -> list[Mapping[str, Any]]:
-        """Return what ``prepare`` says of the table's columns, the relation's or later ones; none if it can't be asked."""
+        """Return the table's columns as ``prepare`` prints them, as of the relation or later; empty if it can't be asked."""
         try:
             found = self._find(relation)
         except CdcpipeError as ex:
-            _logger.info("the columns of %s.%s can't be looked up: %s", relation.namespace, relation.name, ex)
+            _logger.info("cannot look up the columns of %s.%s: %s", relation.namespace, relation.name, ex)
             return []
         return [] if found is None else list(found.get("columns", ()))
 
     def relation(self, relation_id: int) -> Relation | None:
-        """Return a table's columns as the catalog has them when it is asked for this table the first time; None if it can't be."""
+        """Return a table's columns from the catalog, as of the first question for this table; None if it can't be asked."""
         if relation_id not in self._tables and relation_id not in self._asked and self._describe is not None:
             self._asked.add(relation_id)
             try:
                 self._tables = {table["relation_id"]: table for table in self._describe()}
             except CdcpipeError as ex:
-                _logger.info("table %d can't be looked up: %s", relation_id, ex)
+                _logger.info("cannot look up table %d: %s", relation_id, ex)
         found = self._tables.get(relation_id)
         if found is None:
             return None
@@ -73,7 +74,7 @@ class PublishedTables:
         return Relation(None, relation_id, found["schema"], found["name"], "d", columns)
 
     def _find(self, relation: Relation, *, is_of_now: bool = False) -> Mapping[str, Any] | None:
-        """Return what the catalog says of a table; without ``is_of_now`` it may have said that before, of the same columns."""
+        """Return what the catalog says about a table. Without ``is_of_now`` an earlier answer with the same columns will do."""
         found = self._tables.get(relation.relation_id)
         asked = (relation.relation_id, relation.columns)
         is_wanted = (found is None or not _has_columns(found, relation)) and asked not in self._asked

@@ -1,4 +1,4 @@
-"""A table of the source as a warehouse knows it: its name, its versions, and what its columns are like."""
+"""A PostgreSQL table as a warehouse records it: its name and its versions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class SchemaError(CdcpipeError):
 
 
 EXACT, NATIVE = TYPES = ("exact", "native")
-"""What the columns of a warehouse are like: schema/types.py."""
+"""The two ways to type the columns of a warehouse; see schema/types.py."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Table:
-    """A table of the source, by the name that it has in the stream."""
+    """A PostgreSQL table, by its name in the stream."""
 
     schema: str
     name: str
@@ -31,18 +31,19 @@ class Table:
 
 
 MESSAGES: Final = Table("", "_cdc_message")
-"""What the logical messages are the rows of. No table of a source has it for a name: each is in a schema."""
+"""The table of the logical messages. No PostgreSQL table has this name, because each is in a schema."""
 
 
 SCHEMA_HISTORY: Final = Table("", "_cdc_schema_history")
-"""So for the versions of the tables' schemas."""
+"""The table of all versions of the tables' schemas, named likewise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """What a column that is new has in the rows from before, of which the stream does not tell.
+    """The value of a new column in the rows from before, which the stream does not have.
 
-    The value of the column ``source``, whose name it was; or if that is None ``value``, as PostgreSQL writes it, None for NULL.
+    The value is that of the column ``source``, the column's name before it was renamed. If ``source`` is None, it is ``value``:
+    text as PostgreSQL writes it, None for NULL.
     """
 
     column: str
@@ -52,13 +53,15 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What holds for a table's changes from a position on, until the next version.
+    """The key and the columns of a table from a position on, until the next version.
 
-    ``ordinal`` is 0 unless changes of the table precede it in its transaction. ``relation_id`` is the table's OID: another one
-    under the same name is another table, the first having been dropped or renamed. ``key`` names the columns that identify a
-    row, as the changelog spells them, empty when nothing does. ``columns`` are those of the changelog that hold the key's
-    values: ``id__string`` once ``id`` has become text. ``fills`` are done with the rows from before the position. With a
-    ``snapshot`` the table begins anew here, with rows that have these columns: their number in PostgreSQL, the changelog's name.
+    - ``ordinal`` is 0, unless the same transaction has earlier changes of the table.
+    - ``relation_id`` is the table's OID. Another OID under the same name is another table: the first was dropped or renamed.
+    - ``key`` names the columns that identify a row, in the changelog's spelling; empty if there are none.
+    - ``columns`` are the columns of the changelog with the key's values: ``id__string`` once ``id`` has become text.
+    - ``fills`` are applied to the rows from before the position.
+    - ``snapshot`` is set if the table's rows were copied at this position. It has the columns of these rows: their numbers in
+      PostgreSQL, and their names in the changelog.
     """
 
     end_lsn: int
@@ -71,16 +74,16 @@ class Version:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where among a table's changes it begins."""
+        """The place among the table's changes at which the version begins."""
         return self.end_lsn, self.ordinal
 
     def says_nothing_after(self, other: Version) -> bool:
-        """Tell whether all is as it was in the version before this one."""
+        """Tell whether this version changes nothing compared with ``other``, the one before it."""
         same = (self.relation_id, self.key, self.columns) == (other.relation_id, other.key, other.columns)
         return same and not self.fills and not self.snapshot
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the versions file holds."""
+        """Return the object for the versions file."""
         return {
             "end_lsn": format_lsn(self.end_lsn),
             "ordinal": self.ordinal,
@@ -93,9 +96,9 @@ class Version:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Version:
-        """Read what ``to_json`` gave; a file of an older program has neither ordinals nor fills nor snapshots."""
+        """Read an object of ``to_json``. Files of older versions of cdcpipe lack ordinals, fills and snapshots."""
         return cls(
-            int(LSN.parse(value["end_lsn"])),  # Spark is given it, and knows no LSN
+            int(LSN.parse(value["end_lsn"])),  # a plain int, because it is passed to Spark
             int(value.get("ordinal", 0)),
             int(value["relation_id"]),
             tuple(value["key"]),

@@ -1,25 +1,26 @@
-"""PostgreSQL's types and names -> Spark's: which column holds what, and how it is called.
+"""Maps PostgreSQL's types and names to Spark's, also over several versions of a table.
 
-**Types.** What Spark holds exactly is typed; the rest is the server's text, exact, as a string. A type that is not built in
-(an enum, a domain, an extension's) is text, because its OID means another type in another database. An array of a built-in
-type is an array of that one's, so that one of uuids, say, is an array of strings; but for box, which has a delimiter of its own.
+**Types.** A type that Spark can represent exactly gets this Spark type. Every other type becomes a string with the server's exact
+text. A type that is not built in (an enum, a domain, a type of an extension) is a string, because its OID means another type in
+another database. An array of a built-in type becomes an array: an array of uuids is an array of strings. The exception is box,
+whose arrays have another delimiter.
 
-With ``native`` in place of ``exact`` (`as_typed`) every numeric is a decimal, if need be decimal(38,18). A number that it can't
-hold stands in ``_cdc_exact`` like any such value; what is lost are the zeros at the end of 1.50.
+With ``native`` instead of ``exact`` (`as_typed`) every numeric becomes a decimal, if necessary decimal(38,18). A number that does
+not fit is in ``_cdc_exact``, like any such value. Trailing zeros (1.50) are lost.
 
-**Names.** A column keeps its name, unless Spark could not tell it from another: then `column_names` spells it
-``_cdc_column_`` and the name with every byte but ``a-z 0-9 _`` as ``%XX`` (`original_name` reads that back). So is spelled
-- an empty name, and one that begins with ``_cdc_``, which is the prefix of the metadata;
-- one that ends like a versioned name, ``total__int``;
-- one that differs only in case from a column before it: Spark's names do not tell case apart.
+**Names.** A column keeps its name if Spark can tell it from all others. Otherwise `column_names` writes ``_cdc_column_`` and the
+name, with every byte but ``a-z 0-9 _`` as ``%XX`` (`original_name` reverses this). This is done for
 
-**Versions.** A table's relation changes: a column may come back with another type. In a schema that grew over several
-versions, a column name has the type that it had first, or a later one that holds every value of that, exactly (`holds`): the
-column is widened. With any other type it is called ``NAME__TYPE`` (`versioned_name`), and is not widened any more. An integer
-that has become narrower goes on in the column that it has: it could not have become so with a value that does not fit.
-`merge_columns` grows such a schema, `assign_columns` finds a relation's columns in it.
+- an empty name, and a name that begins with ``_cdc_``, the prefix of the metadata;
+- a name that ends like a versioned name, ``total__int``;
+- a name that differs only in case from an earlier column, because Spark ignores case.
 
-In a directory of Parquet files nothing is widened: their own schemas could not be merged any more by those who read them.
+**Versions.** A column may get another type later. In a schema that grew over several versions, a column is widened if the new type
+holds every value of the old one exactly (`holds`). With any other type it becomes another column, ``NAME__TYPE``
+(`versioned_name`), which is never widened. An integer that has become narrower stays in its column: PostgreSQL allows the change
+only if all values fit. `merge_columns` extends such a schema, `assign_columns` finds a relation's columns in it.
+
+Columns of Parquet tables are not widened, because readers could not merge the schemas of the files any more.
 """
 
 from __future__ import annotations
@@ -80,10 +81,8 @@ __all__ = [
 ]
 
 METADATA_PREFIX: Final = "_cdc_"
-INEXACT_MESSAGE: Final = (
-    "table %s, column %s: values that its type can't hold, %d so far, are NULL, and stand as text in _cdc_exact"
-)
-"""What is said of such a column."""
+INEXACT_MESSAGE: Final = "table %s, column %s: values that its type can't hold, %d so far, are NULL; their text is in _cdc_exact"
+"""The log message for a column with such values."""
 
 OPS: Final = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}
 
@@ -108,10 +107,10 @@ SPARK_TYPES: Final[Mapping[ColumnType, DataType]] = {
 
 
 def spark_type(column: Column) -> DataType:
-    """Return the type that holds the column's values exactly; StringType, for its text, where there is no better one."""
+    """Return the Spark type that holds the column's values exactly; StringType, for its text, if there is no other."""
     element = ARRAYS.get(column.type_id)
     if element is not None:
-        # An array's modifier is its elements'.
+        # The modifier of an array applies to its elements.
         return ArrayType(_scalar_type(element, column.type_modifier))
     return _scalar_type(column.type_id, column.type_modifier)
 
@@ -128,7 +127,7 @@ def _scalar_type(type_id: int, type_modifier: int) -> DataType:
 
 
 def as_typed(relation: Relation, types: str) -> Relation:
-    """Return the relation as its columns are typed (`warehouse.TYPES`): with ``native`` as if every numeric were a decimal."""
+    """Return the relation for a warehouse with ``types``: with ``native`` every numeric gets a precision that fits a decimal."""
     if types != NATIVE:
         return relation
     return replace(relation, columns=tuple(map(_native, relation.columns)))
@@ -140,7 +139,7 @@ def _native(column: Column) -> Column:
     precision, scale = _MAX_PRECISION, _NATIVE_SCALE
     if column.type_modifier >= 0:
         precision, scale = numeric_modifier(column.type_modifier)
-        # numeric(5,-2) is hundreds, numeric(3,5) has two zeros behind its point.
+        # numeric(5,-2) has multiples of 100. numeric(3,5) has two zeros after its point.
         precision, scale = max(precision - min(scale, 0), scale), max(scale, 0)
         if precision > _MAX_PRECISION:
             precision, scale = _MAX_PRECISION, min(scale, _NATIVE_SCALE)
@@ -156,17 +155,17 @@ _VERSIONED: Final = re.compile(
 
 def _escaped_name(name: str) -> str:
     spelled = re.sub(r"[^a-z0-9_]", lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), name)
-    # Two underscores would read like the beginning of a version.
+    # Two underscores would look like the beginning of a version.
     return _ESCAPED_PREFIX + spelled.replace("__", "_%5F")
 
 
 def original_name(name: str) -> str:
-    """Return the name that a column (not a versioned one) has in PostgreSQL."""
+    """Return the name of a column in PostgreSQL. ``name`` must not be a versioned name."""
     return unquote(name.removeprefix(_ESCAPED_PREFIX)) if name.startswith(_ESCAPED_PREFIX) else name
 
 
 def column_names(relation: Relation) -> list[str]:
-    """Return what the relation's columns are called in Spark, in order."""
+    """Return the names of the relation's columns in Spark, in order."""
     names: list[str] = []
     taken: set[str] = set()
     for column in relation.columns:
@@ -179,17 +178,17 @@ def column_names(relation: Relation) -> list[str]:
 
 
 def versioned_name(name: str, data_type: DataType) -> str:
-    """Return what a column is called when ``name`` is already a column of another type."""
+    """Return the name of a column if ``name`` is already a column of another type."""
     return f"{name}__{re.sub('[(,<]', '_', data_type.simpleString()).rstrip(')>')}"
 
 
 _INTEGERS: Final = (ShortType(), IntegerType(), LongType())
 _INTEGER_DIGITS: Final = {ShortType(): 10, IntegerType(): 10, LongType(): 20}
-"""The digits before the point of a decimal that Delta Lake and Spark's Parquet reader widen an integer to: more than needed."""
+"""How many digits before the point a decimal needs so that Delta Lake and Spark's Parquet reader can widen an integer to it."""
 
 
 def holds(wide: DataType, narrow: DataType) -> bool:
-    """Tell whether one type holds all values of another one exactly, and both table formats read files of that one as this."""
+    """Tell whether ``wide`` holds all values of ``narrow`` exactly, and readers can read files with ``narrow`` as ``wide``."""
     if wide in _INTEGERS and narrow in _INTEGERS:
         return _INTEGERS.index(wide) >= _INTEGERS.index(narrow)
     match wide, narrow:
@@ -203,9 +202,10 @@ def holds(wide: DataType, narrow: DataType) -> bool:
 
 
 def merge_columns(columns: StructType | None, relations: Iterable[Relation], *, widen: bool = True) -> StructType:
-    """Return ``columns``, a table's columns so far without metadata, widened and with those added that the relations need.
+    """Return ``columns``, widened and extended as the relations need it.
 
-    The relations are those that came after that, in order. Without ``widen`` each other type is another column.
+    ``columns`` are the table's columns so far, without metadata; ``relations`` are the later versions, in order. Without ``widen``
+    a column with another type becomes another column.
     """
     merged = _Columns(columns or StructType())
     for relation in relations:
@@ -215,7 +215,7 @@ def merge_columns(columns: StructType | None, relations: Iterable[Relation], *, 
 
 
 def assign_columns(columns: StructType, relation: Relation) -> list[StructField]:
-    """Return the field of each of the relation's columns; SchemaError if one has none of its name and type."""
+    """Return the field for each of the relation's columns. Raises SchemaError if a column has no field of its name and type."""
     known = _Columns(columns)
     found = []
     for name, column in zip(column_names(relation), relation.columns, strict=True):
@@ -223,7 +223,7 @@ def assign_columns(columns: StructType, relation: Relation) -> list[StructField]
         if field is None:
             table = f"{relation.namespace}.{relation.name}"
             kind = spark_type(column)
-            msg = f"table {table!r} has a column {column.name!r} of Spark type {kind.simpleString()}, the schema given has not"
+            msg = f"table {table!r} has a column {column.name!r} of Spark type {kind.simpleString()}, but the given schema does not"
             raise SchemaError(
                 msg, hint=f"add a column {name!r} to the schema, or {versioned_name(name, kind)!r} if {name!r} has another type"
             )
@@ -237,7 +237,7 @@ def is_json(column: Column) -> bool:
 
 
 def json_fields(columns: StructType, relation: Relation) -> list[StructField]:
-    """Return the fields that hold the relation's columns of json and jsonb and of arrays of them, without those that have none."""
+    """Return the fields for the relation's columns of type json and jsonb, and of arrays of them, as far as there are fields."""
     known = _Columns(columns)
     names = zip(column_names(relation), relation.columns, strict=True)
     found = [known.find(name, column) for name, column in names if is_json(column)]
@@ -245,19 +245,19 @@ def json_fields(columns: StructType, relation: Relation) -> list[StructField]:
 
 
 class _Columns:
-    """Fields that are found whatever the case of the name."""
+    """Fields that are found by name, ignoring case."""
 
     def __init__(self, columns: StructType) -> None:
         self.fields = [StructField(field.name, field.dataType) for field in columns.fields]
         self._by_name = {field.name.lower(): field for field in self.fields}
 
     def _base_name(self, name: str, column: Column) -> str:
-        """Return the plain name, or the longer one that the column had while another of that name was beside it."""
+        """Return the plain name, or the escaped one if the table once had another column of that name beside this one."""
         longer = _escaped_name(column.name)
         return longer if longer.lower() in self._by_name else name
 
     def find(self, name: str, column: Column) -> StructField | None:
-        """Return the field that holds the column: of its type, or one that was widened."""
+        """Return the field for the column: one of its type, or a widened one. None if there is none."""
         base, kind = self._base_name(name, column), spark_type(column)
         for candidate in (base, versioned_name(base, kind)):
             field = self._by_name.get(candidate.lower())
@@ -267,7 +267,7 @@ class _Columns:
         return field if field is not None and holds(field.dataType, kind) else None
 
     def find_or_add(self, name: str, column: Column, *, widen: bool) -> None:
-        """Make room for a column that comes after those that are there."""
+        """Widen the column's field, or add a field, if no field holds the column."""
         base, kind = self._base_name(name, column), spark_type(column)
         field, found = self._by_name.get(base.lower()), self.find(name, column)
         if found is not None and (found.dataType == kind or (widen and found.dataType in _INTEGERS)):
@@ -281,9 +281,9 @@ class _Columns:
 
 
 def typed_schema(columns: StructType) -> StructType:
-    """Return the schema of typed changes for a table with these columns: they and the metadata.
+    """Return the schema of typed changes: the table's columns and the metadata.
 
-    ``_cdc_old`` is left out for a table without columns: no file format has an empty struct.
+    A table without columns has no ``_cdc_old``, because no file format has an empty struct.
     """
     old = [StructField("_cdc_old", StructType(columns.fields))] if columns.fields else []
     return StructType(
@@ -324,11 +324,14 @@ MESSAGE_SCHEMA: Final = StructType(
 
 
 METADATA_FIELDS: Final = {field.name: field for field in typed_schema(StructType([StructField("c", StringType())])).fields[1:]}
-"""The metadata of a typed row by name; the type of ``_cdc_old`` depends on the table."""
+"""The metadata columns of a typed row, by name. The type of ``_cdc_old`` depends on the table."""
 
 
 def split_schema(schema: StructType) -> tuple[StructType, StructType | None]:
-    """Return the table's columns of a typed schema, and those of its ``_cdc_old``; SchemaError for metadata of another type."""
+    """Return the table's columns of a typed schema, and the columns of ``_cdc_old``.
+
+    Raises SchemaError if a metadata column has another type than expected.
+    """
     columns, old = [], None
     for field in schema:
         name = field.name
@@ -337,6 +340,6 @@ def split_schema(schema: StructType) -> tuple[StructType, StructType | None]:
         elif name == "_cdc_old" and isinstance(field.dataType, StructType):
             old = field.dataType
         elif name not in METADATA_FIELDS or METADATA_FIELDS[name].dataType != field.dataType:
-            msg = f"the schema given has a column {name} of type {field.dataType.simpleString()}"
-            raise SchemaError(msg, hint=f"of the names in {METADATA_PREFIX} only the typed rows' metadata can be in a schema")
+            msg = f"the given schema has a column {name} of type {field.dataType.simpleString()}"
+            raise SchemaError(msg, hint=f"names with {METADATA_PREFIX} are reserved for the metadata of typed rows")
     return StructType(columns), old

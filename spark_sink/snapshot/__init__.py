@@ -1,1 +1,1 @@
-"""Copies tables at an exact position of the stream."""
+"""Copies whole tables, at an exact position of the stream."""

@@ -1,12 +1,13 @@
-"""A chunk of a table -> a file of its changelog: the part of a snapshot that runs in executors.
+"""Copies a chunk of a table into a file of its changelog: the part of a snapshot that runs in executors.
 
-The server sends rows in COPY's binary form, ADBC makes Arrow columns of them, and they go to Parquet as they are: no Python per
-row, and no way through the JVM. What binary form and Arrow do not hold exactly comes as text, in a column of its own or, for
-the few dates and times beyond Spark's years, beside it; texts go through the same casts as those of the stream. So a value
-is the same whether it comes with the snapshot or with a change.
+The server sends rows in COPY's binary form, ADBC makes Arrow columns of them, and they go to Parquet as they are. No Python code
+runs per row, and no row goes through the JVM. A type that binary form or Arrow cannot represent exactly comes as text. The few
+dates and times beyond Spark's years come as text in a second column. Texts go through the same casts as the texts of the stream. So
+a value is the same whether it comes with the snapshot or with a change.
 
-The position of a row is the snapshot's. Its ordinal is ``row * chunks + chunk``, both counted from 0, which is unique in the
-table and needs no chunk to know of another; beyond 31 bits it goes on from the least negative number (32 bits in all).
+The position of each row is the snapshot's. Its ordinal is ``row * chunks + chunk``, both counted from 0. So ordinals are unique in
+the table, and no chunk has to know of another. Ordinals beyond 31 bits continue as negative numbers, from the least one (32 bits in
+all).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["ChunkTask", "Select", "select_columns", "write_chunk", "write_empty", "write_truncate"]
 
 _GONE: Final = ("42703", "42P01")
-"""undefined_column, undefined_table: the catalog is that of the moment, whatever the snapshot."""
+"""undefined_column, undefined_table: a query in an old snapshot still uses today's catalog."""
 
 _ORDINALS: Final = 1 << 32
 _BATCH_HINT_BYTES: Final = 16 << 20
@@ -46,7 +47,7 @@ _BATCH_HINT_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """A column in a SELECT: as it is, or as text; with ``rest`` what the first cannot hold comes as text in a second."""
+    """A column in a SELECT, in binary form or as text. ``rest`` selects as text the values that the first cannot represent."""
 
     expression: str
     is_text: bool = False
@@ -54,7 +55,7 @@ class Select:
 
 
 def select_columns(relation: Relation) -> list[Select]:
-    """Return how each column of a table is selected."""
+    """Return for each column of a table how to select it."""
     return [_select(column) for column in relation.columns]
 
 
@@ -69,7 +70,7 @@ def _select(column: Column) -> Select:
 
 @dataclass(frozen=True, slots=True)
 class ChunkTask:
-    """What one task does. Goes to executors by pickle: plain values only, and no password."""
+    """The work of one task. It is pickled for the executors, so it has plain values only, and no password."""
 
     connection: str
     snapshot: str
@@ -79,24 +80,24 @@ class ChunkTask:
     condition: str | None
     selects: tuple[Select, ...]
     names: tuple[str, ...]
-    """The table's columns as the changelog calls them, in the order of ``selects``."""
+    """The names of the table's columns in the changelog, in the order of ``selects``."""
     types: pa.Schema
-    """The columns' types in Arrow, by those names."""
+    """The Arrow types of the columns, by these names."""
     epoch: int
     lsn: int
     time_us: int
     directory: str
     note: str
-    """Where it is written down that the chunk is done."""
+    """The file that records the end of the chunk (snapshot/progress.py)."""
     layout: Layout
     is_utf8: bool = True
-    """Whether the server makes sure that texts are UTF-8."""
+    """Whether the server guarantees that texts are UTF-8."""
 
 
 def write_chunk(task: ChunkTask, count_rows: Callable[[int], object]) -> Written:
-    """Copy a chunk into a file, and write down that it is done; ``count_rows`` is told how many rows have come.
+    """Copy a chunk into a file, and record that it is done. Calls ``count_rows`` with the number of rows of each batch.
 
-    If another attempt at the same chunk was first, its file counts, and this one's is removed.
+    If another attempt at the same chunk was first, its file counts, and this attempt's file is removed.
     """
     writer = FileWriter(task.directory, f"part-{task.number:06d}-{secrets.token_hex(8)}.parquet", task.layout)
     rows = 0
@@ -120,17 +121,17 @@ def write_empty(directory: str, layout: Layout) -> WrittenFile:
 
 
 def write_truncate(directory: str, layout: Layout, epoch: int, lsn: int, time_us: int) -> WrittenFile:
-    """Write the one row of an empty table's snapshot: a TRUNCATE."""
+    """Write a file with one row, a TRUNCATE: the snapshot of an empty table."""
     writer = FileWriter(directory, f"part-empty-{secrets.token_hex(8)}.parquet", layout)
     writer.write(_positions("truncate", epoch, lsn, pa.array([0], pa.int32()), time_us), 1)
     return writer.close()
 
 
 def _read(task: ChunkTask) -> Iterator[pa.RecordBatch]:
-    """Yield the chunk's rows as they come, in the columns of its SELECT."""
+    """Yield the chunk's rows as they arrive, in the columns of its SELECT."""
     expressions = [select.expression for select in task.selects]
     expressions += [select.rest for select in task.selects if select.rest is not None]
-    # Two columns of a table may be called alike in Arrow; and of a table without columns the rows still count.
+    # Numbered names, because two columns may get the same name in Arrow. A table without columns gets a constant, to count rows.
     numbered = [f"{expression} AS c{number}" for number, expression in enumerate(expressions)] or ["true AS c0"]
     connection = open_snapshot(task.connection, task.snapshot)
     try:
@@ -138,12 +139,12 @@ def _read(task: ChunkTask) -> Iterator[pa.RecordBatch]:
             cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": _BATCH_HINT_BYTES})
             cursor.execute(task.chunk.query(numbered, task.condition))
             yield from cursor.fetch_record_batch()
-            # The table is locked from the query on, so this is the file that was read.
+            # The query has locked the table. So the file of this moment is the file that was read.
             cursor.execute(f"SELECT pg_relation_filenode({task.chunk.relation_id}::oid)::int8")
             if cursor.fetchone()[0] != task.chunk.file:
                 raise RewrittenError(
-                    f"table {task.chunk.table} was written anew (TRUNCATE, ALTER TABLE, VACUUM FULL, CLUSTER) while it was copied",
-                    hint="start again: the copy of this table begins anew",
+                    f"table {task.chunk.table} was rewritten (TRUNCATE, ALTER TABLE, VACUUM FULL, CLUSTER) while it was copied",
+                    hint="start again: this table is then copied from its beginning",
                 )
     except connection.Error as ex:
         problem = str(ex).strip().partition("\n")[0]
@@ -154,15 +155,16 @@ def _read(task: ChunkTask) -> Iterator[pa.RecordBatch]:
         if ex.sqlstate in _GONE:
             raise RewrittenError(
                 f"table {task.chunk.table} was altered while it was copied: {problem}",
-                hint="start again: the copy of this table begins anew",
+                hint="start again: this table is then copied from its beginning",
             ) from ex
-        raise reading_error(ex, f"table {task.chunk.table} could not be read", "start again: it begins anew") from ex
+        hint = "start again: this table is then copied from its beginning"
+        raise reading_error(ex, f"cannot read table {task.chunk.table}", hint) from ex
     finally:
         connection.close()
 
 
 def _columns(task: ChunkTask, batch: pa.RecordBatch, counts: Counter[str]) -> dict[str, pa.Array]:
-    """Return the table's columns and ``_cdc_exact``; count the values that their type cannot hold."""
+    """Return the table's columns and ``_cdc_exact``; count in ``counts`` the values that their type cannot hold."""
     arrays: dict[str, pa.Array] = {}
     exact = ExactTexts(len(batch))
     rests = iter(range(len(task.selects), batch.num_columns))
@@ -197,11 +199,11 @@ def _check_utf8(task: ChunkTask, name: str, array: pa.StringArray) -> None:
         array.validate(full=True)
     except pa.ArrowInvalid as ex:
         msg = f"table {task.chunk.table}: a value of column {name!r} is not UTF-8"
-        raise SnapshotError(msg, hint="is the database's encoding SQL_ASCII? its bytes come as they are") from ex
+        raise SnapshotError(msg, hint="is the database's encoding SQL_ASCII? Then the server converts nothing") from ex
 
 
 def _metadata(task: ChunkTask, first_row: int, count: int) -> dict[str, pa.Array]:
-    """Return the columns that say where each row stands."""
+    """Return the ``_cdc_`` columns with operation and position of each row."""
     ordinal = np.arange(first_row, first_row + count, dtype=np.uint64) * np.uint64(task.chunk_count) + np.uint64(task.number)
     if count and ordinal[-1] >= _ORDINALS:
         raise SnapshotError(f"table {task.chunk.table} has more rows than there are ordinals")

@@ -1,12 +1,12 @@
-"""Copying tables with one exported snapshot, in a thread of its own: what every snapshot does, whichever tables it takes.
+"""Copies tables with an exported snapshot, in a thread. The base of both kinds of snapshot (initial.py, tables.py).
 
-The server exports a snapshot and says where in the WAL it is: what was committed before that position is in the snapshot, all
-else is in the stream after it, nothing is in both. That is the position of the snapshot's rows. So there is no window to be
-looked at, nothing is locked, and the launcher lands the stream meanwhile.
+The server exports a snapshot, and tells its position in the WAL. Everything committed before that position is in the snapshot;
+everything else is in the stream after it; nothing is in both. The snapshot's rows get this position. So nothing has to be compared
+or locked, and the launcher lands the stream meanwhile.
 
-A table comes to its changelog whole or not at all (snapshot/table.py). What is killed or fails leaves the snapshot to the next
-run, for a while (client/exported.py): that one goes on with the chunks that are missing (snapshot/progress.py). A table that was
-written anew on the server while it was copied (`RewrittenError`) begins anew, with another snapshot.
+A table is added to its changelog completely or not at all (snapshot/table.py). After a kill or an error the server holds the
+snapshot for a while (client/exported.py), and the next run continues with the missing chunks (snapshot/progress.py). If the server
+has rewritten a table during its copy (`RewrittenError`), the table is copied from its beginning with another snapshot.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ _logger = logging.getLogger(__name__)
 CHUNK_BYTES = 32 << 20
 
 _TABLES_AT_ONCE = 3
-"""So many tables are under way at a time: while one waits for Spark's driver, the executors have another's chunks."""
+"""The number of tables copied at a time. While one table waits for Spark's driver, the executors copy another's chunks."""
 
 _JOB_TAG = "cdcpipe-snapshot"
 _CANCEL_INTERVAL_S = 0.5
 
 _ROUNDS = 5
-"""So often a table that can't be copied with one snapshot is copied with the next."""
+"""How often a table that could not be copied with one snapshot is tried with the next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotProgress:
-    """How far a snapshot is; rows and chunks are of this run."""
+    """How far a snapshot is. Rows and chunks count only those of this run."""
 
     tables: int = 0
     tables_done: int = 0
@@ -69,16 +69,17 @@ class SnapshotProgress:
 
 
 class Snapshot:
-    """Copies the tables that a subclass chooses; ``name`` is that of a directory of its own.
+    """Copies the tables that a subclass chooses, with files in the directory ``_cdcpipe/NAME``.
 
-    For ``hold_s`` somebody may go on where it has ended before its end. The subclass has it export the snapshot, before `start`.
+    If the copy stops early, the next run can resume within ``hold_s`` seconds. The subclass must call `_take`, which exports the
+    snapshot, before its owner calls `start`.
     """
 
     def __init__(self, config: LauncherConfig, warehouse: Warehouse, name: str, chunk_bytes: int, hold_s: float) -> None:
         self.config = config
         self.warehouse = warehouse
         self.copied: dict[Table, tuple[int, Position]] = {}
-        """The tables that are done: how many rows, as of which position."""
+        """For each finished table: the number of its rows, and its position."""
         self._chunk_bytes = chunk_bytes
         self._export: ExportedSnapshot | None = None
         self._spark: SparkSession | None = None
@@ -93,17 +94,17 @@ class Snapshot:
         self._scratch = warehouse.root / "_cdcpipe" / name
         self._hold_s = hold_s
         self._names: tuple[str, ...] = ()
-        """The tables that it is for, "schema.name"; none: whatever is published."""
+        """The tables to copy, as "schema.name"; empty for all published tables."""
         self._is_begun = False
 
     # --- for its owner ---
 
     def start(self, spark: SparkSession, staging: Path | str) -> None:
-        """Begin to copy; return at once. The launcher has begun its epoch."""
+        """Start the copying thread, and return at once. The launcher must have begun its epoch."""
         assert self._export is not None
         epochs = list_epochs(staging)
         if not epochs:
-            raise StagingError(f"{staging} holds no log yet", hint="start a launcher on it first")
+            raise StagingError(f"{staging} has no log yet", hint="start a launcher on it first")
         self._bind(epochs[-1])
         self._epochs = epochs
         self._spark = spark
@@ -112,7 +113,7 @@ class Snapshot:
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end, and raise the error if there was one; return False if it has not ended in time."""
+        """Wait for the end of the copy, and raise its error if it has one. Returns False if ``timeout_s`` have passed."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             return False
@@ -121,7 +122,7 @@ class Snapshot:
         return True
 
     def stop(self) -> None:
-        """Give up what is not finished."""
+        """Stop the copy. Unfinished tables are left to the next run."""
         self._stopping = True
         if self._spark is not None and self._thread.is_alive():
             self._spark.sparkContext.cancelJobsWithTag(_JOB_TAG)
@@ -130,39 +131,39 @@ class Snapshot:
 
     @property
     def progress(self) -> SnapshotProgress:
-        """How far it is, at this moment."""
+        """How far the copy is at this moment."""
         rows, chunks = (0, 0) if self._counts is None else (self._counts[0].value, self._counts[1].value)
         return SnapshotProgress(self._tables, self._tables_done, rows, self._row_estimate, self._chunks, chunks)
 
     # --- the snapshot's thread ---
 
     def _bind(self, epoch: Epoch) -> None:
-        """See to it that the warehouse is that of the log."""
+        """Raise WarehouseError unless the warehouse belongs to the log."""
         raise NotImplementedError
 
     def _begin(self) -> None:
-        """Do what there is to do before a table is copied."""
+        """Prepare the warehouse before the first table is copied."""
 
     def _choose(self, plan: Plan) -> list[TablePlan]:
-        """Return the published tables that are to be copied and have not been."""
+        """Return the published tables that still have to be copied."""
         raise NotImplementedError
 
     def _finish(self) -> None:
-        """Do what there is to do when all tables are copied."""
+        """Record the end, after all tables are copied."""
 
     def _run(self) -> None:
         try:
             self._copy()
-        except BaseException as ex:  # noqa: BLE001 - it is raised again in the thread that waits
+        except BaseException as ex:  # noqa: BLE001 - `wait` raises it again in its own thread
             self._error = ex
         finally:
             if self._error is None or self._hold_s <= 0:
                 storage.remove_tree(self._scratch)
-            # As long as it is held VACUUM removes nothing that it sees.
+            # Release the snapshot in any case: while the server holds it, PostgreSQL's VACUUM cannot remove rows that it sees.
             self._release(is_done=self._error is None)
 
     def _take(self, is_stopping: Callable[[], bool]) -> ExportedSnapshot:
-        """Have the server export a snapshot, or go on with the one that was left; as `ExportedSnapshot`."""
+        """Let the server export a snapshot, or continue with the snapshot of an earlier run (see `ExportedSnapshot`)."""
         make_root(self.config.staging)
         directory = self.warehouse.local_root(self.config.staging) / "_cdcpipe" / f"{self._name}_export"
         self._export = ExportedSnapshot(self.config, is_stopping, directory, tables=self._names, hold_s=self._hold_s)
@@ -170,7 +171,7 @@ class Snapshot:
         return self._export
 
     def _release(self, *, is_done: bool) -> None:
-        """Let the snapshot go, or leave it to the next run, if that will find anything that belongs to it."""
+        """Let the server drop the snapshot; or leave it to the next run, if there are chunks with which that can continue."""
         if self._export is not None:
             if is_done or not self._is_begun:
                 self._export.close()
@@ -179,10 +180,10 @@ class Snapshot:
             self._export = None
 
     def _copy(self) -> None:
-        """Copy all tables; those of which one snapshot can't be had with another one."""
+        """Copy all tables. Those that the server has rewritten meanwhile are copied again, with another snapshot."""
         self._begin()
         if not self._is_begun:
-            storage.remove_tree(self._scratch)  # of a snapshot that has gone
+            storage.remove_tree(self._scratch)  # files of an earlier snapshot, which the server does not hold any more
         rewritten: list[Table] = []
         for number in range(_ROUNDS):
             if number:
@@ -195,12 +196,12 @@ class Snapshot:
                 self._finish()
                 return
         raise SnapshotError(
-            f"begun again and again, and not copied: {', '.join(map(str, rewritten))}",
+            f"not copied, because the server rewrites them again and again: {', '.join(map(str, rewritten))}",
             hint="start again when nothing truncates or rewrites these tables",
         )
 
     def _copy_round(self, *, is_first: bool) -> list[Table]:
-        """Copy the tables that are not there yet; return those that need another snapshot."""
+        """Copy the tables that are not copied yet; return those that need another snapshot."""
         export = self._export
         assert export is not None
         assert self._spark is not None
@@ -239,7 +240,7 @@ class Snapshot:
             except Exception as ex:
                 error = self._error_of(ex, table)
                 if isinstance(error, RewrittenError):
-                    _logger.warning("begun again, with another snapshot: %s", error.message)
+                    _logger.warning("copying the table again, with another snapshot: %s", error.message)
                     return table_of(table)
                 raise error from ex
             with self._lock:
@@ -248,34 +249,32 @@ class Snapshot:
             return None
 
         with ThreadPoolExecutor(_TABLES_AT_ONCE, "cdcpipe-snapshot") as pool:
-            # The large ones first: what comes last is done by one thread alone.
+            # Start with the large tables, so that at the end no single thread copies a large one alone.
             futures = [pool.submit(copy, table) for table in sorted(wanted, key=lambda table: -len(table.chunks))]
             try:
                 rewritten = [name for name in (future.result() for future in futures) if name is not None]
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
-                # One that is just about to start a job is caught the next time.
-                # (What was cancelled before it began never counts as done.)
+                # Cancel in a loop: a thread may be about to start a job. A future that was cancelled before it began never
+                # counts as done, so it is left out.
                 begun = [future for future in futures if not future.cancelled()]
                 while wait(begun, _CANCEL_INTERVAL_S).not_done:
                     copying.spark.sparkContext.cancelJobsWithTag(_JOB_TAG)
                 raise
         if self._stopping:
-            raise SnapshotError(
-                "the snapshot was not finished: it was stopped", hint="start again: it goes on with the other tables"
-            )
+            raise SnapshotError("the snapshot was stopped before its end", hint="start again: it continues with the other tables")
         return rewritten
 
     def _leave_out(self, chunks: int, rows: int) -> None:
-        """Show as to be done only what is: these were copied by a run before."""
+        """Subtract chunks and rows that an earlier run has copied from the work to do."""
         with self._lock:
             self._chunks -= chunks
             self._row_estimate = max(self._row_estimate - rows, 0)
 
     def _position(self, lsn: int) -> Position:
-        """Return an LSN as a position: no change that comes after it is of an earlier epoch, and none before it of a later one.
+        """Return the position of an LSN, in the epoch that covers it: changes after it are in this epoch or a later one.
 
-        What was copied by a run before has the position that it had then. If that won't do any more it is copied again.
+        The chunks of an earlier run have the position of that run. If the position is another one now, they are copied again.
         """
         path = self._scratch / "position.json"
         noted = storage.read_json(path)
@@ -290,7 +289,7 @@ class Snapshot:
         return Position(number, int(lsn))
 
     def _plan(self, connection: str, snapshot: str) -> Plan:
-        """Look the tables up; wait for one that is locked."""
+        """Look up the published tables. Waits while one of them is locked."""
         is_told = False
         while True:
             try:
@@ -303,16 +302,16 @@ class Snapshot:
                 is_told = True
 
     def _error_of(self, ex: Exception, table: TablePlan) -> CdcpipeError:
-        """Return an error of ours for one that Spark wrapped, in one line."""
+        """Return the error to raise for an error of the table's Spark job. Spark may have wrapped an error of a task."""
         if isinstance(ex, CdcpipeError):
             return ex
         if self._stopping:
-            return SnapshotError("the snapshot was not finished: it was stopped")
+            return SnapshotError("the snapshot was stopped before its end")
         raised = session.raised_of(ex)
         if raised is not None and raised[0] == RewrittenError.__name__:
             return RewrittenError(raised[1])
         if self._export is not None:
             self._export.check()
-        said = f"table {table_of(table)} could not be copied: {session.reason_of(ex)}"
+        said = f"cannot copy table {table_of(table)}: {session.reason_of(ex)}"
         kind = ConnectionClosedError if raised is not None and raised[0] == ConnectionClosedError.__name__ else SnapshotError
-        return kind(said, hint="start again: what is done stays")
+        return kind(said, hint="start again: finished tables stay")

@@ -1,16 +1,17 @@
-"""The initial snapshot: what the tables held before the first change of the stream, as the beginning of changelog and replica.
+"""The initial snapshot: copies the rows that the tables had before the stream's first change into changelog and replica.
 
     snapshot = InitialSnapshot(config, warehouse)
-    snapshot.prepare(lambda: False)         # makes the slot, if there is none: before the launcher starts
+    snapshot.prepare(lambda: False)         # call it before the launcher starts: it creates the slot if there is none
     if snapshot.is_needed:
         snapshot.start(spark, staging)      # returns at once
         snapshot.wait()
 
-Where the slot is made now, the snapshot is that of its beginning. What is there after a crash is done. A table that was not
-finished is gone on with as long as the server still holds the snapshot; after that it begins anew, with a snapshot of then, and its
-changelog begins there.
+If `prepare` creates the slot, the snapshot has the position of the slot's beginning. After a crash, tables in the warehouse are
+finished. For an unfinished table the next run resumes the copy while the server still holds the snapshot. Later it copies the table
+from its beginning with a new snapshot, and the table's changelog begins at that snapshot.
 
-`_cdcpipe/snapshot.json` in the warehouse says that a snapshot is to be taken, before the slot is made, and when all is done.
+`_cdcpipe/snapshot.json` in the warehouse records that a snapshot has to be taken, before the slot is created. At the end it records
+that the snapshot is complete.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _path(warehouse: Warehouse) -> Path:
 
 
 def is_unfinished(warehouse: Warehouse) -> bool:
-    """Tell whether an initial snapshot was begun, and is under way or to be gone on with."""
+    """Tell whether an initial snapshot was begun and is not complete."""
     found = read_json(_path(warehouse))
     return found is not None and not found["is_complete"]
 
@@ -54,8 +55,8 @@ def is_unfinished(warehouse: Warehouse) -> bool:
 class InitialSnapshot(Snapshot):
     """Copies every published table that has no changelog yet.
 
-    ``mode`` is ``initial``, ``never``, or None: initial where the slot is made now. One that was begun is gone on with,
-    unless it is ``never``.
+    ``mode`` is ``initial``, ``never`` or None. None means ``initial`` if `prepare` creates the slot, or if an initial snapshot is
+    unfinished.
     """
 
     def __init__(
@@ -71,21 +72,21 @@ class InitialSnapshot(Snapshot):
         self._mode = mode
 
     def prepare(self, is_stopping: Callable[[], bool]) -> None:
-        """Find out whether there is something to copy, and get the snapshot then, which may make the slot.
+        """Find out whether there is something to copy. If so, export the snapshot, which may create the slot.
 
-        Returns early, with nothing to do, once ``is_stopping`` says so.
+        Returns early once ``is_stopping`` is True; there is nothing to copy then.
         """
         found = read_json(_path(self.warehouse))
         if found is not None and found.get("version") != FORMAT:
             raise WarehouseError(f"{_path(self.warehouse)} has version {found.get('version')!r}; this program knows {FORMAT}")
         if found is not None and found.get("slot") != self.config.slot:
             raise WarehouseError(
-                f"{_path(self.warehouse)} is the slot {found.get('slot')!r}'s", hint="give each slot a warehouse of its own"
+                f"{_path(self.warehouse)} belongs to the slot {found.get('slot')!r}", hint="give each slot its own warehouse"
             )
         is_unfinished = found is not None and not found["is_complete"]
         if self._mode == "never":
             if is_unfinished:
-                _logger.warning("the initial snapshot was not finished, and is left so: tables without it have changes alone")
+                _logger.warning("the initial snapshot stays unfinished: tables that are not copied have only their changes")
             return
         if found is None:
             try:
@@ -93,7 +94,7 @@ class InitialSnapshot(Snapshot):
             except InterruptedError:
                 return
             if is_unfinished:
-                # Before there is a slot: whoever finds that one later can't tell any more whether it was new.
+                # Record this before the slot exists. A later run that finds the slot cannot tell whether it was new.
                 self._note(is_complete=False)
         if is_unfinished:
             try:

@@ -1,14 +1,17 @@
-"""What a snapshot copies: the published tables as one snapshot of the catalog sees them, cut into chunks. No pyspark.
+"""Plans a snapshot: looks up the published tables in the catalog, and cuts them into chunks. No pyspark.
 
-Each table is described as pgoutput would describe it (a ``Relation``): the same columns under the same types, the same key. So
-whatever is derived from a Relation is the same for a row of the snapshot and a change of the stream.
+The plan describes each table as pgoutput would (a ``Relation``): the same columns, types and key. So everything derived from a
+Relation is the same for a row of the snapshot and for a change of the stream.
 
-What is published is what the publications say: the tables, or with ``publish_via_partition_root`` the roots of partitions, whose
-rows are read from the leaves; the columns (lists, and generated columns as the server publishes them); the rows, where a
-row filter says so. As with PostgreSQL's own subscriptions a table that several publications filter has the rows of any, and
-``publish`` (insert, update, …) does not matter.
+The publications determine what is copied:
 
-A chunk is a range of a table's pages. Only its first and last page are known beforehand; rows are counted when they come.
+- The tables. With ``publish_via_partition_root`` these are the roots of partitions; their rows are read from the leaves.
+- The columns: column lists, and generated columns if the server publishes them.
+- The rows: row filters. A table that several publications filter has the rows that any of them lets through.
+
+As in PostgreSQL's own subscriptions, ``publish`` (insert, update, …) does not matter.
+
+A chunk is a range of a table's pages. Its number of rows is not known before it is copied.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ _LOCK_TIMEOUT_MS: Final = 2000
 _CHUNK_LOCK_TIMEOUT_MS: Final = 5000
 LOCK_NOT_AVAILABLE: Final = "55P03"
 _LOST: Final = ("08", "57")
-"""Classes of SQLSTATE: the connection was lost, or the server is told to end."""
+"""Classes of SQLSTATE for a lost connection, and for a server that shuts down."""
 
 _TABLES: Final = """
 SELECT json_build_object(
@@ -73,19 +76,19 @@ ORDER BY n.nspname, c.relname
 
 
 class LockedError(SnapshotError):
-    """A table is locked by somebody, longer than it makes sense to wait without looking up."""
+    """Another session locks the table for longer than one query waits. The caller may try again."""
 
 
 class RewrittenError(SnapshotError):
-    """A table needs another snapshot, because its rows can't be seen any more as they were: it has been written anew since."""
+    """The server has rewritten the table, so its old rows can't be read any more. The table needs another snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some pages of a table, or of a partition; ``last_page`` None: to the end.
+    """Some pages of a table or a partition. With ``last_page`` None the chunk goes to the end of the table.
 
-    ``file`` is the table's file at the time of the snapshot: with another one (TRUNCATE, an ALTER TABLE that writes the
-    table anew) the old rows can't be seen any more, and pages have other rows.
+    ``file`` is the table's file at the time of the snapshot. If the table has another file now (TRUNCATE, an ALTER TABLE that
+    rewrites the table), the old rows can't be read any more, and pages have other rows.
     """
 
     relation_id: int
@@ -107,11 +110,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """A published table: how the stream describes it, which rows of it are published, and its chunks."""
+    """A published table: its description as in the stream, the condition for published rows, and its chunks."""
 
     relation: Relation
     numbers: tuple[int, ...]
-    """Of its columns: pg_attribute.attnum."""
+    """The columns' numbers (pg_attribute.attnum)."""
     primary_key: tuple[str, ...]
     condition: str | None
     chunks: tuple[Chunk, ...]
@@ -120,7 +123,10 @@ class TablePlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a snapshot copies. ``time_us``: when it was taken (UTC, since 1970). ``is_utf8``: whether the server checks texts."""
+    """The tables to copy.
+
+    ``time_us`` is the snapshot's time (UTC, since 1970). ``is_utf8`` says whether the server checks that texts are UTF-8.
+    """
 
     tables: tuple[TablePlan, ...]
     time_us: int
@@ -128,8 +134,8 @@ class Plan:
 
 
 def conninfo(parameters: Mapping[str, str], server_version: int) -> str:
-    """Return libpq's conninfo string for sessions that read a snapshot: the settings of the session are ours, whatever is given."""
-    # A large chunk may take its time; who waits for a table that is locked says so now and then.
+    """Return libpq's conninfo string for sessions that read a snapshot. It overrides the session settings in ``parameters``."""
+    # No time limit for a statement, because a chunk may be large. A limit for locks, so that waiting can be reported.
     settings = reading_rows(server_version) | {"lock_timeout": f"{_CHUNK_LOCK_TIMEOUT_MS}ms"}
     options = [
         parameters.get("options", os.environ.get("PGOPTIONS", "")),
@@ -142,7 +148,7 @@ def conninfo(parameters: Mapping[str, str], server_version: int) -> str:
 
 
 def open_snapshot(connection: str, snapshot: str) -> Any:
-    """Connect and begin a transaction that sees the exported snapshot; return ADBC's connection, to be closed."""
+    """Connect, and begin a transaction with the exported snapshot. Returns ADBC's connection, which the caller closes."""
     try:
         import adbc_driver_postgresql.dbapi as adbc
     except ImportError as ex:
@@ -150,9 +156,9 @@ def open_snapshot(connection: str, snapshot: str) -> Any:
     try:
         opened = adbc.connect(connection, autocommit=True)
     except adbc.Error as ex:
-        # The server has had us before: it is away, or the network is.
+        # An earlier connection has worked. So the server or the network is away now, which passes.
         raise ConnectionClosedError(
-            f"connection to the server failed: {_first_line(ex)}", hint="start again: what is done stays"
+            f"connection to the server failed: {_first_line(ex)}", hint="start again: finished chunks stay"
         ) from ex
     try:
         with opened.cursor() as cursor:
@@ -160,19 +166,19 @@ def open_snapshot(connection: str, snapshot: str) -> Any:
             cursor.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot)}")
     except adbc.Error as ex:
         opened.close()
-        # It is gone with the session that exported it, which was lost.
+        # The session that exported the snapshot was lost, and the snapshot with it.
         raise ConnectionClosedError(
-            f"the snapshot can't be used: {_first_line(ex)}", hint="start again: what is done stays"
+            f"the snapshot can't be used: {_first_line(ex)}", hint="start again: finished tables stay"
         ) from ex
     return opened
 
 
 def reading_error(ex: Any, message: str, hint: str | None = None) -> CdcpipeError:
-    """Return the error for one of ADBC's while rows are read: of a lost connection, which passes, or SnapshotError."""
-    # What fails without a SQLSTATE has no answer of the server's.
+    """Return the error to raise for an error of ADBC: ConnectionClosedError for a lost connection, else SnapshotError."""
+    # Without a SQLSTATE the error does not come from the server.
     is_lost = ex.sqlstate[:2] in _LOST if ex.sqlstate else ex.status_code.name == "IO"
     said = f"{message}: {_first_line(ex)}"
-    return ConnectionClosedError(said, hint="start again: what is done stays") if is_lost else SnapshotError(said, hint=hint)
+    return ConnectionClosedError(said, hint="start again: finished chunks stay") if is_lost else SnapshotError(said, hint=hint)
 
 
 def _first_line(ex: BaseException) -> str:
@@ -196,9 +202,9 @@ SELECT current_setting('server_version_num')::int8, current_setting('block_size'
 
 
 def make_plan(connection: str, snapshot: str, publications: Sequence[str], chunk_bytes: int) -> Plan:
-    """Return the tables of the publications, by name, each cut into chunks of about ``chunk_bytes``.
+    """Return the tables of the publications, ordered by name, each cut into chunks of about ``chunk_bytes``.
 
-    Raise LockedError after a moment if a table is locked exclusively: then its size can't be asked for.
+    Raises LockedError after a moment if a table is locked exclusively, because the server can't tell its size then.
     """
     opened = open_snapshot(connection, snapshot)
     try:
@@ -211,7 +217,7 @@ def make_plan(connection: str, snapshot: str, publications: Sequence[str], chunk
     except opened.Error as ex:
         if ex.sqlstate == LOCK_NOT_AVAILABLE:
             raise LockedError("a published table is locked exclusively", hint="end the transaction that holds the lock") from ex
-        raise reading_error(ex, "the published tables could not be looked up") from ex
+        raise reading_error(ex, "cannot look up the published tables") from ex
     finally:
         opened.close()
     pages = max(1, chunk_bytes // page_bytes)
@@ -237,7 +243,7 @@ def _table(value: dict[str, Any], chunk_pages: int) -> TablePlan:
 
 
 def _chunks(part: dict[str, Any], chunk_pages: int) -> list[Chunk]:
-    """Cut a table of pages into even chunks; one that is stored in another way is one chunk."""
+    """Cut a heap table into chunks of equal size. A table with another storage (no pages) is one chunk."""
     table = f"{quote_identifier(part['schema'])}.{quote_identifier(part['name'])}"
     count = max(1, -(-part["pages"] // chunk_pages)) if part["is_heap"] else 1
     borders = [part["pages"] * number // count for number in range(count)]

@@ -1,11 +1,12 @@
-"""What is done of a table that a snapshot copies, chunk by chunk, so that a killed copy goes on where it was. No pyspark.
+"""Records the finished chunks of a table that a snapshot copies, so that the next run can resume a killed copy. No pyspark.
 
-Of use only as long as the server holds the snapshot (client/exported.py): files of two snapshots do not fit together. In a table's
-directory ``begun.json`` says what the copy is of, and executors leave ``NUMBER-TOKEN.json`` for each chunk when its file is whole.
+The records are useful only while the server holds the snapshot (client/exported.py), because files of two snapshots do not fit
+together. In a table's directory ``begun.json`` describes the copy. For each chunk an executor writes ``NUMBER-TOKEN.json`` when the
+chunk's file is complete.
 
-Spark may run a task twice, and the second attempt may go on after the first has succeeded. The attempt that writes the note is the
-one that counts: no note is replaced, and the other attempt takes over what the note says. The token is that of the copy, so that
-an attempt of an earlier copy notes nothing for this one.
+Spark may run a task twice, and the second attempt may still run after the first has succeeded. The attempt that writes the record
+counts. A record is never replaced; the other attempt takes over its contents. Each copy has its own token, so an attempt of an
+earlier copy records nothing for this one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = ["Begun", "Written", "begin", "note", "resume"]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of a chunk; ``exact``: how many values their type cannot hold, by column."""
+    """A copied chunk: its rows and its file. ``exact`` counts by column the values that their type cannot hold."""
 
     rows: int
     file: WrittenFile
@@ -38,24 +39,24 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A copy that is under way."""
+    """The copy of a table that has begun."""
 
     directory: Path
     chunks: tuple[Chunk, ...]
-    """How the table was cut: it may have grown since."""
+    """The chunks of the table at the begin of the copy. The table may have grown since."""
     time_us: int
     token: str
     definition: Sequence[Mapping[str, Any]] = ()
-    """Of a new Delta table: its files have names of columns that are made up."""
+    """For a new Delta table: its columns, whose names in the files were generated for this copy."""
     done: dict[int, Written] = field(default_factory=dict)
 
     def note(self, number: int) -> Path:
-        """Return where it is written down that a chunk is done."""
+        """Return the path of a chunk's record."""
         return self.directory / f"{number}-{self.token}.json"
 
 
 def resume(directory: Path, purpose: str) -> Begun | None:
-    """Return what was begun in a directory; None, and the directory is removed, if that was something else than ``purpose``."""
+    """Return the copy that was begun in a directory. If it has another ``purpose``, remove the directory and return None."""
     found = read_json(directory / "begun.json")
     if found is None or found["purpose"] != purpose:
         remove_tree(directory)
@@ -72,7 +73,7 @@ def resume(directory: Path, purpose: str) -> Begun | None:
 def begin(
     directory: Path, purpose: str, chunks: Sequence[Chunk], time_us: int, definition: Sequence[Mapping[str, Any]] = ()
 ) -> Begun:
-    """Write down what is begun."""
+    """Create the directory, and record the copy that begins."""
     make_directory(directory)
     token = secrets.token_hex(8)
     cut = [[chunk.relation_id, chunk.table, chunk.file, chunk.first_page, chunk.last_page] for chunk in chunks]
@@ -84,7 +85,7 @@ def begin(
 
 
 def note(path: Path, written: Written) -> Written:
-    """Write down that a chunk is done; return what is written down: another attempt's file if that one was first."""
+    """Record that a chunk is done, and return its record: that of another attempt if it was first."""
     try:
         put_if_absent(path, json.dumps(asdict(written)).encode())
     except FileExistsError:

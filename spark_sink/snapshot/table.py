@@ -1,18 +1,20 @@
-"""One table of a snapshot -> its changelog and its replica, whole or not at all.
+"""Adds one table of a snapshot to its changelog and its replica, completely or not at all.
 
-The files are written by executors (snapshot/chunk.py) into a directory beside the tables; in an object store, where nothing can be
-renamed, those of a new table where it will be. (What a killed attempt leaves there no commit has added.) As long as the snapshot is
-there, the next attempt goes on with the chunks that are missing (snapshot/progress.py).
+Executors write the files (snapshot/chunk.py) into a directory beside the tables. An object store has no rename, so there they write
+the files of a new table into the table's own directory. (Files of a killed attempt stay there, but no commit adds them.) While the
+server holds the snapshot, the next attempt continues with the missing chunks (snapshot/progress.py).
 
-A table without a changelog is made there, with Delta Lake by the commit that adds the files. The same files are its replica's,
-under a second name (a hard link, in a store a copy): what they have besides the replica's columns nobody reads there. Renamed, the
-two are the tables: replica first, so that a changelog is only ever there with all that belongs to it. A replica whose rows have
-values that their columns can't hold is made from the changelog instead, like any replica (replica.apply).
+A table without a changelog: both tables are created in that directory; with Delta Lake, by the commit that adds the files.
+Changelog and replica share the files: the replica has them under a second name (a hard link; in a store a copy), and ignores the
+columns that only the changelog has. Then the directories are renamed into place, the replica first, so that a changelog never
+exists without its replica. If rows have values that their columns can't hold, the replica is made from the changelog instead, like
+any replica (merge.apply).
 
-Where there is a changelog, the files come to it in one commit, whatever the changelog has from before their position or from after
-it: a snapshot is the whole table as it was there (replica/merge.py). Of an empty table it is a TRUNCATE. The replica is then made
-anew from the changelog, in one commit; that it is to be is written down before, so that a pipeline finishes what a kill
-has left unfinished. The tables are the snapshot's alone meanwhile (warehouse/lock.py), but not while the rows are read.
+A table with a changelog: one commit adds the files. The changelog may have changes from before and from after their position,
+because a snapshot counts as the whole table at its position (replica/merge.py). The snapshot of an empty table is a TRUNCATE. Then
+one commit replaces the replica's contents, made from the changelog. A record in the warehouse says beforehand that this has to be
+done, so that a pipeline can finish it after a kill. The snapshot holds the right to write the tables alone meanwhile
+(warehouse/lock.py), but not while rows are read from the server.
 """
 
 from __future__ import annotations
@@ -73,12 +75,12 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Copying:
-    """What the tables of a snapshot have in common."""
+    """What all tables of a snapshot share."""
 
     spark: SparkSession
     warehouse: Warehouse
     scratch: Path
-    """A directory on the warehouse's file system."""
+    """The snapshot's directory, on the warehouse's file system."""
     connection: str
     snapshot: str
     position: Position
@@ -86,9 +88,9 @@ class Copying:
     is_utf8: bool
     rows: Any
     chunks: Any
-    """Accumulators: what has been copied."""
+    """Spark accumulators for the copied rows and chunks."""
     leave_out: Callable[[int, int], None]
-    """Told how many chunks and rows there are already, from a run before."""
+    """A function that is called with the numbers of chunks and rows that an earlier run has copied."""
     is_stopping: Callable[[], bool]
     lock: TableLock
 
@@ -105,12 +107,12 @@ def copy_table(copying: Copying, plan: TablePlan) -> int:
     count = None
     if not changelog.exists(copying.warehouse, table):
         count = _copy_first(copying, plan, table)
-    # Its first changes may have come meanwhile.
+    # The table's first changes may have created the changelog meanwhile: then _copy_first returns None.
     return _copy_later(copying, plan, table) if count is None else count
 
 
 def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
-    """Copy a table that has no changelog; return None, with nothing done, if it has got one meanwhile."""
+    """Copy a table that has no changelog. If it has got one meanwhile, change nothing and return None."""
     warehouse = copying.warehouse
     columns = merge_columns(None, [plan.relation])
     version = _version(copying, plan, columns, [])
@@ -134,7 +136,7 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
     files = _full(written)
     ready_replica = None if has_exact else made_replica
     if warehouse.format == "parquet" and not files:
-        files = [write_empty(storage.name(made.path), made.layout)]  # without a file there are no columns
+        files = [write_empty(storage.name(made.path), made.layout)]  # Spark reads the columns from a file
     if has_rename:
         for left in (replica_path, made.path / "_delta_log"):
             storage.remove_tree(left)
@@ -145,7 +147,7 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
             return None
         warehouse.note_snapshot(table, copying.position)
         warehouse.write_versions(table, [version])
-        # A replica without a changelog is what is left of an attempt that ended between the two.
+        # A replica without a changelog is left from an attempt that ended between the two renames.
         storage.remove_tree(warehouse.replica(table))
         if not has_rename:
             made.commit(files, copying.position, ready_replica)
@@ -167,7 +169,7 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
     """Copy a table that has a changelog."""
     spark, warehouse, position = copying.spark, copying.warehouse, copying.position
     if any(version.place == (position.lsn, 0) for version in warehouse.versions(table)):
-        raise RewrittenError(f"{table} was killed while its rows came to the changelog, where they may be there once only")
+        raise RewrittenError(f"the copy of {table} was killed while it added rows to the changelog, which may have them already")
     columns, layout = _prepare_changelog(copying, plan, table)
     scratch = copying.scratch / f"{plan.relation.relation_id}-later"
     directory = scratch / "files"
@@ -180,7 +182,7 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
     if not full:
         full = [write_truncate(storage.name(directory), layout, position.epoch, position.lsn, copying.time_us)]
     with copying.lock.alone(copying.is_stopping):
-        warehouse.check_changes(table, position.lsn - 1)  # have some since gone that this is to be followed by?
+        warehouse.check_changes(table, position.lsn - 1)  # the changes after the position must all be there
         warehouse.note_snapshot(table, position)
         versions = warehouse.versions(table)
         history = SchemaHistory(spark, warehouse, PublishedTables(None))
@@ -198,12 +200,12 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
 
 
 def _prepare_changelog(copying: Copying, plan: TablePlan, table: Table) -> tuple[StructType, Layout]:
-    """Give a changelog the columns that it needs; return its columns, and how a file of it looks."""
+    """Add to a changelog the columns that it needs. Returns its columns, and the layout of its files."""
     spark, warehouse = copying.spark, copying.warehouse
     with copying.lock.alone(copying.is_stopping):
         state = changelog.state(spark, warehouse, table)
         if state is None:
-            raise WarehouseError(f"the changelog of {table} has gone", hint="start again")
+            raise WarehouseError(f"the changelog of {table} does not exist any more", hint="start again")
         columns = merge_columns(split_schema(state.schema)[0], [plan.relation], widen=warehouse.format == "delta")
         schema, made = typed_schema(columns), None
         if warehouse.format == "delta":
@@ -212,7 +214,7 @@ def _prepare_changelog(copying: Copying, plan: TablePlan, table: Table) -> tuple
 
 
 def _version(copying: Copying, plan: TablePlan, columns: StructType, versions: Sequence[Version]) -> Version:
-    """Return what identifies the table's rows; where PostgreSQL does not say, what did last."""
+    """Return the table's version at the snapshot. If PostgreSQL has no key for it, the key of the last version is used."""
     relation = plan.relation
     before = [version for version in versions if version.relation_id == relation.relation_id]
     known = plan.primary_key or tuple(original_name(name) for name in (before[-1].key if before else ()))
@@ -229,7 +231,7 @@ def _tasks(
     directory: Path,
     layout: Layout,
 ) -> list[ChunkTask]:
-    """Return what executors have still to do; ``columns`` are the changelog's."""
+    """Return the tasks for the chunks that are not copied yet. ``columns`` are the columns of the changelog."""
     return [
         ChunkTask(
             connection=copying.connection,
@@ -255,25 +257,25 @@ def _tasks(
 
 
 def _run(copying: Copying, table: Table, begun: Begun, tasks: list[ChunkTask]) -> list[Written]:
-    """Let executors write the chunks that are missing; name the columns with values that their type can't hold."""
+    """Let executors write the missing chunks. Logs the columns with values that their type can't hold."""
     if copying.is_stopping():
-        raise SnapshotError("the snapshot was not finished: it was stopped")
+        raise SnapshotError("the snapshot was stopped before its end")
     there = list(begun.done.values())
     if there:
-        _logger.info("%s: %d of %d chunks are there already", table, len(there), len(begun.chunks))
+        _logger.info("%s: an earlier run has copied %d of %d chunks", table, len(there), len(begun.chunks))
         copying.leave_out(len(there), sum(each.rows for each in there))
     rows, chunks = copying.rows, copying.chunks
 
     def write(task: ChunkTask) -> Written | str:
         try:
             written = write_chunk(task, rows.add)
-        except LockedError as ex:  # nothing has been read yet
+        except LockedError as ex:  # the task has not read anything yet, so it can be tried again
             return ex.message
         chunks.add(1)
         return written
 
     found, is_told = there, False
-    # A partitioned table without partitions has no chunks, one that was killed at its end has none left.
+    # A partitioned table without partitions has no chunks. A copy that was killed at its end has none left.
     while tasks:
         answers = copying.spark.sparkContext.parallelize(tasks, len(tasks)).map(write).collect()
         found += [each for each in answers if not isinstance(each, str)]
@@ -282,7 +284,7 @@ def _run(copying: Copying, table: Table, begun: Begun, tasks: list[ChunkTask]) -
             _logger.warning("waiting: %s", locked[0][1])
             is_told = True
         if locked and copying.is_stopping():
-            raise SnapshotError("the snapshot was not finished: it was stopped")
+            raise SnapshotError("the snapshot was stopped before its end")
         tasks = [task for task, _ in locked]
     exact: Counter[str] = sum((Counter(each.exact) for each in found), Counter())
     for name, count in sorted(exact.items()):
@@ -291,25 +293,25 @@ def _run(copying: Copying, table: Table, begun: Begun, tasks: list[ChunkTask]) -
 
 
 def _purpose(copying: Copying, plan: TablePlan, *more: object) -> str:
-    """Return what must be the same for a copy to go on: the snapshot, the table, what of it is copied, and how."""
+    """Return a digest of what must be the same to resume a copy: the snapshot, the table, the copied part of it, and ``more``."""
     parts = sorted({(chunk.relation_id, chunk.table, chunk.file) for chunk in plan.chunks})
     described = (copying.snapshot, copying.position, plan.relation, plan.numbers, plan.condition, parts, *more)
     return hashlib.sha256("\n".join(map(str, described)).encode()).hexdigest()
 
 
 def _layout(schema: StructType, table: FileTable | None) -> Layout:
-    """Return how a file looks; one of a Delta table may lack columns that it has nothing for."""
+    """Return the layout of a file. A file of a Delta table may lack columns that are always null."""
     if table is None:
         return Layout(tuple(schema.names), to_arrow_schema(schema, timezone="UTC"))
     return table.layout(without=_NEVER_THERE)
 
 
 _NEVER_THERE = ("_cdc_xid", "_cdc_old")
-"""A snapshot's rows have no transaction, and were nothing before. (Of a wide table the second is half of the columns.)"""
+"""Columns that are null in a snapshot's rows, which have no transaction and no old row. In a wide table they are half of all."""
 
 
 class _New:
-    """A changelog that is being made."""
+    """A changelog that is being created."""
 
     def __init__(
         self,
@@ -327,7 +329,7 @@ class _New:
         storage.make_directory(path)
 
     def commit(self, files: Sequence[WrittenFile], position: Position, replica: FileTable | None) -> None:
-        """Make it a table, of files that lie there, and before that a replica of the same files."""
+        """Create the replica, if there is one, and then the changelog, both from the given files."""
         if replica is not None:
             storage.make_directory(replica.path)
             storage.copy_files(self.path, replica.path, (file.name for file in files))
@@ -342,13 +344,13 @@ def _full(written: Iterable[Written]) -> list[WrittenFile]:
 
 
 def _remove_others(directory: Path, files: Iterable[WrittenFile]) -> None:
-    """Remove files without rows, and what is left of attempts that did not end and of tasks that Spark ran twice."""
+    """Remove all files but these: files without rows, and files of failed attempts and of tasks that Spark ran twice."""
     names = {file.name for file in files}
     storage.remove_files(directory, [name for name in storage.list_names(directory) if name not in names])
 
 
 def _move(made: Path, target: Path) -> None:
-    """Put a directory in its place; what is there is no table, but left of a first commit that did not come about."""
+    """Rename a directory into its place. A directory that is there is no table: a first commit there did not succeed."""
     storage.remove_tree(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     made.rename(target)

@@ -1,4 +1,4 @@
-"""Copies tables anew, or for the first time, while the stream goes on or stands still.
+"""Copies chosen tables, again or for the first time, whether the pipeline runs or not.
 
     with hold_alone(...):
     snapshot = TableSnapshot(config, warehouse, ["public.fruit"])
@@ -6,9 +6,9 @@
     snapshot.start(spark, staging)          # returns at once
     snapshot.wait()
 
-For tables that came into the publication later, whose slot was made without a snapshot, or in which old rows lack what the stream
-does not say (ADD COLUMN … DEFAULT). The rows have the position of the snapshot, and the tables of the warehouse may be before
-it or past it.
+This is for tables that were added to the publication later, for slots that were created without a snapshot, and for tables whose
+old rows lack values that the stream does not have (ADD COLUMN … DEFAULT). The rows get the position of the snapshot. The tables of
+the warehouse may be before or after this position.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 
 class TableSnapshot(Snapshot):
-    """Copies the tables named "schema.name", whatever the warehouse has of them. One at a time in a warehouse."""
+    """Copies the tables named "schema.name", whether the warehouse has them or not. Only one per warehouse may run at a time."""
 
     def __init__(
         self,
@@ -51,26 +51,29 @@ class TableSnapshot(Snapshot):
         self._names = tuple(dict.fromkeys(tables))
 
     def prepare(self, is_stopping: Callable[[], bool]) -> None:
-        """Get the snapshot; InterruptedError once ``is_stopping`` says so. Raise for what is certain to fail."""
+        """Export the snapshot, and check what can be checked before the copy.
+
+        Raises InterruptedError once ``is_stopping`` is True.
+        """
         if is_unfinished(self.warehouse):
             raise WarehouseError(
                 f"the initial snapshot of {self.warehouse.name} is not finished",
-                hint="wait for cdcpipe-spark run, or start it again; or give it up there with --snapshot never",
+                hint="wait until cdcpipe-spark run has finished it, or start run again; with --snapshot never run gives it up",
             )
         export = self._take(is_stopping)
-        self._check_source("the server is", system_id=export.prepared.system_id, database=export.prepared.database)
+        self._check_source("but the server has", system_id=export.prepared.system_id, database=export.prepared.database)
         self._check_published([f"{table['schema']}.{table['name']}" for table in export.prepared.tables])
 
     def _bind(self, epoch: Epoch) -> None:
-        self._check_source(f"{self.config.staging} those of", system_id=epoch.system_id, database=epoch.database, slot=epoch.slot)
+        self._check_source(f"but {self.config.staging} has", system_id=epoch.system_id, database=epoch.database, slot=epoch.slot)
 
     def _check_source(self, theirs: str, **values: str) -> None:
         source = self.warehouse.source()
         for name, value in values.items():
             if getattr(source, name) != value:
                 raise WarehouseError(
-                    f"{self.warehouse.name} holds the changes of {name} {getattr(source, name)!r}, {theirs} {value!r}",
-                    hint="connect to the server and the database that the changes come from, and name their staging directory",
+                    f"{self.warehouse.name} has the changes of {name} {getattr(source, name)!r}, {theirs} {value!r}",
+                    hint="connect to the server and database of these changes, and give their staging directory",
                 )
 
     def _begin(self) -> None:
@@ -87,6 +90,6 @@ class TableSnapshot(Snapshot):
         missing = [name for name in self._names if name not in published]
         if missing:
             raise SnapshotError(
-                f"not published: {', '.join(missing)}; what is: {', '.join(sorted(published)) or 'nothing'}",
-                hint="ALTER PUBLICATION … ADD TABLE; of a partitioned table the root or the leaves are published",
+                f"not published: {', '.join(missing)}; the published tables are: {', '.join(sorted(published)) or 'none'}",
+                hint="ALTER PUBLICATION … ADD TABLE; of a partitioned table, either the root or the leaves are published",
             )

@@ -1,1 +1,1 @@
-"""How far each stage is. Needs no Spark."""
+"""Finds out how far each stage is. Needs no Spark."""

@@ -1,19 +1,19 @@
-"""The ladder: how far each stage is, from the server's WAL down to the replica tables, in bytes and seconds. No pyspark.
+"""The ladder: how far each stage is, from the server's WAL down to the replicas, in bytes and seconds. No pyspark.
 
-    server      where the server's WAL ends
+    server      the end of the server's WAL
     sent        what the walsender has sent to the streamer
-    confirmed   what the slot may forget: confirmed_flush_lsn
-    sealed      the end of the staging log: what is durable here
-    changelog   what every changelog table has
-    replica     what every replica table has; one that is not there yet has nothing of its table
+    confirmed   the slot's confirmed_flush_lsn: the server need not keep earlier changes
+    sealed      the end of the staging log, which is durable
+    changelog   what all changelogs have
+    replica     what all replicas have; a replica that does not exist yet counts as being before its table's first change
 
-Stages stand still while there is nothing for them, whatever else is written to the WAL. So one that has all that the stage above it
-has counts as being where that one is: an idle pipeline is not behind.
+A stage stands still while there are no changes for it, even if the WAL grows with other traffic. So a stage that has everything
+that the stage above it has counts as being at the same position: an idle pipeline is not behind.
 
 ``behind_bytes`` is the WAL between a stage and the top of the ladder. ``behind_seconds`` is the age of the oldest transaction in
-the staging log that the stage does not have; if what it lacks is not in the log either, and so nobody knows what it is, the time
-since the newest transaction in the log, or since the log was known to have everything, whichever is shorter: then it is no more
-than that (``at_most``). 0 for a stage that is not behind.
+the staging log that the stage lacks. If the staging log lacks it, too, its age is not known. Then ``behind_seconds`` is the time
+since the newest transaction in the log, or since the log was known to be complete, whichever is shorter; ``at_most`` says that this
+is an upper bound. For a stage that is not behind it is 0.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ __all__ = ["Known", "Rung", "build"]
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One stage. ``position`` is None where it is not known, and so are the others; ``commit_time``: seconds since 1970."""
+    """One stage. All fields are None while its position is not known. ``commit_time`` is in seconds since 1970."""
 
     name: str
     position: str | None
     commit_time: float | None = None
-    """Of the newest transaction in the staging log that the stage has."""
+    """The commit time of the newest transaction in the staging log that the stage has."""
     behind_bytes: int | None = None
     behind_seconds: float | None = None
     at_most: bool = False
@@ -48,7 +48,7 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The log has everything up to an LSN beyond its end, which was found out at a time (seconds since 1970)."""
+    """The LSN beyond the log's end up to which the log is complete, and the time when this was recorded (seconds since 1970)."""
 
     lsn: int
     at: float
@@ -62,11 +62,11 @@ def build(
     now: float,
     known: Known | None = None,
 ) -> list[Rung]:
-    """Return the rungs from the top down; without a ``report`` the top is the staging log. ``tables`` are the rungs below it."""
+    """Return the rungs from the top down. ``tables`` are the lowest rungs. Without a ``report`` the top is the staging log."""
     rungs: list[Rung] = []
     received_lsn, top = 0, sealed.lsn if sealed is not None else 0
     if report is not None:
-        # Nothing is confirmed that is not sealed, but where an idle server's WAL ends.
+        # Everything confirmed is sealed, except that an idle slot confirms the end of the server's WAL. So that counts as received.
         received_lsn, top = max(report.confirmed_flush_lsn or 0, known.lsn if known else 0), report.wal_lsn
         for name, lsn in (("server", report.wal_lsn), ("sent", report.sent_lsn), ("confirmed", report.confirmed_flush_lsn)):
             rungs.append(Rung(name, None) if lsn is None else _rung(name, format_lsn(lsn), lsn, lsn, top, times, now, known))

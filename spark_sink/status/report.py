@@ -1,7 +1,7 @@
-"""What ``cdcpipe-spark status`` shows: how far each stage is, what the staging directory and the tables hold, what went wrong last.
+"""Collects the facts for ``cdcpipe-spark status``: how far each stage is, the size of log and tables, the last error.
 
-Looks at files alone, and at the server by way of ``cdcpipe slot`` if a connection is given: no Spark, no Java, nothing is locked.
-The JSON object is a contract (docs/spark/operate.md); the keys that are there stay.
+It reads files only, and takes no lock. If a connection is given, it asks the server through ``cdcpipe slot``. It needs no Spark and
+no Java. The JSON object is a contract (docs/spark/operate.md): its keys stay.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ __all__ = ["Tables", "describe"]
 def describe(
     root: Path, tables: Tables | None = None, report: SlotReport | None = None, server_error: CdcpipeError | None = None
 ) -> dict[str, Any]:
-    """Return what `status` shows; StagingError for a directory that is none, or is damaged."""
+    """Return the object that `status` shows. Raises StagingError if ``root`` is no staging directory, or is damaged."""
     now = time.time()
-    known = _known(root)  # before the log's end
+    known = _known(root)  # read it before the end of the log (known_position.py)
     epochs, segments, end = list_epochs(root), list_segments(root), log_end(root)
     sizes = {segment.path: _size(segment.path) for segment in segments}
     removed = removed_position(root)
@@ -91,7 +91,7 @@ def _known(root: Path) -> ladder.Known | None:
 
 
 class Tables:
-    """The tables of a warehouse, as their own files tell."""
+    """Describes the tables of a warehouse from their own files."""
 
     def __init__(self, house: Warehouse) -> None:
         self.house = house
@@ -99,7 +99,7 @@ class Tables:
         self._versions: dict[str, list[Version]] = {}
 
     def describe(self) -> list[dict[str, Any]]:
-        """Return an object for each table, for ``rungs``."""
+        """Return an object for each table. `rungs` takes these objects."""
         tables = self.house.tables()
         self._versions = {str(table): self.house.versions(table) for table in tables}
         if self.house.changelog(MESSAGES).is_dir():
@@ -116,7 +116,7 @@ class Tables:
         ]
 
     def rungs(self, rows: Sequence[dict[str, Any]]) -> list[tuple[str, Position | None]]:
-        """Return how far all changelogs are, and all replicas: as far as the one that lacks most of its changelog."""
+        """Return the position of all changelogs, and that of all replicas: the position of the replica that lacks most."""
         position = self.house.source().position
         replica = position
         for row in rows:
@@ -128,7 +128,7 @@ class Tables:
         return [("changelog", position), ("replica", replica)] if self.house.format == "delta" else [("changelog", position)]
 
     def _beginning(self, name: str) -> Position | None:
-        """Return the place before a table's first change: so far is a replica that is not there; None if there is to be none."""
+        """Return the position of a replica that does not exist yet, before the table's first change; None without a key."""
         begin, versions = self.house.source().begin or Position(0, 0), self._versions.get(name, [])
         if not any(version.key for version in versions):
             return None
@@ -182,7 +182,7 @@ def _open_size(directory: Path) -> int:
 
 
 def _size(path: Path) -> int:
-    """Return a file's size, 0 for one that was sealed or removed in this moment."""
+    """Return a file's size; 0 if it was sealed or removed at this moment."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -190,7 +190,7 @@ def _size(path: Path) -> int:
 
 
 def _behind(position: Position, segments: list[Segment], sizes: dict[Path, int]) -> dict[str, int]:
-    """Return how much of the log a reader does not have yet."""
+    """Return how many segments, and how many bytes of them, a reader does not have yet."""
     ahead = [sizes[segment.path] for segment in segments if segment.end_lsn > position.lsn]
     return {"segments_behind": len(ahead), "size_behind": sum(ahead)}
 

@@ -1,18 +1,21 @@
-"""Drops old changes from changelogs: ``purge``.
+"""Removes old changes from changelogs.
 
-What goes is what lies before a place in the order of all commits: an LSN, a position (``EPOCH:LSN``), or for a time the place of
-the first transaction of any table that committed then or later (replica/as_of.py). But never
+`purge` removes the changes before a place in the order of all commits. The place is an LSN, a position (``EPOCH:LSN``), or a time:
+that of the first transaction of any table that committed then or later (replica/as_of.py). It keeps changes that are still needed:
 
-- with Delta Lake what the table's replica does not have yet: nothing else could bring it there;
-- with Parquet what the current rows are made of, all since the table's last snapshot or TRUNCATE: that is refused. Whole appends
-  go; one with later changes, and the newest, which says how far the changelog is, stay.
+- With Delta Lake it keeps changes that the table's replica does not have yet, because the replica gets them from nowhere else.
+- With Parquet the current rows are made of all changes since the table's last snapshot or TRUNCATE. If these would have to go,
+  `purge` refuses. It removes only whole appends. It keeps an append that also has later changes, and the newest one, which records
+  the position of the changelog.
 
-What is left does not tell what was before it. So up to where changes may be lacking is noted in the warehouse before the first one
-goes: killed at any moment, a changelog has all, or is known not to. Whoever makes something of all changes since some place asks
-(Warehouse.check_changes): `as-of` and a replica that is made again are refused, unless a snapshot since then begins anew.
+The remaining changes do not show that earlier ones are missing. So `purge` first records in the warehouse up to where changes may
+be missing. After a kill at any moment, a changelog is complete, or is known to be incomplete. Code that needs all changes since
+some place calls Warehouse.check_changes: `as-of` and the rebuilding of a replica then raise an error, unless a later snapshot gives
+the table a new beginning.
 
-The tables are the purge's alone while it notes and deletes (warehouse/lock.py), one after the other: a snapshot that is landed,
-or a replica made again, builds on changes that it has looked at, and Delta refuses a DELETE during which somebody has appended.
+For each table, `purge` holds the right to write the tables alone while it records and deletes (warehouse/lock.py). Otherwise a
+snapshot or the rebuilding of a replica could use changes that disappear. And Delta Lake refuses a DELETE if somebody appends
+meanwhile.
 """
 
 from __future__ import annotations
@@ -49,13 +52,13 @@ __all__ = ["Purged", "find_table", "purge"]
 _logger = logging.getLogger(__name__)
 
 _CONFLICTS = ("DELTA_CONCURRENT_", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
-"""What Delta says when somebody who takes no lock of ours, like an OPTIMIZE by hand, has rewritten files meanwhile."""
+"""Delta's error texts if another program, which does not take our lock, has rewritten files meanwhile (an OPTIMIZE by hand)."""
 _DELETES = RetryPolicy(attempts=5)
 
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """How many rows went from a table's changelog, how many of those before the place were kept, and why."""
+    """How many rows were removed from a table's changelog, how many earlier rows were kept, and why."""
 
     table: Table
     rows: int
@@ -72,16 +75,16 @@ def purge(
     is_dry_run: bool = False,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> list[Purged]:
-    """Remove what is older than ``before`` from changelogs: all, the messages' too, or those of the tables named "schema.name".
+    """Remove changes before ``before`` from the changelogs of ``tables`` ("schema.name"; empty for all, with that of the messages).
 
-    Return what went from each; with ``is_dry_run`` what would. Raise WarehouseError, with nothing removed, for a place that the
-    tables have not reached and for a Parquet table whose current rows need what would go; InterruptedError once
-    ``is_stopping`` says so while it waits for the tables.
+    Returns what was removed from each; with ``is_dry_run`` what would be. Raises WarehouseError, and removes nothing, if the tables
+    have not reached the place, or if a Parquet table's current rows need such changes. Raises InterruptedError once
+    ``is_stopping`` is True while it waits for the lock.
     """
     house = Warehouse.existing(warehouse)
     chosen = [find_table(house, name) for name in dict.fromkeys(tables)] or _all(house)
     lsn = _place(spark, house, before)
-    _logger.info("up to %s", format_lsn(lsn))
+    _logger.info("purging changes up to %s", format_lsn(lsn))
     purges = [_purge_of(spark, house, table, lsn) for table in chosen if changelog.exists(house, table)]
     for each in purges:
         each.check()
@@ -89,7 +92,7 @@ def purge(
         for each in purges:
             if each.rows:
                 with TableLock(house.local_root()).alone(is_stopping):
-                    # Of a snapshot whose end was not seen to, the rows may be before the place.
+                    # An unfinished snapshot may have rows before the place, which its replica still needs. So finish it first.
                     replica.finish_snapshots(spark, house)
                     each.check()
                     house.note_purged(each.table, each.lsn)
@@ -102,12 +105,12 @@ def _all(house: Warehouse) -> list[Table]:
 
 
 def find_table(house: Warehouse, name: str) -> Table:
-    """Return the table of this name, also that of the logical messages; raise WarehouseError if there is none."""
+    """Return the table with this name, also that of the logical messages. Raises InvalidArgumentsError if there is none."""
     return MESSAGES if name == str(MESSAGES) else house.find(name)
 
 
 def _place(spark: SparkSession, house: Warehouse, before: At) -> int:
-    """Return the last LSN before ``before``, in the order of commits; WarehouseError if the tables are not there yet."""
+    """Return the last LSN before ``before`` in the order of commits. Raises WarehouseError if the tables have not reached it."""
     from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
     position, end_lsn = house.source().position, F.col("_cdc_end_lsn")
@@ -116,14 +119,14 @@ def _place(spark: SparkSession, house: Warehouse, before: At) -> int:
     if not isinstance(before, datetime):
         lsn = before.lsn if isinstance(before, Position) else int(before)
         if lsn > position.lsn or (isinstance(before, Position) and before.epoch > position.epoch):
-            raise WarehouseError(f"the tables are at {position}, and not yet at {before}", hint="give an earlier position")
+            raise WarehouseError(f"the tables are at {position}, before {before}", hint="give an earlier position")
         if not isinstance(before, Position):
             return lsn - 1
     changes = [changelog.read(spark, house, table) for table in _all(house) if changelog.exists(house, table)]
     if isinstance(before, datetime):
         time, moment = F.col("_cdc_commit_time"), as_of.moment(before)
         is_late = time >= moment
-        # Messages that are not transactional have no time: they go with a transaction after them.
+        # Messages outside of transactions have no time: they are removed together with a later transaction.
         early = [each.where(time < moment).agg(F.max(end_lsn)).collect()[0][0] for each in changes]
         last_lsn = max(map(int, filter(None, early)), default=0)
     else:
@@ -142,7 +145,7 @@ def _has_key(house: Warehouse, table: Table) -> bool:
 
 
 class _DeltaPurge:
-    """What can go from one changelog in Delta Lake: ``rows``, up to ``lsn``."""
+    """The purge of one Delta changelog: it can remove ``rows`` changes, up to ``lsn``."""
 
     def __init__(self, spark: SparkSession, house: Warehouse, table: Table, lsn: int) -> None:
         from pyspark.sql import functions as F  # noqa: N812
@@ -163,16 +166,16 @@ class _DeltaPurge:
         self.reason = f"the replica is at {format_lsn(limit)}" if limit else "there is no replica"
 
     def _limit(self, lsn: int) -> int:
-        """Return up to where what is before ``lsn`` may go."""
+        """Return the LSN up to which changes may be removed: ``lsn``, or that of the replica if it is lower."""
         if not _has_key(self._house, self.table):
             return lsn
         return min(lsn, delta.newest_lsn(self._house.replica(self.table)) or 0)
 
     def check(self) -> None:
-        """Raise WarehouseError if the replica has gone back since, or away."""
+        """Raise WarehouseError if the replica has been set back since, or removed."""
         if self._limit(self.lsn) < self.lsn:
             raise WarehouseError(
-                f"the replica of {self.table} was at {format_lsn(self.lsn)} a moment ago, and is not any more", hint="try again"
+                f"the replica of {self.table} was at {format_lsn(self.lsn)} a moment ago, but now it is before", hint="try again"
             )
 
     def remove(self) -> None:
@@ -186,7 +189,7 @@ class _DeltaPurge:
 
 
 class _ParquetPurge:
-    """What can go from one Parquet changelog: ``rows``, in appends that end at or before ``lsn``."""
+    """The purge of one Parquet changelog: it can remove ``rows`` changes, in appends that end at or before ``lsn``."""
 
     def __init__(self, spark: SparkSession, house: Warehouse, table: Table, lsn: int) -> None:
         from pyspark.sql import functions as F  # noqa: N812
@@ -204,20 +207,20 @@ class _ParquetPurge:
         self._is_needed = _has_key(house, table)
 
     def check(self) -> None:
-        """Raise WarehouseError if the current rows are made of what would go."""
+        """Raise WarehouseError if the current rows are made of changes that would be removed."""
         if self.rows and self._is_needed and (self._beginning is None or self._beginning <= self.lsn):
             since = "" if self._beginning is None else f" since {format_lsn(self._beginning)}"
             raise WarehouseError(
-                f"the current rows of {self.table} are made of all changes{since}: with Parquet these can't go",
-                hint=f"cdcpipe-spark snapshot --table {self.table}, and then purge what is before that",
+                f"the current rows of {self.table} are made of all changes{since}: with Parquet these can't be removed",
+                hint=f"run cdcpipe-spark snapshot --table {self.table}, and then purge the changes before that snapshot",
             )
 
     def remove(self) -> None:
-        """Remove the appends, each as a whole for those who read."""
+        """Remove the appends. A reader sees each append completely or not at all."""
         going = self._path / "_purged"
-        shutil.rmtree(going, ignore_errors=True)  # what a killed purge has left
+        shutil.rmtree(going, ignore_errors=True)  # left by a killed purge
         going.mkdir()
         for _, batch in self._batches:
-            if batch.is_dir():  # otherwise somebody else has just done so
+            if batch.is_dir():  # otherwise another purge has just removed it
                 batch.rename(going / batch.name)
         shutil.rmtree(going)

@@ -1,21 +1,22 @@
-"""Upkeep of Delta tables: small files are made into large ones; old changes, old logs, and files that no version needs are deleted.
+"""Keeps Delta tables small and fast: compacts small files, and deletes old changes, old commits and unused files.
 
-A micro-batch leaves a file per table, so a changelog gets one a second, and reading it takes longer and longer. ``Upkeep.run``
-looks at tables at most once in ``optimize_interval_s`` each, in their logs alone (delta/log.py: no Spark), and has OPTIMIZE put
-together what is small where that has become much. What is large already is never rewritten. Once a day, noted in the warehouse,
-VACUUM deletes what has not been part of the table for ``vacuum_retention_s``: older versions can't be read from then on. Before
-that, and as often, changes that are older than ``keep_changelog_s`` are dropped from the changelogs (upkeep/purge.py). A log,
-which has a file for each commit, is cut off before the newest checkpoint that is ``log_retention_s`` old each time that the table
-is looked at.
+Each micro-batch writes a file per table. So a changelog gets about one file a second, and reading it becomes slower. ``Upkeep.run``
+looks at each table at most once in ``optimize_interval_s``, and reads only its log (delta/log.py: no Spark).
 
-With ``clustering`` OPTIMIZE lays replicas out by key instead, which writes a table up to some size anew as a whole.
+- If a table has many small files, OPTIMIZE compacts them. Large files are never rewritten. With ``clustering`` OPTIMIZE sorts
+  replicas by key instead, which rewrites a whole table up to some size.
+- Commits: a log has a file for each commit. Commits before the newest checkpoint that is older than ``log_retention_s`` are deleted
+  whenever the table is looked at.
+- Once a day, changes older than ``keep_changelog_s`` are removed from the changelogs (upkeep/purge.py). Then VACUUM deletes files
+  that have not been part of the table for ``vacuum_retention_s``; older versions of the table can't be read after that. The
+  warehouse records the time.
 
-All other rows stay what they are, so a reader notices nothing. OPTIMIZE commits, which must not happen beside a micro-batch or a
-merge (warehouse/lock.py says why): it holds their right, and they wait. It is begun only where there is much to compact. VACUUM is
-told to write no commits of its own, so it needs no right at a changelog, however long it looks for files. A merge may replace a
-replica's directory as a whole, so there VACUUM holds the right to merge.
+No other rows change, so a reader notices nothing. OPTIMIZE commits, and must not commit at the same time as a micro-batch or a
+merge (warehouse/lock.py says why). So it holds their right while they wait, and runs only if there is much to compact. VACUUM is
+set to write no commits. So it needs no right for a changelog, however long it searches. A merge may replace the whole directory of
+a replica, so for a replica VACUUM holds the right to merge.
 
-What goes wrong here costs nothing but time, and is tried again: it is a warning.
+An error here does no harm, and upkeep tries again later. So it is only a warning.
 """
 
 from __future__ import annotations
@@ -58,29 +59,29 @@ __all__ = ["Upkeep"]
 _logger = logging.getLogger(__name__)
 
 _LARGE_BYTES = 64 << 20
-"""A file of this size stays as it is, and those that are made of small ones have up to twice as much."""
+"""A file of this size is not rewritten. Files that OPTIMIZE makes from small ones have up to twice this size."""
 _CLUSTERED_BYTES = 16 << 20
-"""The same where files are sorted by key: who looks for one has one file to read."""
+"""The same for files that are sorted by key: smaller, because a search for a key reads one whole file."""
 _MOST_SMALL_FILES = 16
-"""So many small files a table may have."""
+"""A table with more small files than this is compacted."""
 _CUBE_BYTES = 2 << 30
-"""Of a clustered table, rows that are sorted with one another are left as they are from this size on."""
+"""In a clustered table, a group of files sorted together is not rewritten once it has this size."""
 _MOST_CLUSTERING_COLUMNS = 4
 _INDEXED_COLUMNS = 32
-"""Delta has statistics of so many columns, the first ones, and clusters by no others."""
+"""Delta keeps statistics of this many first columns, and can cluster only by columns with statistics."""
 _NOT_CLUSTERED = (ArrayType, BinaryType, BooleanType, MapType, StructType, VariantType)
 _DAY_S = 86_400.0
 _LONGEST_PAUSE_S = 3600.0
-"""After so long at the latest it is looked whether the day has come for VACUUM, and how long the logs are."""
+"""The longest pause before upkeep checks again whether VACUUM is due and whether logs are too long."""
 _PURGE = "purge"
-"""Under which it is noted when changes were dropped; a table's name has a slash."""
+"""The key of the last purge in vacuumed.json. It can't be a table's key, which has a slash."""
 
 
 class Upkeep:
-    """Looks after the tables of one warehouse. None for an interval, a retention or an age: not at all.
+    """Does the upkeep of one warehouse's tables. None for an interval, a retention or an age turns that part off.
 
-    ``start`` does so in a thread until ``stop``, ``run`` looks at each table once. ``lock`` is the one that the pipeline of this
-    process has.
+    ``start`` runs it in a thread until ``stop``; ``run`` looks at each table once. ``lock`` must be the lock of this process's
+    pipeline.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Upkeep:
         keep_changelog_s: float | None = None,
         clustering: bool = False,
     ) -> None:
-        # A session of its own: the settings below are not for those who write.
+        # A separate session, so that the settings below do not affect the session that writes.
         self._spark = spark.newSession()
         self._warehouse = warehouse
         self._optimize_interval_s = optimize_interval_s
@@ -112,23 +113,23 @@ class Upkeep:
             "spark.databricks.delta.optimize.minFileSize": _LARGE_BYTES,
             "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.threshold": _CUBE_BYTES,
             "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.targetCubeSize": _CUBE_BYTES,
-            # As small as the files that were there.
+            # The same compression as in the files to compact.
             "spark.sql.parquet.compression.codec": "zstd",
-            # RETAIN is to be heeded, also below a week: unfinished appends are minutes old at most.
+            # Let VACUUM obey RETAIN, also below a week. This is safe, because unfinished appends are at most minutes old.
             "spark.databricks.delta.vacuum.retentionWindowIgnore.enabled": "false",
             "spark.databricks.delta.retentionDurationCheck.enabled": "false",
-            # Its commits (VACUUM START, VACUUM END) only tell of it, and each might overwrite one of ours.
+            # Its commits (VACUUM START, VACUUM END) are only for information, and each might overwrite a commit of ours.
             "spark.databricks.delta.vacuum.logging.enabled": "false",
         }
         for key, value in settings.items():
             self._spark.conf.set(key, value)
 
     def start(self) -> None:
-        """Look at the tables now, and then in the interval; return at once."""
+        """Look at the tables now, and again after each interval, in a thread. Returns at once."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End, once the table that is being looked after is done."""
+        """End the thread. Waits until it has finished the current table."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -139,7 +140,7 @@ class Upkeep:
             self._stopping.wait(min(self._optimize_interval_s or _LONGEST_PAUSE_S, _LONGEST_PAUSE_S))
 
     def run(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
-        """Look after each table, one after the other, until ``is_stopping`` says so or ``stop`` is called."""
+        """Do the upkeep of each table in turn, until ``is_stopping`` is True or ``stop`` is called."""
         if self._warehouse.format != "delta":
             return
 
@@ -164,7 +165,7 @@ class Upkeep:
                             self._vacuum(path, self._vacuum_retention_s)
 
     def _paths(self) -> Iterator[tuple[Table, Path, Right]]:
-        """Yield the tables, each with the right that whoever writes it has to hold."""
+        """Yield the tables, each with the right that its writer has to hold."""
         for table in [*self._warehouse.tables(), MESSAGES]:
             for path, right in (
                 (self._warehouse.changelog(table), self._lock.append),
@@ -186,7 +187,7 @@ class Upkeep:
             _logger.info("%s: %d files compacted in %.1f s", path, state.files, time.monotonic() - started)
 
     def _cluster(self, table: Table, path: Path) -> str:
-        """Have a replica clustered by its key as it is now; return what OPTIMIZE is to be told of the files that it writes anew."""
+        """Set a replica's clustering columns to its present key. Returns FULL if OPTIMIZE has to rewrite all files, else ""."""
         key = [version.columns for version in self._warehouse.versions(table) if version.key][-1]
         fields = delta.read(self._spark, path).schema.fields[:_INDEXED_COLUMNS]
         possible = {field.name for field in fields if not isinstance(field.dataType, _NOT_CLUSTERED)}
@@ -195,7 +196,7 @@ class Upkeep:
         found = self._spark.sql(f"DESCRIBE DETAIL {name}").collect()[0].clusteringColumns
         if wanted and wanted != [each.strip("`") for each in found]:
             self._spark.sql(f"ALTER TABLE {name} CLUSTER BY ({', '.join(map(quote, wanted))})")
-            return "FULL" if found else ""  # those that another key has sorted, too
+            return "FULL" if found else ""  # files that are sorted by the old key have to be rewritten, too
         return ""
 
     def _shorten(self, path: Path, retention_s: float) -> None:
@@ -224,7 +225,7 @@ class Upkeep:
             self._note(_PURGE)
 
     def _is_due(self, name: str) -> bool:
-        """Tell whether a day has gone since this was noted."""
+        """Tell whether a day has passed since the recorded time of ``name``."""
         before = self._noted_times().get(name)
         return before is None or time.time() - before >= _DAY_S
 
@@ -244,9 +245,9 @@ class Upkeep:
 
 @contextmanager
 def _forgiving(path: Path, done: str = "compacted") -> Iterator[None]:
-    """Make a warning of an error: whatever it is, the tables are as good as before."""
+    """Turn any error into a warning: the tables are still intact."""
     try:
         yield
     except Exception as ex:  # noqa: BLE001
         said = ex.message if isinstance(ex, CdcpipeError) else session.reason_of(ex)
-        _logger.warning("%s was not %s this time: %s", storage.name(path), done, said)
+        _logger.warning("%s was not %s this time, upkeep tries again later: %s", storage.name(path), done, said)

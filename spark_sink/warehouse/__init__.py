@@ -1,1 +1,1 @@
-"""What is where in a warehouse, how far each table is, and who may write."""
+"""Where everything is in a warehouse, how far each table is, and who may write."""

@@ -1,14 +1,14 @@
 """Who may write the tables of a warehouse, and who excludes whom. No pyspark.
 
-    lock = TableLock(warehouse.local_root())    # one in a process: pipeline, follower and upkeep share it
-    with lock.append() as state:                # another state than the last time: read the tables' columns and versions again
+    lock = TableLock(warehouse.local_root())    # one in a process: pipeline, follower and upkeep share it with lock.append() as
+    state:                # if the state differs from the last one: read the tables' columns and versions again
         ...
     with lock.alone():
         ...
 
-Never do two writers commit to one Delta table at a time, wherever the warehouse is. Spark checks that no commit of that number
-exists, and then puts its own in place. It does so by a rename on a local file system and by a PUT in a store, and both overwrite:
-a commit that we made in between is lost without an error. So a writer first takes a right:
+Two writers never commit to one Delta table at the same time, wherever the warehouse is. Spark checks that no commit of that number
+exists, and then puts its own in place: on a local file system by a rename, in a store by a PUT. Both overwrite. A commit that we
+made in between would be lost without an error. So a writer first takes a right:
 
     ==========  ==========================  =====================================================================
     right       excludes                    who takes it
@@ -21,13 +21,13 @@ a commit that we made in between is lost without an error. So a writer first tak
 Append and merge go together: a merge reads a changelog while a micro-batch appends to it. VACUUM of a changelog takes no right: it
 makes no commit (upkeep/upkeep.py), and deletes only what no version has had for a while.
 
-``alone`` excludes the writers of all processes: of one machine, or of several that share a file system with locks (flock). The end
-of a process, however it comes, gives its rights back. Two appends, or two merges, exclude each other in one process only: run one
-pipeline on a warehouse. (`run` sees to that: its launcher holds the staging directory's lock.) Other programs, Spark of your own
-among them, do not know these rights.
+``alone`` excludes the writers of all processes: on one machine, or on several that share a file system with locks (flock). When a
+process ends, for whatever reason, its rights are free again. Two appends, or two merges, exclude each other only within one
+process: run one pipeline on a warehouse. (`run` ensures this, because its launcher holds the staging directory's lock.) Other
+programs, like your own Spark jobs, do not know these rights.
 
-Take one right at a time: nobody waits in a circle then, and a waiting ``alone`` blocks later appends and merges, so that a busy
-pipeline cannot starve it.
+Take one right at a time, so that there is no deadlock. A waiting ``alone`` blocks later appends and merges, so that a busy pipeline
+cannot starve it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TableLock:
 
     @contextmanager
     def append(self) -> Iterator[bytes]:
-        """Hold the right to commit to changelogs; what is yielded has changed when somebody has held the tables alone since."""
+        """Hold the right to commit to changelogs. Yields a state, which changes whenever somebody holds ``alone``."""
         with self._appending, self._shared() as state:
             yield state
 
@@ -74,20 +74,20 @@ class TableLock:
 
     @contextmanager
     def alone(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """Hold the tables alone; InterruptedError if ``is_stopping`` says so while it waits for the others."""
+        """Hold the right to write all tables alone. Raises InterruptedError once ``is_stopping`` is True while it waits."""
         with self._open("tables-wanted.lock") as wanted, self._open("tables.lock") as fd:
             for each in (wanted, fd):
                 while not try_lock(each):
                     if is_stopping():
                         raise InterruptedError
                     time.sleep(_POLL_S)
-            # First: who dies in the middle has changed something, too.
+            # Change the state first: a holder that is killed may have changed the tables, too.
             os.pwrite(fd, secrets.token_hex(_STATE_BYTES // 2).encode(), 0)
             yield
 
     @contextmanager
     def _shared(self) -> Iterator[bytes]:
-        """Keep away whoever wants the tables alone."""
+        """Exclude ``alone``; yield the present state."""
         with self._open("tables.lock") as fd:
             with self._open("tables-wanted.lock") as wanted:
                 fcntl.flock(wanted, fcntl.LOCK_SH)

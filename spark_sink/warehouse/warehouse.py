@@ -1,23 +1,23 @@
-"""The warehouse: where each table is, whose changes it holds, how far they go. No pyspark.
+"""The warehouse: the paths of its tables, the source of its changes, and the positions that it has reached. No pyspark.
 
-    _cdcpipe/warehouse.json        whose changes these are: server, database, slot; the table format; --types; the position reached
-    _cdcpipe/tables/NAME.json      a table's versions: its key, and from which change on
+    _cdcpipe/warehouse.json        the source (server, database, slot), the table format, --types, the position
+    _cdcpipe/tables/NAME.json      a table's versions: its keys, each with the first change to which it applies
     _cdcpipe/snapshots/NAME.json   a snapshot of the table that is being landed
-    _cdcpipe/purged/NAME.json      up to where the table's changelog may lack changes (upkeep/purge.py)
-    _cdcpipe/tables*.lock          who may write the tables (warehouse/lock.py)
-    _cdcpipe/vacuumed.json         when VACUUM last looked at each table, and when old changes were last dropped (upkeep/upkeep.py)
+    _cdcpipe/purged/NAME.json      the LSN up to which the table's changelog may lack changes (upkeep/purge.py)
+    _cdcpipe/tables*.lock          the locks for writing the tables (warehouse/lock.py)
+    _cdcpipe/vacuumed.json         the time of each table's last VACUUM, and of the last purge (upkeep/upkeep.py)
     _cdcpipe/checkpoint/           Spark's checkpoint of the stream of segments (CHECKPOINT)
     changelog/NAME/                every change once (changelog/tables.py)
     changelog/_cdc_message/        every logical message once
     changelog/_cdc_schema_history/ every version of a table's schema once (changelog/history.py)
-    replica/NAME/                  the current rows (replica/merge.py; only with Delta Lake, otherwise a view)
+    replica/NAME/                  the current rows (replica/merge.py; only with Delta Lake, with Parquet a view)
 
-Of a warehouse in an object store locks and checkpoint are in the staging directory (`Warehouse.local_root`), and there is a file
-_cdcpipe/store_check (files/places.py).
+If the warehouse is in an object store, locks and checkpoint are in the staging directory (`Warehouse.local_root`), and the
+warehouse has a file _cdcpipe/store_check (files/places.py).
 
-NAME is ``<schema>.<table>``, each of the two with every byte but ``a-z 0-9 _ -`` percent-encoded: Spark skips names that
-begin with ``_`` or ``.``, reads ``{a,b}`` and ``[1]`` as patterns and ``a=1`` as a partition; a name may be ``..`` or hold
-a slash; and some file systems don't tell ``T`` from ``t``, or one form of ``é`` from the other.
+NAME is ``<schema>.<table>``; in both parts every byte but ``a-z 0-9 _ -`` is percent-encoded. The reasons: Spark skips names that
+begin with ``_`` or ``.``, and reads ``{a,b}`` and ``[1]`` as patterns and ``a=1`` as a partition. A table may be called ``..``, or
+have a slash in its name. Some file systems do not distinguish ``T`` from ``t``, or two forms of ``é``.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ __all__ = ["Source", "Warehouse", "WarehouseError", "decode_name", "encode_name"
 
 
 CHECKPOINT: Final = "_cdcpipe/checkpoint"
-"""Where below `Warehouse.local_root` Spark keeps its checkpoint unless told otherwise."""
+"""The default path of Spark's checkpoint, below `Warehouse.local_root`."""
 
 FORMAT = 1
-"""The version of this layout; another one is refused."""
+"""The version of this layout. Other versions are refused."""
 
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
 _HIDDEN_FIRST = frozenset(b"_-")
 _NAME_LIMIT = 200
-"""Bytes of a file name: systems allow 255, and Hadoop puts a prefix and a suffix around it."""
+"""The most bytes of a file name. File systems allow 255, but Hadoop adds a prefix and a suffix."""
 
 
 class WarehouseError(CdcpipeError):
-    """The warehouse holds another database's changes, is damaged, or can't go on from where it stands."""
+    """The warehouse has the changes of another source, is damaged, or lacks changes that an operation needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Whose changes a warehouse holds, from ``begin`` to ``position``; None for what was not written down."""
+    """The source of a warehouse's changes, and their range from ``begin`` to ``position``. Facts that are not recorded are None."""
 
     system_id: str
     database: str
@@ -71,23 +71,23 @@ class Source:
 
 
 def encode_name(table: Table) -> str:
-    """Return the directory's name for a table: distinct for each, and safe below any root."""
+    """Return the name of a table's directory. It differs for each table, and is valid in any file system."""
     if not table.schema:
-        return table.name  # one of ours, and no other has no dot
+        return table.name  # a table of cdcpipe itself; all other names have a dot
     encoded = f"{_encode(table.schema)}.{_encode(table.name)}"
     if len(encoded) <= _NAME_LIMIT:
         return encoded
-    # Two names of 63 bytes, most of them encoded. The versions file still says which table it is.
+    # Too long: two names of 63 bytes, most of them encoded. The versions file still has the table's name.
     digest = hashlib.sha256(encoded.encode()).hexdigest()
     return f"{encoded[: _NAME_LIMIT - 33]}~{digest[:32]}"
 
 
 def decode_name(name: str) -> Table:
-    """Return the table that ``encode_name`` gave this name; ValueError for a name that it did not, or that it cut."""
+    """Return the table for a name from ``encode_name``. Raises ValueError for any other name, and for a name that was cut."""
     if name in (MESSAGES.name, SCHEMA_HISTORY.name):
         return Table("", name)
     schema, dot, table = name.partition(".")
-    decoded = Table(unquote(schema), unquote(table))  # what is not UTF-8 is not encoded in the same way again
+    decoded = Table(unquote(schema), unquote(table))  # for bytes that are not UTF-8, encoding does not give the same name again
     if not dot or encode_name(decoded) != name:
         msg = f"not the directory of a table: {name!r}"
         raise ValueError(msg)
@@ -104,7 +104,7 @@ def _encode(text: str) -> str:
 class Warehouse:
     """A warehouse, in a directory of a local or mounted file system or in an object store.
 
-    ``name`` is what messages and Spark call it, ``root`` the place.
+    ``root`` is its place; ``name`` is its name in messages and in Spark.
     """
 
     def __init__(self, root: Path | str, format: str, types: str = EXACT) -> None:  # noqa: A002 - Spark's own word for it
@@ -113,45 +113,45 @@ class Warehouse:
         self.format = format
         if format != "delta" and not is_local(self.root):
             raise InvalidArgumentsError(
-                f"{self.name}: Parquet tables can't be in an object store: an append is a directory that is renamed",
+                f"{self.name}: Parquet tables can't be in an object store, because an append renames a directory",
                 hint="use --format delta",
             )
         self.types = types
 
     @classmethod
     def existing(cls, root: Path | str) -> Warehouse:
-        """Return the warehouse at ``root`` in the format that it has."""
+        """Return the existing warehouse at ``root``."""
         found = read_json(place(root, "the warehouse") / "_cdcpipe/warehouse.json")
         if found is None:
             raise InvalidArgumentsError(
                 f"{root} is not a warehouse of cdcpipe: it has no _cdcpipe/warehouse.json",
-                hint="give the directory that cdcpipe-spark run has as --warehouse; once it has begun, the file is there",
+                hint="give the directory that cdcpipe-spark run has as --warehouse; run creates the file at its start",
             )
         return cls(root, str(found.get("format")), str(found.get("types", EXACT)))
 
     def local_root(self, staging: Path | None = None) -> Path:
-        """Return where locks and checkpoint are, below ``_cdcpipe``: what has to be in a file system.
+        """Return the directory of locks and checkpoint, which must be in a file system; they are below ``_cdcpipe`` there.
 
-        That is the warehouse's own directory. For one in an object store it is in the staging directory, the noted one if left out;
-        WarehouseError if that is not there.
+        It is the warehouse's own directory. For a warehouse in an object store it is in the staging directory: ``staging``, or by
+        default the recorded one. Raises WarehouseError if the staging directory does not exist.
         """
         if is_local(self.root):
             return self.root
         staging = staging or self.source().staging
         if staging is None or not staging.is_dir():
             raise WarehouseError(
-                f"the locks of {self.name} are in its staging directory, {staging or 'which is not noted'}, and that is not here",
-                hint="do this where the staging directory is, at the path where cdcpipe-spark run had it",
+                f"the locks of {self.name} are in its staging directory, which is not here: {staging or 'path not recorded'}",
+                hint="run this command where the staging directory is, at the same path as for cdcpipe-spark run",
             )
         bucket_and_key = self.name.partition("://")[2].rstrip("/")  # s3a and s3 are the same store
         return staging / f"warehouse-{hashlib.sha256(bucket_and_key.encode()).hexdigest()[:8]}"
 
     def changelog(self, table: Table) -> Path:
-        """Return where the table's changelog is."""
+        """Return the place of the table's changelog."""
         return self.root / "changelog" / encode_name(table)
 
     def replica(self, table: Table) -> Path:
-        """Return where the table's replica is."""
+        """Return the place of the table's replica."""
         return self.root / "replica" / encode_name(table)
 
     @property
@@ -159,10 +159,10 @@ class Warehouse:
         return self.root / "_cdcpipe/warehouse.json"
 
     def open(self, epoch: Epoch, staging: Path | None = None) -> Position | None:
-        """Bind a new warehouse to the staging directory's source, or check an old one; return the position that it has reached.
+        """Bind a new warehouse to the staging directory's source, or check an existing one. Returns the position of the warehouse.
 
-        Raises WarehouseError for a warehouse of another source or format. Where the staging directory is, and what the
-        publications are, is noted for those who look at the warehouse later.
+        Raises WarehouseError if the warehouse has another source or format. Also records the path of the staging directory and the
+        publications, for later commands.
         """
         found = read_json(self._identity_path)
         check_store(self.root)
@@ -172,7 +172,7 @@ class Warehouse:
             for kind in ("changelog", "replica"):
                 if (self.root / kind).is_dir() and any((self.root / kind).iterdir()):
                     raise WarehouseError(
-                        f"{self.name} holds tables, and not the file _cdcpipe/warehouse.json that says whose they are",
+                        f"{self.name} has tables, but lacks the file _cdcpipe/warehouse.json, which names their source",
                         hint="restore that file, or give an empty directory as warehouse",
                     )
             make_directory(self._identity_path.parent)
@@ -183,12 +183,12 @@ class Warehouse:
         for name, value in identity.items():
             if found.get(name) != value:
                 raise WarehouseError(
-                    f"{self.name} holds the changes of {name} {found.get(name)!r}, the staging directory those of {value!r}",
-                    hint="give each slot a warehouse of its own",
+                    f"{self.name} has the changes of {name} {found.get(name)!r}, but the staging directory has those of {value!r}",
+                    hint="give each slot its own warehouse",
                 )
         if found.get("format") != self.format:
             raise WarehouseError(
-                f"{self.name} holds {found.get('format')} tables, not {self.format}",
+                f"{self.name} has {found.get('format')} tables, not {self.format}",
                 hint=f"use --format {found.get('format')}, or another warehouse",
             )
         if found.get("types", EXACT) != self.types:
@@ -201,19 +201,19 @@ class Warehouse:
         return self.source().position
 
     def record(self, position: Position) -> None:
-        """Note that every table has all changes up to ``position``."""
+        """Record that every table has all changes up to ``position``."""
         self._note(position=str(position))
 
     def _note(self, **values: str) -> None:
         found = read_json(self._identity_path)
         if found is None:
-            raise WarehouseError(f"{self._identity_path} has gone")
+            raise WarehouseError(f"{self._identity_path} does not exist any more")
         if "position" not in found and "position" in values:
             values = {"begin": values["position"]} | values
         write_json(self._identity_path, found | values)
 
     def source(self) -> Source:
-        """Return whose changes these are, and how far they go."""
+        """Return the source of the changes, and their range."""
         found = read_json(self._identity_path) or {}
         try:
             return Source(
@@ -232,7 +232,7 @@ class Warehouse:
         return self.root / "_cdcpipe/tables" / f"{encode_name(table)}.json"
 
     def versions(self, table: Table) -> list[Version]:
-        """Return a table's versions, oldest first."""
+        """Return a table's versions, the oldest first."""
         path = self._versions_path(table)
         found = read_json(path)
         try:
@@ -250,24 +250,24 @@ class Warehouse:
         )
 
     def forget(self, table: Table) -> None:
-        """Forget a table of which there are only versions."""
+        """Delete the versions of a table that has no changelog and no replica."""
         self._versions_path(table).unlink(missing_ok=True)
 
     def _snapshot_path(self, table: Table) -> Path:
         return self.root / "_cdcpipe/snapshots" / f"{encode_name(table)}.json"
 
     def note_snapshot(self, table: Table, position: Position) -> None:
-        """Note, before anything of a table's snapshot comes to the warehouse, that it begins."""
+        """Record that a table's snapshot begins to be landed. Call this before anything of it is in the tables."""
         path = self._snapshot_path(table)
         make_directory(path.parent)
         write_json(path, {"schema": table.schema, "name": table.name, "position": str(position)})
 
     def note_finished(self, table: Table) -> None:
-        """Note that a snapshot is in changelog and replica."""
+        """Record that a snapshot is complete in changelog and replica."""
         self._snapshot_path(table).unlink(missing_ok=True)
 
     def unfinished_snapshots(self) -> list[tuple[Table, Position]]:
-        """Return the tables of whose snapshot something may be lacking, and its position."""
+        """Return the tables whose snapshot may be incomplete, each with the position of the snapshot."""
         found = _read_all(self.root / "_cdcpipe/snapshots")
         return sorted((_table(value), Position.parse(value["position"])) for value in found)
 
@@ -275,34 +275,34 @@ class Warehouse:
         return self.root / "_cdcpipe/purged" / f"{encode_name(table)}.json"
 
     def note_purged(self, table: Table, lsn: int) -> None:
-        """Note, before anything is removed from a table's changelog, that changes up to ``lsn`` may be missing there."""
+        """Record that a table's changelog may lack changes up to ``lsn``. Call this before any are removed."""
         path = self._purged_path(table)
         make_directory(path.parent)
         write_json(path, {"schema": table.schema, "name": table.name, "lsn": format_lsn(max(lsn, self.purged_lsn(table)))})
 
     def purged_lsn(self, table: Table) -> int:
-        """Return the LSN up to which the table's changelog may lack changes, 0 if it has all."""
+        """Return the LSN up to which the table's changelog may lack changes; 0 if it is complete."""
         found = read_json(self._purged_path(table))
         return 0 if found is None else int(LSN.parse(found["lsn"]))
 
     def check_changes(self, table: Table, after_lsn: int) -> None:
-        """Raise WarehouseError unless the table's changelog has all changes that it ever had from after ``after_lsn``.
+        """Raise WarehouseError if changes after ``after_lsn`` were purged from the table's changelog.
 
-        To be asked wherever something is made of these changes: once the changelog is being read as it is at that moment.
+        Call this after pinning the changelog version and before using its rows.
         """
         lsn = self.purged_lsn(table)
         if after_lsn < lsn:
             raise WarehouseError(
-                f"changes of {table} that this takes are gone: its changelog was purged up to {format_lsn(lsn)}",
-                hint=f"cdcpipe-spark snapshot --table {table} gives it a new beginning",
+                f"this needs changes of {table} that were removed: its changelog was purged up to {format_lsn(lsn)}",
+                hint=f"cdcpipe-spark snapshot --table {table} gives the table a new beginning",
             )
 
     def tables(self) -> list[Table]:
-        """Return every table that the warehouse knows, in order."""
+        """Return all tables of the warehouse, in order."""
         return sorted(map(_table, _read_all(self.root / "_cdcpipe/tables")))
 
     def find(self, name: str) -> Table:
-        """Return the table of which ``schema.name`` is the name; InvalidArgumentsError if the warehouse has no such table."""
+        """Return the table with the name ``schema.name``. Raises InvalidArgumentsError if the warehouse has no such table."""
         tables = self.tables()
         for table in tables:
             if str(table) == name:

@@ -230,7 +230,9 @@ def test_stopped_in_the_middle_it_goes_on_with_the_next_chunk(
     caplog.clear()
     with caplog.at_level("INFO", "spark_sink"):
         again = road.snapshot("busy", hold_s=60.0)
-    (there,) = [re.search(r"public.busy: (\d+) of", text)[1] for text in caplog.messages if " chunks are there" in text]  # type: ignore[index]
+    (there,) = [
+        found[1] for text in caplog.messages if (found := re.match(r"public.busy: an earlier run has copied (\d+) of", text))
+    ]
     assert int(there) >= 3
     assert [rows for rows, _ in again.copied.values()] == [500]
     road.run()
@@ -275,7 +277,7 @@ def test_what_is_certain_to_fail_does_so_at_once(database: postgres.Database, sp
     named = invoke(*common)
     assert (named.returncode, "--table SCHEMA.NAME; " in named.stderr) == (ExitCode.INVALID_ARGS, True)
     unpublished = invoke(*common, "--table", "public.other")
-    assert "not published: public.other; what is: public.t" in unpublished.stderr
+    assert "not published: public.other; the published tables are: public.t" in unpublished.stderr
     assert unpublished.returncode == ExitCode.SYSTEM_ERROR
     with hold_alone(road.warehouse / "_cdcpipe/snapshot.lock") as is_alone:
         assert is_alone

@@ -90,9 +90,13 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("epoch", "table_format", "message"),
     [
-        (Epoch(1, "8", 1, "shop", "slot", ("p",), {}, 0), "delta", "system_id '7123', the staging directory those of '8'"),
-        (Epoch(1, "7123", 1, "other", "slot", ("p",), {}, 0), "delta", "database 'shop', the staging directory those of 'other'"),
-        (Epoch(1, "7123", 1, "shop", "two", ("p",), {}, 0), "delta", "slot 'slot', the staging directory those of 'two'"),
+        (Epoch(1, "8", 1, "shop", "slot", ("p",), {}, 0), "delta", "system_id '7123', but the staging directory has those of '8'"),
+        (
+            Epoch(1, "7123", 1, "other", "slot", ("p",), {}, 0),
+            "delta",
+            "database 'shop', but the staging directory has those of 'other'",
+        ),
+        (Epoch(1, "7123", 1, "shop", "two", ("p",), {}, 0), "delta", "slot 'slot', but the staging directory has those of 'two'"),
         (EPOCH, "parquet", "delta tables, not parquet"),
     ],
 )
@@ -104,7 +108,7 @@ def test_another_source_is_refused(tmp_path: Path, epoch: Epoch, table_format: s
 
 def test_tables_without_their_identity_are_refused(tmp_path: Path) -> None:
     (tmp_path / "changelog/public.t").mkdir(parents=True)
-    with pytest.raises(WarehouseError, match="not the file"):
+    with pytest.raises(WarehouseError, match="lacks the file"):
         Warehouse(tmp_path, "delta").open(EPOCH)
 
 
