@@ -12,7 +12,7 @@ from typing import Final
 
 from cdcpipe.sql import quote_literal
 
-__all__ = ["has_deferrable_key", "is_identity_index", "key_numbers", "leaves_of", "primary_key_of", "published"]
+__all__ = ["has_deferrable_key", "is_identity_index", "key_numbers", "leaves_of", "primary_key_of", "published", "published_by_new"]
 
 _SCHEMAS_LISTS_FILTERS_SINCE: Final = 150000
 _GENERATED_COLUMNS_SINCE: Final = 180000
@@ -22,13 +22,12 @@ _FIRST_USER_OID: Final = 16384
 
 _PUBLISHED: Final = """(
 WITH RECURSIVE publication AS (
-    SELECT p.oid, p.puballtables, p.pubviaroot, p.pubupdate, p.pubdelete, {has_generated} AS has_generated
-    FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names})
+    {publication}
 ), publishable AS (
     SELECT c.oid, c.relnamespace, c.relispartition FROM pg_catalog.pg_class c
     WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= {first_user_oid}
 ), member (publication, relation) AS (
-    SELECT r.prpubid, r.prrelid FROM pg_catalog.pg_publication_rel r JOIN publication p ON p.oid = r.prpubid
+    {named}
     UNION
     SELECT p.oid, c.oid FROM publication p JOIN publishable c ON p.puballtables AND NOT (p.pubviaroot AND c.relispartition)
     {schemas}
@@ -58,6 +57,23 @@ WHERE NOT n.is_partition OR NOT EXISTS (
 GROUP BY n.relation
 )"""
 
+_EXISTING: Final = """
+    SELECT p.oid, p.puballtables, p.pubviaroot, p.pubupdate, p.pubdelete, {has_generated} AS has_generated
+    FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names})
+"""
+_EXISTING_NAMED: Final = (
+    "SELECT r.prpubid, r.prrelid FROM pg_catalog.pg_publication_rel r JOIN publication p ON p.oid = r.prpubid"
+)
+
+_NEW: Final = """
+    SELECT 0::pg_catalog.oid AS oid, {all_tables} AS puballtables, false AS pubviaroot, true AS pubupdate, true AS pubdelete,
+        false AS has_generated
+"""
+_NEW_NAMED: Final = """
+    SELECT 0::pg_catalog.oid, c.oid FROM publishable c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    JOIN pg_catalog.pg_class t ON t.oid = c.oid WHERE (n.nspname, t.relname) IN ({tables})
+"""
+
 _SCHEMAS: Final = """
     UNION
     SELECT s.pnpubid, c.oid
@@ -86,14 +102,32 @@ def published(publications: Iterable[str], server_version: int, *, filters: bool
     partitions, also for those that another publication names. A table in a published schema has neither list nor filter.
     """
     has_details = server_version >= _SCHEMAS_LISTS_FILTERS_SINCE
+    has_generated = "p.pubgencols = 's'" if server_version >= _GENERATED_COLUMNS_SINCE else "false"
     return _PUBLISHED.format(
-        names=", ".join(map(quote_literal, publications)),
+        publication=_EXISTING.format(names=", ".join(map(quote_literal, publications)), has_generated=has_generated),
+        named=_EXISTING_NAMED,
         first_user_oid=_FIRST_USER_OID,
-        has_generated="p.pubgencols = 's'" if server_version >= _GENERATED_COLUMNS_SINCE else "false",
         schemas=_SCHEMAS if has_details else "",
         details=_DETAILS if has_details else "",
         list="r.prattrs" if has_details else "NULL::int2[]",
         filters=_FILTERS if has_details and filters else "NULL::text[]",
+    )
+
+
+def published_by_new(tables: Iterable[tuple[str, str]]) -> str:
+    """Return a subquery as `published` does, for a publication that is made for ``tables`` (schema, name), for all if there are none.
+
+    Tables that can't be published are left out.
+    """
+    named = ", ".join(f"({quote_literal(schema)}, {quote_literal(name)})" for schema, name in tables)
+    return _PUBLISHED.format(
+        publication=_NEW.format(all_tables="false" if named else "true"),
+        named=_NEW_NAMED.format(tables=named or "(NULL, NULL)"),
+        first_user_oid=_FIRST_USER_OID,
+        schemas="",
+        details="",
+        list="NULL::int2[]",
+        filters="NULL::text[]",
     )
 
 
