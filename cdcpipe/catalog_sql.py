@@ -61,9 +61,7 @@ _EXISTING: Final = """
     SELECT p.oid, p.puballtables, p.pubviaroot, p.pubupdate, p.pubdelete, {has_generated} AS has_generated
     FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names})
 """
-_EXISTING_NAMED: Final = (
-    "SELECT r.prpubid, r.prrelid FROM pg_catalog.pg_publication_rel r JOIN publication p ON p.oid = r.prpubid"
-)
+_EXISTING_NAMED: Final = "SELECT r.prpubid, r.prrelid FROM pg_catalog.pg_publication_rel r JOIN publication p ON p.oid = r.prpubid"
 
 _NEW: Final = """
     SELECT 0::pg_catalog.oid AS oid, {all_tables} AS puballtables, false AS pubviaroot, true AS pubupdate, true AS pubdelete,
@@ -115,9 +113,9 @@ def published(publications: Iterable[str], server_version: int, *, filters: bool
 
 
 def published_by_new(tables: Iterable[tuple[str, str]]) -> str:
-    """Return a subquery as `published` does, for a publication that is made for ``tables`` (schema, name), for all if there are none.
+    """Return a subquery as `published` does, for a publication that is still to be made for ``tables`` (schema, name).
 
-    Tables that can't be published are left out.
+    Without names it is for all tables. Tables that can't be published are left out.
     """
     named = ", ".join(f"({quote_literal(schema)}, {quote_literal(name)})" for schema, name in tables)
     return _PUBLISHED.format(

@@ -9,13 +9,11 @@ old WAL as well, and the rows there were skipped without an error.) Errors here 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cdcpipe.catalog_sql import has_deferrable_key, is_identity_index, leaves_of, primary_key_of, published
 from cdcpipe.errors import (
     InitError,
     InvalidArgumentsError,
@@ -32,14 +30,10 @@ from cdcpipe.sql import quote_identifier, quote_literal
 __all__ = [
     "LOCK_TIMEOUT",
     "ExportedSnapshot",
-    "PublishedTable",
     "Slot",
     "System",
-    "TableColumn",
-    "check_binary_forms",
     "check_free",
     "check_publications",
-    "check_readable",
     "check_start",
     "check_usable",
     "check_wal_level",
@@ -54,7 +48,6 @@ __all__ = [
     "missing_slot_error",
     "naming_locks",
     "parse_publication_names",
-    "published_tables",
     "slot_in_use_message",
     "start_stream",
 ]
@@ -87,7 +80,6 @@ ORDER BY (n.nspname, c.relname) IN ({names}) DESC, l.mode = 'AccessExclusiveLock
 """
 """The lock that stands in the way of ours most likely: one that is only waited for makes later ones wait, too."""
 
-_SHOWN_TABLES = 5
 
 _PAGE_BYTES = 8192
 _LONG_PAGE_HEADER_BYTES = 40
@@ -116,42 +108,6 @@ class Slot:
     wal_status: str | None
     two_phase: bool
     """Whether prepared transactions come at their PREPARE, whatever the stream's options say: once on, it stays."""
-
-
-@dataclass(frozen=True, slots=True)
-class TableColumn:
-    """A column as it is in ``pg_attribute``; its ``number`` it keeps when it is renamed, and no other gets it.
-
-    ``missing`` is what rows from before the column was added have in it, if they were not written anew; None if that is NULL.
-    ``is_filled``: rows from before may have a value that is not told here, of a default, an identity or an expression.
-    """
-
-    name: str
-    number: int
-    type_id: int
-    type_modifier: int
-    missing: str | None
-    is_filled: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedTable:
-    """A table of a publication: its replica identity (``d n f i``, as in ``pg_class``) and its primary key's columns in order.
-
-    A deferrable primary key is not in ``primary_key``: two rows may have the same value of it amid a transaction, so it does
-    not say which row a change is of. ``has_deferrable_key`` tells that there is one.
-    ``refused`` are the commands (UPDATE, DELETE) that the server refuses, because they are published and a row has no identity.
-    ``columns`` are those that are published, in order.
-    """
-
-    schema: str
-    name: str
-    relation_id: int
-    replica_identity: str
-    primary_key: tuple[str, ...]
-    has_deferrable_key: bool
-    refused: tuple[str, ...]
-    columns: tuple[TableColumn, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,94 +381,6 @@ def check_publications(connection: Connection, names: Sequence[str]) -> None:
         raise InitError(
             msg,
             hint="CREATE PUBLICATION, or -c with --table; a slot sees only publications that are older than its position",
-        )
-
-
-def published_tables(connection: Connection, names: Sequence[str]) -> list[PublishedTable]:
-    """Return the tables of the publications, by name."""
-    has_identity = (
-        "SELECT bool_and(leaf.relreplident = 'f'"
-        f" OR EXISTS (SELECT FROM pg_catalog.pg_index i WHERE {is_identity_index('i', 'leaf')}))"
-        f" FROM pg_catalog.pg_class leaf WHERE leaf.oid IN {leaves_of('c.oid')}"
-    )
-    rows = connection.execute(
-        f"SELECT n.nspname, c.relname, c.oid, c.relreplident, {primary_key_of('c.oid')}::text, {has_deferrable_key('c.oid')},"
-        # Where a table has partitions, theirs decide.
-        f" CASE WHEN coalesce(({has_identity}), true) THEN '[]'::json ELSE (SELECT json_agg(v.command) FROM (VALUES"
-        "   ('UPDATE', p.has_updates), ('DELETE', p.has_deletes)) AS v (command, is_published) WHERE v.is_published) END::text,"
-        " (SELECT json_agg(json_build_array(a.attname, a.attnum, a.atttypid::int8, a.atttypmod,"
-        "    (a.attmissingval::text::text[])[1],"
-        "    NOT a.atthasmissing AND (a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL)) ORDER BY a.attnum)"
-        "   FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid"
-        "   WHERE a.attrelid = c.oid AND a.attnum = ANY (p.numbers))::text"
-        f" FROM {published(names, connection.server_version)} AS p"
-        " JOIN pg_catalog.pg_class c ON c.oid = p.relation_id JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
-        " ORDER BY 1, 2"
-    )
-    return [
-        PublishedTable(
-            schema=schema or "",
-            name=name or "",
-            relation_id=int(oid or 0),
-            replica_identity=identity or "d",
-            primary_key=tuple(json.loads(key)) if key else (),
-            has_deferrable_key=is_deferrable == "t",
-            refused=tuple(json.loads(refused or "[]")),
-            columns=tuple(TableColumn(*column) for column in json.loads(columns or "[]")),
-        )
-        for schema, name, oid, identity, key, is_deferrable, refused, columns in rows
-    ]
-
-
-def check_binary_forms(connection: Connection, names: Sequence[str]) -> None:
-    """Raise InitError for a column whose type has a binary form, but is made of one that has none: the server fails in mid-stream.
-
-    A column's type that has none itself is sent as text.
-    """
-    rows = connection.execute(
-        "WITH RECURSIVE part(relation, attribute, type) AS ("
-        " SELECT n.nspname || '.' || c.relname, a.attname, a.atttypid"
-        f" FROM {published(names, connection.server_version)} AS p"
-        " JOIN pg_catalog.pg_class c ON c.oid = p.relation_id JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
-        " JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (p.numbers)"
-        " JOIN pg_catalog.pg_type t ON t.oid = a.atttypid AND t.typsend <> 0"
-        " UNION SELECT part.relation, part.attribute, inside.type"
-        " FROM part JOIN pg_catalog.pg_type t ON t.oid = part.type CROSS JOIN LATERAL ("
-        "   SELECT t.typelem WHERE t.typsend = 'pg_catalog.array_send'::pg_catalog.regproc"
-        "   UNION ALL SELECT t.typbasetype WHERE t.typtype = 'd'"
-        "   UNION ALL SELECT r.rngsubtype FROM pg_catalog.pg_range r WHERE r.rngtypid = t.oid"
-        "   UNION ALL SELECT r.rngtypid FROM pg_catalog.pg_range r WHERE r.rngmultitypid = t.oid"
-        "   UNION ALL SELECT a.atttypid FROM pg_catalog.pg_attribute a"
-        "     WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped"
-        " ) AS inside(type))"
-        " SELECT part.relation, part.attribute, pg_catalog.format_type(t.oid, NULL)"
-        " FROM part JOIN pg_catalog.pg_type t ON t.oid = part.type WHERE t.typsend = 0 ORDER BY 1, 2, 3"
-    )
-    if rows:
-        relation, attribute, type_name = rows[0]
-        msg = f"column {attribute!r} of table {relation!r} has no binary form: it is made of values of type {type_name}"
-        raise InitError(msg, hint="leave the option 'binary' out, or the column out of the publication")
-
-
-def check_readable(connection: Connection, tables: Sequence[PublishedTable]) -> None:
-    """Raise InitError, naming the tables, unless this user may read the published columns of all of them."""
-    columns = ", ".join(
-        f"({table.relation_id}::pg_catalog.oid, {column.number}::pg_catalog.int2)" for table in tables for column in table.columns
-    )
-    if not columns:
-        return
-    rows = connection.execute(
-        "SELECT DISTINCT n.nspname, c.relname, current_user"
-        f" FROM (VALUES {columns}) AS v (relation, attribute)"
-        " JOIN pg_catalog.pg_class c ON c.oid = v.relation JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
-        " WHERE NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE')"
-        "   OR NOT pg_catalog.has_column_privilege(c.oid, v.attribute, 'SELECT') ORDER BY 1, 2"
-    )
-    if rows:
-        names = [f"{schema}.{name}" for schema, name, _ in rows]
-        shown = ", ".join(names[:_SHOWN_TABLES]) + (f" and {len(names) - _SHOWN_TABLES} more" if len(names) > _SHOWN_TABLES else "")
-        raise InitError(
-            f"user {rows[0][2]!r} may not read {shown}", hint="GRANT it SELECT on the tables, and USAGE on their schemas"
         )
 
 

@@ -29,8 +29,9 @@ from cdcpipe.replication import preflight
 from cdcpipe.replication.boundaries import tracker_for
 from cdcpipe.replication.commands import publication_names
 from cdcpipe.replication.connection import NO_LIMIT, Connection, Rows
-from cdcpipe.replication.preflight import ExportedSnapshot, PublishedTable, Slot, System
+from cdcpipe.replication.preflight import ExportedSnapshot, Slot, System
 from cdcpipe.replication.progress import Progress
+from cdcpipe.replication.tables import PublishedTable, check_binary_forms, check_readable, published_tables
 from cdcpipe.sql import SESSION_SETTINGS, patient
 from cdcpipe.streamer import Feeder, Streamer
 from cdcpipe.subcommands.poll import LOOK_S, wait_until_free
@@ -175,7 +176,7 @@ def find_or_create_slot(
 def check_published(connection: Connection, publications: list[str], *, is_told: bool = False) -> list[PublishedTable]:
     """Check the publications; unless ``is_told``, warn of tables on which the server refuses UPDATE or DELETE."""
     preflight.check_publications(connection, publications)
-    tables = preflight.published_tables(connection, publications)
+    tables = published_tables(connection, publications)
     for table in tables:
         if table.refused and not is_told:
             log.warning(
@@ -231,9 +232,9 @@ def exporting(config: SlotConfig, readable: Sequence[str] | None = None) -> Iter
 
         def export(name: str, *, is_temporary: bool) -> None:
             if readable is not None:
-                tables = preflight.published_tables(connection, list(config.publications))
+                tables = published_tables(connection, list(config.publications))
                 wanted = [table for table in tables if not readable or f"{table.schema}.{table.name}" in readable]
-                preflight.check_readable(connection, wanted)
+                check_readable(connection, wanted)
             found = preflight.export_snapshot(walsender, name, is_temporary=is_temporary, timeout_s=config.create_timeout_s)
             made.append(found)
 
@@ -265,7 +266,7 @@ def stream(config: StreamConfig) -> ExitCode:
             slot = find_or_create_slot(catalog.connection, config.slot, publications)
             server_options, make_feeder = _plugin(config, catalog, slot, publications)
             if slot.plugin == "pgoutput" and pgoutput_options.setting(server_options, "binary") == "on":
-                preflight.check_binary_forms(catalog.connection, publications)
+                check_binary_forms(catalog.connection, publications)
             transactions = _transactions(config, slot, server_options)
             if slot.plugin == "pgoutput":
                 _check_two_phase(config, slot, server_options)

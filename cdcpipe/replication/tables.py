@@ -1,0 +1,174 @@
+"""What a stream has of which tables: keys, identities, columns, who may read them. No table is opened or locked.
+
+Every function takes an ordinary ``Connection``. ``source`` is a subquery of `catalog_sql.published` or `published_by_new`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cdcpipe.catalog_sql import has_deferrable_key, is_identity_index, leaves_of, primary_key_of, published
+from cdcpipe.errors import InitError
+from cdcpipe.replication.connection import Connection
+
+__all__ = [
+    "PublishedTable",
+    "TableColumn",
+    "TypeWithoutBinary",
+    "check_binary_forms",
+    "check_readable",
+    "describe",
+    "published_tables",
+    "types_without_binary",
+    "unreadable",
+]
+
+
+_SHOWN_TABLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column as it is in ``pg_attribute``; its ``number`` it keeps when it is renamed, and no other gets it.
+
+    ``missing`` is what rows from before the column was added have in it, if they were not written anew; None if that is NULL.
+    ``is_filled``: rows from before may have a value that is not told here, of a default, an identity or an expression.
+    """
+
+    name: str
+    number: int
+    type_id: int
+    type_modifier: int
+    missing: str | None
+    is_filled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """A table of a publication: its replica identity (``d n f i``, as in ``pg_class``) and its primary key's columns in order.
+
+    A deferrable primary key is not in ``primary_key``: two rows may have the same value of it amid a transaction, so it does
+    not say which row a change is of. ``has_deferrable_key`` tells that there is one.
+    ``refused`` are the commands (UPDATE, DELETE) that the server refuses, because they are published and a row has no identity.
+    ``columns`` are those that are published, in order.
+    """
+
+    schema: str
+    name: str
+    relation_id: int
+    replica_identity: str
+    primary_key: tuple[str, ...]
+    has_deferrable_key: bool
+    refused: tuple[str, ...]
+    columns: tuple[TableColumn, ...]
+
+
+class TypeWithoutBinary(NamedTuple):
+    """A column whose type has a binary form, but is made of a type that has none."""
+
+    table: str
+    column: str
+    type_name: str
+
+
+def published_tables(connection: Connection, names: Sequence[str]) -> list[PublishedTable]:
+    """Return the tables of the publications, by name."""
+    return describe(connection, published(names, connection.server_version))
+
+
+def describe(connection: Connection, source: str) -> list[PublishedTable]:
+    """Return the tables of ``source``, by name."""
+    has_identity = (
+        "SELECT bool_and(leaf.relreplident = 'f'"
+        f" OR EXISTS (SELECT FROM pg_catalog.pg_index i WHERE {is_identity_index('i', 'leaf')}))"
+        f" FROM pg_catalog.pg_class leaf WHERE leaf.oid IN {leaves_of('c.oid')}"
+    )
+    rows = connection.execute(
+        f"SELECT n.nspname, c.relname, c.oid, c.relreplident, {primary_key_of('c.oid')}::text, {has_deferrable_key('c.oid')},"
+        # Where a table has partitions, theirs decide.
+        f" CASE WHEN coalesce(({has_identity}), true) THEN '[]'::json ELSE (SELECT json_agg(v.command) FROM (VALUES"
+        "   ('UPDATE', p.has_updates), ('DELETE', p.has_deletes)) AS v (command, is_published) WHERE v.is_published) END::text,"
+        " (SELECT json_agg(json_build_array(a.attname, a.attnum, a.atttypid::int8, a.atttypmod,"
+        "    (a.attmissingval::text::text[])[1],"
+        "    NOT a.atthasmissing AND (a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL)) ORDER BY a.attnum)"
+        "   FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid"
+        "   WHERE a.attrelid = c.oid AND a.attnum = ANY (p.numbers))::text"
+        f" FROM {source} AS p"
+        " JOIN pg_catalog.pg_class c ON c.oid = p.relation_id JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " ORDER BY 1, 2"
+    )
+    return [
+        PublishedTable(
+            schema=schema or "",
+            name=name or "",
+            relation_id=int(oid or 0),
+            replica_identity=identity or "d",
+            primary_key=tuple(json.loads(key)) if key else (),
+            has_deferrable_key=is_deferrable == "t",
+            refused=tuple(json.loads(refused or "[]")),
+            columns=tuple(TableColumn(*column) for column in json.loads(columns or "[]")),
+        )
+        for schema, name, oid, identity, key, is_deferrable, refused, columns in rows
+    ]
+
+
+def check_binary_forms(connection: Connection, names: Sequence[str]) -> None:
+    """Raise InitError for a column of `types_without_binary`: with the option 'binary' the server fails in mid-stream."""
+    found = types_without_binary(connection, published(names, connection.server_version))
+    if found:
+        table, column, type_name = found[0]
+        msg = f"column {column!r} of table {table!r} has no binary form: it is made of values of type {type_name}"
+        raise InitError(msg, hint="leave the option 'binary' out, or the column out of the publication")
+
+
+def types_without_binary(connection: Connection, source: str) -> list[TypeWithoutBinary]:
+    """Return the columns that can't be sent in binary form. A column whose type has no binary form itself is sent as text."""
+    rows = connection.execute(
+        "WITH RECURSIVE part(relation, attribute, type) AS ("
+        " SELECT n.nspname || '.' || c.relname, a.attname, a.atttypid"
+        f" FROM {source} AS p"
+        " JOIN pg_catalog.pg_class c ON c.oid = p.relation_id JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (p.numbers)"
+        " JOIN pg_catalog.pg_type t ON t.oid = a.atttypid AND t.typsend <> 0"
+        " UNION SELECT part.relation, part.attribute, inside.type"
+        " FROM part JOIN pg_catalog.pg_type t ON t.oid = part.type CROSS JOIN LATERAL ("
+        "   SELECT t.typelem WHERE t.typsend = 'pg_catalog.array_send'::pg_catalog.regproc"
+        "   UNION ALL SELECT t.typbasetype WHERE t.typtype = 'd'"
+        "   UNION ALL SELECT r.rngsubtype FROM pg_catalog.pg_range r WHERE r.rngtypid = t.oid"
+        "   UNION ALL SELECT r.rngtypid FROM pg_catalog.pg_range r WHERE r.rngmultitypid = t.oid"
+        "   UNION ALL SELECT a.atttypid FROM pg_catalog.pg_attribute a"
+        "     WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped"
+        " ) AS inside(type))"
+        " SELECT part.relation, part.attribute, pg_catalog.format_type(t.oid, NULL)"
+        " FROM part JOIN pg_catalog.pg_type t ON t.oid = part.type WHERE t.typsend = 0 ORDER BY 1, 2, 3"
+    )
+    return [TypeWithoutBinary(table or "", column or "", type_name or "") for table, column, type_name in rows]
+
+
+def check_readable(connection: Connection, tables: Sequence[PublishedTable]) -> None:
+    """Raise InitError, naming the tables, unless this user may read the published columns of all of them."""
+    names = unreadable(connection, tables)
+    if names:
+        user = connection.execute("SELECT current_user")[0][0]
+        shown = ", ".join(names[:_SHOWN_TABLES]) + (f" and {len(names) - _SHOWN_TABLES} more" if len(names) > _SHOWN_TABLES else "")
+        raise InitError(f"user {user!r} may not read {shown}", hint="GRANT it SELECT on the tables, and USAGE on their schemas")
+
+
+def unreadable(connection: Connection, tables: Sequence[PublishedTable]) -> list[str]:
+    """Return the tables (``schema.name``) of which this user may not read every published column."""
+    columns = ", ".join(
+        f"({table.relation_id}::pg_catalog.oid, {column.number}::pg_catalog.int2)" for table in tables for column in table.columns
+    )
+    if not columns:
+        return []
+    rows = connection.execute(
+        "SELECT DISTINCT n.nspname, c.relname"
+        f" FROM (VALUES {columns}) AS v (relation, attribute)"
+        " JOIN pg_catalog.pg_class c ON c.oid = v.relation JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE')"
+        "   OR NOT pg_catalog.has_column_privilege(c.oid, v.attribute, 'SELECT') ORDER BY 1, 2"
+    )
+    return [f"{schema}.{name}" for schema, name in rows]
