@@ -125,6 +125,9 @@ class Cluster:
 
     `directory` keeps the cluster there (it is made when it is not there yet, and stays); without it the cluster lives
     below /tmp and is removed with `stop`. `settings` go over the defaults, into postgresql.conf.
+
+    `standby_of` makes it a physical standby of a server that runs, by pg_basebackup (which 14 and 17 have not here). There the slot
+    `standby_slot` is made for it. `promote` makes a primary of it.
     """
 
     def __init__(
@@ -132,6 +135,9 @@ class Cluster:
         version: str = "18",
         directory: str | os.PathLike[str] | None = None,
         settings: dict[str, Any] | None = None,
+        *,
+        standby_of: "Cluster | None" = None,
+        standby_slot: str = "standby",
     ) -> None:
         reason = missing_reason(version)
         if reason:
@@ -139,6 +145,8 @@ class Cluster:
         self.version = version
         self.settings = {key: str(value) for key, value in (settings or {}).items()}
         self.port = 0
+        self._standby_of = standby_of
+        self._standby_slot = standby_slot
         self.version_num = _version_num(self.bin("postgres"))
         self._keep = directory is not None
         self._directory = Path(directory).absolute() if directory is not None else None
@@ -266,6 +274,10 @@ class Cluster:
         self._pg_ctl("stop", "-w", "-m", mode)
         self._pg_ctl("start", "-w", "-l", self.log_path)
 
+    def promote(self) -> None:
+        """Make a primary of a standby, and wait until it is one."""
+        self._pg_ctl("promote", "-w")
+
     def log(self) -> str:
         """Return what the server has logged."""
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
@@ -276,6 +288,10 @@ class Cluster:
         if user is not None:
             os.chown(self.directory, user.pw_uid, user.pw_gid)
             self.directory.chmod(0o755)
+        if self._standby_of is not None:
+            options = ["-R", "-C", "-S", self._standby_slot, "-X", "stream", "-c", "fast", "--no-sync"]
+            self._run(self.bin("pg_basebackup"), "-d", self._standby_of.dsn, "-D", self.data, *options)
+            return
         options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
         self._run(self.bin("initdb"), "-D", self.data, *options)
 
