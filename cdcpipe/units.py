@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them, for both command lines: ``64MiB``, ``30 days``.
+"""Sizes and durations as people write and read them, for both command lines: ``64MiB``, ``30 days``.
 
 The units are those of coreutils and systemd: one letter is a power of 1024, so ``64M`` is ``64MiB``, and ``64MB`` is less. Case
 does not matter. Whatever is not understood is a ValueError that lists what is.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["has_size_unit", "parse_duration", "parse_seconds", "parse_size"]
+__all__ = ["format_duration", "format_size", "has_size_unit", "parse_duration", "parse_seconds", "parse_size"]
 
 _QUANTITY: Final = re.compile(r"([0-9]{1,15}) ?([a-z]*)", re.ASCII | re.IGNORECASE)
 
@@ -68,6 +68,24 @@ def parse_seconds(text: str) -> float:
 def has_size_unit(text: str) -> bool:
     """Tell whether this is a size that no number without a unit is: ``10GiB``, not ``10``."""
     return _parse(text, _SIZES) is not None and not text.strip().isdigit()
+
+
+def format_size(size: float) -> str:
+    """Return a number of bytes for people: 1.5 MiB."""
+    unit = "B"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a number of seconds for people: 45 s, 3.5 h."""
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{seconds:.1f}".removesuffix(".0") + " s"
 
 
 def _parse(text: str, units: Mapping[str, int]) -> int | None:

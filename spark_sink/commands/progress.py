@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cdcpipe.units import format_size
+
 if TYPE_CHECKING:
     from spark_sink.client.slot_monitor import Lag
     from spark_sink.launcher.launcher import Progress
     from spark_sink.pipeline.pipeline import PipelineProgress
     from spark_sink.snapshot.copy import SnapshotProgress
 
-__all__ = ["ProgressLine", "SnapshotLine", "format_size"]
+__all__ = ["ProgressLine", "SnapshotLine"]
 
 
 _LOG_INTERVAL_S = 10.0
@@ -25,16 +27,6 @@ _TERMINAL_INTERVAL_S = 0.2
 
 _LOOK_INTERVAL_S = 1.0
 """Where a line is due more seldom: somebody who waits between two looks still has to notice a signal."""
-
-
-def format_size(size: float) -> str:
-    """Return a number of bytes for people: 1.5 MiB."""
-    unit = "B"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 class _LiveLine:

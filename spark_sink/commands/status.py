@@ -13,10 +13,10 @@ import click
 import cloup
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from cdcpipe.units import format_size
 from spark_sink.client.slot_monitor import SlotMonitor
 from spark_sink.commands.options import CONTEXT_SETTINGS, connection_arguments, connection_options, noted_staging_option
 from spark_sink.commands.parameters import PLACE
-from spark_sink.commands.progress import format_size
 from spark_sink.commands.signals import on_signals
 from spark_sink.staging.lock import owner_text
 from spark_sink.staging.log import list_epochs

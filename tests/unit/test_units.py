@@ -91,3 +91,28 @@ def test_the_command_line_lists_what_there_is(arguments: list[str], message: str
     done = CliRunner().invoke(cdcpipe, arguments)
     assert done.exit_code == 2  # click's own
     assert message in done.output
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536 << 10, "1.5 MiB"), (3 << 30, "3.0 GiB"), (5 << 50, "5120.0 TiB")],
+)
+def test_sizes_for_people(size: int, text: str) -> None:
+    assert units.format_size(size) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (0.25, "0.2 s"),
+        (60, "60 s"),
+        (119, "119 s"),
+        (150, "2.5 min"),
+        (7200, "2 h"),
+        (86400, "24 h"),
+        (259200, "3 days"),
+    ],
+)
+def test_durations_for_people(seconds: float, text: str) -> None:
+    assert units.format_duration(seconds) == text
