@@ -12,7 +12,16 @@ from typing import Final
 
 from cdcpipe.sql import quote_literal
 
-__all__ = ["has_deferrable_key", "is_identity_index", "key_numbers", "leaves_of", "primary_key_of", "published", "published_by_new"]
+__all__ = [
+    "has_deferrable_key",
+    "identity_of",
+    "is_identity_index",
+    "key_numbers",
+    "leaves_of",
+    "primary_key_of",
+    "published",
+    "published_by_new",
+]
 
 _SCHEMAS_LISTS_FILTERS_SINCE: Final = 150000
 _GENERATED_COLUMNS_SINCE: Final = 180000
@@ -154,11 +163,25 @@ def primary_key_of(relation: str) -> str:
 
     A deferrable one does not count: two rows may have the same value of it amid a transaction.
     """
+    return _columns_of_index(f"i.indrelid = {relation} AND i.indisprimary AND i.indimmediate")
+
+
+def identity_of(relation: str) -> str:
+    """Return an expression for the names of the columns that the replica identity consists of, as a JSON array.
+
+    NULL where there is no identity; an empty array with REPLICA IDENTITY FULL. ``relation`` is an alias of pg_class.
+    """
+    columns = _columns_of_index(is_identity_index("i", relation))
+    return f"CASE {relation}.relreplident WHEN 'f' THEN '[]'::json ELSE {columns} END"
+
+
+def _columns_of_index(condition: str) -> str:
+    """Return an expression for the names of the key columns, as a JSON array, of the index ``i`` that meets the condition."""
     return (
         "(SELECT json_agg(a.attname ORDER BY k.position) FROM pg_catalog.pg_index i"
         f" CROSS JOIN LATERAL unnest({key_numbers('i')}) WITH ORDINALITY AS k (attnum, position)"
         " JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum"
-        f" WHERE i.indrelid = {relation} AND i.indisprimary AND i.indimmediate)"
+        f" WHERE {condition})"
     )
 
 

@@ -26,6 +26,7 @@ from cdcpipe.subcommands.prepare import poll_until_free, stream
 from cdcpipe.units import parse_seconds
 from cli.checksum import command as checksum_command
 from cli.decode import command as decode_command
+from cli.doctor import command as doctor_command
 from cli.interrupt import Interrupted, interrupt
 from cli.options import (
     CONTEXT_SETTINGS,
@@ -191,6 +192,7 @@ def cdcpipe(ctx: click.Context, /, **options: Any) -> ExitCode | None:
 cdcpipe.add_command(prepare_command)
 cdcpipe.add_command(checksum_command)
 cdcpipe.add_command(decode_command)
+cdcpipe.add_command(doctor_command)
 cdcpipe.add_command(slot_command)
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "output_options",
     "output_plugin",
     "parse_options",
+    "parse_table",
     "slot_config",
     "slot_option",
     "slot_options",
@@ -140,7 +141,8 @@ def _parse_parameter(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _parse_table(text: str) -> tuple[str, str]:
+def parse_table(text: str) -> tuple[str, str]:
+    """Return schema and name of a table that was given as SCHEMA.NAME."""
     schema, dot, name = text.partition(".")
     if not schema or not dot or not name:
         msg = f"--table takes SCHEMA.NAME, not {text!r}"
@@ -167,6 +169,6 @@ def slot_config(
         create=create_slot,
         plugin=plugin or "pgoutput",
         publications=tuple(publications),
-        tables=tuple(_parse_table(table) for table in tables),
+        tables=tuple(parse_table(table) for table in tables),
         create_timeout_s=create_timeout or None,
     )

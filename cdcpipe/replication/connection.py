@@ -273,6 +273,19 @@ class Connection:
         values = {"host": pgconn.host, "port": pgconn.port, "user": pgconn.user, "dbname": pgconn.db}
         return {name: value.decode("utf-8", "replace") for name, value in values.items() if value}
 
+    @property
+    def parameters_here(self) -> dict[str, str]:
+        """Parameters for another connection to the very server that this one leads to."""
+        return {**self._settings, **hosts.parameters_of([_current_host(self._pgconn)])}
+
+    @property
+    def parameters_elsewhere(self) -> list[dict[str, str]]:
+        """Parameters for each other server that was given to try, one server each."""
+        effective = _effective(self._settings)
+        named = hosts.split_hosts(*(effective.get(name, "") for name in ("host", "hostaddr", "port")))
+        here = _current_host(self._pgconn)
+        return [{**self._settings, **hosts.parameters_of([each])} for each in named if not each.is_at(here)]
+
     # Commands
 
     def execute(self, sql: str, *, timeout_s: float | None = None) -> Rows:
@@ -373,9 +386,8 @@ class Connection:
 
     def _cancel_by_sql(self, deadline: float) -> bool:
         """Ask for the cancellation on another connection to the same server."""
-        settings = {**self._settings, **hosts.parameters_of([_current_host(self._pgconn)])}
         try:
-            other = Connection(settings, replication=False, within_s=deadline - time.monotonic())
+            other = Connection(self.parameters_here, replication=False, within_s=deadline - time.monotonic())
             try:
                 return other._run(f"SELECT pg_cancel_backend({self._pgconn.backend_pid})", deadline) == [("t",)]
             finally:

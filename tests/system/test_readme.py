@@ -198,6 +198,7 @@ def test_the_examples_that_help_ends_with(session: Session, database: postgres.D
     session.run_shell(change)
     assert '"action":"I"' in run("cdcpipe")
     assert json.loads(run("cdcpipe slot"))["slot"] == "shop_cdc"
+    assert "error" not in run("cdcpipe doctor").partition("errors: 0")[0]
     assert json.loads(run("cdcpipe checksum"))["tables"][0]["name"] == "fruit"
     session.run_shell(f"{change.replace('1', '2')}; {capture}")
     assert '"action":"I"' in run("cdcpipe decode")

@@ -16,6 +16,7 @@ HEAVY = {"pyspark", "pyarrow", "numpy", "pandas"}
 LAYERS = {
     "cdcpipe.lsn": 0,
     "cdcpipe.retry": 0,
+    "cdcpipe.units": 0,
     "cdcpipe.pipe.exitcode": 0,
     "cdcpipe.errors": 1,
     "cdcpipe.sql": 2,
@@ -25,6 +26,7 @@ LAYERS = {
     "cdcpipe.pgoutput": 3,
     "cdcpipe.plugins": 4,
     "cdcpipe.replication": 4,
+    "cdcpipe.doctor": 5,
     "cdcpipe": 5,
     "cdcpipe.subcommands": 6,
 }

@@ -1,0 +1,191 @@
+"""What is judged of a primary and its standbys: whether a promoted one has the slot, and what streaming from a standby takes.
+
+Both sides are judged where the connection names both (``host=a,b``). No I/O.
+Source: the manual, "Logical Replication Failover" and "Replication Slot Synchronization".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+
+from cdcpipe.doctor.facts import Facts, Server, Unreachable
+from cdcpipe.doctor.findings import Verdict, error, ok, warning
+from cdcpipe.doctor.words import set_globally
+
+__all__ = ["CHECKS"]
+
+_FAILOVER_SINCE = 170000
+_STANDBYS_DECODE_SINCE = 160000
+
+_NOT_AFTER_PROMOTION = "after its promotion the slot is not there, and all tables have to be copied anew"
+
+
+def _standbys(facts: Facts) -> list[Server]:
+    """Return the standbys that could be asked."""
+    return [each for each in (facts.server, *facts.others) if isinstance(each, Server) and each.is_standby]
+
+
+def _primary(facts: Facts) -> Server | None:
+    return next((each for each in (facts.server, *facts.others) if isinstance(each, Server) and not each.is_standby), None)
+
+
+def servers(facts: Facts) -> Iterator[Verdict]:
+    """Say which servers the connection names, and which of them can't be asked."""
+    for each in facts.others:
+        if isinstance(each, Unreachable):
+            yield warning(
+                f"no answer: {each.problem}", "it can't be judged, and nobody can go on there", "start it", subject=each.address
+            )
+        else:
+            yield ok(f"{'a standby' if each.is_standby else 'a primary'}", subject=each.address)
+
+
+def slot(facts: Facts) -> Iterator[Verdict]:
+    """Judge whether the primary's slot is one that standbys copy (17)."""
+    primary = _primary(facts)
+    if primary is None:
+        return
+    if not (primary.physical_slots or _standbys(facts)):
+        yield ok("no standby is known")
+        return
+    found = primary.slot(facts.asked.slot)
+    if primary.version < _FAILOVER_SINCE:
+        why = "the server is older than 17, where a standby does not get the slot"
+        yield warning(
+            "there is a standby", f"{why}: {_NOT_AFTER_PROMOTION}", "upgrade to 17 or newer; or the extension pg_failover_slots"
+        )
+    elif found is None:
+        yield ok(f"slot {facts.asked.slot!r} is not there yet")
+    elif found.failover:
+        yield ok(f"slot {found.name!r} is one that standbys copy")
+    else:
+        yield warning(
+            f"slot {found.name!r} has not the property failover",
+            f"standbys do not copy it: {_NOT_AFTER_PROMOTION}",
+            f"stop its consumer, then psql 'dbname={primary.database} replication=database' -c"
+            f" 'ALTER_REPLICATION_SLOT {found.name} (FAILOVER)'",
+        )
+
+
+def standby_slots(facts: Facts) -> Iterator[Verdict]:
+    """Judge whether the primary holds changes back until its standbys have them (17)."""
+    primary = _primary(facts)
+    found = None if primary is None else primary.slot(facts.asked.slot)
+    if primary is None or found is None or not found.failover:
+        return
+    named = [name.strip().strip('"') for name in primary.settings.get("synchronized_standby_slots", "").split(",") if name.strip()]
+    by_name = {each.name: each for each in primary.physical_slots}
+    if not named:
+        yield warning(
+            "synchronized_standby_slots is empty",
+            "changes may come that a promoted standby never had",
+            set_globally("synchronized_standby_slots", *(by_name or ["…"])),
+        )
+        return
+    for name in named:
+        why = "as long as that is so, the server sends nothing of the slot"
+        without = set_globally("synchronized_standby_slots", *([each for each in named if each != name] or [""]))
+        if name not in by_name:
+            yield error(f"synchronized_standby_slots names {name!r}, which is no slot of a standby", why, without)
+        elif by_name[name].active_pid is None:
+            yield error(
+                f"no standby uses {name!r}, which synchronized_standby_slots names", why, f"start the standby, or {without}"
+            )
+        else:
+            yield ok(f"changes wait until the standby of slot {name!r} has them")
+
+
+def standbys(facts: Facts) -> Iterator[Verdict]:
+    """Judge whether each standby copies the slot, and has it (17)."""
+    primary = _primary(facts)
+    on_primary = None if primary is None else primary.slot(facts.asked.slot)
+    for server in _standbys(facts):
+        if server.version < _FAILOVER_SINCE or (server is facts.server and not _is_copy(facts)):
+            continue
+        wrong = list(_not_copying(server))
+        yield from wrong
+        found = server.slot(facts.asked.slot)
+        if wrong or (primary is not None and (on_primary is None or not on_primary.failover)):
+            continue
+        if found is None or not found.synced:
+            what = "is not there" if found is None else "is one of its own, and no copy"
+            fix = "wait for the next copy, or SELECT pg_sync_replication_slots() there"
+            yield warning(f"slot {facts.asked.slot!r} {what}", _NOT_AFTER_PROMOTION, fix, subject=server.address)
+        elif found.temporary or found.invalidation_reason:
+            what = "is not yet a lasting copy" if found.temporary else f"is lost ({found.invalidation_reason})"
+            fix = "let the slot's consumer go on; once the primary's slot has moved, the copy lasts"
+            yield warning(f"slot {facts.asked.slot!r} {what}", _NOT_AFTER_PROMOTION, fix, subject=server.address)
+        else:
+            yield ok(f"it has a copy of slot {found.name!r}", subject=server.address)
+
+
+def _is_copy(facts: Facts) -> bool:
+    """Tell whether somebody looks at a standby for the primary's slot, and not to stream from the standby itself."""
+    return not facts.asked.create and (facts.slot is None or bool(facts.slot.synced))
+
+
+def _not_copying(server: Server) -> Iterator[Verdict]:
+    """Return what keeps a standby from copying slots."""
+    address = server.address
+    if server.settings.get("sync_replication_slots") != "on":
+        fix = f"{set_globally('sync_replication_slots', 'on')}, on the standby"
+        yield warning("sync_replication_slots is off", f"it copies no slot: {_NOT_AFTER_PROMOTION}", fix, subject=address)
+    if server.settings.get("hot_standby_feedback") != "on":
+        fix = f"{set_globally('hot_standby_feedback', 'on')}, on the standby"
+        yield warning("hot_standby_feedback is off", f"it copies no slot: {_NOT_AFTER_PROMOTION}", fix, subject=address)
+    if not server.settings.get("primary_slot_name"):
+        fix = (
+            "SELECT pg_create_physical_replication_slot('standby') on the primary, then"
+            f" {set_globally('primary_slot_name', 'standby')}, on the standby"
+        )
+        yield warning("primary_slot_name is empty", f"it copies no slot: {_NOT_AFTER_PROMOTION}", fix, subject=address)
+    if server.has_dbname is False:
+        fix = "add dbname=postgres to its primary_conninfo, then SELECT pg_reload_conf() there"
+        yield warning("primary_conninfo names no database", f"it copies no slot: {_NOT_AFTER_PROMOTION}", fix, subject=address)
+    if server.has_dbname is None and server.settings.get("sync_replication_slots") == "on":
+        fix = "GRANT pg_read_all_settings to this user, on the primary"
+        yield warning("primary_conninfo is not shown", "it must name a database for slots to be copied", fix, subject=address)
+
+
+def source(facts: Facts) -> Iterator[Verdict]:
+    """Judge what streaming from a standby takes, if that is where the connection leads (16)."""
+    server = facts.server
+    if not server.is_standby:
+        return
+    if server.version < _STANDBYS_DECODE_SINCE:
+        yield error(
+            "the connection leads to a standby",
+            "standbys older than 16 do not decode",
+            "connect to the primary: -m target_session_attrs=read-write",
+        )
+        return
+    why = "VACUUM on the primary removes what the slot here needs, which invalidates it"
+    if server.settings.get("hot_standby_feedback") != "on":
+        fix = f"{set_globally('hot_standby_feedback', 'on')}, on the standby"
+        yield warning("the connection leads to a standby, where hot_standby_feedback is off", why, fix)
+    elif not server.settings.get("primary_slot_name"):
+        yield warning(
+            "the connection leads to a standby without primary_slot_name",
+            f"while the standby is away, {why}",
+            "SELECT pg_create_physical_replication_slot('standby') on the primary, then"
+            f" {set_globally('primary_slot_name', 'standby')}, on the standby",
+        )
+    elif facts.asked.create and facts.slot is None:
+        yield ok(
+            "the connection leads to a standby; on an idle primary run SELECT pg_log_standby_snapshot() while the slot is made"
+        )
+    else:
+        yield ok("the connection leads to a standby")
+
+
+CHECKS: Mapping[str, Callable[[Facts], Iterator[Verdict]]] = MappingProxyType(
+    {
+        "failover.servers": servers,
+        "failover.source": source,
+        "failover.slot": slot,
+        "failover.standby_slots": standby_slots,
+        "failover.standbys": standbys,
+    }
+)
+"""By the names that findings have, in the order in which they are shown."""

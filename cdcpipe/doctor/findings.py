@@ -1,0 +1,135 @@
+"""What a doctor finds: its shape in JSON, and its lines for people. Both command lines print these.
+
+A check yields verdicts. With the check's name a verdict is a finding:
+
+    {"level": "warning", "check": "server.wal_limit", "subject": null, "message": "max_slot_wal_keep_size is unlimited",
+     "why": "a slot that nobody reads fills the server's disk", "fix": "ALTER SYSTEM SET max_slot_wal_keep_size = '64GB'; …"}
+
+``why`` and ``fix`` are null where everything is in order. ``subject`` is the table, slot or server that it is about, if it is one
+of several. docs/operations/doctor.md documents the shape and the names.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from cdcpipe.errors import CdcpipeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+__all__ = ["VERSION", "Finding", "Level", "Verdict", "error", "examine", "ok", "parse", "render", "report", "warning"]
+
+VERSION: Final = 1
+"""Of the JSON object."""
+
+_SHOWN_OF_A_KIND: Final = 10
+"""So many findings of one check and level are lines for people; the rest is a number."""
+
+_Facts = TypeVar("_Facts")
+
+
+class Level(enum.StrEnum):
+    """How bad it is. An error stops a stream, or breaks somebody's application; a warning may, later."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one check says: ``message`` is what is there, ``why`` it matters, ``fix`` the SQL or the command that mends it."""
+
+    level: Level
+    message: str
+    why: str | None = None
+    fix: str | None = None
+    subject: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A verdict, and the name of the check that it comes from (``server.wal_level``)."""
+
+    level: Level
+    check: str
+    subject: str | None
+    message: str
+    why: str | None
+    fix: str | None
+
+    @property
+    def line(self) -> str:
+        """The finding in one line."""
+        about = f"{self.subject}: " if self.subject else ""
+        why = f": {self.why}" if self.why else ""
+        fix = f". Fix: {self.fix}" if self.fix else ""
+        return f"{about}{self.message}{why}{fix}"
+
+
+def ok(message: str, *, subject: str | None = None) -> Verdict:
+    """Return the verdict that something is in order."""
+    return Verdict(Level.OK, message, subject=subject)
+
+
+def warning(message: str, why: str, fix: str, *, subject: str | None = None) -> Verdict:
+    """Return the verdict that something may go wrong later."""
+    return Verdict(Level.WARNING, message, why, fix, subject)
+
+
+def error(message: str, why: str, fix: str, *, subject: str | None = None) -> Verdict:
+    """Return the verdict that something does go wrong."""
+    return Verdict(Level.ERROR, message, why, fix, subject)
+
+
+def examine(checks: Mapping[str, Callable[[_Facts], Iterable[Verdict]]], facts: _Facts) -> list[Finding]:
+    """Return what the checks find, by name, in their order."""
+    return [
+        Finding(verdict.level, name, verdict.subject, verdict.message, verdict.why, verdict.fix)
+        for name, check in checks.items()
+        for verdict in check(facts)
+    ]
+
+
+def report(findings: Sequence[Finding], **facts: Any) -> dict[str, Any]:
+    """Return the JSON object: the findings, how many there are of each level, and ``facts`` beside them."""
+    levels = Counter(finding.level for finding in findings)
+    return {
+        "version": VERSION,
+        **facts,
+        "counts": {level.value: levels[level] for level in Level},
+        "findings": [asdict(finding) for finding in findings],
+    }
+
+
+def parse(found: Mapping[str, Any]) -> list[Finding]:
+    """Return the findings of such an object; raise CdcpipeError for one that is none."""
+    try:
+        if found["version"] != VERSION:
+            raise ValueError(f"version {found['version']!r}")
+        return [Finding(**{**each, "level": Level(each["level"])}) for each in found["findings"]]
+    except (ValueError, KeyError, TypeError) as ex:
+        msg = f"cannot read what 'cdcpipe doctor' printed: {ex!r}"
+        raise CdcpipeError(msg, hint="are cdcpipe and cdcpipe-spark of the same version?") from ex
+
+
+def render(findings: Sequence[Finding]) -> list[str]:
+    """Return a line for each finding, and one that counts them; of many of one kind only the first."""
+    width = max((len(finding.check) for finding in findings), default=0)
+    lines: list[str] = []
+    kinds: Counter[tuple[str, Level]] = Counter((finding.check, finding.level) for finding in findings)
+    shown: Counter[tuple[str, Level]] = Counter()
+    for finding in findings:
+        kind = finding.check, finding.level
+        shown[kind] += 1
+        if shown[kind] <= _SHOWN_OF_A_KIND:
+            lines.append(f"{finding.level:7}  {finding.check:{width}}  {finding.line}")
+        elif shown[kind] == kinds[kind]:
+            more = kinds[kind] - _SHOWN_OF_A_KIND
+            lines.append(f"{finding.level:7}  {finding.check:{width}}  and {more} more: --json has them all")
+    levels = Counter(finding.level for finding in findings)
+    return [*lines, f"errors: {levels[Level.ERROR]}, warnings: {levels[Level.WARNING]}, ok: {levels[Level.OK]}"]

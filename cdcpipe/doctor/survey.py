@@ -1,0 +1,214 @@
+"""Asks servers for the facts that the checks judge. Nothing is changed, and no table is opened or locked.
+
+`look` asks one server what it is. `survey` asks for everything about the server that the connection leads to, and looks at the
+others that it was given to try. A quick one leaves out the tables, and how fast WAL is written.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from cdcpipe.doctor import table_survey
+from cdcpipe.doctor.facts import Asked, Facts, Role, Server, SlotState, Transaction, Unreachable, WALRate
+from cdcpipe.errors import CdcpipeError
+from cdcpipe.lsn import LSN
+from cdcpipe.replication.connection import Connection
+
+__all__ = ["survey"]
+
+_SETTINGS = (
+    "hot_standby_feedback",
+    "idle_replication_slot_timeout",
+    "max_replication_slots",
+    "max_slot_wal_keep_size",
+    "max_wal_senders",
+    "output_plugin_libraries",
+    "primary_slot_name",
+    "sync_replication_slots",
+    "synchronized_standby_slots",
+    "wal_level",
+    "wal_sender_timeout",
+)
+
+_INVALIDATION_REASONS_SINCE = 170000
+
+_AVERAGE_AFTER_S = 600.0
+"""Statistics that are younger say nothing of a usual day: a server that was just made has written its own catalogs."""
+
+_WATCHED_S = 1.0
+"""So long the WAL is watched, to see how fast it grows."""
+
+_WAL_END = (
+    "CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_lsn() END"
+)
+
+_SERVER = f"""
+SELECT extract(epoch FROM pg_catalog.clock_timestamp()), pg_catalog.pg_is_in_recovery(), {_WAL_END},
+    (SELECT count(*) FROM pg_catalog.pg_stat_get_wal_senders()),
+    (SELECT s.setting ~ '(^|\\s)dbname\\s*=' OR s.setting ~ '^postgres(ql)?://[^/]*/[^?]'
+     FROM pg_catalog.pg_settings s WHERE s.name = 'primary_conninfo' AND s.setting <> ''),
+    pg_catalog.current_setting('server_version'), pg_catalog.current_setting('server_encoding')
+"""
+"""Of primary_conninfo, which may have a password, no more leaves the server than whether there is a database in it."""
+
+_ROLE = """
+SELECT r.rolname, r.rolsuper, r.rolreplication, pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE'),
+    pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE')
+FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
+"""
+
+_TRANSACTIONS = """
+SELECT DISTINCT ON (coalesce(l.pid::text, x.gid)) l.pid, x.gid, coalesce(x.database, a.datname),
+    extract(epoch FROM pg_catalog.clock_timestamp() - coalesce(x.prepared, a.xact_start))
+FROM pg_catalog.pg_locks l
+LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+LEFT JOIN pg_catalog.pg_prepared_xacts x ON x.transaction = l.transactionid
+WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted AND (l.pid IS NOT NULL OR x.gid IS NOT NULL)
+ORDER BY coalesce(l.pid::text, x.gid), 4 DESC NULLS LAST
+"""
+"""A transaction that has an id has a lock on it; who holds the lock everybody is shown, since when not."""
+
+
+class Connect(Protocol):
+    """Opens a connection; raises CdcpipeError."""
+
+    def __call__(self, parameters: Mapping[str, str], *, replication: bool) -> Connection:
+        """Return it; whoever asked for it closes it."""
+
+
+def survey(connection: Connection, asked: Asked, connect: Connect, *, quick: bool = False) -> Facts:
+    """Return the facts about the server that ``connection`` leads to, and about the others that it was given to try."""
+    server = look(connection)
+    role = _role(connection)
+    begun_at = time.monotonic()
+    others = tuple(_look_there(each, connect) for each in connection.parameters_elsewhere)
+    tables = table_survey.Tables() if quick else table_survey.survey(connection, asked)
+    problem = _replication_problem(connection, connect)
+    return Facts(
+        asked=asked,
+        server=server,
+        role=role,
+        others=others,
+        replication_problem=problem,
+        wal_rate=None if quick else _watch(connection, server, begun_at),
+        transactions=() if server.is_standby else _transactions(connection),
+        publications=tables.publications,
+        tables=tables.tables,
+        restrictions=tables.restrictions,
+        left_out=tables.left_out,
+        without_binary=tables.without_binary,
+        unknown_tables=tables.unknown,
+    )
+
+
+def look(connection: Connection) -> Server:
+    """Return what a server says of itself."""
+    before = time.time()
+    (server_time, is_standby, wal_end, walsenders, has_dbname, version_text, encoding), *_ = connection.execute(_SERVER)
+    after = time.time()
+    ahead = float(server_time or 0) - (before + after) / 2
+    settings = connection.execute(
+        "SELECT name, setting FROM pg_catalog.pg_settings WHERE name IN (" + ", ".join(f"'{name}'" for name in _SETTINGS) + ")"
+    )
+    address = connection.address
+    return Server(
+        address=f"{address.get('host', 'local')}:{address.get('port', '')}",
+        version=connection.server_version,
+        version_text=(version_text or "").partition(" ")[0],
+        database=connection.database,
+        encoding=encoding or "",
+        is_standby=is_standby == "t",
+        settings={name or "": value or "" for name, value in settings},
+        wal_lsn=LSN.parse(wal_end or "0/0"),
+        slots=tuple(_slots(connection)),
+        walsenders=int(walsenders or 0),
+        has_dbname=None if has_dbname is None else has_dbname == "t",
+        clock_ahead_s=0.0 if abs(ahead) <= (after - before) / 2 else ahead,
+    )
+
+
+def _slots(connection: Connection) -> list[SlotState]:
+    has_reasons = connection.server_version >= _INVALIDATION_REASONS_SINCE
+    rows = connection.execute(
+        "SELECT slot_name, plugin, slot_type, database, temporary, active_pid, restart_lsn, confirmed_flush_lsn, wal_status,"
+        f" safe_wal_size, two_phase, {'invalidation_reason, failover, synced' if has_reasons else 'NULL, NULL, NULL'}"
+        " FROM pg_catalog.pg_replication_slots ORDER BY 1"
+    )
+    return [
+        SlotState(
+            name=name or "",
+            plugin=plugin,
+            slot_type=slot_type or "",
+            database=database,
+            temporary=temporary == "t",
+            active_pid=int(pid) if pid else None,
+            restart_lsn=LSN.parse(restart) if restart else None,
+            confirmed_flush_lsn=LSN.parse(confirmed) if confirmed else None,
+            wal_status=wal_status,
+            safe_wal_bytes=int(safe) if safe else None,
+            two_phase=two_phase == "t",
+            invalidation_reason=reason,
+            failover=None if failover is None else failover == "t",
+            synced=None if synced is None else synced == "t",
+        )
+        for (
+            name, plugin, slot_type, database, temporary, pid, restart, confirmed, wal_status, safe, two_phase, reason, failover,
+            synced,
+        ) in rows
+    ]  # fmt: skip
+
+
+def _role(connection: Connection) -> Role:
+    (name, is_superuser, can_replicate, sees_others, can_create), *_ = connection.execute(_ROLE)
+    return Role(name or "", is_superuser == "t", can_replicate == "t", sees_others == "t", can_create == "t")
+
+
+def _look_there(parameters: Mapping[str, str], connect: Connect) -> Server | Unreachable:
+    """Look at another server that the connection names, whatever it is."""
+    try:
+        connection = connect({**parameters, "target_session_attrs": "any"}, replication=False)
+        try:
+            return look(connection)
+        finally:
+            connection.close()
+    except CdcpipeError as ex:
+        place = parameters.get("host") or parameters.get("hostaddr") or "local"
+        return Unreachable(f"{place}:{parameters.get('port', '')}", _short(ex.message))
+
+
+def _replication_problem(connection: Connection, connect: Connect) -> str | None:
+    """Return why no walsender can be had on this server, or None."""
+    try:
+        connect(connection.parameters_here, replication=True).close()
+    except CdcpipeError as ex:
+        return _short(ex.message)
+    return None
+
+
+def _short(message: str) -> str:
+    """Return the last thing that libpq says, which is the server's word; before it, it tells where it tried to connect."""
+    return re.split(r"\b(?:failed|FATAL): +", " ".join(message.split()))[-1]
+
+
+def _transactions(connection: Connection) -> tuple[Transaction, ...]:
+    return tuple(
+        Transaction(int(pid) if pid else None, gid, database, None if age is None else float(age))
+        for pid, gid, database, age in connection.execute(_TRANSACTIONS)
+    )
+
+
+def _watch(connection: Connection, server: Server, begun_at: float) -> WALRate:
+    """Return how fast WAL has been written since ``server`` was looked at, at least a moment ago."""
+    time.sleep(max(0.0, begun_at + _WATCHED_S - time.monotonic()))
+    wal_end, written, seconds = connection.execute(
+        f"SELECT {_WAL_END}, wal_bytes, extract(epoch FROM pg_catalog.clock_timestamp() - stats_reset) FROM pg_catalog.pg_stat_wal"
+    )[0]
+    watched_s = time.monotonic() - begun_at
+    # What a standby replays is counted on the primary.
+    average = (
+        float(written or 0) / float(seconds) if seconds and float(seconds) >= _AVERAGE_AFTER_S and not server.is_standby else None
+    )
+    return WALRate(max(LSN.parse(wal_end or "0/0") - server.wal_lsn, 0) / watched_s, watched_s, average)

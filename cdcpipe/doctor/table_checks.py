@@ -1,0 +1,334 @@
+"""What is judged of publications and tables: keys, identities, privileges, column lists, row filters. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from cdcpipe.doctor.facts import Facts, Partition, Restriction, Table
+from cdcpipe.doctor.findings import Verdict, error, ok, warning
+from cdcpipe.doctor.words import listed, table_name
+from cdcpipe.sql import quote_identifier
+from cdcpipe.units import format_size
+
+__all__ = ["CHECKS"]
+
+_NOT_PUBLISHED = {
+    "insert": "new rows are missing",
+    "update": "rows keep their old values",
+    "delete": "deleted rows stay",
+    "truncate": "rows stay after TRUNCATE",
+}
+_NEED_IDENTITY = ("update", "delete")
+_GENERATED_COLUMNS_SINCE = 180000
+_NO_MATTER = "every change tells which row it is of"
+
+
+def publications(facts: Facts) -> Iterator[Verdict]:
+    """Judge whether the publications are there, or can be made."""
+    asked = facts.asked
+    if not asked.publications:
+        if (facts.slot.plugin if facts.slot else asked.plugin) == "pgoutput":
+            yield warning("no publication is named", "no table was looked at", "name what will be streamed: --publication NAME")
+        return
+    existing = {publication.name for publication in facts.publications}
+    for name in asked.publications:
+        what = f"publication {name!r}"
+        if name in existing:
+            yield ok(f"{what} is there")
+        elif not asked.create:
+            fix = _create_publication(facts, name) if facts.slot else "start with -c, which makes it before the slot"
+            yield error(f"{what} is not there", "the server sends nothing without it", fix)
+        elif reason := _cannot_create(facts):
+            yield error(f"{what} is not there", reason, f"let an administrator run {_create_publication(facts, name)}")
+        else:
+            yield ok(f"{what} is not there: -c makes it")
+    for name in facts.unknown_tables:
+        fix = "name an ordinary or partitioned table: --table SCHEMA.NAME"
+        yield error(
+            "it can't be published", "it is not there, or a view, a foreign, unlogged or temporary table", fix, subject=name
+        )
+
+
+def _cannot_create(facts: Facts) -> str | None:
+    role = facts.role
+    if role.is_superuser:
+        return None
+    if not facts.asked.tables:
+        return f"a publication of all tables takes a superuser, which {role.name} is not"
+    if not role.can_create:
+        return f"{role.name} may not make objects in database {facts.server.database}"
+    foreign = [table.name for table in facts.tables if not table.is_owned]
+    return f"{role.name} does not own {listed(foreign)}" if foreign else None
+
+
+def _create_publication(facts: Facts, name: str) -> str:
+    tables = ", ".join(table_name(*table) for table in facts.asked.tables)
+    return f"CREATE PUBLICATION {quote_identifier(name)} FOR {f'TABLE {tables}' if tables else 'ALL TABLES'}"
+
+
+def operations(facts: Facts) -> Iterator[Verdict]:
+    """Judge whether a publication has all kinds of changes."""
+    for publication in facts.publications:
+        missing = [name for name in _NOT_PUBLISHED if name not in publication.operations]
+        if missing:
+            yield warning(
+                f"publication {publication.name!r} leaves out {', '.join(missing)}",
+                "in a copy of the tables " + ", ".join(_NOT_PUBLISHED[name] for name in missing),
+                f"ALTER PUBLICATION {quote_identifier(publication.name)} SET (publish = '{', '.join(_NOT_PUBLISHED)}')",
+            )
+        else:
+            yield ok(f"publication {publication.name!r} has all kinds of changes")
+
+
+def tables(facts: Facts) -> Iterator[Verdict]:
+    """Say how many tables there are."""
+    if facts.tables:
+        total = format_size(sum(table.size_bytes for table in facts.tables))
+        yield ok(f"{len(facts.tables)} tables of about {total} are published")
+    elif facts.publications or facts.asked.create:
+        fix = f"ALTER PUBLICATION {_first_publication(facts)} ADD TABLE …"
+        yield warning("no table is published", "the stream has nothing", fix)
+
+
+def readable(facts: Facts) -> Iterator[Verdict]:
+    """Judge whether the user may read the tables, which streaming does not take, and copying and comparing do."""
+    role = quote_identifier(facts.role.name)
+    yield from _each(
+        facts,
+        [table for table in facts.tables if not table.is_readable],
+        f"{facts.role.name} may not read it",
+        "it can't be copied or compared",
+        lambda table: (
+            f"GRANT USAGE ON SCHEMA {quote_identifier(table.published.schema)} TO {role}; GRANT SELECT ON {_sql(table)} TO {role}"
+        ),
+        f"{facts.role.name} may read them all",
+    )
+
+
+def row_security(facts: Facts) -> Iterator[Verdict]:
+    """Judge whether policies hide rows from the user: the stream has them, and a copy would not."""
+    yield from _each(
+        facts,
+        [table for table in facts.tables if table.hides_rows],
+        f"row-level security hides rows from {facts.role.name}",
+        "the stream has them, and it can't be copied or compared",
+        lambda _: f"ALTER ROLE {quote_identifier(facts.role.name)} BYPASSRLS",
+        "no row-level security hides rows",
+    )
+
+
+def _each(
+    facts: Facts, found: Sequence[Table], message: str, why: str, fix: Callable[[Table], str], otherwise: str
+) -> Iterator[Verdict]:
+    """Return a verdict for each table: an error if the tables are to be copied, else a warning."""
+    for table in found:
+        yield (error if facts.asked.copy else warning)(message, why, fix(table), subject=table.name)
+    if facts.tables and not found:
+        yield ok(otherwise)
+
+
+def identity(facts: Facts) -> Iterator[Verdict]:
+    """Judge whether the publication makes the server refuse the application's UPDATE and DELETE."""
+    found = [table for table in facts.tables if table.published.refused]
+    for table in found:
+        refused = " and ".join(table.published.refused)
+        partitions = [each for each in table.partitions if each.identity is None]
+        yield error(
+            f"{_lack(table, partitions)}, and the publication has {refused}",
+            f"the server refuses {refused} on it, to every application",
+            "; ".join(f"ALTER TABLE {table_name(each.schema, each.name)} REPLICA IDENTITY FULL" for each in partitions[:3])
+            + ("; …" if len(partitions) > 3 else "")
+            + "; or give it a primary key",
+            subject=table.name,
+        )
+    if facts.tables and not found:
+        yield ok("no table's UPDATE or DELETE is refused because of the publication")
+
+
+def _lack(table: Table, partitions: Sequence[Partition]) -> str:
+    """Say why nothing identifies the rows."""
+    kind = partitions[0].replica_identity if partitions else table.published.replica_identity
+    who = "a partition has" if _is_root(table) else "it has"
+    if kind == "n":
+        return f"{who} REPLICA IDENTITY NOTHING"
+    if kind == "i":
+        return f"{who} an index as replica identity that is gone"
+    return f"{who} a deferrable primary key alone" if table.published.has_deferrable_key else f"{who} no primary key"
+
+
+def _is_root(table: Table) -> bool:
+    return any((each.schema, each.name) != (table.published.schema, table.published.name) for each in table.partitions)
+
+
+def keys(facts: Facts) -> Iterator[Verdict]:
+    """Judge whether a key tells which row a change is of: without one there is a changelog, and no replica."""
+    found = False
+    for table in facts.tables:
+        why = _keyless(table)
+        if why is None or table.published.refused:
+            continue
+        found = True
+        columns = ", ".join(quote_identifier(name) for name in table.published.primary_key) or "…"
+        fix = f"ALTER TABLE {_sql(table)} ADD PRIMARY KEY ({columns})"
+        if table.published.has_deferrable_key:
+            fix = f"ALTER TABLE {_sql(table)} DROP CONSTRAINT …, ADD PRIMARY KEY (…), this time without DEFERRABLE"
+        elif table.published.primary_key:
+            fix = "publish the key's columns: ALTER PUBLICATION … DROP TABLE, then ADD TABLE with them in the list"
+        yield warning(why, "it gets a changelog, and no replica of its current rows", fix, subject=table.name)
+    if facts.tables and not found:
+        yield ok(f"the tables have keys: {_NO_MATTER}")
+
+
+def _keyless(table: Table) -> str | None:
+    found = table.published
+    if found.replica_identity == "i":
+        return None
+    if found.has_deferrable_key:
+        return "its primary key is deferrable, so two rows may share it amid a transaction"
+    if not found.primary_key:
+        return "it has no primary key"
+    names = {column.name for column in found.columns}
+    missing = [name for name in found.primary_key if name not in names]
+    return f"the primary key's {listed(missing)} is not published" if missing else None
+
+
+def partitions(facts: Facts) -> Iterator[Verdict]:
+    """Judge whether the partitions of a table that is published as one tell rows apart as the table does."""
+    for table in facts.tables:
+        if not _is_root(table) or table.published.refused or table.identity is None:
+            continue
+        for each in table.partitions:
+            if each.replica_identity != "f" and set(each.identity or ()) != set(table.identity) and table.identity:
+                yield error(
+                    f"partition {each.schema}.{each.name} identifies rows by {listed(each.identity or ())},"
+                    f" and the table by {listed(table.identity)}",
+                    "of its updated and deleted rows the server does not send the table's key",
+                    f"ALTER TABLE {table_name(each.schema, each.name)} REPLICA IDENTITY FULL",
+                    subject=table.name,
+                )
+
+
+def generated(facts: Facts) -> Iterator[Verdict]:
+    """Judge whether generated columns that are not published keep the server from UPDATE and DELETE (18)."""
+    published = {kind for publication in facts.publications for kind in publication.operations} or set(_NEED_IDENTITY)
+    if facts.server.version < _GENERATED_COLUMNS_SINCE or not published.intersection(_NEED_IDENTITY):
+        return
+    for table in facts.tables:
+        names = {column.name for column in table.published.columns}
+        for each in table.partitions:
+            identity = each.generated if each.replica_identity == "f" else each.identity or ()
+            missing = [name for name in each.generated if name in identity and name not in names]
+            if missing:
+                yield error(
+                    f"its replica identity has the generated column {listed(missing)}, which is not published",
+                    "the server refuses UPDATE and DELETE on it, to every application",
+                    f"ALTER PUBLICATION {_first_publication(facts)} SET (publish_generated_columns = stored), or another"
+                    f" replica identity: ALTER TABLE {table_name(each.schema, each.name)} REPLICA IDENTITY USING INDEX …",
+                    subject=table.name,
+                )
+
+
+def _first_publication(facts: Facts) -> str:
+    names = [publication.name for publication in facts.publications] or list(facts.asked.publications)
+    return quote_identifier(names[0]) if names else "…"
+
+
+def restrictions(facts: Facts) -> Iterator[Verdict]:
+    """Judge whether column lists and row filters let UPDATE and DELETE through: they may have to do with the identity alone."""
+    found = False
+    for each in facts.restrictions:
+        if not each.operations.intersection(_NEED_IDENTITY):
+            continue
+        for partition in each.partitions:
+            for verdict in _clashes(each, partition):
+                found = True
+                yield verdict
+    if facts.restrictions and not found:
+        yield ok("no column list or row filter clashes with a replica identity")
+
+
+def _clashes(found: Restriction, partition: Partition) -> Iterator[Verdict]:
+    """Return how one publication's list and filter clash with the identity of one table or partition."""
+    table, name = table_name(partition.schema, partition.name), f"{found.schema}.{found.name}"
+    publication = quote_identifier(found.publication)
+    refused = " and ".join(kind.upper() for kind in _NEED_IDENTITY if kind in found.operations)
+    why = f"the server refuses {refused} on it, to every application"
+    if partition.identity is None:
+        return
+    is_full = partition.replica_identity == "f"
+    outside = [] if is_full else [column for column in found.filtered_by or () if column not in partition.identity]
+    if outside:
+        message = f"publication {found.publication!r} filters its rows by {listed(outside)}, which the replica identity lacks"
+        yield error(message, why, f"ALTER TABLE {table} REPLICA IDENTITY FULL", subject=name)
+    if found.columns is None:
+        return
+    missing = [column for column in partition.identity if column not in found.columns]
+    if is_full or missing:
+        lacks = "some columns, and the replica identity is FULL" if is_full else f"{listed(missing)} of the replica identity"
+        root = table_name(found.schema, found.name)
+        columns = "" if is_full else f" ({', '.join(map(quote_identifier, (*found.columns, *missing)))})"
+        where = "" if found.filtered_by is None else " WHERE (…as before…)"
+        alter = f"ALTER PUBLICATION {publication}"
+        fix = f"BEGIN; {alter} DROP TABLE {root}; {alter} ADD TABLE {root}{columns}{where}; COMMIT"
+        yield error(f"the column list of publication {found.publication!r} leaves out {lacks}", why, fix, subject=name)
+
+
+def column_lists(facts: Facts) -> Iterator[Verdict]:
+    """Judge whether several publications have the same columns of a table."""
+    for table in facts.tables:
+        if table.column_sets > 1:
+            yield error(
+                "the publications have different columns of it",
+                "the server ends the stream at its first change",
+                "give it the same column list in each publication, or name one publication",
+                subject=table.name,
+            )
+
+
+def left_out(facts: Facts) -> Iterator[Verdict]:
+    """Name tables whose changes never come, because they are not in the WAL."""
+    for each in facts.left_out:
+        what = f"it is {'a foreign table' if each.kind == 'foreign' else 'unlogged'}"
+        what += f", and a partition of {each.parent}" if each.parent else ""
+        fix = (
+            f"ALTER TABLE {table_name(each.schema, each.name)} SET LOGGED"
+            if each.kind == "unlogged"
+            else "stream it from the server that has it"
+        )
+        yield warning(what, "the WAL does not have its changes, so they never come", fix, subject=f"{each.schema}.{each.name}")
+
+
+def binary(facts: Facts) -> Iterator[Verdict]:
+    """Name columns that can't be sent with --binary."""
+    for table, column, type_name in facts.without_binary:
+        yield warning(
+            f"column {column!r} has values of type {type_name}, which has no binary form",
+            "with --binary the server ends the stream at its first change",
+            "leave --binary out",
+            subject=table,
+        )
+
+
+def _sql(table: Table) -> str:
+    return table_name(table.published.schema, table.published.name)
+
+
+CHECKS: Mapping[str, Callable[[Facts], Iterator[Verdict]]] = MappingProxyType(
+    {
+        "publications.there": publications,
+        "publications.operations": operations,
+        "tables.published": tables,
+        "tables.readable": readable,
+        "tables.row_security": row_security,
+        "tables.identity": identity,
+        "tables.keys": keys,
+        "tables.partitions": partitions,
+        "tables.generated": generated,
+        "tables.restrictions": restrictions,
+        "tables.column_lists": column_lists,
+        "tables.left_out": left_out,
+        "tables.binary": binary,
+    }
+)
+"""By the names that findings have, in the order in which they are shown."""

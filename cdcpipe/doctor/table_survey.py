@@ -1,0 +1,210 @@
+"""Asks a server for the facts about publications and tables. No table is opened or locked: see `catalog_sql`."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cdcpipe.catalog_sql import identity_of, leaves_of, published, published_by_new
+from cdcpipe.doctor.facts import Asked, LeftOut, Partition, Publication, Restriction, Table
+from cdcpipe.replication.connection import Connection
+from cdcpipe.replication.tables import PublishedTable, TypeWithoutBinary, describe, types_without_binary, unreadable
+from cdcpipe.sql import quote_literal
+
+__all__ = ["Tables", "survey"]
+
+_SCHEMAS_LISTS_FILTERS_SINCE = 150000
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The facts that are found here, named as in `Facts`."""
+
+    publications: tuple[Publication, ...] = ()
+    tables: tuple[Table, ...] = ()
+    restrictions: tuple[Restriction, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    without_binary: tuple[TypeWithoutBinary, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+def survey(connection: Connection, asked: Asked) -> Tables:
+    """Return the facts about the publications that are asked for. One that is still to be made is taken for made."""
+    if not asked.publications:
+        return Tables()
+    version = connection.server_version
+    publications = _publications(connection, asked.publications)
+    names = [publication.name for publication in publications]
+    new = [published_by_new(asked.tables)] if asked.create and len(names) < len(asked.publications) else []
+    sources = ([published(names, version)] if names else []) + new
+    tables = {table.relation_id: table for source in reversed(sources) for table in describe(connection, source)}
+    return Tables(
+        publications=publications,
+        tables=_tables(connection, tables, _column_sets(connection, [published([name], version) for name in names] + new)),
+        restrictions=_restrictions(connection, names) if names and version >= _SCHEMAS_LISTS_FILTERS_SINCE else (),
+        left_out=_left_out(connection, publications, asked.tables if new else None),
+        without_binary=tuple(each for source in sources for each in types_without_binary(connection, source)),
+        unknown=_unknown(connection, asked.tables) if new else (),
+    )
+
+
+def _sql_list(names: Iterable[str]) -> str:
+    return ", ".join(map(quote_literal, names))
+
+
+def _publications(connection: Connection, names: Sequence[str]) -> tuple[Publication, ...]:
+    schemas = (
+        "(SELECT json_agg(n.nspname ORDER BY 1) FROM pg_catalog.pg_publication_namespace s"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = s.pnnspid WHERE s.pnpubid = p.oid)::text"
+        if connection.server_version >= _SCHEMAS_LISTS_FILTERS_SINCE
+        else "NULL"
+    )
+    rows = connection.execute(
+        f"SELECT p.pubname, p.puballtables, {schemas}, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate"
+        f" FROM pg_catalog.pg_publication p WHERE p.pubname IN ({_sql_list(names)}) ORDER BY 1"
+    )
+    kinds = ("insert", "update", "delete", "truncate")
+    return tuple(
+        Publication(
+            name or "",
+            all_tables == "t",
+            tuple(json.loads(schemas or "[]")),
+            frozenset(kind for kind, is_published in zip(kinds, operations, strict=True) if is_published == "t"),
+        )
+        for name, all_tables, schemas, *operations in rows
+    )
+
+
+def _column_sets(connection: Connection, sources: Sequence[str]) -> Mapping[int, int]:
+    """Return how many different sets of columns the sources, one for each publication, have of the tables in several of them."""
+    if len(sources) <= 1:
+        return {}
+    sets: defaultdict[int, set[tuple[int, ...]]] = defaultdict(set)
+    for source in sources:
+        for table in describe(connection, source):
+            sets[table.relation_id].add(tuple(column.number for column in table.columns))
+    return {relation_id: len(each) for relation_id, each in sets.items()}
+
+
+def _partitions(relation: str) -> str:
+    """Return an expression for what has a table's rows, and what identifies them, as a JSON array of arrays."""
+    return (
+        f"(SELECT json_agg(json_build_array(s.nspname, leaf.relname, leaf.relreplident, {identity_of('leaf')},"
+        " (SELECT json_agg(a.attname ORDER BY a.attnum) FROM pg_catalog.pg_attribute a"
+        "  WHERE a.attrelid = leaf.oid AND a.attgenerated <> '' AND NOT a.attisdropped)) ORDER BY s.nspname, leaf.relname)"
+        " FROM pg_catalog.pg_class leaf JOIN pg_catalog.pg_namespace s ON s.oid = leaf.relnamespace"
+        f" WHERE leaf.oid IN {leaves_of(relation)})::text"
+    )
+
+
+def _parse_partitions(found: str | None) -> tuple[Partition, ...]:
+    return tuple(
+        Partition(schema, name, kind, None if identity is None else tuple(identity), tuple(generated or ()))
+        for schema, name, kind, identity, generated in json.loads(found or "[]")
+    )
+
+
+def _tables(connection: Connection, found: Mapping[int, PublishedTable], column_sets: Mapping[int, int]) -> tuple[Table, ...]:
+    if not found:
+        return ()
+    # The pages of what is stored apart (TOAST) count, too. pg_table_size() would open the table.
+    pages = (
+        "SELECT sum(greatest(leaf.relpages, 0)::int8 + greatest(toast.relpages, 0)::int8) FROM pg_catalog.pg_class leaf"
+        f" LEFT JOIN pg_catalog.pg_class toast ON toast.oid = leaf.reltoastrelid WHERE leaf.oid IN {leaves_of('c.oid')}"
+    )
+    rows = connection.execute(
+        "SELECT c.oid, pg_catalog.row_security_active(c.oid), pg_catalog.pg_has_role(c.relowner, 'USAGE'),"
+        f" ({pages}) * pg_catalog.current_setting('block_size')::int8, {identity_of('c')}::text, {_partitions('c.oid')}"
+        f" FROM pg_catalog.pg_class c WHERE c.oid IN ({', '.join(map(str, found))})"
+    )
+    hidden = set(unreadable(connection, list(found.values())))
+    tables = [
+        Table(
+            published=(published := found[int(oid or 0)]),
+            is_readable=f"{published.schema}.{published.name}" not in hidden,
+            hides_rows=hides_rows == "t",
+            is_owned=is_owned == "t",
+            size_bytes=int(size or 0),
+            identity=None if identity is None else tuple(json.loads(identity)),
+            partitions=_parse_partitions(partitions),
+            column_sets=column_sets.get(published.relation_id, 1),
+        )
+        for oid, hides_rows, is_owned, size, identity, partitions in rows
+    ]
+    return tuple(sorted(tables, key=lambda table: table.name))
+
+
+def _restrictions(connection: Connection, names: Sequence[str]) -> tuple[Restriction, ...]:
+    """Return the column lists and row filters; the columns of a filter are read from its tree, since its text takes a lock."""
+    rows = connection.execute(
+        "SELECT p.pubname, n.nspname, c.relname, p.pubupdate, p.pubdelete,"
+        " CASE WHEN r.prattrs IS NOT NULL THEN (SELECT json_agg(a.attname ORDER BY a.attnum) FROM pg_catalog.pg_attribute a"
+        "   WHERE a.attrelid = c.oid AND a.attnum = ANY (r.prattrs)) END::text,"
+        " CASE WHEN r.prqual IS NOT NULL THEN (SELECT coalesce(json_agg(DISTINCT a.attname), '[]')"
+        "   FROM pg_catalog.regexp_matches(r.prqual::text, ':varattno (\\d+)', 'g') AS v (number)"
+        "   JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = v.number[1]::int2) END::text,"
+        f" {_partitions('c.oid')}"
+        " FROM pg_catalog.pg_publication_rel r JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid"
+        " JOIN pg_catalog.pg_class c ON c.oid = r.prrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        f" WHERE p.pubname IN ({_sql_list(names)}) AND (r.prattrs IS NOT NULL OR r.prqual IS NOT NULL)"
+        # Of a partition that is published as a part of its root the root's decide.
+        " AND NOT (p.pubviaroot AND EXISTS (SELECT FROM pg_catalog.pg_partition_ancestors(c.oid) up"
+        "   JOIN pg_catalog.pg_publication_rel u ON u.prpubid = p.oid AND u.prrelid = up.relid WHERE up.relid <> c.oid))"
+        " ORDER BY 2, 3, 1"
+    )
+    return tuple(
+        Restriction(
+            publication=publication or "",
+            schema=schema or "",
+            name=name or "",
+            operations=frozenset(kind for kind, has in (("update", has_updates), ("delete", has_deletes)) if has == "t"),
+            columns=None if columns is None else tuple(json.loads(columns)),
+            filtered_by=None if filtered_by is None else tuple(json.loads(filtered_by)),
+            partitions=_parse_partitions(partitions),
+        )
+        for publication, schema, name, has_updates, has_deletes, columns, filtered_by, partitions in rows
+    )
+
+
+def _left_out(
+    connection: Connection, publications: Sequence[Publication], new: Sequence[tuple[str, str]] | None
+) -> tuple[LeftOut, ...]:
+    """Return what publications of all tables, of schemas and of partitioned tables leave out; ``new`` are a new one's tables."""
+    is_all = any(each.all_tables for each in publications) or (new is not None and not new)
+    schemas = _sql_list({schema for each in publications for schema in each.schemas}) or "NULL"
+    names = _sql_list(each.name for each in publications) or "NULL"
+    rows = connection.execute(
+        "WITH RECURSIVE part (root, oid) AS ("
+        " SELECT r.prrelid, r.prrelid FROM pg_catalog.pg_publication_rel r"
+        f"  JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid AND p.pubname IN ({names})"
+        "  UNION SELECT c.oid, c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        f"  WHERE (n.nspname, c.relname) IN ({_pairs(new or ())})"
+        " UNION SELECT part.root, i.inhrelid FROM part JOIN pg_catalog.pg_inherits i ON i.inhparent = part.oid)"
+        " SELECT n.nspname, c.relname, CASE c.relkind WHEN 'f' THEN 'foreign' ELSE 'unlogged' END,"
+        "  min(rn.nspname || '.' || root.relname)"
+        " FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " LEFT JOIN part ON part.oid = c.oid AND part.root <> c.oid"
+        " LEFT JOIN pg_catalog.pg_class root ON root.oid = part.root AND root.relkind = 'p'"
+        " LEFT JOIN pg_catalog.pg_namespace rn ON rn.oid = root.relnamespace"
+        " WHERE (c.relkind = 'f' OR (c.relkind = 'r' AND c.relpersistence = 'u'))"
+        f" AND ({is_all} OR n.nspname IN ({schemas}) OR root.oid IS NOT NULL) GROUP BY 1, 2, 3 ORDER BY 1, 2"
+    )
+    return tuple(LeftOut(schema or "", name or "", kind or "", parent) for schema, name, kind, parent in rows)
+
+
+def _unknown(connection: Connection, tables: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Return those of the tables that no publication can have."""
+    if not tables:
+        return ()
+    rows = connection.execute(
+        f"SELECT v.schema, v.name FROM (VALUES {_pairs(tables)}) AS v (schema, name) WHERE NOT EXISTS ("
+        " SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = v.schema AND c.relname = v.name AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p')"
+    )
+    return tuple(f"{schema}.{name}" for schema, name in rows)
+
+
+def _pairs(tables: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f"({quote_literal(schema)}, {quote_literal(name)})" for schema, name in tables) or "(NULL, NULL)"

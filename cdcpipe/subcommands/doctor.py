@@ -1,0 +1,61 @@
+"""``cdcpipe doctor``: asks the server for the facts, and judges them. Nothing is changed, and no table is opened or locked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from cdcpipe.doctor import failover_checks, server_checks, table_checks
+from cdcpipe.doctor.facts import Asked, Facts
+from cdcpipe.doctor.findings import Finding, Level, examine
+from cdcpipe.doctor.survey import survey
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from cdcpipe.subcommands.prepare import connect, connected, initialising
+
+__all__ = ["CHECKS", "CONNECTION", "Diagnosis", "doctor"]
+
+CONNECTION = "server.connection"
+"""The check that comes before all others: whether there is a server to ask."""
+
+_QUICK_CHECKS = MappingProxyType({**server_checks.CHECKS, **failover_checks.CHECKS})
+CHECKS = MappingProxyType({**_QUICK_CHECKS, **table_checks.CHECKS})
+"""By name, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The findings, and some of the facts for programs (None: no server could be asked)."""
+
+    findings: list[Finding]
+    server: Mapping[str, Any] | None = field(default=None)
+
+
+def doctor(parameters: Mapping[str, str], asked: Asked, *, quick: bool = False) -> Diagnosis:
+    """Look at the server, and return what is found. A ``quick`` look leaves out tables, and the rate of WAL.
+
+    A server that can't be asked is a finding. Raises InvalidArgumentsError for parameters that are none.
+    """
+    try:
+        with connected(parameters, replication=False) as connection, initialising():
+            facts = survey(connection, asked, connect, quick=quick)
+    except InvalidArgumentsError:
+        raise
+    except CdcpipeError as ex:
+        return Diagnosis([Finding(Level.ERROR, CONNECTION, None, ex.message, "nothing can be asked or streamed", ex.hint)])
+    address = Finding(Level.OK, CONNECTION, None, f"connected to {facts.server.address} as {facts.role.name}", None, None)
+    return Diagnosis([address, *examine(_QUICK_CHECKS if quick else CHECKS, facts)], _summary(facts))
+
+
+def _summary(facts: Facts) -> dict[str, Any]:
+    """Return the facts that a program may want to go on with."""
+    rate = facts.wal_rate
+    return {
+        "version": facts.server.version,
+        "is_standby": facts.server.is_standby,
+        "slot_exists": facts.slot is not None,
+        "wal_bytes_per_second": None if rate is None else round(rate.highest),
+        "tables": len(facts.tables),
+        "table_bytes": sum(table.size_bytes for table in facts.tables),
+    }

@@ -1,0 +1,75 @@
+"""``cdcpipe doctor``: what would go wrong with a stream, found before it does."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+import cloup
+
+from cdcpipe.doctor.facts import Asked
+from cdcpipe.doctor.findings import Level, render, report
+from cdcpipe.options import CREATED_TABLE, PUBLICATION
+from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.subcommands.doctor import doctor
+from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of, parse_table, slot_option
+
+__all__ = ["command"]
+
+_EXAMPLE = """\b
+Example:
+  cdcpipe doctor -d shop -S shop_cdc --publication shop -c
+"""
+
+
+@cloup.command(
+    "doctor",
+    context_settings=CONTEXT_SETTINGS,
+    short_help="Find what would go wrong with a stream, and say how to mend it.",
+    epilog=_EXAMPLE,
+)
+@connection_options
+@cloup.option_group(
+    "Stream",
+    slot_option,
+    cloup.option(*PUBLICATION.names, **PUBLICATION.settings),
+    cloup.option(
+        "-c", "--create-slot", is_flag=True, help="Judge a start with -c, which makes publications and slot that are not there."
+    ),
+    cloup.option(*CREATED_TABLE.names, **CREATED_TABLE.settings),
+    cloup.option("-P", "--plugin", metavar="NAME", default="pgoutput", show_default=True, help="Judge a slot with this plugin."),
+    cloup.option("--copy", is_flag=True, help="Judge a start that copies the tables first, and so has to read them."),
+)
+@cloup.option_group(
+    "Output",
+    cloup.option("--quick", is_flag=True, help="Leave out the tables, and how fast the server writes WAL."),
+    cloup.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs."),
+)
+def command(
+    *,
+    slot: str,
+    publications: tuple[str, ...],
+    create_slot: bool,
+    tables: tuple[str, ...],
+    plugin: str,
+    copy: bool,
+    quick: bool,
+    as_json: bool,
+    **connection: Any,
+) -> ExitCode:
+    """Find what would go wrong with a stream from a slot, now or later: one line for each finding, with what mends it.
+
+    Give the options that the stream is started with. Nothing is changed, and no table is opened or locked. If the connection
+    names several hosts, the settings of primary and standbys for a failover are judged, too. Exit with 1 if an error is found.
+    """
+    asked = Asked(slot, plugin, publications, tuple(parse_table(table) for table in tables), create_slot, copy)
+    found = doctor(connection_parameters_of(**connection), asked, quick=quick)
+    if as_json:
+        click.echo(json.dumps(report(found.findings, server=found.server), indent=1, ensure_ascii=False))
+    else:
+        click.echo("\n".join(render(found.findings)))
+    sys.stdout.flush()
+    # 1 has another name elsewhere; for a doctor it is that of the many programs that check something.
+    return ExitCode.INVALID_ARGS if any(finding.level is Level.ERROR for finding in found.findings) else ExitCode.SUCCESS

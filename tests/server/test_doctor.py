@@ -1,0 +1,460 @@
+"""The doctor on real servers that are in the states that it warns of. What it says mends them is run, and mends them.
+
+Each check's cases without a server are in tests/unit/doctor.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import postgres
+import psycopg
+import pytest
+
+from cdcpipe.doctor import survey
+from cdcpipe.doctor.facts import Asked
+from cdcpipe.doctor.findings import Finding
+from cdcpipe.replication.connection import connection_parameters
+from cdcpipe.subcommands.doctor import CHECKS, doctor
+from support.cli_process import CLI, run_cli
+from support.requirements import need
+from support.waiting import until
+
+SLOT = "select pg_create_logical_replication_slot('s', 'pgoutput')"
+EXPECTED_WARNINGS = {"server.wal_limit"}  # unlimited, which is PostgreSQL's default
+
+
+def diagnose(
+    database: postgres.Database, slot: str = "s", *, user: str | None = None, quick: bool = False, **asked: Any
+) -> list[Finding]:
+    """What the doctor finds; the publications are ``p`` unless they are given."""
+    parameters = connection_parameters([("dbname", database.dsn), *([("user", user)] if user else [])])
+    return doctor(parameters, Asked(slot, **{"publications": ("p",)} | asked), quick=quick).findings
+
+
+def of(findings: list[Finding], check: str) -> list[Finding]:
+    return [finding for finding in findings if finding.check == check]
+
+
+def bad(findings: list[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.level != "ok" and finding.check not in EXPECTED_WARNINGS]
+
+
+def run_fix(connection: psycopg.Connection[Any], finding: Finding) -> None:
+    """Run the SQL that a finding proposes, the first of what it leaves to choose."""
+    assert finding.fix
+    sql = finding.fix.partition("; or ")[0].partition(", or ")[0].partition(", on the standby")[0].partition(", in database ")[0]
+    for statement in sql.split("; "):
+        connection.execute(statement)
+
+
+@pytest.fixture(autouse=True)
+def _nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How fast WAL is written matters to few of these tests."""
+    monkeypatch.setattr(survey, "_WATCHED_S", 0.0)
+
+
+@pytest.fixture
+def role(pg18: postgres.Cluster) -> Iterator[str]:
+    """A role that may log in and nothing else."""
+    name = f"doctor_{uuid.uuid4().hex[:8]}"
+    with pg18.connect() as connection:
+        connection.execute(f"create role {name} login")
+        yield name
+        connection.execute(f"drop role {name}")
+
+
+# --- all is well ---
+
+
+def test_nothing_is_found_where_nothing_is_wrong(any_pg: postgres.Cluster) -> None:
+    with any_pg.database() as database, database.connect() as connection:
+        connection.execute("create table t (id int primary key, v text); create table u (id int primary key)")
+        connection.execute("create publication p for all tables")
+        connection.execute(SLOT)
+        for asked in ({}, {"slot": "new", "publications": ("new",), "create": True, "copy": True}):
+            found = diagnose(database, **asked)
+            assert bad(found) == []
+            assert {finding.check for finding in found} - {"server.connection"} <= CHECKS.keys()
+            [tables] = of(found, "tables.published")
+            assert tables.message.startswith("2 tables")
+
+
+def test_a_locked_table_keeps_nobody_waiting(any_pg: postgres.Cluster) -> None:
+    with any_pg.database() as database, database.connect() as connection, database.connect() as holder:
+        connection.execute("create table t (id int primary key, v text, r int) partition by list (id)")
+        connection.execute("create table t1 partition of t for values in (1); create table u (id int primary key, v text)")
+        what = "t, u where (id > 1)" if any_pg.version_num >= 150000 else "t, u"
+        connection.execute(f"create publication p for table {what} with (publish_via_partition_root)")
+        with holder.transaction():
+            holder.execute("lock table t, t1, u in access exclusive mode")
+            # Twice: for publications that are there, and for one that would be made.
+            assert not of(diagnose(database), "server.connection")[0].fix
+            assert of(diagnose(database, publications=("new",), create=True), "tables.keys")[0].level == "ok"
+
+
+# --- tables ---
+
+NO_KEY = "create table t (id int, v int)"
+KEY = "create table t (id int primary key, v int)"
+REFUSED = [
+    ("tables.identity", 14, f"{NO_KEY}; create publication p for table t", "it has no primary key"),
+    ("tables.identity", 14, f"{KEY}; alter table t replica identity nothing; create publication p for table t", "NOTHING"),
+    (
+        "tables.identity",
+        14,
+        "create table t (id int primary key deferrable, v int); create publication p for table t",
+        "a deferrable primary key alone",
+    ),
+    (
+        "tables.identity",
+        14,
+        (
+            "create table t (id int not null, v int); create unique index i on t (id);"
+            "alter table t replica identity using index i; drop index i; create publication p for table t"
+        ),
+        "index as replica identity that is gone",
+    ),
+    (
+        "tables.identity",
+        14,
+        (
+            "create table t (id int, v int) partition by list (id); create table t1 partition of t for values in (1);"
+            "create table t2 partition of t (primary key (id)) for values in (2);"
+            "create publication p for table t with (publish_via_partition_root)"
+        ),
+        "a partition has no primary key",
+    ),
+    ("tables.restrictions", 15, f"{KEY}; create publication p for table t where (v > 1)", "filters its rows by v"),
+    ("tables.restrictions", 15, f"{KEY}; create publication p for table t (v)", "leaves out id"),
+    (
+        "tables.restrictions",
+        15,
+        f"{KEY}; alter table t replica identity full; create publication p for table t (id)",
+        "leaves out some columns",
+    ),
+    (
+        "tables.restrictions",
+        15,
+        (
+            "create table t (id int primary key, v int) partition by list (id); create table t1 partition of t for values in (1);"
+            "create publication p for table t where (v > 1) with (publish_via_partition_root)"
+        ),
+        "filters its rows by v",
+    ),
+    (
+        "tables.generated",
+        18,
+        (
+            "create table t (id int, v int, g int generated always as (id) stored); alter table t replica identity full;"
+            "create publication p for table t"
+        ),
+        "generated column g",
+    ),
+    (
+        "tables.generated",
+        18,
+        "create table t (v int, id int, g int generated always as (id) stored primary key); create publication p for table t",
+        "generated column g",
+    ),
+]
+
+
+@pytest.mark.parametrize(("check", "since", "setup", "message"), REFUSED)
+def test_what_the_server_refuses(request: pytest.FixtureRequest, check: str, since: int, setup: str, message: str) -> None:
+    """The application's UPDATE fails as it is said, the proposed SQL mends that, and nothing is found any more."""
+    for cluster in [request.getfixturevalue(f"pg{version}") for version in ("14", "15", "18") if int(version) >= since]:
+        with cluster.database() as database, database.connect() as connection:
+            connection.execute("create table other (id int primary key)")
+            connection.execute(setup)
+            connection.execute("insert into t (id, v) values (1, 1)")
+            connection.execute(SLOT)
+            found = bad(diagnose(database))
+            errors = [finding for finding in found if finding.level == "error"]
+            assert {(finding.check, finding.subject) for finding in errors} == {(check, "public.t")}, found
+            assert message in errors[0].message
+            with pytest.raises(psycopg.Error, match="cannot update table"):
+                connection.execute("update t set v = 2")
+            for finding in errors:
+                run_fix(connection, finding)
+            connection.execute("update t set v = 2")
+            assert not [finding for finding in diagnose(database) if finding.level == "error"]
+
+
+def test_no_false_alarm_of_lists_and_filters(pg18: postgres.Cluster) -> None:
+    with pg18.database() as database, database.connect() as connection:
+        connection.execute(f"{KEY}; create table full_t (id int, v int); alter table full_t replica identity full")
+        connection.execute("create publication p for table t (id, v) where (id > 1 and t.id <> 7), full_t where (v = 1)")
+        connection.execute("create publication q for table t (id) where (v > 1) with (publish = 'insert')")
+        connection.execute(SLOT)
+        connection.execute("update t set v = 2; update full_t set v = 3")
+        assert [finding.check for finding in bad(diagnose(database))] == ["tables.keys"]  # of full_t
+        both = bad(diagnose(database, publications=("p", "q")))
+        assert {finding.check for finding in both} == {"tables.keys", "tables.column_lists", "publications.operations"}
+
+
+def test_publications_with_different_columns_end_the_stream(pg18: postgres.Cluster) -> None:
+    with pg18.database() as database, database.connect() as connection:
+        connection.execute(f"{KEY}; create publication p for table t (id); create publication q for table t")
+        connection.execute(SLOT)
+        [found] = of(diagnose(database, publications=("p", "q")), "tables.column_lists")
+        assert (found.level, found.subject) == ("error", "public.t")
+        with CLI("-d", database.dsn, "-S", "s", "--publication", "p", "--publication", "q") as cli:
+            connection.execute("insert into t values (1, 1)")
+            assert cli.wait() == 5
+            assert "different column lists" in cli.stderr
+
+
+def test_keys_and_partitions_of_tables_that_work(pg18: postgres.Cluster) -> None:
+    """What the server does not refuse, and what still has no replica, or a wrong one."""
+    with pg18.database() as database, database.connect() as connection:
+        connection.execute(
+            "create table keyless (v int); alter table keyless replica identity full;"
+            "create table deferred (id int primary key deferrable); alter table deferred replica identity full;"
+            "create table root (id int primary key, v int not null) partition by list (id);"
+            "create table leaf partition of root for values in (1); create unique index i on leaf (v);"
+            "alter table leaf replica identity using index i;"
+            "create table by_index (a int not null unique); alter table by_index replica identity using index by_index_a_key;"
+            "create publication p for table keyless, deferred, root, by_index with (publish_via_partition_root)"
+        )
+        connection.execute(SLOT)
+        found = {(finding.check, finding.subject): finding for finding in bad(diagnose(database))}
+        assert found.keys() == {
+            ("tables.keys", "public.keyless"),
+            ("tables.keys", "public.deferred"),
+            ("tables.partitions", "public.root"),
+        }
+        run_fix(connection, found["tables.partitions", "public.root"])
+        assert not of(diagnose(database), "tables.partitions")
+
+
+def test_tables_that_never_come(pg18: postgres.Cluster) -> None:
+    with pg18.database() as database, database.connect() as connection:
+        connection.execute(
+            "create unlogged table u (id int primary key); create temporary table temporary (id int); create view v as select 1;"
+            "create foreign data wrapper w; create server far foreign data wrapper w; create foreign table f (id int) server far;"
+            "create table root (id int primary key) partition by list (id);"
+            "create unlogged table leaf partition of root for values in (1);"
+            "create publication p for all tables; create publication q for table root"
+        )
+        connection.execute(SLOT)
+        found = of(diagnose(database), "tables.left_out")
+        assert [(finding.subject, finding.message) for finding in found] == [
+            ("public.f", "it is a foreign table"),
+            ("public.leaf", "it is unlogged"),
+            ("public.u", "it is unlogged"),
+        ]
+        [of_root] = of(diagnose(database, publications=("q",)), "tables.left_out")
+        assert of_root.message == "it is unlogged, and a partition of public.root"
+        [new] = of(diagnose(database, publications=("r",), tables=(("public", "root"),), create=True), "tables.left_out")
+        assert new == of_root
+        for finding in found[1:]:
+            run_fix(connection, finding)
+        assert [finding.subject for finding in of(diagnose(database), "tables.left_out")] == ["public.f"]
+        # Named for a new publication, they make it fail.
+        asked = {
+            "publications": ("r",),
+            "create": True,
+            "tables": (("public", "f"), ("public", "v"), ("no", "such"), ("public", "u")),
+        }
+        named = [finding for finding in of(diagnose(database, **asked), "publications.there") if finding.level == "error"]
+        assert sorted(finding.subject or "" for finding in named) == ["no.such", "public.f", "public.v"]
+
+
+def test_publications_in_part_and_of_schemas(pg15: postgres.Cluster) -> None:
+    with pg15.database() as database, database.connect() as connection:
+        connection.execute(
+            "create schema s; create table s.t (id int primary key); create unlogged table s.u (id int);"
+            "create unlogged table u ();"
+            "create publication p for tables in schema s with (publish = 'insert, update')"
+        )
+        connection.execute(SLOT)
+        found = bad(diagnose(database))
+        assert [(finding.check, finding.subject) for finding in found] == [
+            ("publications.operations", None),
+            ("tables.left_out", "s.u"),
+        ]
+        run_fix(connection, found[0])
+        assert [finding.check for finding in bad(diagnose(database))] == ["tables.left_out"]
+
+
+def test_types_without_a_binary_form(pg18: postgres.Cluster) -> None:
+    with pg18.database() as database, database.connect() as connection:
+        connection.execute("create table t (id int primary key, c aclitem[]); create publication p for table t")
+        [found] = of(diagnose(database), "tables.binary")
+        assert (found.subject, found.message) == ("public.t", "column 'c' has values of type aclitem, which has no binary form")
+
+
+# --- privileges ---
+
+
+def test_privileges(pg18: postgres.Cluster, role: str) -> None:
+    """A role gets one privilege after the other, each with the SQL of the finding that asks for it."""
+    with pg18.database() as database, database.connect() as connection:
+        connection.execute(
+            "create schema s; create table s.t (id int primary key, secret text); alter table s.t enable row level security"
+        )
+        connection.execute("create publication p for table s.t")
+        connection.execute(SLOT)
+        found = bad(diagnose(database, user=role, copy=True))
+        assert [(finding.check, finding.level) for finding in found] == [
+            ("server.replication", "error"),
+            ("tables.readable", "error"),
+            ("tables.row_security", "error"),
+        ]
+        assert {finding.level for finding in bad(diagnose(database, user=role))} == {"error", "warning"}
+        for finding in found:
+            run_fix(connection, finding)
+        assert bad(diagnose(database, user=role, copy=True)) == []
+        connection.execute(f"revoke all on all tables in schema s from {role}; grant select (id) on s.t to {role}")
+        assert [finding.check for finding in bad(diagnose(database, user=role))] == ["tables.readable"]
+        connection.execute("alter publication p set table s.t (id)")
+        assert bad(diagnose(database, user=role)) == []
+        connection.execute(f"drop owned by {role}")
+
+
+def test_who_may_make_a_publication(pg18: postgres.Cluster, role: str) -> None:
+    with pg18.database() as database, database.connect() as connection:
+        connection.execute(
+            f"create table t (id int primary key); create table mine (id int primary key); alter table mine owner to {role}"
+        )
+        connection.execute(f'alter role {role} replication; grant create on database "{database.name}" to {role}')
+
+        def found(*tables: str) -> Finding:
+            asked = tuple(("public", table) for table in tables)
+            return of(diagnose(database, user=role, tables=asked, create=True), "publications.there")[0]
+
+        assert (found().level, found("t").level, found("mine").level) == ("error", "error", "ok")
+        sql = found("t").fix
+        assert sql
+        connection.execute(sql.removeprefix("let an administrator run "))
+        assert found("t").message == "publication 'p' is there"
+        connection.execute(f"drop owned by {role}")
+
+
+def test_a_user_who_sees_little(pg18: postgres.Cluster, role: str) -> None:
+    with pg18.database() as database, database.connect() as connection, database.connect() as writer:
+        connection.execute(f"create table t (id int primary key); alter role {role} replication")
+        with writer.transaction():
+            writer.execute("insert into t values (1)")
+            [found] = of(diagnose(database, user=role, publications=(), create=True), "server.transactions")
+            assert (found.level, found.message[:22]) == ("warning", "1 transactions of othe")
+            run_fix(connection, Finding(found.level, found.check, None, "", "", (found.fix or "").removeprefix("to see it: ")))
+            [found] = of(diagnose(database, user=role, publications=(), create=True), "server.transactions")
+            assert found.level == "ok"
+
+
+# --- transactions and slots ---
+
+
+def test_a_prepared_transaction_holds_back_a_new_slot(pg18: postgres.Cluster) -> None:
+    with pg18.database() as database, database.connect() as connection:
+        connection.execute("create table t (id int primary key)")
+        connection.execute("begin; insert into t values (1); savepoint a; insert into t values (2); prepare transaction 'it''s'")
+        [found] = of(diagnose(database, create=True), "server.transactions")
+        assert (found.level, f'prepared transaction "it\'s" in database {database.name}' in found.message) == ("error", True)
+        code, _, stderr = run_cli("prepare", "-d", database.dsn, "-S", "s", "--publication", "p", "-c", "--create-timeout", "0.5")
+        assert code == 2
+        assert "waits for running transactions" in stderr
+        run_fix(connection, found)
+        assert of(diagnose(database, create=True), "server.transactions")[0].level == "ok"
+
+
+def test_the_states_of_a_slot(pg15: postgres.Cluster) -> None:
+    with pg15.database() as database, pg15.database() as other, database.connect() as connection, other.connect() as elsewhere:
+
+        def state(name: str, **asked: Any) -> tuple[str, str]:
+            [found] = of(diagnose(database, name, **asked), "slot.state")
+            return found.level, found.message
+
+        connection.execute("create table t (id int primary key); create publication p for table t")
+        for name, plugin, where in (("doctor_wj", "test_decoding", connection), ("doctor_far", "pgoutput", elsewhere)):
+            where.execute(f"select pg_create_logical_replication_slot('{name}', '{plugin}')")
+        connection.execute("select pg_create_physical_replication_slot('doctor_phys')")
+        try:
+            assert state("doctor_none") == ("error", "slot 'doctor_none' is not there")
+            assert state("doctor_none", create=True)[0] == "ok"
+            assert state("doctor_far") == ("error", f"slot 'doctor_far' belongs to database '{other.name}'")
+            assert state("doctor_phys") == ("error", "slot 'doctor_phys' is a physical slot")
+            assert state("doctor_wj") == ("error", "slot 'doctor_wj' has the plugin test_decoding")
+            assert state("doctor_wj", publications=(), plugin="wal2json")[0] == "ok"
+            with CLI("-d", database.dsn, "-S", "doctor_own", "--publication", "p", "-c") as cli:
+                connection.execute("select 1")
+                until(lambda: "in use" in state("doctor_own")[1], "the slot in use")
+                assert cli.quit() == 0
+        finally:
+            connection.execute("select pg_drop_replication_slot('doctor_phys')")
+
+
+def test_a_server_that_is_not_configured() -> None:
+    """All that takes a restart: each proposed setting is taken over, and then nothing is found."""
+    need("18")
+    settings = {"wal_level": "replica", "max_replication_slots": "1", "max_wal_senders": "1", "idle_replication_slot_timeout": "1h"}
+    with postgres.Cluster("18", settings=settings) as cluster, cluster.connect() as connection:
+        database = postgres.Database(cluster, "postgres")
+        connection.execute("create table t (id int primary key); alter role postgres set wal_sender_timeout = '2s'")
+        connection.execute("select pg_create_physical_replication_slot('only')")
+        found = bad(diagnose(database, create=True))
+        assert [(finding.check, finding.level) for finding in found] == [
+            ("server.wal_level", "error"),
+            ("server.slots_left", "error"),
+            ("server.walsenders_left", "warning"),
+            ("server.walsender_timeout", "warning"),
+            ("server.idle_slots", "warning"),
+        ]
+        for finding in [*found, *of(diagnose(database), "server.wal_limit")]:
+            sql = (finding.fix or "").partition("; then restart")[0].partition(", or drop one")[0]
+            for statement in sql.split("; "):
+                connection.execute(statement)
+
+        connection.close()
+        cluster.restart()
+        database = postgres.Database(cluster, "postgres")
+        with cluster.connect() as again:
+            again.execute("select pg_drop_replication_slot('only')")
+        after = diagnose(database, create=True)
+        assert [finding for finding in after if finding.level != "ok"] == []
+        [limit] = of(after, "server.wal_limit")
+        assert limit.message.startswith("max_slot_wal_keep_size is 10.0 GiB")
+
+
+def test_a_slot_that_is_about_to_be_lost_and_then_is() -> None:
+    need("18")
+    settings = {"max_slot_wal_keep_size": "32MB", "min_wal_size": "32MB", "max_wal_size": "64MB", "checkpoint_timeout": "1h"}
+    with postgres.Cluster("18", settings=settings) as cluster, cluster.connect() as connection:
+        database = postgres.Database(cluster, "postgres")
+        connection.execute("create table t (id int primary key); create publication p for table t")
+        connection.execute(SLOT)
+        [wal] = of(diagnose(database), "slot.wal")
+        assert "may be lost after" in wal.message or "WAL" in wal.message
+
+        def write(megabytes: int) -> None:
+            for _ in range(megabytes // 16):
+                connection.execute("select pg_logical_emit_message(false, 'x', 'y'), pg_switch_wal()")
+
+        write(48)
+        [limit] = of(diagnose(database), "server.wal_limit")
+        assert limit.message.startswith("max_slot_wal_keep_size is 32.0 MiB")
+        [state] = of(diagnose(database), "slot.state")
+        assert (state.level, state.message) == ("error", "slot 's' is beyond max_slot_wal_keep_size")
+        write(96)
+        connection.execute("checkpoint")
+        [state] = of(diagnose(database), "slot.state")
+        assert (state.level, state.message) == ("error", "slot 's' is lost (wal_removed)")
+
+
+def test_output_plugins(pg15: postgres.Cluster) -> None:
+    """The releases of August 2026 have the list; the session's own setting stands for the server's."""
+    with pg15.database() as database, database.connect() as connection:
+        if connection.execute("select 1 from pg_settings where name = 'output_plugin_libraries'").fetchone() is None:
+            pytest.skip("this PostgreSQL 15 is older than 15.19")
+        parameters = connection_parameters([("dbname", database.dsn), ("options", "-c output_plugin_libraries=test_decoding")])
+        found = of(doctor(parameters, Asked("s", create=True)).findings, "server.output_plugins")
+        assert [finding.level for finding in found] == ["error"]
+        # How a list is written in SQL: as one text it would be the name of one library.
+        sql = (found[0].fix or "").partition("; ")[0].replace("ALTER SYSTEM SET", "SET")
+        connection.execute(sql)
+        assert connection.execute("show output_plugin_libraries").fetchone() == ("test_decoding, pgoutput",)
+        assert of(diagnose(database, create=True), "server.output_plugins")[0].level == "ok"
