@@ -1,5 +1,5 @@
 """cdcpipe's core: PostgreSQL's logical replication stream as records on a pipe.
 
-The way of the data: ``replication.connection`` → ``pgoutput.decode`` → ``pgoutput.transactions`` → ``plugins`` → ``pipe``.
-The core knows neither click nor pyspark; decoders and state machines do no I/O and take time as an argument.
+The path of the data: ``replication.connection`` → ``pgoutput.decode`` → ``pgoutput.transactions`` → ``plugins`` → ``pipe``.
+The core imports neither click nor pyspark. Decoders and state machines do no I/O, and take the time as an argument.
 """

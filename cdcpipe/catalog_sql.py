@@ -1,7 +1,7 @@
-"""Questions to PostgreSQL's catalogs that several modules ask, as SQL text: what publications publish, what is a key.
+"""SQL for questions to PostgreSQL's catalogs that several modules ask: which tables publications publish, which columns are a key.
 
-None of these opens a table. The view ``pg_publication_tables`` does, from PostgreSQL 16 on (on 15 where there is a row filter), and
-so do functions such as ``pg_partition_tree``, ``pg_relation_size`` and ``pg_get_expr``: they wait while somebody holds ACCESS
+None of this SQL opens a table. The view ``pg_publication_tables`` does since PostgreSQL 16 (in 15 if there is a row filter), and so
+do functions like ``pg_partition_tree``, ``pg_relation_size`` and ``pg_get_expr``. They wait while another session holds ACCESS
 EXCLUSIVE on the table (an open ALTER TABLE, VACUUM FULL, a prepared transaction with DDL). Logical decoding needs no such lock.
 """
 
@@ -27,7 +27,7 @@ _SCHEMAS_LISTS_FILTERS_SINCE: Final = 150000
 _GENERATED_COLUMNS_SINCE: Final = 180000
 
 _FIRST_USER_OID: Final = 16384
-"""The server publishes nothing that initdb made."""
+"""Tables with a smaller OID were created by initdb. The server does not publish them."""
 
 _PUBLISHED: Final = """(
 WITH RECURSIVE publication AS (
@@ -99,14 +99,19 @@ _FILTERS: Final = """CASE WHEN bool_or(r.prqual IS NULL) THEN NULL
 
 
 def published(publications: Iterable[str], server_version: int, *, filters: bool = False) -> str:
-    """Return a subquery, in parentheses: one row for each table that the stream of these publications describes.
+    """Return a subquery, in parentheses, with one row for each table that the stream of these publications describes.
 
-    Its columns: ``relation_id``; ``numbers``, the ``attnum`` of the published columns; ``has_updates`` and ``has_deletes``,
-    whether these are published; ``filters``, the row filters, of which a row passes one, NULL if every row is published.
-    Without ``filters`` that column is always NULL: the text of a row filter can't be had without a lock on its table.
+    Its columns are:
 
-    As the server does: the leaves stand for a partitioned table, or with ``publish_via_partition_root`` the root for all its
-    partitions, also for those that another publication names. A table in a published schema has neither list nor filter.
+    - ``relation_id``;
+    - ``numbers``: the ``attnum`` of the published columns;
+    - ``has_updates`` and ``has_deletes``: whether updates and deletes are published;
+    - ``filters``: the row filters; a row is published if it passes one of them; NULL if every row is published. The column is also
+      NULL if the argument ``filters`` is False, because reading the text of a row filter needs a lock on its table.
+
+    The rules are the server's. The leaves stand for a partitioned table. With ``publish_via_partition_root`` the root stands for
+    all its partitions, also for those that another publication names. A table in a published schema has no column list and no
+    filter.
     """
     has_details = server_version >= _SCHEMAS_LISTS_FILTERS_SINCE
     has_generated = "p.pubgencols = 's'" if server_version >= _GENERATED_COLUMNS_SINCE else "false"
@@ -139,7 +144,7 @@ def published_by_new(tables: Iterable[tuple[str, str]]) -> str:
 
 
 def leaves_of(relation: str) -> str:
-    """Return a subquery, in parentheses, for the ``oid`` of what has a table's rows: its leaf partitions, or itself."""
+    """Return a subquery, in parentheses, for the ``oid`` of the tables with the rows: the leaf partitions, or the table itself."""
     return (
         "(WITH RECURSIVE part (oid, kind) AS ("
         f" SELECT node.oid, node.relkind FROM pg_catalog.pg_class node WHERE node.oid = {relation}"
@@ -153,15 +158,15 @@ def leaves_of(relation: str) -> str:
 def key_numbers(index: str) -> str:
     """Return an expression for the ``attnum`` of an index's key columns; ``index`` is the alias of its row in pg_index.
 
-    ``indkey`` has the columns of INCLUDE behind them, which are no part of the key.
+    The columns of INCLUDE, which come after them in ``indkey``, are not part of the key.
     """
     return f"({index}.indkey::int2[])[0:{index}.indnkeyatts - 1]"
 
 
 def primary_key_of(relation: str) -> str:
-    """Return an expression for the names of a table's primary key, in its order, as a JSON array; NULL where there is none.
+    """Return an expression for the columns of a table's primary key, in order, as a JSON array; NULL if there is none.
 
-    A deferrable one does not count: two rows may have the same value of it amid a transaction.
+    A deferrable primary key does not count: within a transaction two rows may have the same value.
     """
     return _columns_of_index(f"i.indrelid = {relation} AND i.indisprimary AND i.indimmediate")
 
@@ -186,12 +191,12 @@ def _columns_of_index(condition: str) -> str:
 
 
 def has_deferrable_key(relation: str) -> str:
-    """Return a condition: the table has a primary key, but a deferrable one."""
+    """Return a condition that is true if the table's primary key is deferrable."""
     return f"EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = {relation} AND i.indisprimary AND NOT i.indimmediate)"
 
 
 def is_identity_index(index: str, relation: str) -> str:
-    """Return a condition for the index that is its table's replica identity; the names are aliases of pg_index and pg_class."""
+    """Return a condition for the index that is its table's replica identity. The arguments are aliases of pg_index and pg_class."""
     return (
         f"{index}.indrelid = {relation}.oid AND {index}.indisvalid AND {index}.indimmediate AND CASE {relation}.relreplident"
         f" WHEN 'd' THEN {index}.indisprimary WHEN 'i' THEN {index}.indisreplident ELSE false END"

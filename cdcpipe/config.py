@@ -1,4 +1,4 @@
-"""What a stream or a poller is asked to do: plain frozen data, made by the command line or by a program."""
+"""The configurations of a stream and of poll mode: frozen data, made by the command line or by a program."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["PollConfig", "SlotConfig", "StreamConfig"]
 
 @dataclass(frozen=True, slots=True)
 class SlotConfig:
-    """Which slot of which server, and how it is made when ``create`` is set and it does not exist.
+    """A slot of a server. With ``create`` the slot and its publications are created if they do not exist.
 
-    ``parameters`` are libpq's (see ``connection_parameters``). ``tables`` are (schema, name): what a publication that
-    does not exist is created for, all tables if empty. ``create_timeout_s`` bounds the wait for running transactions.
+    ``parameters`` are libpq's (see ``connection_parameters``). ``tables`` are (schema, name): the tables of a publication that has
+    to be created; empty for all tables. ``create_timeout_s`` limits the wait for running transactions.
     """
 
     parameters: Mapping[str, str]
@@ -30,7 +30,7 @@ class SlotConfig:
 
 @dataclass(frozen=True, slots=True)
 class PollConfig:
-    """How a slot is waited for: ``duration_s`` None is without limit, 0 a single look."""
+    """How to wait for a slot: ``duration_s`` None means without limit, 0 means to look once."""
 
     duration_s: float | None = None
     interval_s: float = 1.0
@@ -38,15 +38,16 @@ class PollConfig:
 
 @dataclass(frozen=True, slots=True)
 class StreamConfig:
-    """A stream: ``options`` are as given with ``-o``; ``output`` is the output plugin whose records are wanted.
+    """A stream.
 
-    On a pgoutput slot that plugin runs here, and gets ``output_options`` and those of ``options`` that are not pgoutput's; on a
-    slot that has it already the server's gets them all. None: the records of the server, as they are.
-
-    ``whole_transactions``: streamed and prepared transactions of a pgoutput slot are put together; ``spill_threshold`` is how many
-    bytes of them are held in memory.
-
-    ``expected_system`` is ``SYSTEM_ID/TIMELINE``. ``standby``: wait for the slot, then stream.
+    - ``options`` are those given with ``-o``.
+    - ``output`` is the output plugin that writes the records; None passes on the server's records unchanged. On a pgoutput slot the
+      plugin runs in this process, and gets ``output_options`` and those of ``options`` that pgoutput does not have. On a slot with
+      this plugin the server runs it, and gets all options.
+    - ``whole_transactions``: assemble the streamed and prepared transactions of a pgoutput slot. ``spill_threshold`` is the number
+      of bytes of them to keep in memory.
+    - ``expected_system`` is ``SYSTEM_ID/TIMELINE``.
+    - ``standby``: wait until the slot is free, then stream.
     """
 
     slot: SlotConfig

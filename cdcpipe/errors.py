@@ -1,19 +1,19 @@
-"""One small tree of errors; each leaf knows its exit code, and each error can say what to do next.
+"""The tree of errors. Each class has its exit code, and each error can say what to do next.
 
     CdcpipeError                 7  SYSTEM_ERROR
     ├── InvalidArgumentsError    1  INVALID_ARGS
     ├── InitError                2  INIT_FAILED
-    │   └── RewoundServerError                     the server's WAL ends before what was taken of it
+    │   └── RewoundServerError                     the server's WAL ends before a position that was streamed from it
     ├── ConnectionClosedError    3  PG_CLOSED
     ├── CommandClosedError       4  CMD_CLOSED
     ├── ServerError              5  PG_ERROR       carries the SQLSTATE
-    ├── ProtocolError            5  PG_ERROR       malformed bytes, whatever they are
+    ├── ProtocolError            5  PG_ERROR       malformed bytes
     ├── CommandError             6  CMD_ERROR
     ├── OutputError              7  SYSTEM_ERROR
     ├── SlotDoesNotExistError    8  SLOT_NOT_EXIST
     └── SlotInUseError           9  SLOT_IN_USE
 
-Messages hold names, types, lengths and LSNs; never a row's value, never a password.
+Messages contain names, types, lengths and LSNs. They never contain a value of a row or a password.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 
 
 class CdcpipeError(Exception):
-    """The base: ``message`` says what is wrong, ``hint`` what to do next (a sentence, or None)."""
+    """The base class. ``message`` says what is wrong, ``hint`` what to do next (a sentence, or None)."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.SYSTEM_ERROR
 
@@ -51,22 +51,23 @@ class CdcpipeError(Exception):
 
 
 class InvalidArgumentsError(CdcpipeError):
-    """The command line or a configuration is wrong; nothing was connected to."""
+    """The command line or a configuration is wrong. No connection was made."""
 
     exit_code = ExitCode.INVALID_ARGS
 
 
 class InitError(CdcpipeError):
-    """Connecting, identifying or preparing the stream failed."""
+    """Connecting to the server, identifying it or preparing the stream failed."""
 
     exit_code = ExitCode.INIT_FAILED
 
 
 class RewoundServerError(InitError):
-    """The server's WAL ends before a position that was taken of it: the server was restored from an older copy, or is another one.
+    """The server's WAL ends before a position that was streamed from it.
 
-    It writes positions that were used before, with other changes. Once it has passed the position nobody can tell any more,
-    so a program that restarts by itself must not try again. Every message begins with ``BEGINNING``, by which it is known.
+    The server was restored from an older copy, or it is another server. It will use the old positions again, for other changes.
+    Once its WAL has passed the position, this can't be detected any more. So a program that restarts by itself must not try again.
+    Every message begins with ``BEGINNING``, so that the launcher recognizes it.
     """
 
     BEGINNING: ClassVar[str] = "the server has gone back: "
@@ -79,13 +80,13 @@ class ConnectionClosedError(CdcpipeError):
 
 
 class CommandClosedError(CdcpipeError):
-    """The pipe on which commands come reached its end."""
+    """The pipe with the commands (stdin) reached its end."""
 
     exit_code = ExitCode.CMD_CLOSED
 
 
 class ServerError(CdcpipeError):
-    """The server reported an error; ``sqlstate`` is its five-character code, or None."""
+    """The server reported an error. ``sqlstate`` is its five-character code, or None."""
 
     exit_code = ExitCode.PG_ERROR
 
@@ -95,9 +96,9 @@ class ServerError(CdcpipeError):
 
 
 class ProtocolError(CdcpipeError):
-    """Bytes that the protocol does not allow; raised for any malformed input, never skipped.
+    """The protocol does not allow these bytes. It is raised for any malformed input; nothing is skipped.
 
-    Whoever found them knows what is wrong, whoever read them knows where they came from: ``locate`` brings the two together.
+    The code that raises it knows what is wrong. The code that has read the record knows its position, and adds it with ``locate``.
     """
 
     exit_code = ExitCode.PG_ERROR
@@ -105,10 +106,10 @@ class ProtocolError(CdcpipeError):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.lsn = 0
-        """The position in the record's header, once it is known."""
+        """The LSN in the record's header; 0 until ``locate``."""
 
     def locate(self, lsn: int) -> None:
-        """Name the record's position; what is called first, closest to the record, counts."""
+        """Add the record's position to the message. Only the first call counts, because it is closest to the record."""
         if lsn and not self.lsn:
             self.lsn = lsn
             self.message = f"{self.message} (record at {format_lsn(lsn)})"
@@ -122,7 +123,7 @@ class CommandError(CdcpipeError):
 
 
 class OutputError(CdcpipeError):
-    """Records could not be written: stdout is closed, or the disk behind it is full."""
+    """Records could not be written: stdout is closed, or the disk is full."""
 
     exit_code = ExitCode.SYSTEM_ERROR
 

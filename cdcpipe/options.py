@@ -1,6 +1,6 @@
-"""The options that both command lines have, as data: names, help, defaults. No library that parses a command line is needed here.
+"""The options that both command lines have, as data: names, help, defaults. Imports no library for command lines.
 
-Each command line hands them to its own library, in the same way: ``cloup.option(*option.names, **option.settings)``.
+Each command line passes them to its library in the same way: ``cloup.option(*option.names, **option.settings)``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["CONNECTION", "CREATED_TABLE", "CREATE_SLOT", "PUBLICATION", "SLOT", 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: its names, and its settings as ``click.option`` names them."""
+    """One option: its names, and its settings, which are arguments of ``click.option``."""
 
     names: tuple[str, ...]
     settings: Mapping[str, Any]

@@ -1,11 +1,11 @@
-"""When to try again after a failure, and when to give up. Pure: time and chance are arguments.
+"""Decides when to try again after a failure, and when to give up. Time and chance are arguments.
 
     pause_s = RetryPolicy(within_s=60, first_pause_s=1).pause_s(failures, elapsed_s)    # None: give up
 
     RetryPolicy(attempts=3).call(merge, ChangedError)                                   # raises the last error
 
-Every loop that repeats a failed task takes its limits from a `RetryPolicy`. One without a limit is for a service that waits for
-its server, and says so where the policy is made.
+Every loop that repeats a failed task takes its limits from a `RetryPolicy`. A policy without a limit is for a service that waits
+for its server. The place that creates such a policy says so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""SQL as text, every name quoted by our own hand, and the settings of a session. No connection, no psycopg.
+"""Quotes names and values for SQL, and has the settings of a session. No connection, no psycopg.
 
-The walsender's grammar has no ``E'…'`` strings, so libpq's quoting, which writes them for backslashes, does not serve there:
-a quote character is doubled and nothing else is special.
+libpq's quoting can't be used: it writes ``E'…'`` strings for backslashes, and the walsender's grammar does not have these. So the
+functions here double quote characters, and treat no other character specially.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "standard_conforming_strings": "on",
     "client_min_messages": "notice",
 }
-"""What decides how values look as text, and that the server's warnings arrive; set on every connection, so that no setting of a
-role, a database or the environment can change it."""
+"""Settings that decide how values look as text, and that the server sends its warnings.
+
+They are set on every connection, so that no setting of a role, a database or the environment can change them.
+"""
 
 _TRANSACTION_TIMEOUT_SINCE = 170000
 
 TRIM_NUMBERS = ((r"(\.[0-9]*[1-9])0+(?![0-9])", r"\1"), (r"\.0+(?![0-9])", ""))
-"""Regular expressions, and what to put in the place of all their matches, to end numbers with no zero behind the point."""
+"""Regular expressions with replacements, which remove trailing zeros after the decimal point."""
 
 
 def patient(server_version: int) -> dict[str, str]:
-    """Return the settings that lift every limit of time which a role or a database may have set for its sessions.
+    """Return the settings that remove every time limit that a role or a database may have for its sessions.
 
-    A stream runs for ever, and the creation of a slot waits for others knowingly. Our own deadlines bound what must not last.
+    A stream runs for ever, and the creation of a slot may have to wait. cdcpipe has its own deadlines for everything that must end.
     """
     settings = dict.fromkeys(
         ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout"), "0"
@@ -44,12 +46,12 @@ def patient(server_version: int) -> dict[str, str]:
 
 
 def reading_rows(server_version: int) -> dict[str, str]:
-    """Return the settings of a session that reads whole tables, and gets each value as the stream has it."""
+    """Return the settings of a session that reads whole tables and gets each value as in the stream."""
     return {
         **SESSION_SETTINGS,
-        # As in the walsender: names in values (regclass, ...) are always qualified.
+        # The same as in the walsender: names in values (regclass, ...) are always qualified.
         "search_path": "",
-        # An error is better than rows that a policy hides.
+        # Raise an error instead of leaving out rows that a policy hides.
         "row_security": "off",
         **patient(server_version),
     }
@@ -68,6 +70,6 @@ def quote_identifier(name: str) -> str:
 
 
 def quote_literal(value: str) -> str:
-    """Return ``value`` as a string literal (``standard_conforming_strings`` is on: backslashes are plain)."""
+    """Return ``value`` as a string literal. Backslashes need no quoting, because ``standard_conforming_strings`` is on."""
     _refuse_nul(value)
     return "'" + value.replace("'", "''") + "'"

@@ -1,7 +1,7 @@
 """Sizes and durations as people write and read them, for both command lines: ``64MiB``, ``30 days``.
 
-The units are those of coreutils and systemd: one letter is a power of 1024, so ``64M`` is ``64MiB``, and ``64MB`` is less. Case
-does not matter. Whatever is not understood is a ValueError that lists what is.
+The units are those of coreutils and systemd. One letter is a power of 1024: ``64M`` is ``64MiB``, and ``64MB`` is less. Case does
+not matter. For any other text the parsers raise a ValueError that lists the units.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Return a number of seconds; a unit has to be there."""
+    """Return a number of seconds. The text must have a unit."""
     seconds = _parse(text, _DURATIONS)
     if seconds is None:
         msg = f"{text!r} is not a duration: a number with s, min, h, d or w (also second, minutes, days, …)"
@@ -54,7 +54,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """Return a number of seconds, which may have a fraction, and has no unit."""
+    """Return a number of seconds. The text may have a fraction, and must have no unit."""
     try:
         seconds = float(text)
     except ValueError:
@@ -66,7 +66,7 @@ def parse_seconds(text: str) -> float:
 
 
 def has_size_unit(text: str) -> bool:
-    """Tell whether this is a size that no number without a unit is: ``10GiB``, not ``10``."""
+    """Tell whether the text is a size with a unit: ``10GiB``, not ``10``."""
     return _parse(text, _SIZES) is not None and not text.strip().isdigit()
 
 

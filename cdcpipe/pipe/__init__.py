@@ -1,1 +1,1 @@
-"""The pipe's protocol, the same code at both of its ends: framing (records), commands (stdin) and exit codes."""
+"""The pipe's protocol, for both of its ends: records (framing), commands on stdin, exit codes."""

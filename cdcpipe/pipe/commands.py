@@ -1,6 +1,6 @@
-r"""Commands on stdin: ``F LSN\n`` (feedback), ``q\n`` (quit), empty lines and ``#…`` (nothing).
+r"""Commands on stdin: ``F LSN\n`` (feedback), ``q\n`` (quit). Empty lines and lines with ``#…`` are ignored.
 
-Used at both ends: the launcher encodes, the streamer reads. Lines may arrive in pieces of any size.
+The launcher encodes commands, the streamer reads them. Lines may arrive in pieces of any size.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from cdcpipe.lsn import LSN, format_lsn
 __all__ = ["QUIT", "Command", "CommandReader", "Feedback", "Quit", "encode_feedback"]
 
 MAX_COMMAND_BYTES = 4096
-"""The longest line taken, as in pg_logical_cdc; a longer one is a CommandError, so memory is bounded."""
+"""The longest accepted line, as in pg_logical_cdc. A longer one raises CommandError, so that memory is bounded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """``F LSN``: the consumer holds everything up to ``lsn`` durably."""
+    """``F LSN``: the consumer has everything up to ``lsn`` on durable storage."""
 
     lsn: LSN
 
 
 @dataclass(frozen=True, slots=True)
 class Quit:
-    """``q``: send the last feedback and end."""
+    """``q``: the streamer sends the last feedback to the server, and ends."""
 
 
 Command = Feedback | Quit
@@ -55,13 +55,13 @@ def _parse_line(line: bytes) -> Command | None:
 
 
 class CommandReader:
-    """Splits what comes on stdin into commands."""
+    """Splits the bytes from stdin into commands."""
 
     def __init__(self) -> None:
         self._held = b""
 
     def feed(self, data: bytes) -> Iterator[Command]:
-        """Take the next bytes and yield the commands that they complete; raise CommandError for anything else."""
+        """Take the next bytes, and yield the commands that they complete. Raises CommandError for anything else."""
         *lines, self._held = (self._held + data).split(b"\n")
         for line in lines:
             if len(line) > MAX_COMMAND_BYTES:

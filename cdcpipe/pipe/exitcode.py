@@ -1,4 +1,4 @@
-"""The ten exit codes of the pipe's protocol, pg_logical_cdc's."""
+"""The ten exit codes of the pipe's protocol. They are the same as pg_logical_cdc's."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ __all__ = ["ExitCode"]
 
 
 class ExitCode(IntEnum):
-    """How a streamer or a poller ended."""
+    """How ``cdcpipe`` ended."""
 
     SUCCESS = 0
-    """``q``, the end position, or SIGINT or SIGTERM in a stream; in poll mode: the slot is free."""
+    """A stream ended after ``q``, the end position, SIGINT or SIGTERM. In poll mode: the slot is free."""
     INVALID_ARGS = 1
-    """Found before any connection was tried."""
+    """The command line is wrong; no connection was tried."""
     INIT_FAILED = 2
-    """Connecting, identifying the server or preparing the stream failed."""
+    """Connecting to the server, identifying it or preparing the stream failed."""
     PG_CLOSED = 3
     """The server ended the stream, or the connection was lost."""
     CMD_CLOSED = 4
     """stdin reached its end."""
     PG_ERROR = 5
-    """The server reported an error in mid-stream, or broke the protocol."""
+    """The server reported an error during the stream, or broke the protocol."""
     CMD_ERROR = 6
     """A command on stdin could not be parsed."""
     SYSTEM_ERROR = 7

@@ -1,7 +1,7 @@
-r"""Records on the pipe: ``w LSN LENGTH\n`` and then LENGTH bytes.
+r"""Records on the pipe: ``w LSN LENGTH\n``, then LENGTH bytes.
 
-Used at both ends of the pipe and on the segments of the staging log, whose bytes are the pipe's bytes. Records may hold
-newlines and NULs: LENGTH is the only thing that splits them. Everything here works on bytes; nothing reads or writes.
+Both ends of the pipe use this module. So do readers of segments, whose bytes are the pipe's bytes. Records may contain newlines and
+NULs, so only LENGTH tells where a record ends. The functions work on bytes, and do no I/O.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cdcpipe.errors import ProtocolError
 __all__ = ["MAX_HEADER_BYTES", "RecordReader", "encode_header", "scan_records"]
 
 MAX_HEADER_BYTES = 32
-"""``w FFFFFFFF/FFFFFFFF 2147483647\n`` has 31 bytes; PostgreSQL sends no message over 1 GiB."""
+"""``w FFFFFFFF/FFFFFFFF 2147483647\n`` has 31 bytes. PostgreSQL sends no message larger than 1 GiB."""
 
 _MAX_RECORD_BYTES = 0x7FFFFFFF
 
@@ -27,25 +27,25 @@ def encode_header(lsn: int, length: int) -> bytes:
 
 
 def _check_beginning(data: bytes) -> None:
-    """Raise ProtocolError if no record begins with ``data``, the first ``MAX_HEADER_BYTES`` or all that is there."""
+    """Raise ProtocolError if no record can begin with ``data``: the first ``MAX_HEADER_BYTES``, or fewer if there are no more."""
     header = _HEADER.match(data)
     if header is None:
         is_possible = b"\n" not in data and len(data) < MAX_HEADER_BYTES and b"w ".startswith(data[:2])
     else:
         is_possible = int(header[3]) <= _MAX_RECORD_BYTES
     if not is_possible:
-        # What stands there instead may be a row.
+        # The message must not show the bytes: they may belong to a row.
         size = len(data.partition(b"\n")[0])
-        msg = f"not a record header (w LSN LENGTH): {size} bytes that are something else"
+        msg = f"not a record header (w LSN LENGTH): {size} other bytes"
         raise ProtocolError(msg)
 
 
 def scan_records(buffer: bytes, pos: int = 0) -> tuple[list[int], list[int], int]:
     """Find the whole records in ``buffer`` from ``pos`` on: ``(starts, ends, next_pos)``.
 
-    ``starts[i]:ends[i]`` is the i-th record's bytes, without header; its header begins at ``ends[i - 1]`` (at ``pos`` for
-    the first). ``next_pos`` is where the first incomplete record's header begins, ``len(buffer)`` if there is none.
-    Raise ProtocolError where a header should be and is not; LSNs, which it does not return, are left to whoever reads them.
+    ``starts[i]:ends[i]`` are the bytes of the i-th record, without its header. The header begins at ``ends[i - 1]`` (at ``pos`` for
+    the first record). ``next_pos`` is where the header of the first incomplete record begins; ``len(buffer)`` if there is none.
+    Raises ProtocolError where a header is expected and something else is found. Does not check the text of LSNs.
     """
     starts: list[int] = []
     ends: list[int] = []
@@ -66,16 +66,16 @@ def scan_records(buffer: bytes, pos: int = 0) -> tuple[list[int], list[int], int
 
 
 class RecordReader:
-    """Splits a stream of bytes, in pieces of any size, into records.
+    """Splits a stream of bytes, which comes in pieces of any size, into records.
 
-    ``feed`` gives bytes, iterating yields each whole ``(lsn, record)`` once. ``pos`` is the byte of the stream at which the header
-    begins of the record that was yielded last or, when the iteration has ended or failed, of what comes next.
+    ``feed`` takes bytes. Iterating yields each whole ``(lsn, record)`` once. ``pos`` is the byte of the stream at which the header
+    of the last yielded record begins; after the iteration has ended or failed, it is the byte of the next header.
     """
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._start = 0
-        """What precedes it in the buffer has been yielded."""
+        """The bytes of the buffer before this one have been yielded."""
         self._dropped_bytes = 0
         self.pos = 0
 
@@ -89,11 +89,11 @@ class RecordReader:
 
     @property
     def has_partial(self) -> bool:
-        """Whether bytes are held that do not make a whole record yet."""
+        """Whether there are bytes of an incomplete record."""
         return self._start < len(self._buffer)
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the whole records held; raise ProtocolError for bytes that are no header."""
+        """Yield the whole records. Raises ProtocolError where a header is expected and something else is found."""
         buffer, size, match, dropped_bytes = self._buffer, len(self._buffer), _HEADER.match, self._dropped_bytes
         while header := match(buffer, self._start):
             high, low, length = header.groups()
@@ -108,11 +108,11 @@ class RecordReader:
         _check_beginning(bytes(buffer[self._start : self._start + MAX_HEADER_BYTES]))
 
     def end(self) -> None:
-        """Raise ProtocolError if the stream, which has ended, was cut inside a record."""
+        """Raise ProtocolError if the stream ended inside a record."""
         if not self.has_partial:
             return
         header = _HEADER.match(self._buffer, self._start)
         if header is None:
             raise ProtocolError("cut off in the middle of a header")
         there = len(self._buffer) - header.end()
-        raise ProtocolError(f"cut off in the middle of a record: {there} of {int(header[3])} bytes are there")
+        raise ProtocolError(f"cut off in the middle of a record, after {there} of {int(header[3])} bytes")

@@ -1,7 +1,7 @@
-"""The reading end of the commands: what a descriptor has now, without ever waiting.
+"""Reads commands from a file descriptor without ever waiting.
 
-A pipe that has been polled can be read. A terminal may take back what it had (^C drops what was typed and not read), and the read
-would wait; so a terminal is opened anew, without waiting, as `pipe.output` does with its descriptor and for the same reason.
+After a poll, a pipe can be read without waiting. A terminal may drop its input after the poll (^C does), and the read would wait.
+So a terminal is opened again with ``O_NONBLOCK``, for the same reason as in `pipe.output`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _READ_BYTES = 1 << 16
 
 
 class Input:
-    """Reads ``fd``."""
+    """Reads the bytes that ``fd`` has now."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -23,11 +23,11 @@ class Input:
         try:
             if os.isatty(fd):
                 self.fd = self._opened_fd = os.open(f"/dev/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        except OSError:  # no /dev/fd, or another user's terminal: polling has to do
+        except OSError:  # no /dev/fd, or another user's terminal: rely on polling alone
             self._opened_fd = None
 
     def read(self) -> bytes | None:
-        """Return what is there, ``b""`` at the end, None if there is nothing; raise OSError if it can't be read."""
+        """Return the bytes that are there, ``b""`` at the end, None if there are none now. Raises OSError if reading fails."""
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
         if not poll.poll(0):
@@ -38,7 +38,7 @@ class Input:
             return None
 
     def close(self) -> None:
-        """Close what was opened here."""
+        """Close the descriptor that was opened here."""
         if self._opened_fd is not None:
             os.close(self._opened_fd)
             self._opened_fd = None

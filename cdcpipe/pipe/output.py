@@ -1,8 +1,8 @@
-"""The writing end of the pipe: chunks of records to a descriptor, without ever waiting.
+"""Writes chunks of records to a file descriptor without ever waiting.
 
-A pipe's or a terminal's descriptor is shared with other processes, whose writes would fail if ``O_NONBLOCK`` were set on it. So it
-is opened anew (through ``/proc/self/fd`` or ``/dev/fd``), which gives a description of our own; a socket is written with
-``MSG_DONTWAIT``. Where neither works the flag is set, and taken back at the end. Regular files never make anybody wait.
+Other processes may share the open file description of a pipe or a terminal. If ``O_NONBLOCK`` were set on it, their writes would
+fail. So the file is opened again (through ``/proc/self/fd`` or ``/dev/fd``), which creates a separate description. A socket is
+written with ``MSG_DONTWAIT``. If neither works, the flag is set, and removed at the end. Writes to regular files never wait.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from cdcpipe.errors import OutputError
 __all__ = ["Output"]
 
 _PIPE_BYTES = 1 << 20
-"""What a user without privileges may ask for (``/proc/sys/fs/pipe-max-size``); the default is 64 KiB."""
+"""The largest pipe that an unprivileged user may have (``/proc/sys/fs/pipe-max-size``). The default is 64 KiB."""
 
 
 class Output:
-    """Writes chunks to ``fd`` as far as it takes them; raise OutputError if it is closed or fails.
+    """Writes chunks to ``fd``, as much as it accepts. Raises OutputError if it is closed or fails.
 
-    Each chunk carries the ends of the transactions in it; ``write`` returns those of the chunks that have gone out whole.
+    Each chunk comes with the ends of the transactions in it. ``write`` returns the ends of the chunks that are written completely.
     """
 
     def __init__(self, fd: int) -> None:
@@ -49,7 +49,7 @@ class Output:
         try:
             self._opened_fd = os.open(f"/dev/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
             self.fd = self._opened_fd
-        except OSError:  # no /dev/fd, or a pipe that another user made
+        except OSError:  # no /dev/fd, or another user's pipe
             flags = fcntl.fcntl(fd, fcntl.F_GETFL)
             fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_NONBLOCK)
             self._flags_to_restore = flags
@@ -59,7 +59,7 @@ class Output:
         if set_size is not None:
             try:
                 fcntl.fcntl(self.fd, set_size, _PIPE_BYTES)
-            except OSError:  # the user's pipes have used up their share; the default size serves
+            except OSError:  # over this user's limit for pipes: the default size works, too
                 return
 
     @staticmethod
@@ -73,7 +73,7 @@ class Output:
         self.pending_bytes += len(chunk)
 
     def write(self) -> list[int]:
-        """Write what the descriptor takes now."""
+        """Write as much as the descriptor accepts now."""
         ends: list[int] = []
         try:
             while self._chunks:
@@ -90,13 +90,13 @@ class Output:
                 self._chunks.popleft()
                 ends += chunk_ends
         except BlockingIOError:
-            pass  # the consumer is not reading; the loop waits for it
+            pass  # the consumer is not reading; the stream's loop waits for it
         except OSError as ex:
             raise self._error(ex) from ex
         return ends
 
     def close(self) -> None:
-        """Leave the descriptor as it was found; what is queued is dropped."""
+        """Restore the descriptor's flags. Queued chunks are dropped."""
         if self._flags_to_restore is not None:
             fcntl.fcntl(self.fd, fcntl.F_SETFL, self._flags_to_restore)
             self._flags_to_restore = None

@@ -1,4 +1,4 @@
-"""Bytes that were moved out of memory, in files without names in ``$TMPDIR``: gone when closed, or when the process is.
+"""Moves bytes out of memory, to files without names in ``$TMPDIR``. The kernel deletes them at the end of the process.
 
     spills = Spills()
     spill = spills.open()
@@ -6,9 +6,9 @@
     spill.read(5, 5)
     spill.close()
 
-The number of open files is bounded, however many spills there are. Up to ``MAX_FILES`` spills have a file each, so that the
-room of one is given back as soon as it is closed. Further ones share these files: a file consists of blocks, each of one spill,
-and a block that is free is used again. The end of a file goes when its last blocks are free, the file with its last spill.
+The number of open files is bounded, however many spills there are. Up to ``MAX_FILES`` spills have one file each, so that closing a
+spill frees its disk space at once. Further spills share these files. A file consists of blocks; each block belongs to one spill,
+and a free block is used again. A file is cut off after its last used block, and closed with its last spill.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _BLOCK_BYTES: Final = 64 << 10
 
 
 class Spills:
-    """The files of one owner; ``open`` begins a spill in one of them."""
+    """A set of files. ``open`` begins a spill in one of them."""
 
     def __init__(self) -> None:
         self._files: list[_File] = []
 
     def open(self) -> Spill:
-        """Begin a spill. Raise OutputError if there can be no file."""
+        """Begin a spill. Raises OutputError if no file can be created."""
         self._files = [file for file in self._files if file.users]
         if len(self._files) < MAX_FILES:
             self._files.append(_File())
@@ -42,7 +42,7 @@ class Spills:
 
 
 class Spill:
-    """Bytes in blocks of a file. Every method raises OutputError where the disk fails."""
+    """Bytes in blocks of a file. Every method raises OutputError if the disk fails."""
 
     __slots__ = ("_blocks", "_file", "size")
 
@@ -66,7 +66,7 @@ class Spill:
                 self.size += len(piece)
 
     def read(self, pos: int, size: int) -> bytes:
-        """Return ``size`` bytes from ``pos``, all of which were written."""
+        """Return ``size`` bytes from ``pos`` on. All of them must have been written."""
         data = bytearray()
         while len(data) < size:
             block, offset = divmod(pos + len(data), _BLOCK_BYTES)
@@ -82,18 +82,18 @@ class Spill:
         self.size = size
 
     def close(self) -> None:
-        """Give the space back."""
+        """Free the disk space."""
         self._file.leave(self._blocks)
 
 
 class _File:
-    """A file of blocks; ``users`` is how many spills are in it."""
+    """A file of blocks. ``users`` is the number of spills in it."""
 
     def __init__(self) -> None:
         self.users = 0
         self._count = 0
         self._free: set[int] = set()
-        # Not another directory that is writable, as tempfile would take where this one is missing or full.
+        # tempfile would use another writable directory if $TMPDIR does not exist. Here that is an error.
         self._directory = os.environ.get("TMPDIR") or tempfile.gettempdir()
         try:
             self._file: IO[bytes] = tempfile.TemporaryFile(dir=self._directory, prefix=".tmp-cdcpipe-", buffering=0)  # noqa: SIM115 - open until its last spill is closed
@@ -102,9 +102,9 @@ class _File:
 
     def _error(self, ex: OSError) -> OutputError:
         return OutputError(
-            f"a transaction in progress can't be held in {self._directory}: {ex.strerror}",
-            hint="make room there, name a larger directory in TMPDIR, or let more stay in memory (--spill-threshold);"
-            " nothing of it was confirmed",
+            f"cannot keep a transaction in progress in {self._directory}: {ex.strerror}",
+            hint="make room there, set TMPDIR to a larger directory, or keep more in memory (--spill-threshold);"
+            " nothing of this transaction was confirmed",
         )
 
     def take_block(self) -> int:
@@ -146,7 +146,7 @@ class _File:
             while len(data) < size:
                 piece = os.pread(self._file.fileno(), size - len(data), pos + len(data))
                 if not piece:
-                    raise OutputError("a file that holds a transaction in progress was cut short by somebody else")
+                    raise OutputError("another program has cut a file with a transaction in progress")
                 data += piece
         except OSError as ex:
             raise self._error(ex) from ex

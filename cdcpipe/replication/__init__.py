@@ -1,1 +1,1 @@
-"""The streaming replication protocol: CopyData messages, commands, positions, and the connection."""
+"""The streaming replication protocol: the connection, commands, CopyData messages, and confirmed positions."""

@@ -1,8 +1,9 @@
-"""Where transactions begin and end in a stream of records, whichever output plugin wrote them.
+"""Finds where transactions begin and end in a stream of records, for any output plugin.
 
-What may be confirmed depends on it (see ``progress``). A tracker looks at records as they pass and tells ``Progress``; it changes
-nothing. pgoutput's is exact. For the plugins whose text we know, a transaction is recognised by how its first and last records
-begin. For any other plugin every record counts as an end: feedback is then as exact as the consumer's.
+`Progress` needs this to decide what may be confirmed. A tracker looks at the records as they pass, tells ``Progress``, and changes
+nothing. The tracker for pgoutput is exact. For plugins with a known text format, a tracker recognizes a transaction by the
+beginning of its first and last record. For any other plugin every record counts as an end: then feedback is as exact as the
+consumer's.
 
 Source: the manual, "Logical Replication Message Formats"; the header LSN of a Commit is the end of the transaction, that of a
 logical message the end of its record.
@@ -23,7 +24,7 @@ from cdcpipe.replication.progress import Progress
 __all__ = ["ROW_KINDS", "BoundaryTracker", "PgoutputTracker", "RecordTracker", "TextTracker", "WholeTracker", "tracker_for"]
 
 ROW_KINDS = frozenset(b"IUDTROY")
-"""pgoutput's messages that begin and end nothing; the loop does not show them to the tracker."""
+"""Kinds of pgoutput's messages that begin and end no transaction. The loop does not show them to the tracker."""
 
 _FINAL_LSN = struct.Struct(">xQ")  # Begin: Byte1('B') Int64 final_lsn …
 _COMMIT = struct.Struct(">xBQQq")  # Commit: Byte1('C') Int8 flags Int64 commit_lsn Int64 end_lsn Int64 time
@@ -34,9 +35,9 @@ _XID_SUBXID = struct.Struct(">xII")  # Stream Abort: Byte1('A') Int32 xid Int32 
 
 
 class BoundaryTracker:
-    """What the trackers share: the ends met since the last ``take``, and the position at which to stop.
+    """The base of the trackers: has the ends since the last ``take``, and the position at which to stop.
 
-    ``end_position``: nothing that committed at or after it is wanted (None: no end). ``is_finished`` becomes true once every
+    Transactions that commit at or after ``end_position`` are not wanted (None: no end). ``is_finished`` becomes True once every
     transaction that committed before it has passed.
     """
 
@@ -50,16 +51,16 @@ class BoundaryTracker:
         self._ends: list[int] = []
 
     def observe(self, wal_start: int, data: bytes | memoryview) -> bool:
-        """Look at a record before it is passed on; True means that it lies beyond the end and must not be."""
+        """Look at a record before it is passed on. Returns True if it is beyond the end and must not be passed on."""
         raise NotImplementedError
 
     def keepalive(self, wal_end: int) -> None:
-        """The server has sent everything up to ``wal_end``."""
+        """Note that the server has sent everything up to ``wal_end``."""
         if wal_end >= self.end_position and not self.progress.in_unstreamed_transaction:
             self.is_finished = True
 
     def take(self) -> list[int]:
-        """Return the ends of transactions, and of records without one, observed since the last call."""
+        """Return the ends of transactions, and of records outside of transactions, since the last call."""
         taken = self._ends
         if taken:
             self._ends = []
@@ -80,7 +81,7 @@ class BoundaryTracker:
 
 
 class PgoutputTracker(BoundaryTracker):
-    """Reads just enough of pgoutput's messages: kinds, xids, and the commit's position in Begin."""
+    """The tracker for pgoutput. Reads only kinds, xids and positions of its messages."""
 
     row_kinds = ROW_KINDS
 
@@ -89,7 +90,7 @@ class PgoutputTracker(BoundaryTracker):
         self._in_block = False
 
     def observe(self, wal_start: int, data: bytes | memoryview) -> bool:
-        """Raise ProtocolError for a message that is cut short or of a kind that pgoutput does not have."""
+        """Look at a message. Raises ProtocolError if it is cut short, or of a kind that pgoutput does not have."""
         kind = chr(data[0]) if len(data) else ""
         try:
             match kind:
@@ -144,10 +145,10 @@ class PgoutputTracker(BoundaryTracker):
 
 
 class WholeTracker(PgoutputTracker):
-    """pgoutput's boundaries where `Transactions` come between the server and the consumer.
+    """The tracker for pgoutput if `Transactions` assembles whole transactions between the server and the consumer.
 
-    It is shown each message before they are. A transaction without changes ends without a record, so there is nothing that
-    the consumer could confirm; and what is prepared counts only with its commit.
+    It sees each message before `Transactions` does. A transaction without changes ends without a record, so the consumer can't
+    confirm it. A prepared transaction counts only with its commit.
     """
 
     row_kinds = frozenset(b"IUDT")
@@ -157,7 +158,7 @@ class WholeTracker(PgoutputTracker):
         self._transactions = transactions
 
     def observe(self, wal_start: int, data: bytes | memoryview) -> bool:
-        """Tell prepared transactions by their gid and position; all else as without `Transactions`."""
+        """Look at a message. Identifies prepared transactions by gid and position; otherwise as `PgoutputTracker`."""
         if not len(data) or data[0] not in b"PpKr":
             return super().observe(wal_start, data)
         try:
@@ -187,7 +188,7 @@ class WholeTracker(PgoutputTracker):
 
 
 class TextTracker(BoundaryTracker):
-    """For plugins that write a record for each begin and commit: known by the bytes they start with."""
+    """The tracker for plugins that write a record for each begin and commit, recognized by their first bytes."""
 
     def __init__(self, progress: Progress, end_position: int | None, begin: bytes, commit: bytes) -> None:
         super().__init__(progress, end_position)
@@ -195,7 +196,7 @@ class TextTracker(BoundaryTracker):
         self._longest = max(len(begin), len(commit))
 
     def observe(self, wal_start: int, data: bytes | memoryview) -> bool:
-        """Tell begin, commit, and what comes outside of both (a message that belongs to no transaction)."""
+        """Look at a record: a begin, a commit, a change, or a message outside of transactions."""
         head = bytes(data[: self._longest])
         if head.startswith(self._begin):
             self.progress.begin()
@@ -207,10 +208,10 @@ class TextTracker(BoundaryTracker):
 
 
 class RecordTracker(BoundaryTracker):
-    """For plugins that write a record per transaction, and for those that are not known: every record is an end."""
+    """The tracker for plugins that write one record per transaction, and for unknown plugins: every record is an end."""
 
     def observe(self, wal_start: int, data: bytes | memoryview) -> bool:  # noqa: ARG002 - what is in it is not known
-        """Stop as pg_recvlogical does: at the first record that begins after the end position."""
+        """Look at a record. As in pg_recvlogical, the stream ends at the first record that begins after the end position."""
         if wal_start > self.end_position:
             self.is_finished = True
             return True
@@ -225,7 +226,7 @@ def tracker_for(
     end_position: int | None,
     transactions: Transactions | None = None,
 ) -> BoundaryTracker:
-    """Return the tracker for a slot's output plugin and the options that it runs with."""
+    """Return the tracker for a slot's output plugin, which runs with these options."""
     if plugin == "pgoutput":
         return (
             PgoutputTracker(progress, end_position) if transactions is None else WholeTracker(progress, end_position, transactions)

@@ -1,7 +1,7 @@
 """The messages inside CopyData of a replication stream: WALData and PrimaryKeepalive in, StandbyStatusUpdate out.
 
 Source: the manual, "Streaming Replication Protocol", START_REPLICATION. Integers are big-endian; times are microseconds since
-2000-01-01 UTC. WALData is taken apart by the stream's loop, where it costs least.
+2000-01-01 UTC. The stream's loop parses WALData itself, because this is fastest there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ POSTGRES_EPOCH_S = 946_684_800
 
 @dataclass(slots=True)
 class PrimaryKeepalive:
-    """The server has sent everything up to ``wal_end``; ``reply_requested``: it wants a status update now."""
+    """The server has sent everything up to ``wal_end``. With ``reply_requested`` it wants a status update at once."""
 
     wal_end: LSN
     send_time_us: int
@@ -43,7 +43,7 @@ class PrimaryKeepalive:
 
 
 def parse_keepalive(data: bytes | memoryview) -> PrimaryKeepalive:
-    """Read a CopyData message that is no WALData, or one that is cut short; raise ProtocolError if it is no keepalive."""
+    """Read a CopyData message. Raises ProtocolError if it is not a keepalive (or a WALData message that is cut short)."""
     if len(data) != _KEEPALIVE.size or data[0] != ord("k"):
         kind = data[0] if len(data) else -1
         msg = f"unexpected message in the replication stream: kind {kind:#x}, {len(data)} bytes"
@@ -53,6 +53,6 @@ def parse_keepalive(data: bytes | memoryview) -> PrimaryKeepalive:
 
 
 def build_status_update(write_lsn: int, flush_lsn: int, *, unix_time_s: float, reply_requested: bool = False) -> bytes:
-    """Return a StandbyStatusUpdate. A ``flush_lsn`` of 0 means "no opinion": the server's confirmed position stays."""
+    """Return a StandbyStatusUpdate. With a ``flush_lsn`` of 0 ("no opinion") the server keeps its confirmed position."""
     send_time_us = round((unix_time_s - POSTGRES_EPOCH_S) * 1_000_000)
     return _STATUS_UPDATE.pack(b"r", write_lsn, flush_lsn, flush_lsn, send_time_us, reply_requested)

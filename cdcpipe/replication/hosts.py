@@ -1,6 +1,6 @@
-"""The servers that a connection string names: its lists taken apart, and names looked up without blocking anything else.
+"""Splits the lists of servers in a connection string, and looks up host names with a deadline.
 
-libpq looks a name up inside a call that nothing interrupts, not even a signal. Here a thread does it, so the wait has an end.
+libpq looks up a name in a call that nothing can interrupt, not even a signal. Here a thread looks it up, so that the wait can end.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import NamedTuple
 __all__ = ["Host", "look_up", "parameters_of", "split_hosts"]
 
 _SLICE_S = 0.1
-"""Python calls signal handlers between two of these."""
+"""The length of one wait. Between two waits, Python calls signal handlers."""
 
 
 class Host(NamedTuple):
-    """One server as libpq has it: ``hostaddr``, if it is known, goes before ``host``; each may be empty."""
+    """One server, with libpq's fields. ``hostaddr`` takes precedence over ``host``. Each may be empty."""
 
     host: str
     hostaddr: str
@@ -29,13 +29,13 @@ class Host(NamedTuple):
         return f"{self.host or self.hostaddr or 'the default host'}{f', port {self.port}' if self.port else ''}"
 
     def is_at(self, other: Host) -> bool:
-        """Whether this is the one that libpq calls ``other``, which has everything that is known of it by then."""
+        """Tell whether libpq's ``other``, which has all known fields, is this server."""
         is_there = self.hostaddr == other.hostaddr if self.hostaddr else self.host == other.host
         return is_there and self.port in ("", other.port)
 
 
 def split_hosts(host: str, hostaddr: str, port: str) -> list[Host]:
-    """Return the servers of libpq's three lists, which are separated by commas; empty if the lists do not fit together."""
+    """Return the servers in libpq's three lists, which are separated by commas; empty if the lists do not fit together."""
     hosts, addresses, ports = (value.split(",") if value else [] for value in (host, hostaddr, port))
     count = max(len(hosts), len(addresses), 1)
     hosts, addresses = hosts or [""] * count, addresses or [""] * count
@@ -51,7 +51,7 @@ def parameters_of(hosts: Sequence[Host]) -> dict[str, str]:
 
 
 def look_up(hosts: Sequence[Host], deadline: float) -> tuple[list[Host], list[str]]:
-    """Put each address of a name in the name's place; return what there is to connect to, and what was wrong with the rest."""
+    """Replace each name by its addresses. Returns the servers to connect to, and the errors of names that have no address."""
     lookups = {each.host: _Lookup(each.host) for each in hosts if not each.hostaddr and _is_name(each.host)}
     found: list[Host] = []
     failures: list[str] = []
@@ -78,7 +78,7 @@ def _is_name(host: str) -> bool:
 
 
 class _Lookup:
-    """Looks one name up, in a thread that nobody waits for at the end."""
+    """Looks up one name, in a daemon thread, which does not delay the end of the process."""
 
     def __init__(self, host: str) -> None:
         self._host = host

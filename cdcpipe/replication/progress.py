@@ -1,17 +1,20 @@
-"""Positions: what was received, what the consumer confirmed, and when a status update is due. No I/O; time is an argument.
+"""Decides which position may be confirmed to the server, and when a status update is due. No I/O; time is an argument.
 
-The rules that this module keeps (the server skips a transaction for ever once its commit lies before the confirmed position):
+Once the commit of a transaction lies before the confirmed position, the server never sends the transaction again. So this module
+keeps four rules:
 
-1.  Only two kinds of position are ever confirmed: the end of a transaction that was written out and that the consumer confirmed,
-    and the position of a keepalive once nothing is outstanding, so that an idle slot does not retain WAL. A logical message outside
-    of transactions counts as one that ends where its record does, which is what the server gives as its position.
-2.  Feedback is cut down to the last transaction end that it covers. Feedback in the middle of a transaction, or from the future,
-    can't lose the transactions around it.
+1.  Only two kinds of positions are confirmed. One is the end of a transaction that was written to stdout and that the consumer has
+  confirmed. The other is the position of a keepalive while nothing is outstanding, so that an idle slot does not retain WAL. A
+  logical message outside of transactions counts as a transaction that ends at the end of its WAL record, which is the message's
+  LSN.
+2.  Feedback is cut down to the last transaction end that it covers. So feedback in the middle of a transaction, or beyond
+  everything
+    written, can't lose a transaction.
 3.  The confirmed position never goes back.
-4.  No position between a PREPARE and the end of its COMMIT PREPARED is ever confirmed: from there the server would send the
-    COMMIT PREPARED alone after a restart, and the changes never again. Feedback in between confirms the last transaction end
-    that lies between no such pair; it counts in full once the commits are confirmed, too. A prepared transaction without
-    changes has such a pair as well, though nothing comes out for it.
+4.  No position between a PREPARE and the end of its COMMIT PREPARED is confirmed. After a restart from such a position, the server
+  would send only the COMMIT PREPARED, and never the changes. Feedback in between confirms the last transaction end that is not
+  between such a pair; it counts in full once the COMMIT PREPARED is confirmed, too. This also applies to a prepared transaction
+  without changes, for which nothing is written.
 
 Source: the manual, "Streaming Replication Protocol", Standby status update.
 """
@@ -26,16 +29,16 @@ from typing import NamedTuple
 __all__ = ["Progress", "Status"]
 
 MIN_REPLY_INTERVAL_S = 0.01
-"""A server that shuts down asks for replies without a pause; more answers than this help nobody."""
+"""The shortest pause between two replies: a server that shuts down asks for replies without a pause."""
 
 MAX_UNCONFIRMED = 1 << 20
-"""How many transaction ends are remembered; beyond that every other one is forgotten, which only makes feedback coarser."""
+"""How many transaction ends are remembered. Beyond that every second one is forgotten, which only makes feedback coarser."""
 
 NEVER = float("inf")
 
 
 class Status(NamedTuple):
-    """What the next status update says. A ``flush_lsn`` of 0 is "no opinion": the server's confirmed position stays."""
+    """The positions in a status update. With a ``flush_lsn`` of 0 ("no opinion") the server keeps its confirmed position."""
 
     write_lsn: int
     flush_lsn: int
@@ -43,11 +46,11 @@ class Status(NamedTuple):
 
 
 class Progress:
-    """The positions of one stream, and its timer.
+    """The positions of one stream, and the timer of its status updates. ``now`` is always `time.monotonic()`.
 
-    ``feedback_interval_s`` is the longest that confirmed feedback waits before it is sent; ``status_interval_s`` the time between
-    status updates when there is nothing to say (0: only when the server asks); ``silence_limit_s`` how long the server may say
-    nothing (0: for ever): at half of it a reply is asked for. ``now`` is monotonic seconds everywhere.
+    - ``feedback_interval_s``: the longest time before a newly confirmed position is sent.
+    - ``status_interval_s``: the time between status updates without news (0: only when the server asks).
+    - ``silence_limit_s``: how long the server may send nothing (0: for ever). After half of it, cdcpipe asks for a reply.
     """
 
     def __init__(
@@ -62,18 +65,18 @@ class Progress:
         self.status_interval_s = status_interval_s
         self.silence_limit_s = silence_limit_s
         self.received_lsn = 0
-        """The furthest position that the server has sent anything about."""
+        """The highest position in anything that the server has sent."""
         self.confirmed_lsn = 0
-        """What the server may forget; 0 until something was confirmed."""
+        """The position up to which the server may forget changes; 0 until something is confirmed."""
         self.written_lsn = 0
-        """The end of the last transaction that was written out whole."""
+        """The end of the last transaction that was written completely."""
         self._open: set[int] = set()
         self._last_end = 0
         self._unconfirmed: deque[int] = deque()
         self._prepared: dict[int, tuple[int, float]] = {}
-        """For each prepared transaction: where it was prepared, and the end of its commit; until that end is confirmed."""
+        """For each prepared transaction the LSN of its PREPARE and the end of its COMMIT PREPARED, until this end is confirmed."""
         self._asked_lsn = 0
-        """The highest feedback, as far as it was written out."""
+        """The highest feedback, limited to what was written."""
         self._idle_lsn = 0
         self._heard_at = now
         self._sent_at = now
@@ -83,35 +86,35 @@ class Progress:
     # What the server sends
 
     def begin(self, xid: int = 0) -> None:
-        """The records of a transaction begin (0: the one that is not streamed)."""
+        """Note that the records of a transaction begin. ``xid`` 0 is the transaction that is not streamed."""
         self._open.add(xid)
         self._idle_lsn = 0
 
     def end(self, lsn: int, xid: int = 0) -> None:
-        """The records of a transaction were received whole; it ends at ``lsn``."""
+        """Note that a transaction was received completely. It ends at ``lsn``."""
         self._open.discard(xid)
         self._last_end = max(self._last_end, lsn)
         self.received_lsn = max(self.received_lsn, lsn)
         self._idle_lsn = 0
 
     def abort(self, xid: int) -> None:
-        """A streamed transaction was rolled back."""
+        """Note that a streamed transaction was rolled back."""
         self._open.discard(xid)
 
     def prepare(self, xid: int, prepare_lsn: int) -> None:
-        """A transaction was received whole and is held back until it is known whether it commits."""
+        """Note that a prepared transaction was received completely. It is held back until it commits or rolls back."""
         self._open -= {0, xid}
         self._prepared[xid] = prepare_lsn, NEVER
         self._idle_lsn = 0
 
     def commit_prepared(self, xid: int, lsn: int) -> None:
-        """What was held back is committed, and ends at ``lsn``. ``end`` is told as well, unless there were no changes."""
+        """Note that a prepared transaction is committed, and ends at ``lsn``. If it has changes, call ``end``, too."""
         if xid in self._prepared:
             self._prepared[xid] = self._prepared[xid][0], lsn
         self._idle_lsn = 0
 
     def forget_prepared(self, xid: int) -> None:
-        """What was held back was rolled back: a restart may bring its ROLLBACK PREPARED alone."""
+        """Note that a prepared transaction was rolled back. After a restart the server may send only its ROLLBACK PREPARED."""
         self._prepared.pop(xid, None)
         before = self.confirmed_lsn
         self._confirm(self._asked_lsn)
@@ -119,13 +122,13 @@ class Progress:
             self._feedback_due_at = 0.0
 
     def message(self, lsn: int) -> None:
-        """A record that belongs to no transaction was received; it ends at ``lsn``."""
+        """Note that a record outside of transactions was received. It ends at ``lsn``."""
         self._last_end = max(self._last_end, lsn)
         self.received_lsn = max(self.received_lsn, lsn)
         self._idle_lsn = 0
 
     def keepalive(self, wal_end: int, *, reply_requested: bool) -> None:
-        """The server has sent everything up to ``wal_end``."""
+        """Note that the server has sent everything up to ``wal_end``."""
         self.received_lsn = max(self.received_lsn, wal_end)
         self._reply_wanted |= reply_requested
         if not self._open:
@@ -133,13 +136,13 @@ class Progress:
             self._settle()
 
     def heard(self, now: float) -> None:
-        """The server is alive, or nobody listened to it."""
+        """Restart the silence timer: the server has sent something, or the loop was not reading from it."""
         self._heard_at = now
 
     # What the consumer does
 
     def written(self, ends: Iterable[int]) -> None:
-        """The transactions that end at ``ends`` (and records without one) were written out whole, in that order."""
+        """Note that the transactions that end at ``ends`` were written completely, in this order."""
         for end in ends:
             if end > self.written_lsn:
                 self.written_lsn = end
@@ -151,7 +154,7 @@ class Progress:
                 self._unconfirmed.append(last)
 
     def feedback(self, lsn: int, now: float) -> None:
-        """Note that the consumer holds everything up to ``lsn`` (0 says nothing)."""
+        """Note that the consumer has everything up to ``lsn``; 0 means nothing."""
         before = self.confirmed_lsn
         self._confirm(lsn)
         self._settle()
@@ -167,7 +170,7 @@ class Progress:
         self._forget_confirmed()
 
     def _outside_of_prepared(self, lsn: int) -> int:
-        """Return the last transaction end up to ``lsn`` that lies between no PREPARE and its commit; 0 if there is none."""
+        """Return the last transaction end up to ``lsn`` that is not between a PREPARE and its commit; 0 if there is none."""
         reached = self._last_unconfirmed(lsn)
         while around := [prepare_lsn for prepare_lsn, end in self._prepared.values() if prepare_lsn < reached < end]:
             reached = self._last_unconfirmed(min(around))
@@ -182,13 +185,13 @@ class Progress:
             self._prepared = {xid: pair for xid, pair in self._prepared.items() if pair[1] > self.confirmed_lsn}
 
     def confirm_written(self, now: float) -> None:
-        """Count everything that was written out as confirmed (``--auto-feedback``)."""
+        """Count everything that was written as confirmed (``--auto-feedback``)."""
         if self._unconfirmed:
             self.feedback(self.written_lsn, now)
 
     @property
     def is_outstanding(self) -> bool:
-        """Whether the consumer was sent something, or is about to be, that it has not confirmed."""
+        """Whether there is something that the consumer has not confirmed, or will get."""
         held_back = any(end == NEVER for _, end in self._prepared.values())
         return bool(self._open) or held_back or self._last_end > max(self._asked_lsn, self.confirmed_lsn)
 
@@ -199,11 +202,15 @@ class Progress:
 
     @property
     def in_unstreamed_transaction(self) -> bool:
-        """Whether a transaction that comes at its commit has begun and not ended (a streamed one may stay open for ever)."""
+        """Whether a transaction that the server sends at its commit has begun and not ended.
+
+        Streamed transactions do not count, because they may stay open for ever.
+        """
         return 0 in self._open
 
     def _settle(self) -> None:
-        # Everything before the keepalive's position was sent before it; once all of that is confirmed, so is the position.
+        # The server sent everything before the keepalive's position before the keepalive. Once all of that is confirmed, the
+        # position itself may be confirmed.
         if self._idle_lsn and not self.is_outstanding:
             self.confirmed_lsn = max(self.confirmed_lsn, self._idle_lsn)
             self._forget_confirmed()
@@ -211,7 +218,7 @@ class Progress:
     # Status updates
 
     def due_at(self) -> float:
-        """When the next status update is due, and when silence has to be looked at."""
+        """Return when the loop has to act next: send a status update, or check for silence."""
         due_at = self._feedback_due_at
         if self._reply_wanted:
             due_at = min(due_at, self._sent_at + MIN_REPLY_INTERVAL_S)
@@ -223,15 +230,15 @@ class Progress:
         return due_at
 
     def is_lost(self, now: float) -> bool:
-        """Whether the server has been silent for longer than it may be."""
+        """Tell whether the server has been silent for too long."""
         return 0 < self.silence_limit_s <= now - self._heard_at
 
     def status(self, now: float) -> Status:
-        """Return the status update to send now, and start the timer anew.
+        """Return the status update to send now, and restart the timer.
 
-        A server that asks for a reply may be shutting down, and then waits until the flush position, or in its absence the write
-        position, is its own last one. While something is outstanding the answer is "no opinion": the server can stop, and keeps
-        what was not confirmed.
+        A server that asks for a reply may be shutting down. It then waits until the flush position reaches the end of its WAL;
+        without a flush position, it waits for the write position. So while something is outstanding the answer is "no opinion": the
+        server can shut down, and keeps everything that was not confirmed.
         """
         no_opinion = self._reply_wanted and self.is_outstanding
         silent = self.silence_limit_s > 0 and now - self._heard_at >= self.silence_limit_s / 2

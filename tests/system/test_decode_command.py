@@ -423,7 +423,7 @@ def test_a_capture_may_be_cut_anywhere(tmp_path: Path) -> None:
             assert f"byte {start}: cut off in the middle of a " in error.message
     _, error = rendered(tmp_path, data[:-1])
     assert error is not None
-    assert error.message.endswith("cut off in the middle of a record: 25 of 26 bytes are there")
+    assert error.message.endswith("cut off in the middle of a record, after 25 of 26 bytes")
     # The next file does not go on where this one was cut: it may be the capture of another stream.
     _, error = rendered(tmp_path, data[:-1], data[-1:])
     assert error is not None
@@ -436,7 +436,7 @@ def test_a_header_that_lies_takes_no_memory(tmp_path: Path) -> None:
     limited = ["bash", "-c", 'ulimit -v 600000; exec "$@"', "bash", *COMMAND]
     done = subprocess.run([*limited, "decode", "--explain", path], capture_output=True, text=True)
     assert done.returncode == 5
-    assert "cut off in the middle of a record: 1 of 1000000000 bytes are there" in done.stderr
+    assert "cut off in the middle of a record, after 1 of 1000000000 bytes" in done.stderr
 
 
 def test_transactions_that_the_output_plugin_does_not_know(tmp_path: Path) -> None:

@@ -589,7 +589,7 @@ def test_a_full_disk_is_an_error_that_says_where(monkeypatch: pytest.MonkeyPatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(OutputError, match=r"can't be held in .*: No space left on device"):
+    with pytest.raises(OutputError, match=r"cannot keep .*: No space left on device"):
         whole(S, row(7, 1), spill_threshold=0, make_spill=Spills().open)
 
 

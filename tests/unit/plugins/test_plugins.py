@@ -430,7 +430,7 @@ def test_a_full_disk_is_an_error_that_says_where(monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.pwrite", full)
-    with pytest.raises(OutputError, match=r"can't be held in .*: No space left on device"):
+    with pytest.raises(OutputError, match=r"cannot keep .*: No space left on device"):
         feed(load("wal2json", {"format-version": "2", "include-lsn": "1"}, nothing), BEGIN, T, *[ROW] * 100)
 
 
