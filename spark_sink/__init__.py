@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spark_sink.launcher.launcher import Launcher, LauncherConfig
     from spark_sink.pipeline.pipeline import Pipeline
-    from spark_sink.replica.as_of import view as read_as_of
-    from spark_sink.replica.merge import register_views
-    from spark_sink.replica.merge import view as read_replica
+    from spark_sink.replica.as_of import read_as_of
+    from spark_sink.replica.current import read_replica, register_views
     from spark_sink.source.datasource import register as register_source
     from spark_sink.spark.session import build as build_session
 
@@ -36,10 +35,10 @@ _HOMES = {
     "LauncherConfig": ("launcher.launcher", "LauncherConfig"),
     "Pipeline": ("pipeline.pipeline", "Pipeline"),
     "build_session": ("spark.session", "build"),
-    "read_as_of": ("replica.as_of", "view"),
-    "read_replica": ("replica.merge", "view"),
+    "read_as_of": ("replica.as_of", "read_as_of"),
+    "read_replica": ("replica.current", "read_replica"),
     "register_source": ("source.datasource", "register"),
-    "register_views": ("replica.merge", "register_views"),
+    "register_views": ("replica.current", "register_views"),
 }
 
 

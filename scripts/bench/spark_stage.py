@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from spark_sink.changelog import tables as changelog
 from spark_sink.delta import sql as delta
 from spark_sink.pipeline.pipeline import Pipeline
-from spark_sink.replica import merge as replica
+from spark_sink.replica import merge
+from spark_sink.replica.current import read_replica
 from spark_sink.schema.table import Table
 from spark_sink.source import datasource as source
 from spark_sink.spark import session
@@ -51,7 +52,7 @@ def stages(spark: SparkSession, staging: Path, scratch: Path) -> dict[str, Calla
     def replica_delta() -> None:
         lsn = delta.newest_lsn(warehouse.changelog(TABLE))
         assert lsn is not None
-        replica.apply(spark, warehouse, TABLE, Position(1, lsn))
+        merge.merge_changes(spark, warehouse, TABLE, Position(1, lsn))
 
     def tables_delta() -> None:
         shutil.rmtree(warehouse.root)
@@ -80,7 +81,7 @@ def main() -> int:
             times[name] = round(time.perf_counter() - started, 3)
     house = Warehouse(scratch / "delta", "delta")
     changes = changelog.read(spark, house, TABLE).count()
-    rows = replica.view(spark, house.root, str(TABLE)).count()
+    rows = read_replica(spark, house.root, str(TABLE)).count()
     counts = {
         "segments to noop": spark.read.format("cdcpipe").option("table", str(TABLE)).load(str(staging)).count(),
         "segments to changelog, Parquet": changelog.read(spark, Warehouse(scratch / "parquet", "parquet"), TABLE).count(),

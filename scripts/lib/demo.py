@@ -230,7 +230,7 @@ def in_spark(frame: DataFrame, columns: list[str]) -> Counter[tuple[Any, ...]]:
 def compare(spark: SparkSession, warehouse: Path, connection: Connection[Any], expected: Counter[str]) -> Iterator[Outcome]:
     """Compare each table, whose changelog has to have so many rows; one without a key, which only ever grows, by its changelog."""
     from spark_sink.changelog import tables as changelog
-    from spark_sink.replica import merge as replica
+    from spark_sink.replica.current import read_replica
     from spark_sink.schema.table import MESSAGES, Table
     from spark_sink.warehouse.warehouse import Warehouse
 
@@ -238,7 +238,7 @@ def compare(spark: SparkSession, warehouse: Path, connection: Connection[Any], e
     for table, key in KEYS.items():
         columns, wanted = in_postgres(connection, table)
         changes = changelog.read(spark, found, Table("public", table))
-        current = replica.view(spark, warehouse, f"public.{table}") if key else changes.drop(*_metadata(changes))
+        current = read_replica(spark, warehouse, f"public.{table}") if key else changes.drop(*_metadata(changes))
         rows = in_spark(current, columns)
         yield Outcome(
             table=table,

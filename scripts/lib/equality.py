@@ -20,7 +20,8 @@ from model import Change, Ledger, Relation, quote
 
 from cdcpipe.lsn import format_lsn
 from spark_sink.changelog import tables as changelog
-from spark_sink.replica import merge as replica
+from spark_sink.replica.current import read_replica
+from spark_sink.replica.replay import replay
 from spark_sink.schema import types
 from spark_sink.schema.table import MESSAGES, Table
 from spark_sink.spark import sql
@@ -59,7 +60,7 @@ def compare(
         with_key.append(str(table))
         expected = _source_rows(connection, relation)
         changes = changelog.read(spark, house, table)
-        for what, rows in (("replica", replica.view(spark, path, str(table))), ("replay", replica.replay(house, table, changes))):
+        for what, rows in (("replica", read_replica(spark, path, str(table))), ("replay", replay(house, table, changes))):
             for problem in _compare_rows(connection, relation, expected, _replica_rows(rows, relation)):
                 yield f"{table}: {what}: {problem}"
     for result in verify(spark, path, ("-d", dsn), tables=with_key) if with_key else ():

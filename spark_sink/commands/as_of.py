@@ -11,7 +11,7 @@ import cloup
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.commands.options import CONTEXT_SETTINGS, warehouse_options
 from spark_sink.commands.spark_options import spark_options, warehouse_session
-from spark_sink.replica.as_of import parse_at, view
+from spark_sink.replica.as_of import parse_at, read_as_of
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def command(
     if output is not None and output.exists():
         raise InvalidArgumentsError(f"{output} exists already", hint="give a directory that does not exist yet")
     with warehouse_session(house, "cdcpipe as-of", jars=jars, master=master, confs=confs) as spark:
-        rows = view(spark, house.root, table, at)
+        rows = read_as_of(spark, house.root, table, at)
         if output is not None:
             rows.write.parquet(str(output.absolute()))
         else:

@@ -33,9 +33,20 @@ if TYPE_CHECKING:
     from spark_sink.delta.log import Mark
     from spark_sink.files.parquet import WrittenFile
 
-__all__ = ["ChangedError", "DeltaError", "FileTable", "Replaced", "commit", "define", "defined", "of_log", "open_table"]
+__all__ = [
+    "KNOWN_FEATURES",
+    "ChangedError",
+    "DeltaError",
+    "FileTable",
+    "Replaced",
+    "commit",
+    "define",
+    "defined",
+    "of_log",
+    "open_table",
+]
 
-_KNOWN_FEATURES: Final = {
+KNOWN_FEATURES: Final = {
     "appendOnly",
     "changeDataFeed",
     "clustering",
@@ -103,11 +114,9 @@ class FileTable:
 def open_table(path: Path) -> FileTable:
     """Return the table as it is now; DeltaError for one that asks for more than is done here."""
     log = TableLog(path).refresh()
-    unknown = set(log.protocol.get("writerFeatures", ())) - _KNOWN_FEATURES
-    if unknown or log.metadata.get("partitionColumns"):
-        problem = f"the feature {min(unknown)}" if unknown else "partitions"
+    if (obstacle := log.obstacle("writerFeatures", KNOWN_FEATURES)) is not None:
         raise DeltaError(
-            f"the Delta table {path} has {problem}, and cdcpipe can't add to such a table",
+            f"the Delta table {path} has {obstacle}, and cdcpipe can't add to such a table",
             hint="ALTER TABLE ... DROP FEATURE, or let the table be made anew",
         )
     return of_log(log)

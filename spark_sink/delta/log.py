@@ -112,6 +112,16 @@ class TableLog:
         """The actions that have added the files that it has."""
         return self._files.values()
 
+    def obstacle(self, kind: str, known: Collection[str]) -> str | None:
+        """Return what of the table a client does not know; None if there is nothing.
+
+        ``kind`` is "readerFeatures" or "writerFeatures", ``known`` those that the client knows. It knows no partitions.
+        """
+        unknown = set(self.protocol.get(kind, ())).difference(known)
+        if unknown:
+            return f"the feature {min(unknown)}"
+        return "partitions" if self.metadata.get("partitionColumns") else None
+
     def refresh(self) -> Self:
         """Read it."""
         try:

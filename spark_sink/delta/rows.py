@@ -20,25 +20,37 @@ from spark_sink.files import places as storage
 from spark_sink.files.parquet import fitted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql.types import StructType
 
-    Flags = np.ndarray[Any, np.dtype[np.bool_]]
+__all__ = [
+    "Flags",
+    "Numbers",
+    "UnsupportedError",
+    "fields_of",
+    "files_between",
+    "present_rows",
+    "read_between",
+    "read_columns",
+    "statistics",
+    "uncompressed_bytes",
+]
 
-__all__ = ["UnreadableError", "fields_of", "present_rows", "read_columns", "statistics", "uncompressed_bytes"]
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class UnreadableError(Exception):
-    """The rows can't be read here."""
+class UnsupportedError(Exception):
+    """The table, or a file of it, asks for more than this client does: that is for Spark."""
 
 
 def fields_of(physical: StructType, names: Sequence[str]) -> dict[str, pa.Field]:
     """Return, by the table's names, the columns as its files have them."""
     fields = dict(zip(names, arrow_schema(physical), strict=True))
     if any("." in field.name for field in fields.values()):
-        raise UnreadableError("a point in a column's name")  # it would be that of a field in a struct
+        raise UnsupportedError("a point in a column's name")  # it would be that of a field in a struct
     return fields
 
 
@@ -51,7 +63,7 @@ def read_columns(directory: Path, file: Mapping[str, Any], fields: Mapping[str, 
             if not pa.types.is_struct(field.type):
                 paths.append(field.name)
             elif field.name not in present or not {child.name for child in field.type} <= {c.name for c in present[field.name]}:
-                raise UnreadableError("a file from before a column of the key")
+                raise UnsupportedError("a file from before a column of the key")
             else:
                 paths += [f"{field.name}.{child.name}" for child in field.type]
         rows, count = opened.read(columns=paths), opened.metadata.num_rows
@@ -86,5 +98,26 @@ def statistics(file: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the log says of the values in a file, among it ``numRecords``, by the file's names of columns."""
     found: dict[str, Any] = json.loads(file.get("stats") or "{}")
     if "numRecords" not in found:
-        raise UnreadableError("a file without statistics")
+        raise UnsupportedError("a file without statistics")
     return found
+
+
+def files_between(files: Iterable[Mapping[str, Any]], column: str, after: int, until: int) -> list[Mapping[str, Any]]:
+    """Return the files that may have rows with a number in (after, until] in a column, by its name in the files."""
+    found = []
+    for file in files:
+        known = statistics(file)
+        least, greatest = (known.get(kind, {}).get(column) for kind in ("minValues", "maxValues"))
+        if least is None or (least <= until and greatest > after):
+            found.append(file)
+    return found
+
+
+def read_between(
+    directory: Path, file: Mapping[str, Any], fields: Mapping[str, pa.Field], name: str, after: int, until: int
+) -> dict[str, pa.Array]:
+    """Read those rows of a file that are part of the table and have a number in (after, until] in the column ``name``."""
+    rows = read_columns(directory, file, fields)
+    number = rows[name].to_numpy()
+    wanted = (number > after) & (number <= until) & present_rows(directory, file, len(number))
+    return rows if wanted.all() else {each: values.filter(pa.array(wanted)) for each, values in rows.items()}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from cdcpipe.retry import RetryPolicy
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
-from spark_sink.replica import merge as replica
+from spark_sink.replica import merge
 from spark_sink.spark import session
 from spark_sink.staging.log import Position
 
@@ -144,13 +144,13 @@ class Follower:
         with ThreadPoolExecutor(min(_THREADS, len(behind)), "replica") as pool:
             merges = [pool.submit(self._bring, table, behind[table]) for table in sorted(behind)]
             try:
-                for merge in merges:
-                    merge.result()
+                for each in merges:
+                    each.result()
                     if self._ending.is_set() and not self._is_last_round_wanted:
                         break
             finally:
-                for merge in merges:
-                    merge.cancel()
+                for each in merges:
+                    each.cancel()
 
     def _bring(self, table: Table, position: Position) -> None:
         try:
@@ -166,6 +166,4 @@ class Follower:
             self._names.register([table])
 
     def _bring_with(self, spark: SparkSession, table: Table, position: Position) -> None:
-        _MERGES.call(
-            lambda: replica.bring(spark, self._warehouse, table, position), Exception, where=lambda ex: _CHANGED in str(ex)
-        )
+        _MERGES.call(lambda: merge.bring(spark, self._warehouse, table, position), Exception, where=lambda ex: _CHANGED in str(ex))

@@ -31,7 +31,7 @@ from spark_sink.files.local import local_directory
 from spark_sink.pipeline.catalog import CatalogDatabase
 from spark_sink.pipeline.follower import Follower
 from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
-from spark_sink.replica import merge as replica
+from spark_sink.replica import merge
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import EXACT, MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.source import datasource as source
@@ -302,7 +302,7 @@ class Pipeline:
             register_reader(self.staging, READER, Position(0, 0) if removed is None else removed)
         self._progress = replace(self._progress, position=position)
         with self.lock.alone():
-            replica.finish_snapshots(self.spark, self.warehouse)
+            merge.finish_snapshots(self.spark, self.warehouse)
             for table in self.warehouse.tables():
                 self._check_changelog(table, position)
         if self._names is not None:

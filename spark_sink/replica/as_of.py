@@ -1,4 +1,4 @@
-"""A table as it was, made from its changelog and from nothing else: ``view``.
+"""A table as it was, made from its changelog and from nothing else.
 
 Transactions take effect in the order of their commits in the WAL, and each is there as a whole or not at all. ``at`` is where
 to stop:
@@ -27,11 +27,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.changelog import tables as changelog
 from spark_sink.files.local import DamagedFileError
-from spark_sink.replica import merge as replica
+from spark_sink.replica.replay import replay, without_unneeded
 from spark_sink.staging import known_position
 from spark_sink.staging.log import Position, StagingError, log_end
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Table
     from spark_sink.warehouse.warehouse import Source
 
-__all__ = ["At", "moment", "parse_at", "view"]
+__all__ = ["At", "moment", "parse_at", "read_as_of"]
 
 _logger = logging.getLogger(__name__)
 
@@ -63,7 +65,7 @@ def parse_at(text: str) -> At:
     )
 
 
-def view(spark: SparkSession, warehouse: str | Path, table: str, at: At | str) -> DataFrame:
+def read_as_of(spark: SparkSession, warehouse: str | Path, table: str, at: At | str) -> DataFrame:
     """Return the rows that ``table`` ("schema.name") had at a time, an LSN or a position; see above.
 
     Raise InvalidArgumentsError if the warehouse does not have the table, WarehouseError if it can't know what the table was then.
@@ -82,7 +84,7 @@ def view(spark: SparkSession, warehouse: str | Path, table: str, at: At | str) -
     changes = changelog.read_as_is(spark, house, known)
     until_lsn = _last_lsn(spark, house, known, changes, at, source, reached_lsn)
     _logger.info("%s up to %s", table, format_lsn(until_lsn))
-    return replica.without_unneeded(replica.replay(house, known, changes, until_lsn=until_lsn))
+    return without_unneeded(replay(house, known, changes, until_lsn=until_lsn))
 
 
 def _aware(time: datetime) -> datetime:
@@ -114,8 +116,6 @@ def _last_lsn(
 
     The tables have everything up to ``last_lsn``.
     """
-    from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-
     if source.position is None:
         raise WarehouseError(f"{house.name} has no changes yet")
     too_late = _is_after(at)
@@ -151,8 +151,6 @@ def _last_lsn(
 
 def _is_after(at: At) -> Column:
     """Return whether a change is of a transaction that comes after the one to stop at."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     if isinstance(at, datetime):
         return F.col("_cdc_commit_time") > moment(at)
     if isinstance(at, Position):
@@ -162,8 +160,6 @@ def _is_after(at: At) -> Column:
 
 def moment(at: datetime) -> Column:
     """Return a time as Spark compares it, to the microsecond."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     since_epoch = at - datetime(1970, 1, 1, tzinfo=UTC)
     microseconds = (since_epoch.days * 86400 + since_epoch.seconds) * 1_000_000 + since_epoch.microseconds
     return F.timestamp_micros(F.lit(microseconds))

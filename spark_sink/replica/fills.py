@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import TimestampNTZType
 
 from cdcpipe.types.arrow.casts import convert_text
 from spark_sink.spark.sql import quote
@@ -25,8 +28,6 @@ def filled(rows: DataFrame, fills: Sequence[Fill]) -> DataFrame:
 
     A value that was not sent, or that stands as text in ``_cdc_exact``, goes along with its column's new name.
     """
-    from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-
     names = [fill.column for fill in fills]
     unchanged = F.coalesce(F.col("_cdc_unchanged"), F.array().cast("array<string>"))
     exact = F.coalesce(F.col("_cdc_exact"), F.create_map().cast("map<string,string>"))
@@ -50,10 +51,6 @@ def filled(rows: DataFrame, fills: Sequence[Fill]) -> DataFrame:
 
 def _constant(text: str | None, kind: DataType) -> tuple[Column, str | None]:
     """Return the value that a text of PostgreSQL's has as this type, and the text itself if the type can't hold it."""
-    from pyspark.sql import functions as F  # noqa: N812
-    from pyspark.sql.pandas.types import to_arrow_type
-    from pyspark.sql.types import TimestampNTZType
-
     if text is None:
         return F.lit(None).cast(kind), None
     converted = convert_text(pa.array([text]), to_arrow_type(kind, timezone="UTC"))

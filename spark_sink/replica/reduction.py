@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from functools import reduce as fold
 from typing import TYPE_CHECKING
 
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.types import ArrayType
 
 from spark_sink.schema.types import split_schema
@@ -32,8 +34,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
     from pyspark.sql.types import DataType, StructType
 
+    from spark_sink.replica.pieces import Key
+
 __all__ = [
-    "Key",
     "Summary",
     "data_columns",
     "exact_names",
@@ -53,9 +56,6 @@ INEXACT = ("date", "timestamp", "timestamp_ntz", "decimal", "array")
 """PostgreSQL knows values of these that Spark does not (infinity, BC, NaN, a matrix): in a key they are matched as text."""
 
 _INTEGERS = ("byte", "short", "integer", "long")
-
-Key = tuple[tuple[str, ...], ...]
-"""For each column of the key the changelog's columns that hold it, one for each type that it has had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,6 @@ def data_columns(schema: StructType) -> list[str]:
 
 def exact_names() -> Column:
     """Return, as an aggregate, the columns of which some value stands in ``_cdc_exact``, old rows' as ``_cdc_old.NAME``."""
-    from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-
     return F.array_sort(F.array_distinct(F.flatten(F.collect_set(F.map_keys("_cdc_exact")))))
 
 
@@ -126,8 +124,6 @@ def _text(value: str, kind: DataType) -> str:
 
 
 def _struct(fields: Sequence[str]) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-
     return F.struct(*(F.expr(sql).alias(f"k{index}") for index, sql in enumerate(fields)))
 
 
@@ -138,8 +134,6 @@ def key_struct(rows: DataFrame, key: Key) -> Column:
 
 def _with_keys(changes: DataFrame, key: Key) -> DataFrame:
     """Add ``_cdc_new_key``, ``_cdc_old_key`` (structs) and ``_cdc_is_move``."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     # Of the old key or row; of a delete, whose row is the old one, also where that is not sent apart.
     new, old = _struct(key_sql(changes.schema, key)), _struct(key_sql(changes.schema, key, "_cdc_old.", exact_prefix=_OLD))
     return changes.withColumns(
@@ -153,16 +147,12 @@ def _with_keys(changes: DataFrame, key: Key) -> DataFrame:
 
 def touched_keys(changes: DataFrame, key: Key) -> DataFrame:
     """Return every key that the changes add, change or end, once, as ``_cdc_touched``, comparable with `key_struct`."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     both = F.array_compact(F.array("_cdc_old_key", "_cdc_new_key"))
     return _with_keys(changes, key).select(F.explode(both).alias("_cdc_touched")).distinct()
 
 
 def _lacks_key(key: Key) -> Column:
     """Tell whether a change that `_with_keys` gave lacks a value of the key."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     used = F.when(F.col("_cdc_op") == "delete", F.col("_cdc_old_key")).otherwise(F.col("_cdc_new_key"))
     lacks = fold(lambda a, b: a | b, (used.getField(f"k{i}").isNull() for i in range(len(key))))
     return (F.col("_cdc_op") != "truncate") & lacks
@@ -175,8 +165,6 @@ def with_key(changes: DataFrame, key: Key) -> DataFrame:
 
 def summarize(changes: DataFrame, key: Key) -> Summary:
     """Find what ``reduce`` has to know of the changes."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     keyed = _with_keys(changes, key)
     leaves_out = F.size(F.coalesce(F.col("_cdc_unchanged"), F.array())) > 0
     integers = [index for index, names in enumerate(key) if _is_integer(changes.schema, names)]
@@ -212,8 +200,6 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
 
 def _names(changes: DataFrame) -> tuple[tuple[int, int, int] | None, tuple[str, ...], tuple[str, ...]]:
     """Return of a summary the position of the last TRUNCATE, and the names of columns: of those not sent, of those with texts."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     row = changes.agg(
         F.max(F.when(F.col("_cdc_op") == "truncate", F.struct(*_POSITION))).alias("truncated_at"),
         F.array_sort(F.array_distinct(F.flatten(F.collect_set("_cdc_unchanged")))).alias("unchanged"),
@@ -230,8 +216,6 @@ def _range(row: Row, index: int) -> tuple[int, int] | None:
 
 def reduce(changes: DataFrame, key: Key, columns: Sequence[str], summary: Summary) -> DataFrame:
     """Return one row per key that occurs in the changes after the last TRUNCATE."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     if summary.truncated_at is not None:
         numbers = zip(_POSITION, summary.truncated_at, strict=True)
         barrier = F.struct(*(F.lit(number).cast(changes.schema[name].dataType) for name, number in numbers))
@@ -260,8 +244,6 @@ def reduce(changes: DataFrame, key: Key, columns: Sequence[str], summary: Summar
 
 def _events(keyed: DataFrame, summary: Summary) -> DataFrame:
     """Return what happens to each key: ``_cdc_key``, ``_cdc_position``, ``_cdc_gone``, ``_cdc_origin`` (of a move)."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     events = keyed.where(F.col("_cdc_op") != "truncate").withColumn("_cdc_position", F.struct(*_POSITION))
     gone = F.col("_cdc_op") == "delete"
     if not summary.has_moves:
@@ -290,8 +272,6 @@ def _events(keyed: DataFrame, summary: Summary) -> DataFrame:
 
 def _row(columns: Sequence[str], summary: Summary) -> Column:
     """Return what the last change of a key decides."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     exact = F.lit(None).cast("map<string,string>")
     if summary.exact:
         exact = F.map_filter("_cdc_exact", lambda name, _: ~name.startswith(_OLD))
@@ -301,24 +281,18 @@ def _row(columns: Sequence[str], summary: Summary) -> Column:
 
 def _known(unchanged: Sequence[str]) -> list[tuple[str, Column]]:
     """Return, per column that an update may leave out, the position of the event where that event has a value for it."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     left_out = F.coalesce(F.col("_cdc_unchanged"), F.array().cast("array<string>"))
     return [(name, F.when(~F.col("_cdc_gone") & ~F.array_contains(left_out, name), F.col("_cdc_position"))) for name in unchanged]
 
 
 def _held(name: str, summary: Summary) -> Column:
     """Return what a change has for a column that others leave out: its value, and its exact text if any change has one."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     texts = [F.col("_cdc_exact").getItem(name).alias("_cdc_text")] if name in summary.exact else []
     return F.struct(quote(name), *texts)
 
 
 def _with_texts(exact: Column, texts: Mapping[str, Column]) -> Column:
     """Return a row's exact texts with those of some columns in place of its own, null if there are none."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     own = F.map_filter(F.coalesce(exact, F.create_map().cast("map<string,string>")), lambda name, _: ~name.isin(*texts))
     pairs = [part for name, text in texts.items() for part in (F.lit(name), text)]
     merged = F.map_concat(own, F.map_filter(F.create_map(*pairs), lambda _, text: text.isNotNull()))
@@ -327,8 +301,6 @@ def _with_texts(exact: Column, texts: Mapping[str, Column]) -> Column:
 
 def _finish(reduced: DataFrame, columns: Sequence[str], summary: Summary) -> DataFrame:
     """Lay out reduced rows: ``_cdc_row`` is the last change, ``_cdc_known_N`` what is known of the N-th unsent column."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     row = F.col("_cdc_row")
     known = {name: F.col(f"_cdc_known_{i}") for i, name in enumerate(summary.unchanged)}
     exact = row.getField("_cdc_exact")
@@ -362,9 +334,6 @@ def _finish(reduced: DataFrame, columns: Sequence[str], summary: Summary) -> Dat
 
 def _reduce_chains(events: DataFrame, columns: Sequence[str], summary: Summary) -> DataFrame:
     """Reduce changes among which an update changed a key and left a column out."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
     unchanged = summary.unchanged
     names = [f"_cdc_known_{i}" for i in range(len(unchanged))]
     begins = ~F.col("_cdc_gone") & (F.col("_cdc_op").isin("insert", "snapshot") | F.col("_cdc_origin").isNotNull())

@@ -8,7 +8,7 @@ A table without a changelog: both tables are created in that directory; with Del
 Changelog and replica share the files: the replica has them under a second name (a hard link; in a store a copy), and ignores the
 columns that only the changelog has. Then the directories are renamed into place, the replica first, so that a changelog never
 exists without its replica. If rows have values that their columns can't hold, the replica is made from the changelog instead, like
-any replica (merge.apply).
+any replica (merge.merge_changes).
 
 A table with a changelog: one commit adds the files. The changelog may have changes from before and from after their position,
 because a snapshot counts as the whole table at its position (replica/merge.py). The snapshot of an empty table is a TRUNCATE. Then
@@ -34,7 +34,8 @@ from spark_sink.client.exported import SnapshotError
 from spark_sink.delta import commit as delta_files
 from spark_sink.files import places as storage
 from spark_sink.files.parquet import Layout
-from spark_sink.replica import merge as replica
+from spark_sink.replica import merge
+from spark_sink.replica.layout import replica_properties
 from spark_sink.schema.keys import identifying_columns, version_of
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import Table
@@ -129,7 +130,7 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
         begun = begin(scratch / "notes", purpose, plan.chunks, copying.time_us, made.table.definition if made.table else ())
     made_replica = None
     if made.table is not None and version.key:
-        properties = replica.properties(version.key, columns.names)
+        properties = replica_properties(version.key, columns.names)
         made_replica = delta_files.define(replica_path, columns, properties, like=made.table)
     written = _run(copying, table, begun, _tasks(copying, plan, begun, columns, made.path, made.layout))
     has_exact = any(each.exact for each in written)
@@ -160,7 +161,7 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
             else:
                 _move(made.path, warehouse.changelog(table))
         if made_replica is not None and has_exact:
-            replica.apply(copying.spark, warehouse, table, copying.position)
+            merge.merge_changes(copying.spark, warehouse, table, copying.position)
         warehouse.note_finished(table)
     return sum(each.rows for each in written)
 
@@ -192,7 +193,7 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
         if warehouse.format == "delta":
             storage.move_files(directory, target, (file.name for file in full))
             delta_files.commit(delta_files.open_table(target), full, position, is_reached=False)
-            replica.remake(spark, warehouse, table, position)
+            merge.remake(spark, warehouse, table, position)
         else:
             changelog.add_batch(warehouse, table, changelog.snapshot_name(position), directory, full)
         warehouse.note_finished(table)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from spark_sink.client.exported import SnapshotError
 from spark_sink.launcher.launcher import LauncherConfig
-from spark_sink.replica import merge as replica
+from spark_sink.replica import merge
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot.initial import is_unfinished
 from spark_sink.snapshot.table import table_of
@@ -79,7 +79,7 @@ class TableSnapshot(Snapshot):
     def _begin(self) -> None:
         assert self._spark is not None
         with TableLock(self.warehouse.local_root(self.config.staging)).alone(lambda: self._stopping):
-            replica.finish_snapshots(self._spark, self.warehouse)
+            merge.finish_snapshots(self._spark, self.warehouse)
 
     def _choose(self, plan: Plan) -> list[TablePlan]:
         published = {str(table_of(table)): table for table in plan.tables}

@@ -33,8 +33,7 @@ from cdcpipe.lsn import format_lsn
 from cdcpipe.retry import RetryPolicy
 from spark_sink.changelog import tables as changelog
 from spark_sink.delta import sql as delta
-from spark_sink.replica import as_of
-from spark_sink.replica import merge as replica
+from spark_sink.replica import as_of, merge
 from spark_sink.schema.table import MESSAGES, Table
 from spark_sink.staging.log import Position
 from spark_sink.warehouse.lock import TableLock
@@ -93,7 +92,7 @@ def purge(
             if each.rows:
                 with TableLock(house.local_root()).alone(is_stopping):
                     # An unfinished snapshot may have rows before the place, which its replica still needs. So finish it first.
-                    replica.finish_snapshots(spark, house)
+                    merge.finish_snapshots(spark, house)
                     each.check()
                     house.note_purged(each.table, each.lsn)
                     each.remove()

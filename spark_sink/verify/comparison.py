@@ -34,7 +34,7 @@ from spark_sink.changelog import tables as changelog
 from spark_sink.client.checksum import ChecksumServer
 from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog, commit_path
-from spark_sink.replica import merge as replica
+from spark_sink.replica.replay import replay
 from spark_sink.schema.table import NATIVE, Table
 from spark_sink.schema.types import original_name
 from spark_sink.staging.log import log_end
@@ -391,12 +391,12 @@ class _Comparison:
         base = self._bases[table]
         changes = self._changes(table).where(self._snapshot.sees() & (F.col("_cdc_end_lsn") > base.lsn))
         if base.log is None:
-            return replica.replay(self._house, table, changes)
+            return replay(self._house, table, changes)
         rows = delta.read_version(self._spark, self._house.replica(table), base.log.version)
         if changes.isEmpty():
             self._house.check_changes(table, base.lsn)
             return rows
-        return replica.replay(self._house, table, changes, rows, after_lsn=base.lsn)
+        return replay(self._house, table, changes, rows, after_lsn=base.lsn)
 
     def _changelog(self, table: Table) -> TableLog:
         """Return the log of a table's changelog, as it is now."""

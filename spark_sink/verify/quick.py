@@ -12,14 +12,13 @@ import logging
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from cdcpipe.sql import TRIM_NUMBERS
 from cdcpipe.types.table import NUMERIC_IDS
 from spark_sink.delta import rows as delta_reader
-from spark_sink.delta.rows import UnreadableError
+from spark_sink.delta.rows import UnsupportedError
 from spark_sink.delta.schema import columns, physical_columns
 from spark_sink.schema.table import NATIVE
 from spark_sink.spark.value_text import Texts, arrow_texts
@@ -29,9 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from spark_sink.delta.log import TableLog
+    from spark_sink.delta.rows import Flags, Numbers
 
-    Flags = np.ndarray[Any, np.dtype[np.bool_]]
-    Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 __all__ = ["any_change", "checksums"]
 
@@ -54,7 +52,7 @@ _KNOWN_FEATURES: Final = {
 
 _NULL, _END = b"\xff", b"\x00"
 
-_UNREADABLE: Final = (UnreadableError, OSError, ValueError, pa.ArrowException)
+_EXPECTED: Final = (UnsupportedError, OSError, ValueError, pa.ArrowException)
 
 
 def checksums(
@@ -66,7 +64,7 @@ def checksums(
     """
     try:
         return _checksums(log, described, key, types)
-    except _UNREADABLE as ex:
+    except _EXPECTED as ex:
         _logger.debug("%s is left to Spark: %s", log.path.name, ex)
         return None
 
@@ -78,7 +76,7 @@ def any_change(log: TableLog, after_lsn: int, until_lsn: int, wanted: Callable[[
     """
     try:
         return any(wanted(*positions).any() for positions in _positions(log, after_lsn, until_lsn))
-    except _UNREADABLE as ex:
+    except _EXPECTED as ex:
         _logger.debug("%s is left to Spark: %s", log.path.name, ex)
         return None
 
@@ -86,27 +84,20 @@ def any_change(log: TableLog, after_lsn: int, until_lsn: int, wanted: Callable[[
 def _positions(log: TableLog, after_lsn: int, until_lsn: int) -> Iterator[tuple[Numbers, pa.Array]]:
     """Yield end LSNs and transaction ids, file by file."""
     fields = _fields(log, ["_cdc_end_lsn", "_cdc_xid"])
-    position = fields["_cdc_end_lsn"].name
-    for file in log.files:
-        found = delta_reader.statistics(file)
-        least, greatest = (found.get(kind, {}).get(position) for kind in ("minValues", "maxValues"))
-        if least is None or (least <= until_lsn and greatest > after_lsn):
-            rows = delta_reader.read_columns(log.path, file, fields)
-            lsn = rows["_cdc_end_lsn"].to_numpy()
-            is_between = (lsn > after_lsn) & (lsn <= until_lsn) & delta_reader.present_rows(log.path, file, len(lsn))
-            yield lsn[is_between], rows["_cdc_xid"].filter(pa.array(is_between))
+    for file in delta_reader.files_between(log.files, fields["_cdc_end_lsn"].name, after_lsn, until_lsn):
+        rows = delta_reader.read_between(log.path, file, fields, "_cdc_end_lsn", after_lsn, until_lsn)
+        yield rows["_cdc_end_lsn"].to_numpy(), rows["_cdc_xid"]
 
 
 def _fields(log: TableLog, names: Sequence[str]) -> dict[str, pa.Field]:
     """Return columns as the table's files have them."""
     if log.version < 0:
-        raise UnreadableError("no table")
-    features = set(log.protocol.get("readerFeatures", ()))
-    if not features <= _KNOWN_FEATURES or log.metadata.get("partitionColumns"):
-        raise UnreadableError(f"a table with {features - _KNOWN_FEATURES or 'partitions'}")
+        raise UnsupportedError("no table")
+    if (obstacle := log.obstacle("readerFeatures", _KNOWN_FEATURES)) is not None:
+        raise UnsupportedError(f"a table with {obstacle}")
     physical = dict(zip(columns(log.metadata).names, physical_columns(log.metadata).fields, strict=True))
     if not physical.keys() >= set(names):
-        raise UnreadableError("a table without columns of ours")
+        raise UnsupportedError("a table without columns of ours")
     return delta_reader.fields_of(StructType([physical[name] for name in names]), names)
 
 
@@ -114,14 +105,14 @@ def _checksums(
     log: TableLog, described: Sequence[tuple[str, int, int]], key: Sequence[str], types: str
 ) -> dict[str, tuple[int, int]]:
     if sum(delta_reader.statistics(file)["numRecords"] for file in log.files) > _MOST_ROWS:
-        raise UnreadableError("many rows")
+        raise UnsupportedError("many rows")
     schema = columns(log.metadata)
     if "_cdc_exact" in schema.names:
-        raise UnreadableError("exact texts")
+        raise UnsupportedError("exact texts")
     names: list[str | None] = []
     for field, having in sources(schema, described, types):
         if having and having != [field]:
-            raise UnreadableError(f"several types of {field.name}, or another one than on the server")
+            raise UnsupportedError(f"several types of {field.name}, or another one than on the server")
         names.append(having[0].name if having else None)
     trimmed = [types == NATIVE and type_id in NUMERIC_IDS for _, type_id, _ in described]
     places = [[name for name, _, _ in described].index(name) for name in key]
@@ -131,7 +122,7 @@ def _checksums(
     for file in log.files:
         left -= delta_reader.uncompressed_bytes(log.path, file)
         if left < 0:
-            raise UnreadableError("much to read")
+            raise UnsupportedError("much to read")
         parts = _file_parts(log, file, fields, names, trimmed)
         for row, of_key in zip(zip(*parts, strict=True), zip(*(parts[place] for place in places), strict=True), strict=True):
             bucket = _md5(of_key)[:BUCKET_DIGITS]
@@ -169,5 +160,5 @@ def _trim(text: str) -> str:
 def _texts(values: pa.Array) -> Texts:
     texts = arrow_texts(values)
     if texts is None:
-        raise UnreadableError(f"values of type {values.type}")
+        raise UnsupportedError(f"values of type {values.type}")
     return texts

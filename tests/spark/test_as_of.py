@@ -59,7 +59,7 @@ class Past(Road):
         self.moments.append(Moment(LSN.parse(lsn), time, rows))
 
     def as_of(self, table: str, at: Any) -> Any:
-        return as_of.view(self.spark, self.warehouse, f"public.{table}", at)
+        return as_of.read_as_of(self.spark, self.warehouse, f"public.{table}", at)
 
     def warehouse_position(self) -> Position:
         position = Warehouse.existing(self.warehouse).source().position
@@ -236,10 +236,10 @@ def test_commit_times_out_of_order_and_epochs(spark: Any, tmp_path: Path) -> Non
 
     warehouse.write_versions(Table("public", "keyless"), [Version(0, 0, 8, (), ())])
     with pytest.raises(WarehouseError, match=r"public\.keyless has no key"):
-        as_of.view(spark, tmp_path, "public.keyless", LSN(50))
+        as_of.read_as_of(spark, tmp_path, "public.keyless", LSN(50))
 
     def at(moment: Any) -> int | None:
-        found = as_of.view(spark, tmp_path, "public.t", moment).collect()
+        found = as_of.read_as_of(spark, tmp_path, "public.t", moment).collect()
         return found[0]["a"] if found else None
 
     second = datetime(2026, 1, 1, tzinfo=UTC)

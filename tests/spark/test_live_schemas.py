@@ -19,7 +19,7 @@ from spark_sink.commands.run import _Catalog
 from spark_sink.delta import sql as delta
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline.pipeline import Pipeline
-from spark_sink.replica import merge as replica
+from spark_sink.replica.pieces import cut_pieces
 from spark_sink.schema.column_numbers import numbered
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import SCHEMA_HISTORY, Fill, Table, Version
@@ -88,7 +88,7 @@ def version(end_lsn: int, ordinal: int, key: tuple[str, ...], relation_id: int =
     ],
 )
 def test_pieces(versions: list[Version], after_lsn: int, expected: list[tuple[object, ...]]) -> None:
-    pieces = replica._pieces(versions, after_lsn, 99)
+    pieces = cut_pieces(versions, after_lsn, 99)
     found = [(p.key, p.after_lsn, p.until_lsn, p.first_ordinal, p.end_ordinal, p.is_new_table) for p in pieces]
     assert found == expected
 
@@ -104,7 +104,7 @@ def test_pieces(versions: list[Version], after_lsn: int, expected: list[tuple[ob
     ],
 )
 def test_where_rows_from_before_may_lack_the_key(versions: list[Version], after_lsn: int, expected: list[bool]) -> None:
-    assert [piece.is_new_key for piece in replica._pieces(versions, after_lsn, 99)] == expected
+    assert [piece.is_new_key for piece in cut_pieces(versions, after_lsn, 99)] == expected
 
 
 INT2, INT4, INT8, FLOAT4, FLOAT8, DATE, TIMESTAMP, TIMESTAMPTZ, TEXT = 21, 23, 20, 700, 701, 1082, 1114, 1184, 25

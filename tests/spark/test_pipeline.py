@@ -26,7 +26,8 @@ from spark_sink.changelog import tables as changelog
 from spark_sink.delta import sql as delta
 from spark_sink.delta.commit import ChangedError
 from spark_sink.pipeline.pipeline import Pipeline
-from spark_sink.replica import merge as replica
+from spark_sink.replica import merge
+from spark_sink.replica.current import read_replica, register_views
 from spark_sink.schema import types
 from spark_sink.schema.table import MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.spark import session
@@ -275,7 +276,7 @@ def test_names(road: Road) -> None:
         table = Table("public", name)
         path = Warehouse.existing(road.warehouse).replica(table)
         assert path.resolve().parent == (road.warehouse / "replica").resolve()
-        rows = replica.view(road.spark, road.warehouse, str(table))
+        rows = read_replica(road.spark, road.warehouse, str(table))
         assert rows.count() == 1
         columns = ["id", "_cdc_column_%49%44", "a.b", "_cdc_column__cdc_op"]
         assert rows.columns == columns
@@ -346,7 +347,7 @@ def test_a_replica_that_cannot_be_made_ends_the_pipeline(road: Road, monkeypatch
         raise WarehouseError("no such luck")
 
     with monkeypatch.context() as patched:
-        patched.setattr(replica, "apply", fail)
+        patched.setattr(merge, "merge_changes", fail)
         pipeline = road.pipeline(trigger_interval_s=0.2, replica_interval_s=0.2).start()
         road.execute("insert into followed values (30)")
         road.land()
@@ -396,7 +397,7 @@ def test_parquet(road: Road, tmp_path: Path) -> None:
     plain = road.spark.read.option("mergeSchema", "true").parquet(str(house.changelog(Table("public", "evolving"))))
     assert plain.count() == road.changelog("public", "evolving").count()
     assert {"a", "b", "bb", "c", "c__string"} <= set(plain.columns)
-    names = replica.register_views(road.spark, warehouse)
+    names = register_views(road.spark, warehouse)
     assert "public.cleared" in names
     assert "public.keyless" not in names
     assert road.spark.table("`public.cleared`").count() == road.query("select count(*) from cleared")[0][0]
@@ -443,7 +444,7 @@ def test_a_micro_batch_that_begins_during_a_stop(spark: Any, tmp_path: Path, mon
     again = Pipeline(spark, log.root, tmp_path / "warehouse", format="parquet")
     again.process_available()
     assert again.progress.changes == 1
-    assert replica.view(spark, tmp_path / "warehouse", "public.t").count() == 2
+    assert read_replica(spark, tmp_path / "warehouse", "public.t").count() == 2
 
 
 def test_a_changelog_that_has_gone_is_not_begun_anew(spark: Any, tmp_path: Path) -> None:

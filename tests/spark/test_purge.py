@@ -14,8 +14,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
 from spark_sink.changelog import tables as changelog
-from spark_sink.replica import as_of
-from spark_sink.replica import merge as replica
+from spark_sink.replica import as_of, merge
+from spark_sink.replica.current import read_replica
 from spark_sink.schema.table import MESSAGES, Table, Version
 from spark_sink.schema.types import MESSAGE_SCHEMA
 from spark_sink.staging.log import Position
@@ -83,19 +83,19 @@ def test_delta(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     # Nothing that the replica does not have: there is none yet.
     assert purge(spark, tmp_path, LSN(31), tables=["public.t"]) == [Purged(TABLE, 0, 3, "there is no replica")]
     assert house.purged_lsn(TABLE) == 0
-    replica.bring(spark, house, TABLE, Position(1, 30))
+    merge.bring(spark, house, TABLE, Position(1, 30))
     wanted = [Purged(TABLE, 3, 1, "the replica is at 0/1E"), Purged(MESSAGES, 2)]
     assert [(each.rows, each.kept) for each in purge(spark, tmp_path, LSN(41), is_dry_run=True)] == [(3, 1), (2, 0)]
     assert (house.purged_lsn(TABLE), len(places(spark, house))) == (0, 5)
 
     # Killed after the note: nothing has gone, and nobody relies on it.
-    history = as_of.view(spark, tmp_path, "public.t", LSN(20))
+    history = as_of.read_as_of(spark, tmp_path, "public.t", LSN(20))
     with monkeypatch.context() as patched:
         patched.setattr(purge_module._DeltaPurge, "remove", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             purge(spark, tmp_path, LSN(41))
     assert (house.purged_lsn(TABLE), len(places(spark, house))) == (30, 5)
-    assert_refused(as_of.view, spark, tmp_path, "public.t", LSN(20))
+    assert_refused(as_of.read_as_of, spark, tmp_path, "public.t", LSN(20))
 
     found = purge(spark, tmp_path, LSN(41))
     assert [(each.rows, each.kept) for each in found] == [(each.rows, each.kept) for each in wanted]
@@ -112,28 +112,28 @@ def test_delta(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert row["purged"] == "0/1E"
 
     # The replica goes on; its table's past is gone, and so is what it could be made of again.
-    replica.bring(spark, house, TABLE, Position(1, 50))
-    assert current(replica.view(spark, tmp_path, "public.t")) == {1: 40, 2: 50}
+    merge.bring(spark, house, TABLE, Position(1, 50))
+    assert current(read_replica(spark, tmp_path, "public.t")) == {1: 40, 2: 50}
     for lsn in (20, 50):
-        assert_refused(as_of.view, spark, tmp_path, "public.t", LSN(lsn))
-    assert_refused(replica.remake, spark, house, TABLE, Position(1, 50))
+        assert_refused(as_of.read_as_of, spark, tmp_path, "public.t", LSN(lsn))
+    assert_refused(merge.remake, spark, house, TABLE, Position(1, 50))
     shutil.rmtree(house.replica(TABLE))
-    assert_refused(replica.bring, spark, house, TABLE, Position(1, 50))
+    assert_refused(merge.bring, spark, house, TABLE, Position(1, 50))
 
     # A snapshot is a new beginning, and so is a TRUNCATE.
     house.write_versions(TABLE, [Version(0, 0, 7, KEY, KEY), Version(60, 0, 7, KEY, KEY, snapshot=((1, "id"),))])
     add(spark, house, [change("snapshot", 60, 60), change("update", 70, 70)], 50, 70)
     house.record(Position(1, 70))
-    replica.bring(spark, house, TABLE, Position(1, 70))
-    assert current(replica.view(spark, tmp_path, "public.t")) == {1: 70}
-    assert current(as_of.view(spark, tmp_path, "public.t", LSN(60))) == {1: 60}
-    assert_refused(as_of.view, spark, tmp_path, "public.t", LSN(59))
+    merge.bring(spark, house, TABLE, Position(1, 70))
+    assert current(read_replica(spark, tmp_path, "public.t")) == {1: 70}
+    assert current(as_of.read_as_of(spark, tmp_path, "public.t", LSN(60))) == {1: 60}
+    assert_refused(as_of.read_as_of, spark, tmp_path, "public.t", LSN(59))
     assert purge(spark, tmp_path, NEW_YEAR + timedelta(seconds=61), tables=["public.t"])[0].rows == 3
-    assert_refused(as_of.view, spark, tmp_path, "public.t", LSN(70))
+    assert_refused(as_of.read_as_of, spark, tmp_path, "public.t", LSN(70))
     add(spark, house, [change("truncate", 80, None), change("insert", 90, 90)], 70, 90)
     house.record(Position(1, 90))
-    assert current(as_of.view(spark, tmp_path, "public.t", LSN(90))) == {1: 90}
-    assert_refused(as_of.view, spark, tmp_path, "public.t", LSN(79))
+    assert current(as_of.read_as_of(spark, tmp_path, "public.t", LSN(90))) == {1: 90}
+    assert_refused(as_of.read_as_of, spark, tmp_path, "public.t", LSN(79))
 
 
 def test_parquet(spark: SparkSession, tmp_path: Path) -> None:
@@ -155,9 +155,9 @@ def test_parquet(spark: SparkSession, tmp_path: Path) -> None:
         assert purge(spark, tmp_path, LSN(45), is_dry_run=is_dry_run) == [Purged(TABLE, 3, 1, reason)]
     assert places(spark, house) == [40, 45, 45, 50]
     assert not (house.changelog(TABLE) / "_purged").exists()
-    assert current(replica.view(spark, tmp_path, "public.t")) == {1: 45, 2: 50}
-    assert current(as_of.view(spark, tmp_path, "public.t", LSN(45))) == {1: 45, 2: 20}
-    assert_refused(as_of.view, spark, tmp_path, "public.t", LSN(44))
+    assert current(read_replica(spark, tmp_path, "public.t")) == {1: 45, 2: 50}
+    assert current(as_of.read_as_of(spark, tmp_path, "public.t", LSN(45))) == {1: 45, 2: 20}
+    assert_refused(as_of.read_as_of, spark, tmp_path, "public.t", LSN(44))
     # The newest append says how far the changelog is, also if it is older than the snapshot.
     house.record(Position(1, 60))
     frame = spark.createDataFrame([change("snapshot", 60, 60)], SCHEMA)
@@ -195,9 +195,9 @@ def test_run_does_so_once_a_day(
     for end, left in ((30, [40, 50]), (50, [40, 50])):
         if end == 30:
             add(spark, house, CHANGES, 0, 50)
-            replica.bring(spark, house, TABLE, Position(1, 30))
+            merge.bring(spark, house, TABLE, Position(1, 30))
         else:
-            replica.bring(spark, house, TABLE, Position(1, 50))
+            merge.bring(spark, house, TABLE, Position(1, 50))
         care.run()
         assert places(spark, house) == left
     noted = tmp_path / "_cdcpipe/vacuumed.json"
@@ -209,7 +209,7 @@ def test_run_does_so_once_a_day(
     assert places(spark, house) == [40, 50]  # asked to stop
     Upkeep(spark, house, TableLock(house.root), optimize_interval_s=None, vacuum_retention_s=None, keep_changelog_s=3600.0).run()
     assert places(spark, house) == []
-    assert current(replica.view(spark, tmp_path, "public.t")) == {1: 40, 2: 50}
+    assert current(read_replica(spark, tmp_path, "public.t")) == {1: 40, 2: 50}
     assert "was not" not in caplog.text
     arguments = ("run", "-S", "s", "--publication", "p", "--staging", str(tmp_path / "s"), "--warehouse", str(tmp_path / "w"))
     refused = spark_cli(*arguments, "--format", "parquet", "--keep-changelog", "30d", code=1)
@@ -256,5 +256,5 @@ def test_a_snapshot_gives_a_new_beginning(database: postgres.Database, spark: Sp
     road.execute("update t set id = 100 where id = 10")
     road.run()
     road.assert_verified()
-    assert as_of.view(spark, road.warehouse, "public.t", datetime.now(UTC)).count() == 9
+    assert as_of.read_as_of(spark, road.warehouse, "public.t", datetime.now(UTC)).count() == 9
     road.connection.close()

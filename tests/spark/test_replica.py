@@ -10,7 +10,8 @@ import pytest
 
 from spark_sink.changelog import tables as changelog
 from spark_sink.delta import sql as delta
-from spark_sink.replica import merge as replica
+from spark_sink.replica import merge
+from spark_sink.replica.replay import replay, without_unneeded
 from spark_sink.schema.table import Version
 from spark_sink.staging.log import Position
 from spark_sink.warehouse.warehouse import Warehouse
@@ -50,13 +51,13 @@ def bring(spark: Any, house: Warehouse, changes: list[Row], versions: list[Versi
     rows = spark.createDataFrame(found, SCHEMA)
     changelog.append(spark, house, TABLE, rows.toArrow(), rows.schema, Position(1, start), Position(1, end))
     house.write_versions(TABLE, [version for version in versions if version.end_lsn <= end])
-    replica.bring(spark, house, TABLE, Position(1, end))
+    merge.bring(spark, house, TABLE, Position(1, end))
     path = house.replica(TABLE)
     return delta.read(spark, path) if delta.exists(path) else None
 
 
 def replayed(spark: Any, house: Warehouse) -> Any:
-    return replica.without_unneeded(replica.replay(house, TABLE, changelog.read(spark, house, TABLE)))
+    return without_unneeded(replay(house, TABLE, changelog.read(spark, house, TABLE)))
 
 
 K, C, NONE = (Version(0, 0, 7, (name,) * bool(name), (name,) * bool(name)) for name in ("k", "c", ""))

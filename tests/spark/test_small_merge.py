@@ -12,12 +12,13 @@ import pytest
 
 from spark_sink.changelog import tables as changelog
 from spark_sink.delta import commit as delta_files
-from spark_sink.delta import deletion_vector
+from spark_sink.delta import deletion_vector, rewrite
 from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog, commit_path, read_table
 from spark_sink.files import places as storage
-from spark_sink.replica import merge as replica
-from spark_sink.replica import small_merge
+from spark_sink.replica import merge
+from spark_sink.replica.pieces import Piece
+from spark_sink.replica.small_merge import merge_without_spark
 from spark_sink.schema.table import Version
 from spark_sink.staging.log import Position
 from spark_sink.upkeep import upkeep
@@ -46,7 +47,7 @@ class House:
 
     def apply(self, lsn: int) -> bool:
         """Bring the replica to a position; tell whether that took no Spark."""
-        replica.apply(self.spark, self.warehouse, TABLE, Position(1, lsn))
+        merge.merge_changes(self.spark, self.warehouse, TABLE, Position(1, lsn))
         return self.said.pop()
 
     @property
@@ -63,13 +64,12 @@ def house(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
     made.open(EPOCH)
     made.write_versions(TABLE, [Version(0, 0, 7, KEY, KEY)])
     said: list[bool] = []
-    apply = small_merge.apply
 
     def listened(*arguments: Any) -> bool:
-        said.append(apply(*arguments))
+        said.append(merge_without_spark(*arguments))
         return said[-1]
 
-    monkeypatch.setattr(small_merge, "apply", listened)
+    monkeypatch.setattr(merge, "merge_without_spark", listened)
     return House(spark, made, said)
 
 
@@ -93,7 +93,7 @@ def filled(house: House, seed: int, keys: int) -> Ordinary:
 
 @pytest.mark.parametrize("small_bytes", [0, 1 << 20], ids=["deletion vectors", "files written anew"])
 def test_random_changes(house: House, monkeypatch: pytest.MonkeyPatch, small_bytes: int) -> None:
-    monkeypatch.setattr(small_merge, "_SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(rewrite, "_SMALL_BYTES", small_bytes)
     seed = random.randrange(10**6)
     print("seed", seed)
     source = Ordinary(random.Random(seed))
@@ -126,10 +126,10 @@ def test_random_changes(house: House, monkeypatch: pytest.MonkeyPatch, small_byt
 
 def test_what_spark_has_written(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica made, merged and checkpointed by Spark, with deletion vectors of its own: changes go on here, and there again."""
-    monkeypatch.setattr(small_merge, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(rewrite, "_SMALL_BYTES", 0)
     source = filled(house, 5, 40)
     with monkeypatch.context() as spark_alone:
-        spark_alone.setattr(small_merge, "apply", lambda *_: house.said.append(False))
+        spark_alone.setattr(merge, "merge_without_spark", lambda *_: house.said.append(False))
         assert not house.apply(source.lsn)
         for turn in range(3):
             for key in range(turn, 40, 7):
@@ -202,12 +202,8 @@ def test_what_is_not_ordinary(house: House, name: str) -> None:
     assert house.apply(10)
     house.append(schema, changes, 10, 20)
     files, log = sorted(house.replica.rglob("*")), TableLog(house.replica).refresh().version
-    key = list(KEY)
-    properties = {"delta.enableDeletionVectors": "true"}
-    assert not small_merge.apply(
-        house.warehouse.changelog(TABLE), house.replica, key, 10, Position(1, 20), lambda _: properties, lambda *_: None
-    )
-    house.said.clear()
+    piece = Piece(KEY, tuple((column,) for column in KEY), 10, 20, is_new_table=False)
+    assert not merge_without_spark(house.warehouse, TABLE, piece, Position(1, 20))
     assert (sorted(house.replica.rglob("*")), TableLog(house.replica).refresh().version) == (files, log)
     assert not house.apply(20)
     stays = [] if name in ("a truncate", "a moved row with a column left out") else [ONE]
@@ -238,7 +234,7 @@ def test_a_value_that_was_not_sent_and_is_not_known(house: House) -> None:
 
 def test_somebody_commits_meanwhile(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row is deleted by hand between the look at the files and the commit: the merge looks again."""
-    monkeypatch.setattr(small_merge, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(rewrite, "_SMALL_BYTES", 0)
     source = filled(house, 6, 4)
     assert house.apply(source.lsn)
     source.update(2)
@@ -271,18 +267,18 @@ def test_small_files_do_not_pile_up(house: House) -> None:
 
 def test_files_that_have_none_of_the_keys(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that is clustered by a text, then by the number that is its key then: the others of its files are not read."""
-    monkeypatch.setattr(small_merge, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(rewrite, "_SMALL_BYTES", 0)
     monkeypatch.setattr(upkeep, "_MOST_SMALL_FILES", -1)
     monkeypatch.setattr(upkeep, "_CLUSTERED_BYTES", 150)
     reading: set[str] = set()
-    read = small_merge.read_columns
+    read = rewrite.read_columns
 
     def listened(directory: Path, file: Any, fields: Any) -> Any:
         if directory == house.replica:
             reading.add(file["path"])
         return read(directory, file, fields)
 
-    monkeypatch.setattr(small_merge, "read_columns", listened)
+    monkeypatch.setattr(rewrite, "read_columns", listened)
     versions = [Version(0, 0, 7, ("k",), ("k",))]
     house.warehouse.write_versions(TABLE, versions)
     schema, rows = (
@@ -302,7 +298,7 @@ def test_files_that_have_none_of_the_keys(house: House, monkeypatch: pytest.Monk
             house.warehouse.write_versions(TABLE, versions)
             rows[60] = ("new", 60)
             house.append(schema, [change(50, "insert", rows[60])], 40, 50)
-            replica.apply(house.spark, house.warehouse, TABLE, Position(1, 50))
+            merge.merge_changes(house.spark, house.warehouse, TABLE, Position(1, 50))
         care.run()
         found = house.spark.sql(f"DESCRIBE DETAIL {delta.table_name(house.replica)}").collect()[0]
         assert (found.clusteringColumns, found.numFiles > 2) == ([key], True)

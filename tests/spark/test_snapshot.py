@@ -20,7 +20,7 @@ from cdcpipe.sql import quote_identifier
 from spark_sink.changelog import tables as changelog
 from spark_sink.client.exported import SnapshotError
 from spark_sink.launcher.launcher import Launcher
-from spark_sink.replica import merge as replica
+from spark_sink.replica.current import read_replica
 from spark_sink.schema.table import Table
 from spark_sink.snapshot import plan as snapshot_plan
 from spark_sink.snapshot.initial import InitialSnapshot
@@ -235,7 +235,7 @@ def test_tables_without_a_key_have_a_changelog_alone(copied: InitialCopy) -> Non
 
 def test_a_table_of_any_name(copied: InitialCopy) -> None:
     for warehouse in (delta_warehouse(copied), Warehouse(copied.root / "parquet", "parquet")):
-        rows = replica.view(copied.spark, warehouse.root, f"public.{HOSTILE}")
+        rows = read_replica(copied.spark, warehouse.root, f"public.{HOSTILE}")
         assert [tuple(row) for row in rows.collect()] == [(1, 2, "z", "y")]
 
 

@@ -19,8 +19,7 @@ from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.client.exported import SnapshotError
 from spark_sink.files.lock import hold_alone
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
-from spark_sink.replica import as_of
-from spark_sink.replica import merge as replica
+from spark_sink.replica import as_of, merge
 from spark_sink.schema.table import Table
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.warehouse.lock import TableLock
@@ -115,7 +114,7 @@ def test_a_replica_is_its_table_whatever_was_known_of_it(
 
             def go_on_then_fail() -> None:
                 go_on()
-                patched.setattr(replica, "remake", raise_interrupted)
+                patched.setattr(merge, "remake", raise_interrupted)
 
             with pytest.raises(Exception, match="interrupted"):
                 road.snapshot("known", while_held=go_on_then_fail)
@@ -129,7 +128,7 @@ def test_a_replica_is_its_table_whatever_was_known_of_it(
     road.assert_equal("known", "id", "v", "note", "later")
     road.assert_verified()
 
-    assert as_of.view(spark, road.warehouse, "public.known", LSN.parse(before)).count() == 10
+    assert as_of.read_as_of(spark, road.warehouse, "public.known", LSN.parse(before)).count() == 10
     for table in (*COLUMNS, "nokey"):
         road.assert_once(table)
     assert {row["_cdc_op"] for row in road.changes("emptied").where("id is null").collect()} == {"truncate"}
@@ -151,13 +150,13 @@ def raise_interrupted(*_arguments: Any) -> None:
 KILLED = """
 import os, signal, sys
 from spark_sink import __main__
-from spark_sink.replica import merge as replica
+from spark_sink.replica import merge
 
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 if {kills}:
-    replica.remake = kill
+    merge.remake = kill
 sys.exit(__main__.invoke(sys.argv[1:]))
 """
 

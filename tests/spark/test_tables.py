@@ -22,8 +22,8 @@ from spark_sink.changelog import tables as changelog
 from spark_sink.delta import commit as delta_files
 from spark_sink.delta import sql as delta
 from spark_sink.files.parquet import FileWriter, Layout
-from spark_sink.replica import merge as replica
-from spark_sink.replica import reduction
+from spark_sink.replica import merge, reduction
+from spark_sink.replica.current import read_replica
 from spark_sink.schema.table import Version
 from spark_sink.staging.log import Position
 from spark_sink.warehouse.warehouse import Warehouse
@@ -105,9 +105,9 @@ def test_random_batches_applied_again(spark: Any, tmp_path: Path, table_format: 
             if begin < last:
                 add(spark, warehouse, source.changes, begin, last)
             if table_format == "delta":
-                replica.apply(spark, warehouse, TABLE, Position(1, last))
+                merge.merge_changes(spark, warehouse, TABLE, Position(1, last))
     assert changelog.read(spark, warehouse, TABLE).count() == len(source.changes)
-    rows = replica.view(spark, warehouse.root, "public.t")
+    rows = read_replica(spark, warehouse.root, "public.t")
     assert comparable(rows.select("case", "id", "a", "blob", "other").collect()) == comparable(source.rows.values())
     assert not [name for name in rows.columns if name.startswith("_cdc_")]
     if table_format == "parquet":

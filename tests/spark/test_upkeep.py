@@ -19,7 +19,7 @@ from spark_sink.delta import sql as delta
 from spark_sink.delta.commit import ChangedError
 from spark_sink.delta.log import commits, read_table
 from spark_sink.pipeline.pipeline import Pipeline
-from spark_sink.replica import merge as replica
+from spark_sink.replica import merge
 from spark_sink.schema.table import MESSAGES, Table, Version
 from spark_sink.staging.log import Position
 from spark_sink.upkeep import upkeep
@@ -223,7 +223,7 @@ def test_the_pipeline_writes_under_the_locks_that_upkeep_takes(
 
         monkeypatch.setattr(module, name, observed)
 
-    observe(replica, "apply", pipeline.lock._merging, "replica")
+    observe(merge, "merge_changes", pipeline.lock._merging, "replica")
     observe(changelog, "commit_files", pipeline.lock._appending, "changelog")
     pipeline.process_available()
     assert state(tmp_path / "warehouse/replica/public.fruit").rows == 1

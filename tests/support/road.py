@@ -11,7 +11,7 @@ import postgres
 from spark_sink.changelog import tables as changelog
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline.pipeline import Pipeline
-from spark_sink.replica import merge as replica
+from spark_sink.replica.current import read_replica
 from spark_sink.schema.table import MESSAGES, Table
 from spark_sink.warehouse.warehouse import Warehouse
 
@@ -77,7 +77,7 @@ class Road:
         return pipeline
 
     def replica(self, table: str, warehouse: Path | None = None) -> Any:
-        return replica.view(self.spark, warehouse or self.warehouse, table)
+        return read_replica(self.spark, warehouse or self.warehouse, table)
 
     def changelog(self, schema: str, name: str) -> Any:
         path = Warehouse.existing(self.warehouse).changelog(Table(schema, name))

@@ -11,7 +11,7 @@ from cdcpipe.sql import quote_identifier
 from spark_sink.changelog import tables as changelog
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline.pipeline import Pipeline
-from spark_sink.replica import merge as replica
+from spark_sink.replica.current import read_replica
 from spark_sink.schema.table import Table
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.tables import TableSnapshot
@@ -95,7 +95,7 @@ class InitialCopy:
         listed = [column for column in listed if columns == "*" or column in columns.split()]
         texts = ", ".join(f"format('%s', {quote_identifier(column)})" for column in listed)
         expected = Counter(self.query(f"select {texts} from {quote_identifier(name)} where {where}"))
-        rows = replica.view(self.spark, warehouse.root, f"public.{name}")
+        rows = read_replica(self.spark, warehouse.root, f"public.{name}")
         exact = "_cdc_exact" in rows.columns
         have = []
         for row in rows.collect():

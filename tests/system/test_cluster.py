@@ -18,7 +18,7 @@ import pyspark
 import pytest
 
 from spark_sink.changelog import tables as changelog
-from spark_sink.replica import merge as replica
+from spark_sink.replica.current import read_replica
 from spark_sink.schema.table import Table
 from spark_sink.spark import session
 from spark_sink.warehouse.warehouse import Warehouse
@@ -114,7 +114,7 @@ def follow(
     log, warehouse = root / "log", root / "warehouse"
 
     def rows() -> list[tuple[Any, ...]]:
-        return [tuple(row) for row in replica.view(spark, warehouse, "public.fruit").orderBy("id").collect()]
+        return [tuple(row) for row in read_replica(spark, warehouse, "public.fruit").orderBy("id").collect()]
 
     with database.connect() as connection:
         connection.execute("create table fruit (id int primary key, name text, price numeric(8,2))")

@@ -23,15 +23,15 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.changelog import tables as changelog
 from spark_sink.delta import commit as delta_files
-from spark_sink.delta import deletion_vector
+from spark_sink.delta import deletion_vector, rewrite
 from spark_sink.delta import sql as delta
 from spark_sink.delta.commit import ChangedError, Replaced
 from spark_sink.delta.log import TableLog, read_table
 from spark_sink.files import places as storage
 from spark_sink.files.parquet import FileWriter, Layout, WrittenFile
 from spark_sink.files.places import StorageError, place
-from spark_sink.replica import merge as replica
-from spark_sink.replica import small_merge
+from spark_sink.replica.pieces import Piece
+from spark_sink.replica.small_merge import merge_without_spark
 from spark_sink.schema.table import Table, Version
 from spark_sink.schema.types import typed_schema
 from spark_sink.staging.log import Epoch, Position
@@ -99,9 +99,8 @@ def append(house: Warehouse, changes: list[dict[str, Any]], start: int, end: int
 
 
 def merge(house: Warehouse, after: int, until: int) -> None:
-    properties = lambda columns: replica.properties(("id",), columns)  # noqa: E731
-    arguments = (["id"], after, Position(1, until), properties, lambda wanted, grown: None)
-    assert small_merge.apply(house.changelog(TABLE), house.replica(TABLE), *arguments)
+    piece = Piece(("id",), (("id",),), after, until, is_new_table=False)
+    assert merge_without_spark(house, TABLE, piece, Position(1, until))
 
 
 def rows(house: Warehouse) -> list[Any]:
@@ -117,7 +116,7 @@ def rows(house: Warehouse) -> list[Any]:
 def test_from_changes_to_a_replica(house: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     append(house, [change("insert", key, f"n{key}", 10) for key in range(9)], 0, 10)
     merge(house, 0, 10)
-    monkeypatch.setattr(small_merge, "_SMALL_BYTES", 0)  # deletion vectors, also for small files
+    monkeypatch.setattr(rewrite, "_SMALL_BYTES", 0)  # deletion vectors, also for small files
     append(house, [change("update", 3, None, 20, ["name"]), change("update", 4, "x", 20), change("delete", 5, None, 20)], 10, 20)
     append(house, [change("insert", 9, "y", 30)], 20, 30)
     merge(house, 10, 30)

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from spark_sink.delta import sql as delta
-from spark_sink.pipeline import follower
 from spark_sink.pipeline.follower import Follower
-from spark_sink.replica import merge as replica
+from spark_sink.replica import merge
 from spark_sink.schema.table import Table
 from spark_sink.spark import session
 from spark_sink.staging.log import Position
@@ -50,7 +49,7 @@ class Merges:
 @pytest.fixture
 def merges(monkeypatch: pytest.MonkeyPatch) -> Merges:
     made = Merges()
-    monkeypatch.setattr(replica, "apply", made.apply)
+    monkeypatch.setattr(merge, "merge_changes", made.apply)
     monkeypatch.setattr(session, "copy", lambda spark: spark)
     return made
 
@@ -149,7 +148,7 @@ def test_merges_are_made_side_by_side(merges: Merges, tmp_path: Path, monkeypatc
         both.wait()
         return merges.apply(*arguments)
 
-    monkeypatch.setattr(follower.replica, "apply", apply)
+    monkeypatch.setattr(merge, "merge_changes", apply)
     made = make(merges, tmp_path, 0)
     made.note(A, Position(1, 1))
     made.note(B, Position(1, 1))
@@ -166,7 +165,7 @@ def test_a_merge_is_planned_anew_when_its_changelog_was_widened(
         if problems:
             raise problems.pop(0)
 
-    monkeypatch.setattr(replica, "bring", bring)
+    monkeypatch.setattr(merge, "bring", bring)
     made = make(merges, tmp_path, 0)
     made.note(A, Position(1, 1))
     with pytest.raises(RuntimeError, match="ANOTHER"):

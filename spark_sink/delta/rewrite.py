@@ -1,0 +1,209 @@
+"""Rewrites a Delta table without Spark: rows with some keys go, others come, in one commit.
+
+The keys are looked up in the key's columns of those files whose least and greatest values allow for them. Rows that go are marked
+in deletion vectors. Rows that come are a new file. A small file of which rows go is written anew together with them, so that small
+files do not pile up.
+
+What a table or a file asks for beyond that is an UnsupportedError. Nothing is changed before `Rewrite.commit`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_sink.delta import commit as delta_files
+from spark_sink.delta import deletion_vector
+from spark_sink.delta.commit import FileTable, Replaced
+from spark_sink.delta.rows import UnsupportedError, fields_of, present_rows, read_columns, statistics, uncompressed_bytes
+from spark_sink.files import places as storage
+from spark_sink.files.parquet import FileWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from pyspark.sql.types import StructType
+
+    from spark_sink.delta.log import Mark, TableLog
+    from spark_sink.delta.rows import Flags, Numbers
+    from spark_sink.files.parquet import WrittenFile
+
+__all__ = ["Found", "Rewrite"]
+
+_MOST_BYTES: Final = 256 << 20
+"""So much, uncompressed, is read at most of a file's values: some times as much is in memory."""
+_MOST_ROWS: Final = 20_000_000
+"""So many rows of the table may have to be looked through."""
+_SMALL_BYTES: Final = 1 << 20
+"""A file of less is written anew when rows of it go."""
+_MOST_SMALL_FILES: Final = 8
+"""With more of them all are written anew, as one."""
+
+_KNOWN_FEATURES: Final = delta_files.KNOWN_FEATURES - {"changeDataFeed", "v2Checkpoint"}
+"""What a table may ask of those who write to it: that is done here, or is refused where it is turned on."""
+_FORBIDDEN: Final = ("delta.appendOnly", "delta.enableChangeDataFeed")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The rows of a file that have one of the keys."""
+
+    file: Mapping[str, Any]
+    rows: Numbers
+    keys: Numbers
+    """For each of the rows the number of its key."""
+    present: Flags
+    """Of each row of the file, whether it is part of the table so far."""
+
+    def left(self) -> Flags:
+        """Return the same without the rows that were found."""
+        left = self.present.copy()
+        left[self.rows] = False
+        return left
+
+
+class Rewrite:
+    """A table as of a commit, and the files that it has.
+
+    Keys are a table with a row for each and the columns ``k0``, ``k1``, …: the values of the columns ``key``, in this order.
+    """
+
+    def __init__(self, table: FileTable, key: Sequence[str], files: Sequence[Mapping[str, Any]] = ()) -> None:
+        self._table = table
+        self._files = files
+        self._fields = fields_of(table.physical, table.schema.names)
+        self._key = {f"k{index}": self._fields[name] for index, name in enumerate(key)}
+
+    @classmethod
+    def new(cls, path: Path, key: Sequence[str], columns: StructType, properties: Mapping[str, str]) -> Self:
+        """Return a table that its first commit will make."""
+        # What an attempt left that did not come to its end.
+        storage.remove_tree(path)
+        storage.make_directory(path)
+        return cls(delta_files.define(path, columns, properties), key)
+
+    @classmethod
+    def of_log(cls, log: TableLog, key: Sequence[str]) -> Self:
+        """Return the table that a log describes."""
+        if (obstacle := log.obstacle("writerFeatures", _KNOWN_FEATURES)) is not None:
+            raise UnsupportedError(f"a table with {obstacle}")
+        configuration = log.metadata.get("configuration", {})
+        is_on = {name for name in _FORBIDDEN if configuration.get(name, "false") != "false"}
+        if is_on or configuration.get("delta.enableDeletionVectors") != "true":
+            raise UnsupportedError(f"a table with {is_on or 'no deletion vectors'}")
+        return cls(delta_files.of_log(log), key, list(log.files))
+
+    @property
+    def schema(self) -> StructType:
+        """The table's columns."""
+        return self._table.schema
+
+    def find(self, keys: pa.Table) -> list[Found]:
+        """Look the keys up; files that can have none of them are left out."""
+        return [self._find_in(file, keys) for file in self._candidates(keys)]
+
+    def _candidates(self, keys: pa.Table) -> list[Mapping[str, Any]]:
+        """Return the files that may have one of the keys, by their least and greatest values."""
+        sought = {}
+        for name, field in self._key.items():
+            if pa.types.is_integer(field.type) or pa.types.is_string(field.type):
+                values = keys[name].combine_chunks()
+                sought[field.name] = values.take(pc.sort_indices(values))
+        found, count = [], 0
+        for file in self._files:
+            known = statistics(file)
+            least, greatest = (known.get(kind, {}) for kind in ("minValues", "maxValues"))
+            if all(
+                name not in least or name not in greatest or _has_between(values, least[name], greatest[name])
+                for name, values in sought.items()
+            ):
+                found.append(file)
+                count += known["numRecords"]
+        if count > _MOST_ROWS:
+            raise UnsupportedError("many rows to look through")
+        return found
+
+    def _find_in(self, file: Mapping[str, Any], keys: pa.Table) -> Found:
+        columns = read_columns(self._table.path, file, self._key)
+        present = present_rows(self._table.path, file, len(columns["k0"]))
+        if len(columns) == 1:
+            found = pc.index_in(columns["k0"], value_set=keys["k0"])
+            rows = np.flatnonzero(found.is_valid().to_numpy(zero_copy_only=False))
+            numbers = found.drop_null().to_numpy().astype(np.int64)
+        else:
+            there = pa.table(columns | {"row": np.arange(len(present))})
+            numbered = keys.append_column("number", pa.array(np.arange(len(keys))))
+            joined = there.join(numbered, list(columns), join_type="inner")
+            rows, numbers = joined["row"].to_numpy(), joined["number"].to_numpy()
+        is_present = present[rows]
+        return Found(file, rows[is_present], numbers[is_present], present)
+
+    def values(self, file: Mapping[str, Any], name: str, rows: Numbers) -> pa.Array:
+        """Return what some rows of a file have in a column."""
+        if uncompressed_bytes(self._table.path, file) > _MOST_BYTES:
+            raise UnsupportedError("many bytes to read for some values")
+        return read_columns(self._table.path, file, {name: self._fields[name]})[name].take(pa.array(rows))
+
+    def commit(self, new: Mapping[str, pa.Array], found: Sequence[Found], mark: Mark) -> None:
+        """Add new rows, remove those that were found, and record the mark, in one commit.
+
+        ChangedError, with nothing changed, if somebody else has committed since the log was read.
+        """
+        writer = _Writer(self._table)
+        writer.add(new)
+        replaced, vectors = [], []
+        are_many = sum(map(_is_small, self._files)) > _MOST_SMALL_FILES
+        by_path = {each.file["path"]: each for each in found if len(each.rows)}
+        for file in self._files:
+            each = by_path.get(file["path"])
+            if _is_small(file) and (each is not None or are_many):
+                rows = read_columns(self._table.path, file, self._fields)
+                left = present_rows(self._table.path, file, len(next(iter(rows.values())))) if each is None else each.left()
+                writer.add({name: values.filter(pa.array(left)) for name, values in rows.items()})
+                replaced.append(Replaced(file))
+            elif each is not None:
+                gone = np.flatnonzero(~each.left())
+                if len(gone) == len(each.present):
+                    replaced.append(Replaced(file))
+                else:
+                    vectors.append((file, gone))
+        if vectors:
+            descriptors = deletion_vector.write(self._table.path, [gone for _, gone in vectors])
+            replaced += [Replaced(file, vector) for (file, _), vector in zip(vectors, descriptors, strict=True)]
+        delta_files.commit(self._table, writer.close(), mark, replaced=replaced)
+
+
+def _has_between(ordered: pa.Array, least: Any, greatest: Any) -> bool:
+    """Tell whether one of some values is one of these or between them; texts are in the order of their code points everywhere."""
+    at = bisect_left(range(len(ordered)), least, key=lambda index: ordered[index].as_py())
+    return at < len(ordered) and bool(ordered[at].as_py() <= greatest)
+
+
+def _is_small(file: Mapping[str, Any]) -> bool:
+    return int(file["size"]) < _SMALL_BYTES
+
+
+class _Writer:
+    """The file that a rewrite adds, if there are rows for it."""
+
+    def __init__(self, table: FileTable) -> None:
+        self._directory = storage.name(table.path)
+        self._layout = table.layout()
+        self._writer: FileWriter | None = None
+
+    def add(self, rows: Mapping[str, pa.Array]) -> None:
+        count = len(next(iter(rows.values())))
+        if count:
+            if self._writer is None:
+                self._writer = FileWriter(self._directory, f"part-{secrets.token_hex(16)}.parquet", self._layout)
+            self._writer.write(dict(rows), count)
+
+    def close(self) -> list[WrittenFile]:
+        return [] if self._writer is None else [self._writer.close()]

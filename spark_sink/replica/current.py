@@ -1,0 +1,43 @@
+"""The current rows of a warehouse's tables, for who reads them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spark_sink.changelog import tables as changelog
+from spark_sink.delta import sql as delta
+from spark_sink.replica.replay import replay, without_unneeded
+from spark_sink.spark.sql import quote
+from spark_sink.warehouse.warehouse import Warehouse
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["read_replica", "register_views"]
+
+
+def read_replica(spark: SparkSession, warehouse: str | Path, table: str) -> DataFrame:
+    """Return the current rows of ``table`` ("schema.name") in the ``warehouse`` directory, as of now.
+
+    A Delta replica is read; of a Parquet warehouse the changelog is, and reduced.
+    """
+    house = Warehouse.existing(warehouse)
+    known = house.find(table)
+    if house.format == "delta":
+        return delta.read(spark, house.replica(known))
+    changes = changelog.read(spark, house, known)
+    return without_unneeded(replay(house, known, changes))
+
+
+def register_views(spark: SparkSession, warehouse: str | Path) -> list[str]:
+    """Make a temporary view ``<schema>.<table>`` (one identifier, quote it) of each replica; return their names."""
+    house = Warehouse.existing(warehouse)
+    names = []
+    for table in house.tables():
+        versions = house.versions(table)
+        if any(version.key for version in versions):
+            read_replica(spark, house.root, str(table)).createOrReplaceTempView(quote(str(table)))
+            names.append(str(table))
+    return names

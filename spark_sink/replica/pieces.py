@@ -1,0 +1,106 @@
+"""Changes of a table cut into pieces, each of which a replica takes at once: where the key, or the table behind the name, changes.
+
+What identifies a row is in the table's versions (schema/table.py). No Spark.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from spark_sink.schema.table import Fill, Version
+
+__all__ = ["Key", "Piece", "cut_pieces"]
+
+Key = tuple[tuple[str, ...], ...]
+"""For each column of the key the changelog's columns that hold it, one for each type that it has had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Changes that share one key: those with ``after_lsn`` < end LSN <= ``until_lsn``, in whole transactions.
+
+    Or, where the key changes amid a transaction, those of that one with ``first_ordinal`` <= ordinal < ``end_ordinal``.
+    """
+
+    key: tuple[str, ...]
+    columns: Key
+    after_lsn: int
+    until_lsn: int
+    is_new_table: bool
+    """Whether the rows so far are those of another table, which had this one's name before."""
+    first_ordinal: int = 0
+    end_ordinal: int | None = None
+    fills: tuple[Fill, ...] = ()
+    """What is done with the rows so far."""
+    is_before_key: bool = False
+    """Whether these are from a time without a key."""
+    is_new_key: bool = False
+    """Whether the rows so far may have no value for the key."""
+    has_all: bool = False
+    """Whether a snapshot came before: then the replica has every row that these changes can be of."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing to it but changes that share one key, each column of it of one type."""
+        is_whole = not self.first_ordinal and self.end_ordinal is None
+        has_one_type = all(len(names) == 1 for names in self.columns)
+        return is_whole and has_one_type and not (self.is_new_table or self.is_new_key or self.fills or self.is_before_key)
+
+
+def cut_pieces(versions: Sequence[Version], after_lsn: int, until_lsn: int) -> Iterator[Piece]:
+    """Cut the changes in (after_lsn, until_lsn] where the key or the table behind the name changes.
+
+    Changes from a time without a key are reduced by the key that the table got later; until it gets one, they wait.
+    """
+    # Transactions amid which the key changes are by themselves: a replica is at the end of a transaction, not within one.
+    mixed = sorted({version.end_lsn for version in versions if version.ordinal})
+    edges = sorted({after_lsn, until_lsn, *(edge for lsn in mixed for edge in (lsn - 1, lsn) if after_lsn < edge < until_lsn)})
+    for start_lsn, end_lsn in pairwise(edges):
+        yield from _pieces_between(versions, start_lsn, end_lsn)
+
+
+def _pieces_between(versions: Sequence[Version], after_lsn: int, until_lsn: int) -> Iterator[Piece]:
+    """Cut changes among which either no key changes amid a transaction, or which are one transaction."""
+    for index, version in enumerate(versions):
+        following = versions[index + 1 :]
+        keyed = next((v for v in (version, *following) if v.key and v.relation_id == version.relation_id), None)
+        if keyed is None:
+            continue
+        begin = (version.end_lsn, version.ordinal) if index else (0, 0)
+        end = (following[0].end_lsn, following[0].ordinal) if following else (until_lsn + 1, 0)
+        begin, end = max(begin, (after_lsn + 1, 0)), min(end, (until_lsn + 1, 0))
+        if begin >= end:
+            continue
+        is_begin = index > 0 and begin == (version.end_lsn, version.ordinal)
+        yield Piece(
+            key=keyed.key,
+            columns=_key_columns(versions, keyed),
+            after_lsn=begin[0] - 1,
+            until_lsn=end[0] if end[1] else end[0] - 1,
+            is_new_table=is_begin and versions[index - 1].relation_id != version.relation_id,
+            first_ordinal=begin[1],
+            end_ordinal=end[1] or None,
+            fills=version.fills if is_begin else (),
+            is_before_key=not version.key,
+            is_new_key=not version.key or (is_begin and _is_new_key(versions[index - 1], version)),
+            has_all=any(before.snapshot and before.relation_id == version.relation_id for before in versions[: index + 1]),
+        )
+
+
+def _is_new_key(before: Version, version: Version) -> bool:
+    """Tell whether rows under the version before may have no value for this one's key."""
+    return before.key != version.key or any(fill.column in version.columns for fill in version.fills)
+
+
+def _key_columns(versions: Sequence[Version], version: Version) -> Key:
+    """Return, per column of the version's key, the changelog's columns that have held it, this version's first."""
+    found = []
+    for name, column in zip(version.key, version.columns, strict=True):
+        same = [dict(zip(v.key, v.columns, strict=True)).get(name) for v in reversed(versions)]
+        found.append(tuple(dict.fromkeys([column, *(other for other in same if other is not None)])))
+    return tuple(found)
