@@ -26,10 +26,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
-from cdcpipe.lsn import LSN, format_lsn
+from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.lsn import LSN
 from spark_sink.changelog import tables as changelog
 from spark_sink.client.checksum import ChecksumServer
 from spark_sink.delta import sql as delta
@@ -37,21 +37,16 @@ from spark_sink.delta.log import TableLog, commit_path
 from spark_sink.replica.replay import replay
 from spark_sink.schema.table import NATIVE, Table
 from spark_sink.schema.types import original_name
-from spark_sink.staging.log import log_end
 from spark_sink.verify import quick as quick_checksum
 from spark_sink.verify.canonical import Canonical, exact_session
+from spark_sink.verify.visibility import POLL_S, VerifyError, Visibility, wait_for_log, wait_for_tables
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    import pyarrow as pa
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-    from spark_sink.warehouse.warehouse import Source
-
-    Flags = np.ndarray[Any, np.dtype[np.bool_]]
-    Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 __all__ = ["DIFFERENT", "NOT_COMPARED", "Difference", "TableResult", "VerifyError", "verify"]
 
@@ -62,21 +57,7 @@ DIFFERENT = 10
 NOT_COMPARED = 11
 """The command's exit code when no table differs, but some table could not be compared, or there was none."""
 
-_POLL_S = 0.2
-_ABSENCE_S = 10.0
-"""So long nobody may have taken changes that are there; a launcher that is started again needs a moment."""
-
-_XIDS = 1 << 32
 _LAST_LSN = (1 << 63) - 1
-_RECENT_BYTES = 1 << 36
-"""Within so much WAL no transaction id comes twice: each costs a record, the smallest of which has more than 16 bytes.
-
-What is further back is taken for visible: only what is recent can be told from another transaction by its id.
-"""
-
-
-class VerifyError(CdcpipeError):
-    """The tables could not be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,36 +79,6 @@ class TableResult:
     differences: list[Difference] = field(default_factory=list)
     """The first ones found, no more than asked for."""
     problem: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
-    """Which transactions the server's snapshot sees, of those with WAL before ``wal_lsn`` and of all later ones."""
-
-    xmax: int
-    running: tuple[int, ...]
-    wal_lsn: int
-
-    def sees(self) -> Column:
-        """Return, for a change, whether the snapshot sees it."""
-        from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-
-        xid = F.col("_cdc_xid")
-        # Modulo 2^32, as PostgreSQL compares them: the stream has the lower half of an id.
-        is_later = F.pmod(xid - F.lit(self.xmax % _XIDS), F.lit(_XIDS)) < _XIDS // 2
-        is_running = xid.isin([running % _XIDS for running in self.running])
-        is_old = F.col("_cdc_end_lsn") <= self.wal_lsn - _RECENT_BYTES
-        # A snapshot's rows have no transaction; one taken after this has rows that this does not see.
-        is_taken_later = xid.isNull() & (F.col("_cdc_end_lsn") > self.wal_lsn)
-        return is_old | ~F.coalesce(is_later | is_running | is_taken_later, F.lit(False))
-
-    def seen(self, end_lsn: Numbers, xids: pa.Array) -> Flags:
-        """Return the same for changes of which this process has position and transaction id."""
-        xid, has_xid = xids.fill_null(0).to_numpy(), xids.is_valid().to_numpy(zero_copy_only=False)
-        is_later = (xid - self.xmax) % _XIDS < _XIDS // 2
-        is_running = np.isin(xid, [running % _XIDS for running in self.running])
-        is_old = end_lsn <= self.wal_lsn - _RECENT_BYTES
-        return is_old | np.where(has_xid, ~(is_later | is_running), end_lsn <= self.wal_lsn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +136,7 @@ def verify(
                     f"{early} has a transaction that has committed in the WAL, and that the server does not show yet",
                     hint="it may be waiting for a synchronous standby: SELECT * FROM pg_stat_activity WHERE wait_event = 'SyncRep'",
                 )
-            time.sleep(_POLL_S)
+            time.sleep(POLL_S)
 
 
 class _Comparison:
@@ -197,7 +148,7 @@ class _Comparison:
         self._tables = tables
         self._server = server
         self._max_keys = max_keys
-        self._snapshot = _Snapshot(0, (), 0)
+        self._visibility = Visibility(0, (), 0)
         self._bases: dict[Table, _Base] = {}
         self._changelogs: dict[Table, TableLog] = {}
         self._there: dict[Table, dict[str, Any]] = {}
@@ -220,15 +171,15 @@ class _Comparison:
                     f"{self._house.name} holds the changes of {name} {ours!r}, and the server is {begun[name]!r}",
                     hint="connect to the server and the database that the changes come from",
                 )
-        self._snapshot = _Snapshot(begun["xmax"], tuple(begun["running"]), int(LSN.parse(begun["wal_lsn"])))
+        self._visibility = Visibility(begun["xmax"], tuple(begun["running"]), int(LSN.parse(begun["wal_lsn"])))
         self._there = {Table(found["schema"], found["name"]): found for found in begun["tables"]}
         staging = staging or source.staging
         if staging is None:
             raise InvalidArgumentsError(
                 f"{self._house.name} does not say where its staging directory is", hint="name it: --staging DIR"
             )
-        self._wait_for_log(source, deadline, tell)
-        self._wait_for_tables(staging, deadline, tell)
+        wait_for_log(self._server, source, self._visibility.wal_lsn, deadline, tell)
+        wait_for_tables(self._house, staging, deadline, tell)
 
     def leave_out_partitions(self, *, are_named: bool) -> None:
         """Leave out tables whose changes come as rows of another table; raise VerifyError if they were asked for."""
@@ -246,49 +197,9 @@ class _Comparison:
     def _base(self, table: Table) -> _Base:
         return _Base(delta.pin(self._house.replica(table)) if self._house.format == "delta" else None)
 
-    def _wait_for_log(self, source: Source, deadline: float, tell: Callable[[str, float], None]) -> None:
-        """Wait until the slot's consumer has everything from before the snapshot, or there is nothing of it to take."""
-        upto = self._snapshot.wal_lsn
-        absent_since: float | None = None
-        while True:
-            slot = self._server.ask({"slot": source.slot, "publications": source.publications, "upto": format_lsn(upto)})
-            if LSN.parse(slot["confirmed_flush_lsn"]) >= upto or not (slot["active"] or slot["pending"]):
-                return
-            now = time.monotonic()
-            absent_since = None if slot["active"] else absent_since or now
-            if absent_since is not None and now - absent_since > _ABSENCE_S:
-                raise VerifyError(
-                    f"slot {source.slot} has changes that nobody takes, and the tables don't have them",
-                    hint="start cdcpipe-spark run first, with --available-now if it is not to go on",
-                )
-            if now > deadline:
-                raise VerifyError(
-                    f"the log is at {slot['confirmed_flush_lsn']}, and did not reach {format_lsn(upto)} in time",
-                    hint="a transaction that is being sent, or a launcher that is behind: --timeout gives it longer",
-                )
-            tell(f"waiting for the log to reach {format_lsn(upto)}, it is at {slot['confirmed_flush_lsn']}", 0)
-            time.sleep(_POLL_S)
-
-    def _wait_for_tables(self, staging: Path, deadline: float, tell: Callable[[str, float], None]) -> None:
-        """Wait until the tables are where the log ends."""
-        end = log_end(staging)
-        if end is None:
-            raise VerifyError(f"{staging} holds no log")
-        while True:
-            position = self._house.source().position
-            if position is not None and position.lsn >= end.lsn:
-                return
-            if time.monotonic() > deadline:
-                raise VerifyError(
-                    f"the tables are at {position}, and did not reach {end} in time",
-                    hint="is cdcpipe-spark run at work? --timeout gives it longer",
-                )
-            tell(f"waiting for the tables to reach {end}, they are at {position}", 0)
-            time.sleep(_POLL_S)
-
     def find_early(self) -> Table | None:
         """Return a table whose replica had a transaction that the snapshot does not see."""
-        recent_lsn = self._snapshot.wal_lsn - _RECENT_BYTES
+        recent_lsn = self._visibility.recent_lsn
         for table, base in self._bases.items():
             if base.log is not None and base.lsn > recent_lsn and self._is_early(table, recent_lsn, base.lsn):
                 return table
@@ -296,19 +207,17 @@ class _Comparison:
 
     def _is_early(self, table: Table, after_lsn: int, until_lsn: int) -> bool:
         """Tell whether there is a change in (after_lsn, until_lsn] that the snapshot does not see."""
-        from pyspark.sql import functions as F  # noqa: N812
-
         found = self._any_unseen(table, after_lsn, until_lsn)
         if found is None:
             position = F.col("_cdc_end_lsn")
             recent = (position > after_lsn) & (position <= until_lsn)
-            found = not self._changes(table).where(recent & ~self._snapshot.sees()).isEmpty()
+            found = not self._changes(table).where(recent & ~self._visibility.sees()).isEmpty()
         return found
 
     def _any_unseen(self, table: Table, after_lsn: int, until_lsn: int) -> bool | None:
         """Tell the same without Spark; None where only that can tell."""
         return quick_checksum.any_change(
-            self._changelog(table), after_lsn, until_lsn, lambda end_lsn, xids: ~self._snapshot.seen(end_lsn, xids)
+            self._changelog(table), after_lsn, until_lsn, lambda end_lsn, xids: ~self._visibility.seen(end_lsn, xids)
         )
 
     def run(self, tell: Callable[[str, float], None]) -> list[TableResult]:
@@ -378,7 +287,7 @@ class _Comparison:
         base = self._bases[table]
         if (
             base.log is None
-            or quick_checksum.any_change(self._changelog(table), base.lsn, _LAST_LSN, self._snapshot.seen) is not False
+            or quick_checksum.any_change(self._changelog(table), base.lsn, _LAST_LSN, self._visibility.seen) is not False
         ):
             return None
         self._house.check_changes(table, base.lsn)
@@ -386,10 +295,8 @@ class _Comparison:
 
     def _rows(self, table: Table) -> DataFrame:
         """Return the rows that the replica has to have, going by what it was, at the snapshot."""
-        from pyspark.sql import functions as F  # noqa: N812
-
         base = self._bases[table]
-        changes = self._changes(table).where(self._snapshot.sees() & (F.col("_cdc_end_lsn") > base.lsn))
+        changes = self._changes(table).where(self._visibility.sees() & (F.col("_cdc_end_lsn") > base.lsn))
         if base.log is None:
             return replay(self._house, table, changes)
         rows = delta.read_version(self._spark, self._house.replica(table), base.log.version)
