@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 import cloup
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.commands.options import CONTEXT_SETTINGS, warehouse_options
@@ -76,8 +77,6 @@ def command(
 
 def print_rows(rows: DataFrame, limit: int) -> None:
     """Print each row as a JSON object, no more than ``limit`` (0: all)."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     options = {
         "ignoreNullFields": "false",
         "timestampFormat": "yyyy-MM-dd HH:mm:ss.SSSSSSXXX",

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from cdcpipe.lsn import format_lsn
 from cdcpipe.retry import RetryPolicy
@@ -110,8 +111,6 @@ def find_table(house: Warehouse, name: str) -> Table:
 
 def _place(spark: SparkSession, house: Warehouse, before: At) -> int:
     """Return the last LSN before ``before`` in the order of commits. Raises WarehouseError if the tables have not reached it."""
-    from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-
     position, end_lsn = house.source().position, F.col("_cdc_end_lsn")
     if position is None:
         raise WarehouseError(f"{house.name} has no changes yet")
@@ -147,8 +146,6 @@ class _DeltaPurge:
     """The purge of one Delta changelog: it can remove ``rows`` changes, up to ``lsn``."""
 
     def __init__(self, spark: SparkSession, house: Warehouse, table: Table, lsn: int) -> None:
-        from pyspark.sql import functions as F  # noqa: N812
-
         self.table = table
         self._spark = spark
         self._house = house
@@ -191,8 +188,6 @@ class _ParquetPurge:
     """The purge of one Parquet changelog: it can remove ``rows`` changes, in appends that end at or before ``lsn``."""
 
     def __init__(self, spark: SparkSession, house: Warehouse, table: Table, lsn: int) -> None:
-        from pyspark.sql import functions as F  # noqa: N812
-
         self.table = table
         self._path = house.changelog(table)
         self._batches = changelog.batches_before(house, table, lsn)

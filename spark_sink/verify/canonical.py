@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.types import ArrayType
 
 from cdcpipe.errors import CdcpipeError
@@ -86,8 +87,6 @@ class Canonical:
 
     def _text(self, field: StructField, having: Sequence[StructField]) -> SparkColumn:
         """Return the text of a column of the server's of which `sources` says this."""
-        from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-
         forms = []
         has_both = F.lit(False)
         for candidate in having:
@@ -103,23 +102,17 @@ class Canonical:
 
     def checksums(self, rows: DataFrame, key: Sequence[str]) -> dict[str, tuple[int, int]]:
         """Return the number of rows and the sum of their checksums for each bucket that has any."""
-        from pyspark.sql import functions as F  # noqa: N812
-
         number = F.conv(F.substring("md5", 1, SUM_DIGITS), 16, 10).cast("decimal(19,0)")
         found = self._hashed(rows, key).groupBy("bucket").agg(F.count("*").alias("count"), F.sum(number).alias("sum"))
         return {row["bucket"]: (row["count"], int(row["sum"])) for row in found.collect()}
 
     def rows(self, rows: DataFrame, key: Sequence[str], buckets: Collection[str]) -> list[tuple[str | None, ...]]:
         """Return the key, as texts, and the MD5 of each row in the buckets."""
-        from pyspark.sql import functions as F  # noqa: N812
-
         chosen = self._hashed(rows, key).where(F.col("bucket").isin(*buckets))
         return [tuple(row) for row in chosen.drop("bucket").collect()]
 
     def _hashed(self, rows: DataFrame, key: Sequence[str]) -> DataFrame:
         """Return each row's key, as texts, its MD5, and its bucket."""
-        from pyspark.sql import functions as F  # noqa: N812
-
         # A step of its own: Spark takes the call of a Java method for something that may come out otherwise the next time.
         texts = rows.select(*(self._texts[name].alias(f"t{index}") for index, name in enumerate(self.names)))
         column = {name: F.col(f"t{index}") for index, name in enumerate(self.names)}
@@ -129,16 +122,12 @@ class Canonical:
 
 
 def _trimmed(text: SparkColumn) -> SparkColumn:
-    from pyspark.sql import functions as F  # noqa: N812
-
     for pattern, replacement in TRIM_NUMBERS:
         text = F.regexp_replace(text, pattern, replacement.replace("\\", "$"))  # as Java has it
     return text
 
 
 def _md5(texts: Sequence[SparkColumn]) -> SparkColumn:
-    from pyspark.sql import functions as F  # noqa: N812
-
     null, end = F.lit(b"\xff"), F.lit(b"\x00")
     parts = [part for text in texts for part in (F.coalesce(text.cast("binary"), null), end)]
     return F.md5(F.concat(*parts))
