@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from cdcpipe.lsn import LSN
-from spark_sink.changelog import tables as changelog
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta.sql import table_name
 from spark_sink.spark import session
 from spark_sink.warehouse.warehouse import Warehouse
@@ -51,7 +51,7 @@ def plot(
     """Draw changes per second and the lag into a file; return the transactions with ``lag_s``, in seconds."""
     house = Warehouse.existing(warehouse)
     table = house.find(name)
-    changes = transactions(changelog.read(spark, house, table))
+    changes = transactions(changelogs_of(spark, house).read(table))
     # The first version that goes as far as the transaction is the one with which it was there.
     found = pd.merge_asof(changes, visible(spark, house.changelog(table)), on="_cdc_end_lsn", direction="forward")
     found["lag_s"] = (found["visible"] - found["_cdc_commit_time"]) / 1e6

@@ -22,7 +22,7 @@ import postgres
 import processes
 import psutil
 
-from spark_sink.delta import sql as delta
+from spark_sink.delta import log as delta_log
 
 REST_S = 120.0
 TRANSACTIONS = 500
@@ -48,7 +48,7 @@ def measure(cluster: postgres.Cluster, directory: Path, seconds: float) -> dict[
         with cluster.connect() as connection:
             for _ in range(TRANSACTIONS):
                 connection.execute("insert into idle (label) values ('a row')")
-        while (delta.newest_lsn(directory / "warehouse/replica/public.idle") or 0) <= 0:
+        while (delta_log.newest_lsn(directory / "warehouse/replica/public.idle") or 0) <= 0:
             if time.monotonic() > deadline or process.poll() is not None:
                 raise SystemExit(f"nothing arrived in the replica within {TIMEOUT_S:.0f} s")
             time.sleep(1)

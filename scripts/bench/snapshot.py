@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import postgres
 
-from spark_sink.changelog import tables as changelog
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import sql as delta
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
 from spark_sink.schema.table import Table
@@ -63,7 +63,7 @@ def ours(spark: SparkSession, cluster: postgres.Cluster, scratch: Path, turn: in
         seconds = time.perf_counter() - started
     finally:
         snapshot.stop()
-    rows = changelog.read(spark, warehouse, TABLE).count()
+    rows = changelogs_of(spark, warehouse).read(TABLE).count()
     if delta.read(spark, warehouse.replica(TABLE)).count() != rows:
         msg = "changelog and replica differ"
         raise RuntimeError(msg)

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_sink.changelog import tables as changelog
-from spark_sink.delta import sql as delta
+from spark_sink.changelog.tables import changelogs_of
+from spark_sink.delta import log as delta_log
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.replica import merge
 from spark_sink.replica.current import read_replica
@@ -50,7 +50,7 @@ def stages(spark: SparkSession, staging: Path, scratch: Path) -> dict[str, Calla
         pipeline.query.awaitTermination()  # and no last round of merges
 
     def replica_delta() -> None:
-        lsn = delta.newest_lsn(warehouse.changelog(TABLE))
+        lsn = delta_log.newest_lsn(warehouse.changelog(TABLE))
         assert lsn is not None
         merge.merge_changes(spark, warehouse, TABLE, Position(1, lsn))
 
@@ -80,11 +80,11 @@ def main() -> int:
             stage()
             times[name] = round(time.perf_counter() - started, 3)
     house = Warehouse(scratch / "delta", "delta")
-    changes = changelog.read(spark, house, TABLE).count()
+    changes = changelogs_of(spark, house).read(TABLE).count()
     rows = read_replica(spark, house.root, str(TABLE)).count()
     counts = {
         "segments to noop": spark.read.format("cdcpipe").option("table", str(TABLE)).load(str(staging)).count(),
-        "segments to changelog, Parquet": changelog.read(spark, Warehouse(scratch / "parquet", "parquet"), TABLE).count(),
+        "segments to changelog, Parquet": changelogs_of(spark, Warehouse(scratch / "parquet", "parquet")).read(TABLE).count(),
         "segments to changelog, Delta": changes,
         "changelog to replica, Delta": rows,
         "segments to changelog and replica, Delta": changes,

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import postgres
 
-from spark_sink.delta import sql as delta
+from spark_sink.delta import log as delta_log
 from spark_sink.delta.log import read_table
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline.pipeline import Pipeline
@@ -58,7 +58,7 @@ def land(dsn: str, staging: Path) -> int:
 def wait_for(paths: list[Path], lsn: int) -> None:
     """Wait until each of the tables has reached a position."""
     for path in paths:
-        while (delta.newest_lsn(path) or 0) < lsn:
+        while (delta_log.newest_lsn(path) or 0) < lsn:
             time.sleep(0.005)
 
 

@@ -229,7 +229,7 @@ def in_spark(frame: DataFrame, columns: list[str]) -> Counter[tuple[Any, ...]]:
 
 def compare(spark: SparkSession, warehouse: Path, connection: Connection[Any], expected: Counter[str]) -> Iterator[Outcome]:
     """Compare each table, whose changelog has to have so many rows; one without a key, which only ever grows, by its changelog."""
-    from spark_sink.changelog import tables as changelog
+    from spark_sink.changelog.tables import changelogs_of
     from spark_sink.replica.current import read_replica
     from spark_sink.schema.table import MESSAGES, Table
     from spark_sink.warehouse.warehouse import Warehouse
@@ -237,7 +237,7 @@ def compare(spark: SparkSession, warehouse: Path, connection: Connection[Any], e
     found = Warehouse.existing(warehouse)
     for table, key in KEYS.items():
         columns, wanted = in_postgres(connection, table)
-        changes = changelog.read(spark, found, Table("public", table))
+        changes = changelogs_of(spark, found).read(Table("public", table))
         current = read_replica(spark, warehouse, f"public.{table}") if key else changes.drop(*_metadata(changes))
         rows = in_spark(current, columns)
         yield Outcome(
@@ -248,7 +248,7 @@ def compare(spark: SparkSession, warehouse: Path, connection: Connection[Any], e
             current=rows.total() if key else None,
             is_equal=current.columns == columns and rows == wanted and count == expected[table],
         )
-    messages = changelog.read(spark, found, MESSAGES)
+    messages = changelogs_of(spark, found).read(MESSAGES)
     emitted, count, distinct = expected[str(MESSAGES)], messages.count(), messages.select("_cdc_lsn").distinct().count()
     yield Outcome(str(MESSAGES), None, emitted, count, None, is_equal=count == distinct == emitted)
 

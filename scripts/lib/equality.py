@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from model import Change, Ledger, Relation, quote
 
 from cdcpipe.lsn import format_lsn
-from spark_sink.changelog import tables as changelog
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.replica.current import read_replica
 from spark_sink.replica.replay import replay
 from spark_sink.schema import types
@@ -55,11 +55,11 @@ def compare(
     with_key = []
     for name, relation in relations.items():
         table = Table("app", name)
-        if not any(version.key for version in house.versions(table)) or not changelog.exists(house, table):
+        if not any(version.key for version in house.versions(table)) or not house.has_changelog(table):
             continue
         with_key.append(str(table))
         expected = _source_rows(connection, relation)
-        changes = changelog.read(spark, house, table)
+        changes = changelogs_of(spark, house).read(table)
         for what, rows in (("replica", read_replica(spark, path, str(table))), ("replay", replay(house, table, changes))):
             for problem in _compare_rows(connection, relation, expected, _replica_rows(rows, relation)):
                 yield f"{table}: {what}: {problem}"
@@ -74,8 +74,8 @@ def compare_changelog(spark: SparkSession, path: Path, ledger: Ledger) -> Iterat
     positions: set[tuple[int, int]] = set()
     for name, wanted in ledger.changes.items():
         table = Table("app", name)
-        if changelog.exists(house, table):
-            for problem in _compare_changes(changelog.read(spark, house, table), wanted, positions):
+        if house.has_changelog(table):
+            for problem in _compare_changes(changelogs_of(spark, house).read(table), wanted, positions):
                 yield f"{table}: changelog: {problem}"
         elif Ledger.stamps(wanted):
             # (One that was empty when the snapshot was taken, and stayed so, needs none.)
@@ -84,8 +84,8 @@ def compare_changelog(spark: SparkSession, path: Path, ledger: Ledger) -> Iterat
 
 def _compare_messages(spark: SparkSession, house: Warehouse, ledger: Ledger) -> Iterator[str]:
     found: list[str] = []
-    if changelog.exists(house, MESSAGES):
-        rows = changelog.read(spark, house, MESSAGES).where("transactional").select("_cdc_lsn").collect()
+    if house.has_changelog(MESSAGES):
+        rows = changelogs_of(spark, house).read(MESSAGES).where("transactional").select("_cdc_lsn").collect()
         found = [format_lsn(row[0]) for row in rows]
     # Those from before the slot are nowhere, and that is right: there is no snapshot of messages.
     first = min(found, key=_lsn_key, default=None)

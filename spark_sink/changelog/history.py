@@ -27,8 +27,8 @@ from pyspark.sql.types import (
 
 from cdcpipe.pgoutput.messages import Column, Relation
 from cdcpipe.types.names import format_built_in_type
-from spark_sink.changelog import tables as changelog
-from spark_sink.delta import sql as delta
+from spark_sink.changelog.interface import State
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.schema.column_numbers import ColumnFacts, numbered
 from spark_sink.schema.table import SCHEMA_HISTORY, Table
 from spark_sink.staging.log import Position
@@ -97,10 +97,10 @@ class SchemaHistory:
     """Reads and writes the history of one warehouse."""
 
     def __init__(self, spark: SparkSession, warehouse: Warehouse, published: PublishedTables) -> None:
-        self._spark = spark
         self._warehouse = warehouse
+        self._changelogs = changelogs_of(spark, warehouse)
         self._published = published
-        self._state: delta.State | None = None
+        self._state: State | None = None
         self._versions: dict[int, list[SchemaVersion]] | None = None
 
     def note(
@@ -128,8 +128,8 @@ class SchemaHistory:
             end = segments[-1].end
             start = Position(segments[0].epoch, max(segments[0].start_lsn, done_lsn))
             table = pa.Table.from_pylist(rows, to_arrow_schema(HISTORY_SCHEMA, timezone="UTC"))
-            changelog.append(self._spark, self._warehouse, SCHEMA_HISTORY, table, HISTORY_SCHEMA, start, end)
-            self._state, self._versions = delta.State(HISTORY_SCHEMA, end.lsn), versions
+            self._changelogs.append(SCHEMA_HISTORY, table, HISTORY_SCHEMA, start, end)
+            self._state, self._versions = State(HISTORY_SCHEMA, end.lsn), versions
 
     def step(self, use: Use) -> tuple[SchemaVersion, SchemaVersion] | None:
         """Return the version that begins with ``use`` and the one before it; None if none begins there, or none was before."""
@@ -164,10 +164,10 @@ class SchemaHistory:
     def _load(self) -> dict[int, list[SchemaVersion]]:
         """Return every relation's versions in order, read once."""
         if self._versions is None:
-            self._state = changelog.state(self._spark, self._warehouse, SCHEMA_HISTORY)
+            self._state = self._changelogs.state(SCHEMA_HISTORY)
             versions: dict[int, list[SchemaVersion]] = {}
             if self._state is not None:
-                rows = changelog.read(self._spark, self._warehouse, SCHEMA_HISTORY)
+                rows = self._changelogs.read(SCHEMA_HISTORY)
                 for row in rows.orderBy("_cdc_end_lsn", "_cdc_ordinal").collect():
                     versions.setdefault(row["relation_id"], []).append(_version(row))
             self._versions = versions

@@ -7,14 +7,13 @@ rows of the table; a commit of the driver's does, which knows then how many rows
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from spark_sink.files.parquet import FileWriter, Layout, WrittenFile
+from spark_sink.files.parquet import FileWriter, Layout, WrittenFile, part_name
 from spark_sink.schema.table import EXACT
 from spark_sink.source.messages import MessageReader
 from spark_sink.source.server import Origin, name_of
@@ -106,7 +105,7 @@ def _write_table(slices: Iterator[OpenSlice], target: Target) -> Written | None:
     for opened in slices:
         for batch in _reader(opened, target).read():
             if writer is None:
-                writer = FileWriter(target.directory, f"part-{secrets.token_hex(16)}.parquet", target.layout)
+                writer = FileWriter(target.directory, part_name(), target.layout)
             writer.write_batch(batch)
             if target.table is not None:
                 exact.update(_count_exact(batch))

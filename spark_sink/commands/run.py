@@ -34,6 +34,7 @@ from spark_sink.launcher.launcher import Launcher, LauncherConfig
 from spark_sink.schema.table import EXACT, TYPES
 from spark_sink.staging import known_position, last_error
 from spark_sink.staging.log import log_end
+from spark_sink.warehouse.formats import FORMATS
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ Example:
     cloup.option(
         "--format",
         "table_format",
-        type=click.Choice(["delta", "parquet"]),
+        type=click.Choice(list(FORMATS)),
         default="delta",
         show_default=True,
         help="Write the tables in this format; Parquet needs no jar, and its replicas are views.",
@@ -246,7 +247,7 @@ def command(
         parse_database(catalog_database)
     elif json_as == "variant":
         raise InvalidArgumentsError("--json variant makes views in the catalog", hint="name a database there: --catalog-database")
-    if keep_changelog is not None and table_format != "delta":
+    if keep_changelog is not None and not house.format.has_upkeep:
         raise InvalidArgumentsError(
             "--keep-changelog is for Delta tables: with Parquet the current rows are made of the changelog",
             hint="now and then cdcpipe-spark snapshot --table, and cdcpipe-spark purge for what is before it",

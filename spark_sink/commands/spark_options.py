@@ -62,7 +62,9 @@ def warehouse_session(
     from spark_sink.spark import session
 
     with signals.kept():
-        spark = session.build(app_name=app_name, master=master, format=warehouse.format, conf=parse_settings(confs), jars_dir=jars)
+        spark = session.build(
+            app_name=app_name, master=master, format=warehouse.format.name, conf=parse_settings(confs), jars_dir=jars
+        )
     try:
         session.check_reach(spark, warehouse.root)
         yield spark

@@ -21,13 +21,12 @@ from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
 from cdcpipe.errors import CdcpipeError
 from spark_sink.delta.log import APPLICATION, TableLog, commit_path
-from spark_sink.delta.schema import COLUMN_ID, PHYSICAL_NAME, arrow_schema, columns, physical_columns
-from spark_sink.delta.sql import write_commit
+from spark_sink.delta.schema import COLUMN_ID, COLUMN_MAPPING, PHYSICAL_NAME, arrow_schema, columns, physical_columns
 from spark_sink.files import places as storage
 from spark_sink.files.parquet import Layout, exact_number
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from spark_sink.delta.log import Mark
@@ -144,8 +143,7 @@ def define(path: Path, schema: StructType, properties: Mapping[str, str], like: 
         mapped = StructType([there[name] for name in schema.names])
         greatest = int(metadata["configuration"][_MAX_ID])
     configuration = {
-        # Any name may be a column's, a column may go and come back.
-        "delta.columnMapping.mode": "name",
+        **COLUMN_MAPPING,
         _MAX_ID: str(greatest),
         **properties,
     }
@@ -226,7 +224,7 @@ def commit(
         added = {"path": file.name, "partitionValues": {}, "size": file.size, "modificationTime": now_ms, "dataChange": True}
         actions.append({"add": added | {"stats": json.dumps(file.statistics(names))}})
     text = "".join(json.dumps(action) + "\n" for action in actions)
-    version = write_commit(table.path, text, table.version + 1, lambda other: _check(table, other, replaced is not None))
+    version = _write(table.path, text, table.version + 1, lambda other: _check(table, other, replaced is not None))
     if version and not commit_path(table.path, version - 1).exists():
         # The table is further than that, and its log no longer has how it came there (delta_log.shorten): nobody would read this.
         commit_path(table.path, version).unlink()
@@ -259,3 +257,22 @@ def _check(table: FileTable, commit: Path, is_alone: bool) -> None:
         )
     if is_alone or any(kind in action for action in actions for kind in _DEFINITIONS):
         raise ChangedError
+
+
+def _write(path: Path, text: str, version: int, check: Callable[[Path], None]) -> int:
+    """Make ``text`` the table's next commit, whole or not at all, durable with the files that lie there; return its number.
+
+    That is ``version``, or the first after it that nobody has taken; ``check`` is called with each commit that is there.
+    """
+    storage.make_directory(path / "_delta_log")
+    for directory in (path, path.parent):
+        storage.sync_directory(directory)
+    while True:
+        name = commit_path(path, version)
+        try:
+            storage.put_if_absent(name, text.encode())
+        except FileExistsError:
+            check(name)
+            version += 1
+        else:
+            return version

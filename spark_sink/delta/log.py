@@ -20,7 +20,20 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["APPLICATION", "Mark", "TableLog", "TableState", "commit_path", "commits", "is_long", "read_table", "shorten"]
+__all__ = [
+    "APPLICATION",
+    "Mark",
+    "TableLog",
+    "TableState",
+    "commit_path",
+    "commits",
+    "exists",
+    "is_long",
+    "newest_lsn",
+    "pin",
+    "read_table",
+    "shorten",
+]
 
 APPLICATION = "cdcpipe"
 """Under this name a table's transaction version is the LSN up to which it has its changes.
@@ -36,6 +49,7 @@ _OF_VERSION = re.compile(r"\.?([0-9]{20})\.", re.ASCII)
 """How the names of all begin that a log has of one version, checksums among it."""
 _LAST_CHECKPOINT = "_last_checkpoint"
 _OWN_RETENTION = {"delta.logRetentionDuration", "delta.enableExpiredLogCleanup"}
+_NEWEST_COMMITS = 20
 _MANY_COMMITS = 200
 """A checkpoint costs a second, and so many commits less to read."""
 _READS = RetryPolicy(attempts=3)
@@ -205,6 +219,31 @@ def commit_path(path: Path, version: int) -> Path:
 def commits(path: Path) -> list[int]:
     """Return the numbers of a table's commits from its last checkpoint on, in order; none if there is no table."""
     return _versions(_names(path / "_delta_log"))
+
+
+def exists(path: Path) -> bool:
+    """Tell whether a Delta table is there: its first commit is what makes it one."""
+    return any(name.endswith(".json") for name in storage.list_names(path / "_delta_log"))
+
+
+def newest_lsn(path: Path) -> int | None:
+    """Return the LSN that the table has reached, None if there is no table."""
+    versions = commits(path)
+    if not versions:
+        return None
+    # It is nearly always in one of the newest.
+    for version in reversed(versions[-_NEWEST_COMMITS:]):
+        for line in storage.read_lines(commit_path(path, version)):
+            transaction = json.loads(line).get("txn") if b'"txn"' in line else None
+            if transaction is not None and transaction["appId"] == APPLICATION:
+                return int(transaction["version"])
+    return TableLog(path).refresh().lsn or 0
+
+
+def pin(path: Path) -> TableLog | None:
+    """Return the table's log as of now, whose version is for `delta.sql.read_version`; None if there is no table."""
+    log = TableLog(path).refresh()
+    return None if log.version < 0 else log
 
 
 def is_long(path: Path) -> bool:

@@ -9,7 +9,6 @@ What a table or a file asks for beyond that is an UnsupportedError. Nothing is c
 
 from __future__ import annotations
 
-import secrets
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -23,7 +22,7 @@ from spark_sink.delta import deletion_vector
 from spark_sink.delta.commit import FileTable, Replaced
 from spark_sink.delta.rows import UnsupportedError, fields_of, present_rows, read_columns, statistics, uncompressed_bytes
 from spark_sink.files import places as storage
-from spark_sink.files.parquet import FileWriter
+from spark_sink.files.parquet import FileWriter, part_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -202,7 +201,7 @@ class _Writer:
         count = len(next(iter(rows.values())))
         if count:
             if self._writer is None:
-                self._writer = FileWriter(self._directory, f"part-{secrets.token_hex(16)}.parquet", self._layout)
+                self._writer = FileWriter(self._directory, part_name(), self._layout)
             self._writer.write(dict(rows), count)
 
     def close(self) -> list[WrittenFile]:

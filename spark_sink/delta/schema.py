@@ -14,8 +14,12 @@ if TYPE_CHECKING:
 
     _Describe = Callable[[dict[str, Any]], tuple[str, dict[str, Any]]]
 
-__all__ = ["COLUMN_ID", "PHYSICAL_NAME", "arrow_schema", "columns", "physical_columns"]
+__all__ = ["COLUMN_ID", "COLUMN_MAPPING", "INDEXED_COLUMNS", "PHYSICAL_NAME", "arrow_schema", "columns", "physical_columns"]
 
+COLUMN_MAPPING: Final = {"delta.columnMapping.mode": "name"}
+"""The property of our tables with which any name may be a column's, and a column may go and come back."""
+INDEXED_COLUMNS: Final = 32
+"""Of so many columns, the first ones, Delta Lake keeps least and greatest value per file, unless a property says otherwise."""
 COLUMN_ID: Final = "delta.columnMapping.id"
 PHYSICAL_NAME: Final = "delta.columnMapping.physicalName"
 _FIELD_ID: Final = "PARQUET:field_id"

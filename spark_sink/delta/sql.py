@@ -6,22 +6,23 @@ read in its log (delta/log.py), without the JVM, for which it is a job.
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spark_sink.delta.log import APPLICATION, TableLog, commit_path, commits
-from spark_sink.delta.schema import columns
+from pyspark.sql.types import StructType
+
+from spark_sink.delta.log import APPLICATION, TableLog
+from spark_sink.delta.schema import COLUMN_MAPPING, columns
 from spark_sink.files import places as storage
 from spark_sink.spark.sql import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import DataType
 
     from spark_sink.delta.log import Mark
 
@@ -30,24 +31,17 @@ __all__ = [
     "add_columns",
     "checkpoint",
     "create",
-    "exists",
-    "newest_lsn",
     "overwrite",
-    "pin",
     "read",
     "read_version",
     "recording",
     "state",
     "table_name",
     "widen",
-    "write_commit",
 ]
 
-_NEWEST_COMMITS = 20
-
 _PROPERTIES = {
-    # Any name may be a column's, a column may go and come back.
-    "delta.columnMapping.mode": "name",
+    **COLUMN_MAPPING,
     # A later column may be the first of this type; Delta does not turn the feature on for an existing table.
     "delta.feature.timestampNtz": "supported",
 }
@@ -67,11 +61,6 @@ def table_name(path: Path) -> str:
     return f"delta.{quote(storage.name(path))}"
 
 
-def exists(path: Path) -> bool:
-    """Tell whether a Delta table is there: its first commit is what makes it one."""
-    return any(name.endswith(".json") for name in storage.list_names(path / "_delta_log"))
-
-
 def read(spark: SparkSession, path: Path) -> DataFrame:
     """Return the table's rows as of now."""
     return spark.read.format("delta").load(storage.name(path))
@@ -83,26 +72,6 @@ def state(path: Path) -> State | None:
     if log.version < 0:
         return None
     return State(columns(log.metadata), log.lsn or 0, log.metadata["configuration"])
-
-
-def newest_lsn(path: Path) -> int | None:
-    """Return the LSN that the table has reached, None if there is no table."""
-    versions = commits(path)
-    if not versions:
-        return None
-    # It is nearly always in one of the newest.
-    for version in reversed(versions[-_NEWEST_COMMITS:]):
-        for line in storage.read_lines(commit_path(path, version)):
-            transaction = json.loads(line).get("txn") if b'"txn"' in line else None
-            if transaction is not None and transaction["appId"] == APPLICATION:
-                return int(transaction["version"])
-    return TableLog(path).refresh().lsn or 0
-
-
-def pin(path: Path) -> TableLog | None:
-    """Return the table's log as of now, whose version is for `read_version`; None if there is no table."""
-    log = TableLog(path).refresh()
-    return None if log.version < 0 else log
 
 
 def read_version(spark: SparkSession, path: Path, version: int) -> DataFrame:
@@ -163,8 +132,6 @@ def overwrite(path: Path, rows: DataFrame) -> None:
 
 def add_columns(spark: SparkSession, path: Path, present: StructType, wanted: StructType) -> bool:
     """Add those of the wanted columns, and of the fields of structs, that are not present; return whether there were any."""
-    from pyspark.sql.types import StructType
-
     missing = []
     for each in wanted.fields:
         if each.name not in present.names:
@@ -203,29 +170,8 @@ def widen(spark: SparkSession, path: Path, present: StructType, wanted: StructTy
 
 def _leaves(struct: StructType) -> Iterator[tuple[tuple[str, ...], DataType]]:
     """Yield a table's columns, and the fields of those that are structs, by path."""
-    from pyspark.sql.types import StructType
-
     for each in struct.fields:
         if isinstance(each.dataType, StructType):
             yield from (((each.name, *path), kind) for path, kind in _leaves(each.dataType))
         else:
             yield (each.name,), each.dataType
-
-
-def write_commit(path: Path, text: str, version: int, check: Callable[[Path], None]) -> int:
-    """Make ``text`` the table's next commit, whole or not at all, durable with the files that lie there; return its number.
-
-    That is ``version``, or the first after it that nobody has taken; ``check`` is called with each commit that is there.
-    """
-    storage.make_directory(path / "_delta_log")
-    for directory in (path, path.parent):
-        storage.sync_directory(directory)
-    while True:
-        name = commit_path(path, version)
-        try:
-            storage.put_if_absent(name, text.encode())
-        except FileExistsError:
-            check(name)
-            version += 1
-        else:
-            return version

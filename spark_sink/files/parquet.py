@@ -5,6 +5,7 @@ Spark would convert the columns to rows and pass them through the JVM, which tak
 
 from __future__ import annotations
 
+import secrets
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -19,7 +20,7 @@ from spark_sink.files import places as storage
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-__all__ = ["FileWriter", "Layout", "WrittenFile", "exact_number", "fitted"]
+__all__ = ["FileWriter", "Layout", "WrittenFile", "exact_number", "fitted", "part_name"]
 
 _SAMPLE_ROWS: Final = 1000
 _MOST_CHARACTERS: Final = 32
@@ -63,6 +64,7 @@ class FileWriter:
     """Writes batches of columns to one Parquet file."""
 
     def __init__(self, directory: str, name: str, layout: Layout) -> None:
+        """Begin with a file of this name; `part_name` has one that nobody else takes."""
         self._path = storage.place(directory) / name
         self._layout = layout
         self._rows = 0
@@ -123,6 +125,11 @@ class FileWriter:
         clustering = self._layout.clustering
         minimum, maximum, nulls = _statistics(self._collected[0], clustering) if self._rows else ({}, {}, {})
         return WrittenFile(self._path.name, self._path.stat().st_size, self._rows, minimum, maximum, nulls)
+
+
+def part_name() -> str:
+    """Return a name for a file that is part of a table: of two that are made, no matter where, each has its own."""
+    return f"part-{secrets.token_hex(16)}.parquet"
 
 
 def fitted(array: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -47,6 +47,7 @@ __all__ = [
     "read_json",
     "read_lines",
     "remove_files",
+    "remove_other_files",
     "remove_tree",
     "sync_directory",
     "sync_file",
@@ -182,6 +183,12 @@ def remove_files(path: Path, names: Sequence[str]) -> None:
             (path / each).unlink(missing_ok=True)
     elif names:
         _store(path).fs.rm([str(_store(path / each).path) for each in names])
+
+
+def remove_other_files(path: Path, names: Iterable[str]) -> None:
+    """Remove what is in a directory, all of it files, but these."""
+    kept = set(names)
+    remove_files(path, [name for name in list_names(path) if name not in kept])
 
 
 def sync_directory(path: Path) -> None:

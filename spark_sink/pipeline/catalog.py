@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.types import ArrayType
 
 from cdcpipe.errors import InvalidArgumentsError
-from spark_sink.changelog import tables as changelog
-from spark_sink.delta import sql as delta
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.files import places as storage
 from spark_sink.schema.table import MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.schema.types import is_json, json_fields
@@ -101,9 +100,9 @@ class CatalogDatabase:
         """Name what these tables have by now and what has no name yet; WarehouseError if a name is another's."""
         entries = [(table, *entry) for table in tables for entry in self._entries(table)]
         with self._lock:
-            for table, owner, name, path in entries:
+            for _, owner, name, path in entries:
                 self._claim(name, owner)
-                if name not in self._registered and self._exists(table, path):
+                if name not in self._registered and self._warehouse.format.exists(path):
                     if self._history is not None and self._is_variant(name, self._warehouse.root):
                         self._spark.sql(f"DROP VIEW {self._quoted(name)}")
                         self._tell_taken(name)
@@ -129,22 +128,12 @@ class CatalogDatabase:
             return
         name = _OTHER.sub("_", f"{table.schema}__{table.name}".lower())
         yield f"the changelog of {table}", f"{name}__changelog", self._warehouse.changelog(table)
-        if self._warehouse.format == "delta":
+        if self._warehouse.format.keeps_replicas:
             yield f"the replica of {table}", name, self._warehouse.replica(table)
-
-    def _exists(self, table: Table, path: Path) -> bool:
-        return delta.exists(path) if self._warehouse.format == "delta" else changelog.exists(self._warehouse, table)
 
     def _name(self, owner: str, name: str, path: Path) -> None:
         quoted = self._quoted(name)
-        if self._warehouse.format == "delta":
-            self._spark.sql(f"CREATE TABLE IF NOT EXISTS {quoted} USING delta LOCATION {literal(storage.name(path))}")
-        else:
-            # Each append has all columns of those before it, and the view those of all.
-            self._spark.sql(
-                f"CREATE VIEW IF NOT EXISTS {quoted} WITH SCHEMA EVOLUTION AS SELECT * EXCEPT ({changelog.BATCH_COLUMN}) "
-                f"FROM parquet.{quote(str(path))} WITH (mergeSchema = 'true')"
-            )
+        self._spark.sql(changelogs_of(self._spark, self._warehouse).naming_sql(quoted, path))
         # What has the name already is left alone by IF NOT EXISTS.
         found = {row["col_name"]: row["data_type"] for row in self._spark.sql(f"DESCRIBE TABLE EXTENDED {quoted}").collect()}
         location = str(found.get("Location", "")).removeprefix("file:")

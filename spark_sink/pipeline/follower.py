@@ -81,8 +81,8 @@ class Follower:
     def look(self, epoch: int) -> None:
         """Find the replicas that stand behind their changelogs, or are not there at all, whoever deleted them."""
         for table in self._warehouse.tables():
-            lsn = delta.newest_lsn(self._warehouse.changelog(table))
-            if lsn is not None and lsn > (delta.newest_lsn(self._warehouse.replica(table)) or 0):
+            lsn = self._warehouse.format.lsn(self._warehouse.changelog(table))
+            if lsn is not None and lsn > (self._warehouse.format.lsn(self._warehouse.replica(table)) or 0):
                 self.note(table, Position(epoch, lsn))
 
     def note(self, table: Table, position: Position) -> None:

@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cdcpipe.retry import RetryPolicy
-from spark_sink.changelog import tables as changelog
 from spark_sink.changelog import writer as segment_writer
+from spark_sink.changelog.interface import State
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.changelog.versions import TableVersions
 from spark_sink.changelog.writer import Target
-from spark_sink.delta import sql as delta
 from spark_sink.delta.commit import ChangedError
 from spark_sink.files import places as storage
-from spark_sink.schema.table import MESSAGES
+from spark_sink.schema.table import MESSAGES, has_key
 from spark_sink.schema.types import (
     INEXACT_MESSAGE,
     MESSAGE_SCHEMA,
@@ -52,9 +52,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructField, StructType
 
     from spark_sink.changelog.history import SchemaHistory
-    from spark_sink.changelog.tables import Files
+    from spark_sink.changelog.interface import Files
     from spark_sink.changelog.writer import Written
-    from spark_sink.delta.sql import State
     from spark_sink.pipeline.follower import Follower
     from spark_sink.schema.published import PublishedTables
     from spark_sink.schema.table import Table, Version
@@ -94,7 +93,7 @@ class TableState:
     @property
     def has_key(self) -> bool:
         """Whether the table has, or had, or is to get, a replica."""
-        return any(version.key for version in self.versions)
+        return has_key(self.versions)
 
 
 class KnownTables:
@@ -113,6 +112,7 @@ class KnownTables:
     ) -> None:
         self.spark = spark
         self.warehouse = warehouse
+        self.changelogs = changelogs_of(spark, warehouse)
         self.history = history
         self.versions = TableVersions(warehouse, history, published, keys)
         self.exact_counts: Counter[tuple[Table, str]] = Counter()
@@ -135,7 +135,7 @@ class KnownTables:
         self._states.clear()
 
     def _read(self, table: Table) -> TableState:
-        return TableState(changelog.state(self.spark, self.warehouse, table), self.warehouse.versions(table))
+        return TableState(self.changelogs.state(table), self.warehouse.versions(table))
 
     def tell(self, table: Table, subject: str, message: str, *arguments: object) -> None:
         """Warn of this subject once for each table."""
@@ -221,7 +221,7 @@ class MicroBatch:
             if not state.versions[-1].key:
                 self._tables.tell(table, "", "table %s has no key: it has a changelog and no replica", table)
             schema = typed_schema(columns)
-        files = state.files = changelog.open_files(self._tables.spark, warehouse, table, schema, state.files)
+        files = state.files = self._tables.changelogs.open_files(table, schema, state.files)
         name = None if table == MESSAGES else (table.schema, table.name)
         count = self.contents[table].count
         if state.done_lsn > self._segments[0].start_lsn:  # it is further than the others
@@ -234,8 +234,8 @@ class MicroBatch:
         table, end, state = append.table, self._segments[-1].end, self._tables[append.table]
         assert state.files is not None
         files = [each.file for each in written]
-        changelog.commit_files(self._tables.warehouse, table, state.files, files, self._start(state), end, append.count)
-        state.changelog = delta.State(state.files.schema, end.lsn)
+        self._tables.changelogs.commit_files(table, state.files, files, self._start(state), end, append.count)
+        state.changelog = State(state.files.schema, end.lsn)
         self._tables.tell_exact(table, sum((each.exact for each in written), Counter()))
         if self._follower is not None:
             if state.has_key:
@@ -252,7 +252,7 @@ class MicroBatch:
         state, warehouse = self._tables[table], self._tables.warehouse
         uses = (use for use in self.contents[table].uses if use.last_lsn > state.done_lsn)
         relations = (as_typed(use.relation, warehouse.types) for use in uses)
-        return merge_columns(state.columns, relations, widen=warehouse.format == "delta")
+        return merge_columns(state.columns, relations, widen=warehouse.format.widens_columns)
 
     def _fields(self, table: Table, use: Use) -> list[StructField] | None:
         """Return the columns of the table's changelog that a relation's are; None if it begins, with a snapshot, after that."""

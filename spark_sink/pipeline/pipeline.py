@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.retry import RetryPolicy
-from spark_sink.changelog import tables as changelog
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.files.local import local_directory
 from spark_sink.pipeline.catalog import CatalogDatabase
@@ -307,7 +306,7 @@ class Pipeline:
                 self._check_changelog(table, position)
         if self._names is not None:
             self._names.register([*self.warehouse.tables(), MESSAGES, SCHEMA_HISTORY])
-        if self.warehouse.format == "delta":
+        if self.warehouse.format.keeps_replicas:
             interval_s = self._replica_interval_s
             follower = Follower(self.spark, self.warehouse, self.lock, self._names, interval_s, self._take_error)
             follower.look(position.epoch)
@@ -316,7 +315,7 @@ class Pipeline:
 
     def _check_changelog(self, table: Table, position: Position) -> None:
         """Refuse to go on without a changelog that was there: nothing could bring back what was in it."""
-        if self.warehouse.versions(table)[0].end_lsn <= position.lsn and not changelog.exists(self.warehouse, table):
+        if self.warehouse.versions(table)[0].end_lsn <= position.lsn and not self.warehouse.has_changelog(table):
             raise WarehouseError(
                 f"the changelog of {table}, {self.warehouse.changelog(table)}, has gone, and with it what was in it",
                 hint="restore it, or start anew: another warehouse, another staging directory, another slot",

@@ -31,7 +31,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
-from spark_sink.changelog import tables as changelog
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.files.local import DamagedFileError
 from spark_sink.replica.replay import replay, without_unneeded
 from spark_sink.staging import known_position
@@ -81,7 +81,7 @@ def read_as_of(spark: SparkSession, warehouse: str | Path, table: str, at: At | 
     source = house.source()
     reached_lsn = _reached_lsn(house, source)
     # After that: these changes are up to there, or further.
-    changes = changelog.read_as_is(spark, house, known)
+    changes = changelogs_of(spark, house).read_as_is(known)
     until_lsn = _last_lsn(spark, house, known, changes, at, source, reached_lsn)
     _logger.info("%s up to %s", table, format_lsn(until_lsn))
     return without_unneeded(replay(house, known, changes, until_lsn=until_lsn))
@@ -168,8 +168,8 @@ def moment(at: datetime) -> Column:
 def _check_begun(spark: SparkSession, house: Warehouse, at: datetime) -> None:
     """Raise WarehouseError unless some table has a change from ``at`` or before: only they tell when the log began."""
     for table in house.tables():
-        if changelog.state(spark, house, table) is not None:
-            changes = changelog.read(spark, house, table)
+        if changelogs_of(spark, house).state(table) is not None:
+            changes = changelogs_of(spark, house).read(table)
             if not changes.where(~_is_after(at)).isEmpty():
                 return
     raise WarehouseError(f"{at.isoformat(' ')} is before the first transaction in {house.name}: what was then is not known")

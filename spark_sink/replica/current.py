@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spark_sink.changelog import tables as changelog
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import sql as delta
 from spark_sink.replica.replay import replay, without_unneeded
 from spark_sink.spark.sql import quote
@@ -25,9 +25,9 @@ def read_replica(spark: SparkSession, warehouse: str | Path, table: str) -> Data
     """
     house = Warehouse.existing(warehouse)
     known = house.find(table)
-    if house.format == "delta":
+    if house.format.keeps_replicas:
         return delta.read(spark, house.replica(known))
-    changes = changelog.read(spark, house, known)
+    changes = changelogs_of(spark, house).read(known)
     return without_unneeded(replay(house, known, changes))
 
 

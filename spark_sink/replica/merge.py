@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.types import StructType
 
-from spark_sink.changelog import tables as changelog
+from spark_sink.changelog.tables import changelogs_of
+from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.replica import reduction
 from spark_sink.replica.checks import check_growth, checked_summary, leave_out_keyless
@@ -66,7 +67,7 @@ _BROADCAST_ROWS = 20_000
 def bring(spark: SparkSession, warehouse: Warehouse, table: Table, until: Position) -> None:
     """Bring a Delta replica to ``until``, whether it is there or not."""
     has_snapshot = any(version.snapshot for version in warehouse.versions(table))
-    if has_snapshot and not delta.exists(warehouse.replica(table)):
+    if has_snapshot and not delta_log.exists(warehouse.replica(table)):
         remake(spark, warehouse, table, until)  # what was before the snapshot counts no more
     else:
         merge_changes(spark, warehouse, table, until)
@@ -75,14 +76,14 @@ def bring(spark: SparkSession, warehouse: Warehouse, table: Table, until: Positi
 def merge_changes(spark: SparkSession, warehouse: Warehouse, table: Table, until: Position) -> None:
     """Bring a Delta replica from where it stands to ``until``; a table without a key gets none."""
     path = warehouse.replica(table)
-    pieces = list(cut_pieces(warehouse.versions(table), delta.newest_lsn(path) or 0, until.lsn))
+    pieces = list(cut_pieces(warehouse.versions(table), delta_log.newest_lsn(path) or 0, until.lsn))
     if not pieces:
         return
     piece = pieces[0]
     warehouse.check_changes(table, piece.after_lsn)
     if len(pieces) == 1 and piece.is_plain and merge_without_spark(warehouse, table, piece, Position(until.epoch, piece.until_lsn)):
         return
-    changes = changelog.read(spark, warehouse, table)
+    changes = changelogs_of(spark, warehouse).read(table)
     for until_lsn, together in itertools.groupby(pieces, lambda piece: piece.until_lsn):
         position = Position(until.epoch, until_lsn)
         first, *others = together
@@ -101,12 +102,12 @@ def remake(spark: SparkSession, warehouse: Warehouse, table: Table, position: Po
     keys = [version.key for version in versions if version.key]
     if not keys:
         return
-    changes_lsn, state = delta.newest_lsn(warehouse.changelog(table)), delta.state(path)
+    changes_lsn, state = delta_log.newest_lsn(warehouse.changelog(table)), delta.state(path)
     if changes_lsn is None:
         return
     reached = (warehouse.source().position, Position(position.epoch, changes_lsn))
     until = max(position, *filter(None, reached), key=lambda each: each.lsn)
-    changes = changelog.read(spark, warehouse, table)
+    changes = changelogs_of(spark, warehouse).read(table)
     rows = without_unneeded(replay(warehouse, table, changes, until_lsn=until.lsn))
     if state is not None:
         delta.widen(spark, path, state.schema, rows.schema)
@@ -123,19 +124,19 @@ def remake(spark: SparkSession, warehouse: Warehouse, table: Table, position: Po
 def finish_snapshots(spark: SparkSession, warehouse: Warehouse) -> None:
     """See to snapshots that ended in the middle: what is in the changelog comes to the replica, of others nothing is left."""
     for table, position in warehouse.unfinished_snapshots():
-        if not changelog.exists(warehouse, table):
+        if not warehouse.has_changelog(table):
             warehouse.forget(table)
-        elif warehouse.format == "delta":
+        elif warehouse.format.keeps_replicas:
             # An empty table's snapshot is a TRUNCATE; no transaction ends at that LSN.
             is_its = F.col("_cdc_op").isin("snapshot", "truncate") & (F.col("_cdc_end_lsn") == position.lsn)
-            if not changelog.read(spark, warehouse, table).where(is_its).isEmpty():
+            if not changelogs_of(spark, warehouse).read(table).where(is_its).isEmpty():
                 remake(spark, warehouse, table, position)
         warehouse.note_finished(table)
 
 
 def _has_keyless(spark: SparkSession, path: Path, changes: DataFrame, piece: Piece) -> bool:
     """Tell whether the replica has rows that have no value for the key."""
-    if not delta.exists(path):
+    if not delta_log.exists(path):
         return False
     rows = as_changes(delta.read(spark, path), changes.schema)
     return bool(reduction.with_key(rows, piece.columns).count() < rows.count())
@@ -149,7 +150,7 @@ def _write_anew(
     That is a transaction amid which the key changes, and what begins with rows from before being filled.
     """
     path = warehouse.replica(table)
-    base = delta.read(spark, path) if delta.exists(path) else None
+    base = delta.read(spark, path) if delta_log.exists(path) else None
     made = replay(warehouse, table, changes, base, after_lsn=after_lsn, until_lsn=until.lsn, is_checked=True)
     rows = without_unneeded(made)
     if base is not None:

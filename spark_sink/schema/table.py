@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN, format_lsn
 
-__all__ = ["EXACT", "MESSAGES", "NATIVE", "SCHEMA_HISTORY", "TYPES", "Fill", "SchemaError", "Table", "Version"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["EXACT", "MESSAGES", "NATIVE", "SCHEMA_HISTORY", "TYPES", "Fill", "SchemaError", "Table", "Version", "has_key"]
 
 
 class SchemaError(CdcpipeError):
@@ -106,3 +109,8 @@ class Version:
             tuple(Fill(**fill) for fill in value.get("fills", ())),
             tuple((int(number), str(name)) for number, name in value.get("snapshot", ())),
         )
+
+
+def has_key(versions: Iterable[Version]) -> bool:
+    """Tell whether a table with these versions has, or had, a key: only then it has a replica."""
+    return any(version.key for version in versions)

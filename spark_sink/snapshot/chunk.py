@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from cdcpipe.pgoutput.messages import Column, Relation
     from spark_sink.files.parquet import WrittenFile
 
-__all__ = ["ChunkTask", "Select", "select_columns", "write_chunk", "write_empty", "write_truncate"]
+__all__ = ["ChunkTask", "Select", "select_columns", "write_chunk", "write_truncate"]
 
 _GONE: Final = ("42703", "42P01")
 """undefined_column, undefined_table: a query in an old snapshot still uses today's catalog."""
@@ -113,11 +113,6 @@ def write_chunk(task: ChunkTask, count_rows: Callable[[int], object]) -> Written
     if written.file.name != own.file.name:
         storage.remove_files(storage.place(task.directory), [own.file.name])
     return written
-
-
-def write_empty(directory: str, layout: Layout) -> WrittenFile:
-    """Write a file without rows."""
-    return FileWriter(directory, f"part-empty-{secrets.token_hex(8)}.parquet", layout).close()
 
 
 def write_truncate(directory: str, layout: Layout, epoch: int, lsn: int, time_us: int) -> WrittenFile:

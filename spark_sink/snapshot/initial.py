@@ -19,7 +19,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from spark_sink.changelog import tables as changelog
 from spark_sink.client.prepare import slot_exists
 from spark_sink.files.places import make_directory, read_json, write_json
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
@@ -107,7 +106,7 @@ class InitialSnapshot(Snapshot):
         self.warehouse.open(epoch)
 
     def _choose(self, plan: Plan) -> list[TablePlan]:
-        return [table for table in plan.tables if not changelog.exists(self.warehouse, table_of(table))]
+        return [table for table in plan.tables if not self.warehouse.has_changelog(table_of(table))]
 
     def _finish(self) -> None:
         self._note(is_complete=True)

@@ -4,11 +4,9 @@ Executors write the files (snapshot/chunk.py) into a directory beside the tables
 the files of a new table into the table's own directory. (Files of a killed attempt stay there, but no commit adds them.) While the
 server holds the snapshot, the next attempt continues with the missing chunks (snapshot/progress.py).
 
-A table without a changelog: both tables are created in that directory; with Delta Lake, by the commit that adds the files.
-Changelog and replica share the files: the replica has them under a second name (a hard link; in a store a copy), and ignores the
-columns that only the changelog has. Then the directories are renamed into place, the replica first, so that a changelog never
-exists without its replica. If rows have values that their columns can't hold, the replica is made from the changelog instead, like
-any replica (merge.merge_changes).
+A table without a changelog: both tables are created in that directory, from the same files, and then renamed into place
+(`NewTable` in changelog/interface.py). If rows have values that their columns can't hold, the replica is made from the changelog
+instead, like any replica (merge.merge_changes).
 
 A table with a changelog: one commit adds the files. The changelog may have changes from before and from after their position,
 because a snapshot counts as the whole table at its position (replica/merge.py). The snapshot of an empty table is a TRUNCATE. Then
@@ -27,13 +25,11 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from spark_sink.changelog import tables as changelog
 from spark_sink.changelog.history import SchemaHistory
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.changelog.versions import insert_snapshot
 from spark_sink.client.exported import SnapshotError
-from spark_sink.delta import commit as delta_files
 from spark_sink.files import places as storage
-from spark_sink.files.parquet import Layout
 from spark_sink.replica import merge
 from spark_sink.replica.layout import replica_properties
 from spark_sink.schema.keys import identifying_columns, version_of
@@ -48,20 +44,19 @@ from spark_sink.schema.types import (
     split_schema,
     typed_schema,
 )
-from spark_sink.snapshot.chunk import ChunkTask, select_columns, write_chunk, write_empty, write_truncate
+from spark_sink.snapshot.chunk import ChunkTask, select_columns, write_chunk, write_truncate
 from spark_sink.snapshot.plan import LockedError, RewrittenError
 from spark_sink.snapshot.progress import begin, resume
 from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-    from spark_sink.delta.commit import FileTable
-    from spark_sink.files.parquet import WrittenFile
+    from spark_sink.files.parquet import Layout, WrittenFile
     from spark_sink.schema.table import Version
     from spark_sink.snapshot.plan import TablePlan
     from spark_sink.snapshot.progress import Begun, Written
@@ -106,7 +101,7 @@ def copy_table(copying: Copying, plan: TablePlan) -> int:
     table = table_of(plan)
     plan = replace(plan, relation=as_typed(plan.relation, copying.warehouse.types))
     count = None
-    if not changelog.exists(copying.warehouse, table):
+    if not copying.warehouse.has_changelog(table):
         count = _copy_first(copying, plan, table)
     # The table's first changes may have created the changelog meanwhile: then _copy_first returns None.
     return _copy_later(copying, plan, table) if count is None else count
@@ -117,50 +112,31 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
     warehouse = copying.warehouse
     columns = merge_columns(None, [plan.relation])
     version = _version(copying, plan, columns, [])
-    schema, has_rename = typed_schema(columns), storage.is_local(warehouse.root)
     scratch = copying.scratch / str(plan.relation.relation_id)
-    path, replica_path = warehouse.changelog(table), warehouse.replica(table)
-    if has_rename:
-        path, replica_path = scratch / "changelog", scratch / "replica"
-    purpose = _purpose(copying, plan, "new", schema.json(), path)
+    directory = scratch / "changelog" if storage.is_local(warehouse.root) else warehouse.changelog(table)
+    purpose = _purpose(copying, plan, "new", typed_schema(columns).json(), directory)
     begun = resume(scratch / "notes", purpose)
-    properties = changelog.properties(table, schema.names)
-    made = _New(path, warehouse.format, schema, properties, () if begun is None else begun.definition)
+    made = changelogs_of(copying.spark, warehouse).new_table(
+        table,
+        columns,
+        directory,
+        replica_properties(version.key, columns.names) if version.key else None,
+        () if begun is None else begun.definition,
+    )
     if begun is None:
-        begun = begin(scratch / "notes", purpose, plan.chunks, copying.time_us, made.table.definition if made.table else ())
-    made_replica = None
-    if made.table is not None and version.key:
-        properties = replica_properties(version.key, columns.names)
-        made_replica = delta_files.define(replica_path, columns, properties, like=made.table)
-    written = _run(copying, table, begun, _tasks(copying, plan, begun, columns, made.path, made.layout))
+        begun = begin(scratch / "notes", purpose, plan.chunks, copying.time_us, made.definition)
+    written = _run(copying, table, begun, _tasks(copying, plan, begun, columns, made.directory, made.layout))
     has_exact = any(each.exact for each in written)
-    files = _full(written)
-    ready_replica = None if has_exact else made_replica
-    if warehouse.format == "parquet" and not files:
-        files = [write_empty(storage.name(made.path), made.layout)]  # Spark reads the columns from a file
-    if has_rename:
-        for left in (replica_path, made.path / "_delta_log"):
-            storage.remove_tree(left)
-        _remove_others(made.path, files)
-        made.commit(files, copying.position, ready_replica)
+    made.prepare(_full(written), copying.position, with_replica=not has_exact)
     with copying.lock.alone(copying.is_stopping):
-        if changelog.exists(warehouse, table):
+        if warehouse.has_changelog(table):
             return None
         warehouse.note_snapshot(table, copying.position)
         warehouse.write_versions(table, [version])
         # A replica without a changelog is left from an attempt that ended between the two renames.
         storage.remove_tree(warehouse.replica(table))
-        if not has_rename:
-            made.commit(files, copying.position, ready_replica)
-        else:
-            if ready_replica is not None:
-                _move(ready_replica.path, warehouse.replica(table))
-            if warehouse.format == "parquet":
-                name = changelog.batch_name(copying.position, copying.position)
-                changelog.add_batch(warehouse, table, name, made.path, files)
-            else:
-                _move(made.path, warehouse.changelog(table))
-        if made_replica is not None and has_exact:
+        made.land()
+        if made.makes_replica and has_exact:
             merge.merge_changes(copying.spark, warehouse, table, copying.position)
         warehouse.note_finished(table)
     return sum(each.rows for each in written)
@@ -179,7 +155,7 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
     storage.make_directory(directory)
     written = _run(copying, table, begun, _tasks(copying, plan, begun, columns, directory, layout))
     full = _full(written)
-    _remove_others(directory, full)
+    storage.remove_other_files(directory, (file.name for file in full))
     if not full:
         full = [write_truncate(storage.name(directory), layout, position.epoch, position.lsn, copying.time_us)]
     with copying.lock.alone(copying.is_stopping):
@@ -189,29 +165,22 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
         history = SchemaHistory(spark, warehouse, PublishedTables(None))
         version = _version(copying, plan, columns, versions)
         warehouse.write_versions(table, insert_snapshot(versions, version, history, columns, warehouse.types))
-        target = warehouse.changelog(table)
-        if warehouse.format == "delta":
-            storage.move_files(directory, target, (file.name for file in full))
-            delta_files.commit(delta_files.open_table(target), full, position, is_reached=False)
+        changelogs_of(spark, warehouse).add_snapshot(table, directory, full, position)
+        if warehouse.format.keeps_replicas:
             merge.remake(spark, warehouse, table, position)
-        else:
-            changelog.add_batch(warehouse, table, changelog.snapshot_name(position), directory, full)
         warehouse.note_finished(table)
     return sum(each.rows for each in written)
 
 
 def _prepare_changelog(copying: Copying, plan: TablePlan, table: Table) -> tuple[StructType, Layout]:
     """Add to a changelog the columns that it needs. Returns its columns, and the layout of its files."""
-    spark, warehouse = copying.spark, copying.warehouse
+    warehouse, changelogs = copying.warehouse, changelogs_of(copying.spark, copying.warehouse)
     with copying.lock.alone(copying.is_stopping):
-        state = changelog.state(spark, warehouse, table)
+        state = changelogs.state(table)
         if state is None:
             raise WarehouseError(f"the changelog of {table} does not exist any more", hint="start again")
-        columns = merge_columns(split_schema(state.schema)[0], [plan.relation], widen=warehouse.format == "delta")
-        schema, made = typed_schema(columns), None
-        if warehouse.format == "delta":
-            made = changelog.open_files(spark, warehouse, table, schema, None).delta
-    return columns, _layout(schema, made)
+        columns = merge_columns(split_schema(state.schema)[0], [plan.relation], widen=warehouse.format.widens_columns)
+        return columns, changelogs.snapshot_layout(table, typed_schema(columns))
 
 
 def _version(copying: Copying, plan: TablePlan, columns: StructType, versions: Sequence[Version]) -> Version:
@@ -300,58 +269,6 @@ def _purpose(copying: Copying, plan: TablePlan, *more: object) -> str:
     return hashlib.sha256("\n".join(map(str, described)).encode()).hexdigest()
 
 
-def _layout(schema: StructType, table: FileTable | None) -> Layout:
-    """Return the layout of a file. A file of a Delta table may lack columns that are always null."""
-    if table is None:
-        return Layout(tuple(schema.names), to_arrow_schema(schema, timezone="UTC"))
-    return table.layout(without=_NEVER_THERE)
-
-
-_NEVER_THERE = ("_cdc_xid", "_cdc_old")
-"""Columns that are null in a snapshot's rows, which have no transaction and no old row. In a wide table they are half of all."""
-
-
-class _New:
-    """A changelog that is being created."""
-
-    def __init__(
-        self,
-        path: Path,
-        format: str,  # noqa: A002
-        schema: StructType,
-        properties: dict[str, str],
-        definition: Sequence[Mapping[str, Any]],
-    ) -> None:
-        self.path = path
-        self.table = None
-        if format == "delta":
-            self.table = delta_files.defined(path, definition) if definition else delta_files.define(path, schema, properties)
-        self.layout = _layout(schema, self.table)
-        storage.make_directory(path)
-
-    def commit(self, files: Sequence[WrittenFile], position: Position, replica: FileTable | None) -> None:
-        """Create the replica, if there is one, and then the changelog, both from the given files."""
-        if replica is not None:
-            storage.make_directory(replica.path)
-            storage.copy_files(self.path, replica.path, (file.name for file in files))
-            delta_files.commit(replica, files, position)
-        if self.table is not None:
-            delta_files.commit(self.table, files, position)
-
-
 def _full(written: Iterable[Written]) -> list[WrittenFile]:
     """Return the files that have rows."""
     return [each.file for each in written if each.rows]
-
-
-def _remove_others(directory: Path, files: Iterable[WrittenFile]) -> None:
-    """Remove all files but these: files without rows, and files of failed attempts and of tasks that Spark ran twice."""
-    names = {file.name for file in files}
-    storage.remove_files(directory, [name for name in storage.list_names(directory) if name not in names])
-
-
-def _move(made: Path, target: Path) -> None:
-    """Rename a directory into its place. A directory that is there is no table: a first commit there did not succeed."""
-    storage.remove_tree(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    made.rename(target)

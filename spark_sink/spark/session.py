@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "FORMATS",
     "active",
     "build",
     "check",
@@ -50,7 +49,8 @@ __all__ = [
 
 _logger = logging.getLogger(__name__)
 
-FORMATS = ("delta", "parquet")
+_NEEDS_DELTA = {"delta": True, "parquet": False}
+"""By table format (warehouse/formats.py), whether a session has to have Delta Lake."""
 
 DELTA_VERSION = "4.4.0"
 # Each minor release of Spark has its own build of Delta. Spark 4 has Scala 2.13.
@@ -110,7 +110,7 @@ def build(
         return active
 
     settings = _settings(ui=ui)
-    if format == "delta":
+    if _needs_delta(format):
         settings |= _DELTA_SETTINGS
     conf = dict(conf or {})
     if _GATEWAY in os.environ:
@@ -163,11 +163,10 @@ def _start_jvm(settings: Mapping[str, str]) -> None:
 
 def check(spark: SparkSession, format: str) -> None:  # noqa: A002
     """Raise InitError if ``spark`` can't write tables in ``format``."""
-    if format not in FORMATS:
-        raise InvalidArgumentsError(f"unknown table format {format!r}: choose one of {', '.join(FORMATS)}")
+    needs_delta = _needs_delta(format)
     if not spark.version.startswith("4.2."):
         raise InitError(f"this is Spark {spark.version}; cdcpipe needs Spark 4.2")
-    if format != "delta":
+    if not needs_delta:
         return
     extensions = str(spark.conf.get("spark.sql.extensions", "") or "")
     catalog = spark.conf.get("spark.sql.catalog.spark_catalog", "")
@@ -179,6 +178,12 @@ def check(spark: SparkSession, format: str) -> None:  # noqa: A002
             f"spark.sql.catalog.spark_catalog={DELTA_CATALOG} and the packages {DELTA_PACKAGES} (spark-submit --packages), "
             "let spark_sink.session.build() make it, or use the format parquet",
         )
+
+
+def _needs_delta(format: str) -> bool:  # noqa: A002
+    if format not in _NEEDS_DELTA:
+        raise InvalidArgumentsError(f"unknown table format {format!r}: choose one of {', '.join(_NEEDS_DELTA)}")
+    return _NEEDS_DELTA[format]
 
 
 def check_reach(spark: SparkSession, place: Path) -> None:
@@ -351,12 +356,12 @@ def _jar_settings(
     """
     if jars_dir is not None:
         jars = _jars(Path(jars_dir))
-        wanted = ("delta-spark_4.2_2.13-", "delta-storage-") if format == "delta" else ()
+        wanted = ("delta-spark_4.2_2.13-", "delta-storage-") if _needs_delta(format) else ()
         missing = [name for name in wanted if not any(name in jar for jar in jars)]
         if missing:
             raise InitError(f"no {' and no '.join(name + '*.jar' for name in missing)} in {jars_dir}", hint=_NO_DELTA_HINT)
         return {"spark.jars": ",".join(jars)}
-    if format != "delta":
+    if not _needs_delta(format):
         return {}
     ivy = _ivy_folder(ivy_dir)
     # Ivy would find them here, too, but it takes a second and prints two dozen lines.

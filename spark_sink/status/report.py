@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from spark_sink.client.slot_monitor import SlotReport
-    from spark_sink.delta.log import TableState
-    from spark_sink.schema.table import Table, Version
+    from spark_sink.schema.table import Version
     from spark_sink.staging.log import Segment
     from spark_sink.status.ladder import Rung
 
@@ -95,7 +94,6 @@ class Tables:
 
     def __init__(self, house: Warehouse) -> None:
         self.house = house
-        self._known: dict[Path, TableState | None] = {}
         self._versions: dict[str, list[Version]] = {}
 
     def describe(self) -> list[dict[str, Any]]:
@@ -109,8 +107,8 @@ class Tables:
                 "table": str(table),
                 "versions": len(self._versions.get(str(table), [])),
                 "purged": format_lsn(lsn) if (lsn := self.house.purged_lsn(table)) else None,
-                "changelog": self._changelog(table),
-                "replica": self._delta(self.house.replica(table)) if self.house.format == "delta" else None,
+                "changelog": self._facts(self.house.changelog(table)),
+                "replica": self._facts(self.house.replica(table)) if self.house.format.keeps_replicas else None,
             }
             for table in tables
         ]
@@ -125,7 +123,7 @@ class Tables:
                 own = self._beginning(row["table"])
             if replica is not None and changelog is not None and own is not None and own.lsn < min(changelog.lsn, replica.lsn):
                 replica = Position(replica.epoch, own.lsn)
-        return [("changelog", position), ("replica", replica)] if self.house.format == "delta" else [("changelog", position)]
+        return [("changelog", position), *([("replica", replica)] if self.house.format.keeps_replicas else [])]
 
     def _beginning(self, name: str) -> Position | None:
         """Return the position of a replica that does not exist yet, before the table's first change; None without a key."""
@@ -134,32 +132,18 @@ class Tables:
             return None
         return Position(begin.epoch, max(begin.lsn, versions[0].end_lsn - 1))
 
-    def _changelog(self, table: Table) -> dict[str, Any] | None:
-        if self.house.format == "delta":
-            return self._delta(self.house.changelog(table))
-        from spark_sink.changelog import tables as changelog
-
-        lsn = changelog.parquet_lsn(self.house, table)
-        return None if lsn is None else self._object(lsn)
-
-    def _delta(self, path: Path) -> dict[str, Any] | None:
-        from spark_sink.delta import log as delta_log
-
-        state = self._known[path] = delta_log.read_table(path, self._known.get(path))
-        if state is None:
+    def _facts(self, path: Path) -> dict[str, Any] | None:
+        facts, position = self.house.format.facts(path), self.house.source().position
+        if facts is None:
             return None
-        return self._object(state.lsn or 0) | {
-            "rows": state.rows,
-            "files": state.files,
-            "size": state.size,
-            "version": state.version,
-            "written": None if state.written_ms is None else _iso(state.written_ms / 1000),
+        return {
+            "position": str(Position(0 if position is None else position.epoch, facts.lsn)),
+            "rows": facts.rows,
+            "files": facts.files,
+            "size": facts.size,
+            "version": facts.version,
+            "written": None if facts.written_ms is None else _iso(facts.written_ms / 1000),
         }
-
-    def _object(self, lsn: int) -> dict[str, Any]:
-        position = self.house.source().position
-        unknown: dict[str, Any] = dict.fromkeys(("rows", "files", "size", "version", "written"))
-        return {"position": str(Position(0 if position is None else position.epoch, lsn))} | unknown
 
 
 def _rung(rung: Rung) -> dict[str, Any]:

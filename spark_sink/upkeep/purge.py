@@ -21,19 +21,15 @@ meanwhile.
 from __future__ import annotations
 
 import logging
-import shutil
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow.parquet as pq
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from cdcpipe.lsn import format_lsn
-from cdcpipe.retry import RetryPolicy
-from spark_sink.changelog import tables as changelog
-from spark_sink.delta import sql as delta
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.replica import as_of, merge
 from spark_sink.schema.table import MESSAGES, Table
 from spark_sink.staging.log import Position
@@ -50,10 +46,6 @@ if TYPE_CHECKING:
 __all__ = ["Purged", "find_table", "purge"]
 
 _logger = logging.getLogger(__name__)
-
-_CONFLICTS = ("DELTA_CONCURRENT_", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
-"""Delta's error texts if another program, which does not take our lock, has rewritten files meanwhile (an OPTIMIZE by hand)."""
-_DELETES = RetryPolicy(attempts=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +77,8 @@ def purge(
     chosen = [find_table(house, name) for name in dict.fromkeys(tables)] or _all(house)
     lsn = _place(spark, house, before)
     _logger.info("purging changes up to %s", format_lsn(lsn))
-    purges = [_purge_of(spark, house, table, lsn) for table in chosen if changelog.exists(house, table)]
+    changelogs = changelogs_of(spark, house)
+    purges = [changelogs.old_changes(table, lsn) for table in chosen if house.has_changelog(table)]
     for each in purges:
         each.check()
     if not is_dry_run:
@@ -120,7 +113,8 @@ def _place(spark: SparkSession, house: Warehouse, before: At) -> int:
             raise WarehouseError(f"the tables are at {position}, before {before}", hint="give an earlier position")
         if not isinstance(before, Position):
             return lsn - 1
-    changes = [changelog.read(spark, house, table) for table in _all(house) if changelog.exists(house, table)]
+    changelogs = changelogs_of(spark, house)
+    changes = [changelogs.read(table) for table in _all(house) if house.has_changelog(table)]
     if isinstance(before, datetime):
         time, moment = F.col("_cdc_commit_time"), as_of.moment(before)
         is_late = time >= moment
@@ -132,89 +126,3 @@ def _place(spark: SparkSession, house: Warehouse, before: At) -> int:
         last_lsn = before.lsn - 1
     late = [each.where(is_late & (end_lsn <= last_lsn)).agg(F.min(end_lsn)).collect()[0][0] for each in changes]
     return min([last_lsn, *(int(found) - 1 for found in late if found is not None)])
-
-
-def _purge_of(spark: SparkSession, house: Warehouse, table: Table, lsn: int) -> _DeltaPurge | _ParquetPurge:
-    return _DeltaPurge(spark, house, table, lsn) if house.format == "delta" else _ParquetPurge(spark, house, table, lsn)
-
-
-def _has_key(house: Warehouse, table: Table) -> bool:
-    return any(version.key for version in house.versions(table))
-
-
-class _DeltaPurge:
-    """The purge of one Delta changelog: it can remove ``rows`` changes, up to ``lsn``."""
-
-    def __init__(self, spark: SparkSession, house: Warehouse, table: Table, lsn: int) -> None:
-        self.table = table
-        self._spark = spark
-        self._house = house
-        limit, end_lsn = self._limit(lsn), F.col("_cdc_end_lsn")
-        old = changelog.read(spark, house, table).where(end_lsn <= lsn)
-        found = old.agg(
-            F.count(F.when(end_lsn <= limit, 1)).alias("rows"),
-            F.max(F.when(end_lsn <= limit, end_lsn)).alias("last"),
-            F.count("*").alias("old"),
-        ).collect()[0]
-        self.lsn: int = found["last"] or 0
-        self.rows: int = found["rows"]
-        self.kept: int = found["old"] - found["rows"]
-        self.reason = f"the replica is at {format_lsn(limit)}" if limit else "there is no replica"
-
-    def _limit(self, lsn: int) -> int:
-        """Return the LSN up to which changes may be removed: ``lsn``, or that of the replica if it is lower."""
-        if not _has_key(self._house, self.table):
-            return lsn
-        return min(lsn, delta.newest_lsn(self._house.replica(self.table)) or 0)
-
-    def check(self) -> None:
-        """Raise WarehouseError if the replica has been set back since, or removed."""
-        if self._limit(self.lsn) < self.lsn:
-            raise WarehouseError(
-                f"the replica of {self.table} was at {format_lsn(self.lsn)} a moment ago, but now it is before", hint="try again"
-            )
-
-    def remove(self) -> None:
-        """Delete the rows, in one commit."""
-        path = self._house.changelog(self.table)
-        _DELETES.call(
-            lambda: self._spark.sql(f"DELETE FROM {delta.table_name(path)} WHERE _cdc_end_lsn <= {self.lsn}").collect(),
-            Exception,
-            where=lambda ex: any(conflict in str(ex) for conflict in _CONFLICTS),
-        )
-
-
-class _ParquetPurge:
-    """The purge of one Parquet changelog: it can remove ``rows`` changes, in appends that end at or before ``lsn``."""
-
-    def __init__(self, spark: SparkSession, house: Warehouse, table: Table, lsn: int) -> None:
-        self.table = table
-        self._path = house.changelog(table)
-        self._batches = changelog.batches_before(house, table, lsn)
-        self.lsn = max((end_lsn for end_lsn, _ in self._batches), default=0)
-        self.rows = sum(pq.read_metadata(file).num_rows for _, batch in self._batches for file in batch.glob("*.parquet"))
-        changes, end_lsn = changelog.read(spark, house, table), F.col("_cdc_end_lsn")
-        self.kept = changes.where(end_lsn <= lsn).count() - self.rows
-        self.reason = "they are in one append with later ones, or in the newest"
-        is_beginning = F.col("_cdc_op").isin("snapshot", "truncate")
-        self._beginning: int | None = changes.where(is_beginning).agg(F.max(end_lsn)).collect()[0][0]
-        self._is_needed = _has_key(house, table)
-
-    def check(self) -> None:
-        """Raise WarehouseError if the current rows are made of changes that would be removed."""
-        if self.rows and self._is_needed and (self._beginning is None or self._beginning <= self.lsn):
-            since = "" if self._beginning is None else f" since {format_lsn(self._beginning)}"
-            raise WarehouseError(
-                f"the current rows of {self.table} are made of all changes{since}: with Parquet these can't be removed",
-                hint=f"run cdcpipe-spark snapshot --table {self.table}, and then purge the changes before that snapshot",
-            )
-
-    def remove(self) -> None:
-        """Remove the appends. A reader sees each append completely or not at all."""
-        going = self._path / "_purged"
-        shutil.rmtree(going, ignore_errors=True)  # left by a killed purge
-        going.mkdir()
-        for _, batch in self._batches:
-            if batch.is_dir():  # otherwise another purge has just removed it
-                batch.rename(going / batch.name)
-        shutil.rmtree(going)

@@ -33,6 +33,7 @@ from pyspark.sql.types import ArrayType, BinaryType, BooleanType, MapType, Struc
 from cdcpipe.errors import CdcpipeError
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
+from spark_sink.delta.schema import INDEXED_COLUMNS
 from spark_sink.files import places as storage
 from spark_sink.files.places import read_json, write_json
 from spark_sink.schema.table import MESSAGES
@@ -67,8 +68,6 @@ _MOST_SMALL_FILES = 16
 _CUBE_BYTES = 2 << 30
 """In a clustered table, a group of files sorted together is not rewritten once it has this size."""
 _MOST_CLUSTERING_COLUMNS = 4
-_INDEXED_COLUMNS = 32
-"""Delta keeps statistics of this many first columns, and can cluster only by columns with statistics."""
 _NOT_CLUSTERED = (ArrayType, BinaryType, BooleanType, MapType, StructType, VariantType)
 _DAY_S = 86_400.0
 _LONGEST_PAUSE_S = 3600.0
@@ -141,7 +140,7 @@ class Upkeep:
 
     def run(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
         """Do the upkeep of each table in turn, until ``is_stopping`` is True or ``stop`` is called."""
-        if self._warehouse.format != "delta":
+        if not self._warehouse.format.has_upkeep:
             return
 
         def is_ending() -> bool:
@@ -171,7 +170,7 @@ class Upkeep:
                 (self._warehouse.changelog(table), self._lock.append),
                 (self._warehouse.replica(table), self._lock.merge),
             ):
-                if delta.exists(path):
+                if delta_log.exists(path):
                     yield table, path, right
 
     def _optimize(self, table: Table, path: Path, right: Right) -> None:
@@ -189,7 +188,7 @@ class Upkeep:
     def _cluster(self, table: Table, path: Path) -> str:
         """Set a replica's clustering columns to its present key. Returns FULL if OPTIMIZE has to rewrite all files, else ""."""
         key = [version.columns for version in self._warehouse.versions(table) if version.key][-1]
-        fields = delta.read(self._spark, path).schema.fields[:_INDEXED_COLUMNS]
+        fields = delta.read(self._spark, path).schema.fields[:INDEXED_COLUMNS]  # Delta can cluster only by columns with statistics
         possible = {field.name for field in fields if not isinstance(field.dataType, _NOT_CLUSTERED)}
         wanted = [name for name in key if name in possible][:_MOST_CLUSTERING_COLUMNS]
         name = delta.table_name(path)

@@ -30,10 +30,10 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN
-from spark_sink.changelog import tables as changelog
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.client.checksum import ChecksumServer
 from spark_sink.delta import sql as delta
-from spark_sink.delta.log import TableLog, commit_path
+from spark_sink.delta.log import TableLog, commit_path, pin
 from spark_sink.replica.replay import replay
 from spark_sink.schema.table import NATIVE, Table
 from spark_sink.schema.types import original_name
@@ -195,7 +195,7 @@ class _Comparison:
                 del self._bases[table]
 
     def _base(self, table: Table) -> _Base:
-        return _Base(delta.pin(self._house.replica(table)) if self._house.format == "delta" else None)
+        return _Base(pin(self._house.replica(table)) if self._house.format.keeps_replicas else None)
 
     def find_early(self) -> Table | None:
         """Return a table whose replica had a transaction that the snapshot does not see."""
@@ -310,7 +310,7 @@ class _Comparison:
         return self._changelogs.setdefault(table, TableLog(self._house.changelog(table))).refresh()
 
     def _changes(self, table: Table) -> DataFrame:
-        return changelog.read_as_is(self._spark, self._house, table)
+        return changelogs_of(self._spark, self._house).read_as_is(table)
 
 
 def _differences(key: Sequence[str], ours: Collection[Sequence[Any]], theirs: Collection[Sequence[Any]]) -> list[Difference]:

@@ -34,6 +34,7 @@ from spark_sink.files.places import check_store, is_local, make_directory, place
 from spark_sink.files.places import name as place_name
 from spark_sink.schema.table import EXACT, MESSAGES, SCHEMA_HISTORY, Table, Version
 from spark_sink.staging.log import Epoch, Position
+from spark_sink.warehouse.formats import FORMATS, table_format
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +45,7 @@ __all__ = ["Source", "Warehouse", "WarehouseError", "decode_name", "encode_name"
 CHECKPOINT: Final = "_cdcpipe/checkpoint"
 """The default path of Spark's checkpoint, below `Warehouse.local_root`."""
 
-FORMAT = 1
+_LAYOUT_VERSION = 1
 """The version of this layout. Other versions are refused."""
 
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
@@ -110,11 +111,11 @@ class Warehouse:
     def __init__(self, root: Path | str, format: str, types: str = EXACT) -> None:  # noqa: A002 - Spark's own word for it
         self.root = place(root, "the warehouse")
         self.name = place_name(self.root)
-        self.format = format
-        if format != "delta" and not is_local(self.root):
+        self.format = table_format(format)
+        if not self.format.fits_stores and not is_local(self.root):
             raise InvalidArgumentsError(
-                f"{self.name}: Parquet tables can't be in an object store, because an append renames a directory",
-                hint="use --format delta",
+                f"{self.name}: {format.capitalize()} tables can't be in an object store, because an append renames a directory",
+                hint=f"use --format {' or '.join(name for name, each in FORMATS.items() if each.fits_stores)}",
             )
         self.types = types
 
@@ -154,6 +155,10 @@ class Warehouse:
         """Return the place of the table's replica."""
         return self.root / "replica" / encode_name(table)
 
+    def has_changelog(self, table: Table) -> bool:
+        """Tell whether the table has a changelog, if only an empty one."""
+        return self.format.exists(self.changelog(table))
+
     @property
     def _identity_path(self) -> Path:
         return self.root / "_cdcpipe/warehouse.json"
@@ -176,19 +181,24 @@ class Warehouse:
                         hint="restore that file, or give an empty directory as warehouse",
                     )
             make_directory(self._identity_path.parent)
-            write_json(self._identity_path, {"version": FORMAT, "format": self.format, "types": self.types, **identity, **facts})
+            write_json(
+                self._identity_path,
+                {"version": _LAYOUT_VERSION, "format": self.format.name, "types": self.types, **identity, **facts},
+            )
             return None
-        if found.get("version") != FORMAT:
-            raise WarehouseError(f"{self._identity_path} has version {found.get('version')!r}; this program knows {FORMAT}")
+        if found.get("version") != _LAYOUT_VERSION:
+            raise WarehouseError(
+                f"{self._identity_path} has version {found.get('version')!r}; this program knows {_LAYOUT_VERSION}"
+            )
         for name, value in identity.items():
             if found.get(name) != value:
                 raise WarehouseError(
                     f"{self.name} has the changes of {name} {found.get(name)!r}, but the staging directory has those of {value!r}",
                     hint="give each slot its own warehouse",
                 )
-        if found.get("format") != self.format:
+        if found.get("format") != self.format.name:
             raise WarehouseError(
-                f"{self.name} has {found.get('format')} tables, not {self.format}",
+                f"{self.name} has {found.get('format')} tables, not {self.format.name}",
                 hint=f"use --format {found.get('format')}, or another warehouse",
             )
         if found.get("types", EXACT) != self.types:
@@ -201,16 +211,12 @@ class Warehouse:
         return self.source().position
 
     def record(self, position: Position) -> None:
-        """Record that every table has all changes up to ``position``."""
-        self._note(position=str(position))
-
-    def _note(self, **values: str) -> None:
+        """Record that every table has all changes up to ``position``. The warehouse begins at the first one."""
         found = read_json(self._identity_path)
         if found is None:
             raise WarehouseError(f"{self._identity_path} does not exist any more")
-        if "position" not in found and "position" in values:
-            values = {"begin": values["position"]} | values
-        write_json(self._identity_path, found | values)
+        begin = {} if "position" in found else {"begin": str(position)}
+        write_json(self._identity_path, found | begin | {"position": str(position)})
 
     def source(self) -> Source:
         """Return the source of the changes, and their range."""

@@ -16,7 +16,7 @@ import pytest
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
-from spark_sink.changelog import tables as changelog
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.commands.as_of import print_rows
 from spark_sink.replica import as_of
 from spark_sink.replica.as_of import parse_at
@@ -138,7 +138,7 @@ def test_what_was_not_yet(past: Past) -> None:
         past.as_of("moving", LSN(max(source.position.lsn, known_position.read(past.staging)) + 1))
     with pytest.raises(WarehouseError, match="not yet up to"):
         past.as_of("moving", Position(source.position.epoch + 1, source.position.lsn))
-    first = changelog.read(past.spark, house, house.find("public.renewed")).selectExpr("min(_cdc_commit_time)").collect()[0][0]
+    first = changelogs_of(past.spark, house).read(house.find("public.renewed")).selectExpr("min(_cdc_commit_time)").collect()[0][0]
     # The table moving changed later than another one.
     assert past.as_of("moving", first.replace(tzinfo=UTC)).collect() == []
     with pytest.raises(WarehouseError, match="before the first transaction"):
@@ -231,7 +231,7 @@ def test_commit_times_out_of_order_and_epochs(spark: Any, tmp_path: Path) -> Non
     ]
     assert COLUMNS.startswith("case int, id int, a int")
     frame = spark.createDataFrame(rows, SCHEMA)
-    changelog.append(spark, warehouse, TABLE, frame.toArrow(), frame.schema, Position(1, 0), Position(2, 50))
+    changelogs_of(spark, warehouse).append(TABLE, frame.toArrow(), frame.schema, Position(1, 0), Position(2, 50))
     warehouse.record(Position(2, 50))
 
     warehouse.write_versions(Table("public", "keyless"), [Version(0, 0, 8, (), ())])

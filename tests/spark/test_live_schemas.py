@@ -12,11 +12,11 @@ from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.messages import Relation
-from spark_sink.changelog import tables as changelog
 from spark_sink.changelog.history import SchemaHistory, SchemaVersion
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.changelog.versions import TableVersions, fills_between, insert_snapshot
 from spark_sink.commands.run import _Catalog
-from spark_sink.delta import sql as delta
+from spark_sink.delta import log as delta_log
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.replica.pieces import cut_pieces
@@ -516,7 +516,9 @@ COLUMNS = {
 
 def history_of(spark: Any, warehouse: Path) -> list[tuple[Any, ...]]:
     """Return the versions in order, with of each column its name, its type and whether it is part of the key."""
-    rows = changelog.read(spark, Warehouse.existing(warehouse), SCHEMA_HISTORY).orderBy("_cdc_end_lsn", "_cdc_ordinal").collect()
+    rows = (
+        changelogs_of(spark, Warehouse.existing(warehouse)).read(SCHEMA_HISTORY).orderBy("_cdc_end_lsn", "_cdc_ordinal").collect()
+    )
     names = ("table_schema", "table_name", "relation_id", "replica_identity", "_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal")
     return [(*(row[name] for name in names), [(c["name"], c["type"], c["is_key"]) for c in row["columns"]]) for row in rows]
 
@@ -577,7 +579,7 @@ def test_tables_change_under_a_running_pipeline(
     assert [tuple(row) for row in rows] == [(1, "after")]
 
     assert "table public.deferred has no key: it has a changelog and no replica" in streamed
-    assert not delta.exists(Warehouse.existing(road.warehouse).replica(Table("public", "deferred")))
+    assert not delta_log.exists(Warehouse.existing(road.warehouse).replica(Table("public", "deferred")))
 
     assert "were there already" not in streamed
     told = set(re.findall(r"table (\S+) has (new columns: [\w, ]+)|column (\w+): its new|(\S+ was [\w.]+):", streamed))

@@ -22,8 +22,9 @@ from cdcpipe.errors import InitError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.messages import Insert
 from cdcpipe.sql import quote_identifier
-from spark_sink.changelog import tables as changelog
-from spark_sink.delta import sql as delta
+from spark_sink.changelog.interface import Changelogs
+from spark_sink.changelog.tables import changelogs_of
+from spark_sink.delta import log as delta_log
 from spark_sink.delta.commit import ChangedError
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.replica import merge
@@ -314,7 +315,7 @@ def test_nothing_twice_whatever_the_batches(road: Road) -> None:
     """A checkpoint that is lost, one that is older than the tables, batches cut otherwise: all is there once."""
     counts = {name: road.changelog("public", name).count() for name in ("kinds", "identity_full", "keyless")}
     house = Warehouse.existing(road.warehouse)
-    versions = changelog.read(road.spark, house, SCHEMA_HISTORY).count()
+    versions = changelogs_of(road.spark, house).read(SCHEMA_HISTORY).count()
     shutil.rmtree(house.local_root() / CHECKPOINT)
     road.pipeline().process_available()
     # As if it had been killed before it could note how far it was, with some tables further than others.
@@ -330,7 +331,7 @@ def test_nothing_twice_whatever_the_batches(road: Road) -> None:
     road.assert_equal("identity_full", "id", "other", "a", "b")
     assert pipeline.progress.messages == len(SAID)
     assert_said(road.messages())
-    assert changelog.read(road.spark, house, SCHEMA_HISTORY).count() == versions > len(TABLES) / 2
+    assert changelogs_of(road.spark, house).read(SCHEMA_HISTORY).count() == versions > len(TABLES) / 2
 
 
 def test_an_idle_pipeline_starts_no_job(road: Road) -> None:
@@ -366,11 +367,11 @@ def test_a_running_pipeline_follows(road: Road) -> None:
     replica_path = Warehouse.existing(road.warehouse).replica(Table("public", "followed"))
     with road.pipeline(trigger_interval_s=0.2, replica_interval_s=86400) as pipeline:
         until(lambda: pipeline.progress.position == log_end(road.staging), deadline_s=SPARK_DEADLINE_S)
-        stands_at = delta.newest_lsn(replica_path)
+        stands_at = delta_log.newest_lsn(replica_path)
         road.execute("alter table followed add column later text", "insert into followed values (20, 'later')")
         road.land()
         until(lambda: pipeline.progress.position == log_end(road.staging), deadline_s=SPARK_DEADLINE_S)
-        assert delta.newest_lsn(replica_path) == stands_at
+        assert delta_log.newest_lsn(replica_path) == stands_at
     road.assert_equal("followed", "id", "later")
     assert pipeline.progress.changes
     assert sorted(log.iterdir()) == before
@@ -468,22 +469,22 @@ def test_a_changelog_that_another_program_changes_again_and_again(
     log.segment([described, Insert(None, 10, (b"1",))])
     attempts: list[Table] = []
 
-    commit_files = changelog.commit_files
+    commit_files = Changelogs.commit_files
 
-    def change(house: Warehouse, table: Table, *others: Any) -> None:
+    def change(changelogs: Changelogs[Any], table: Table, *others: Any) -> None:
         if table == SCHEMA_HISTORY:
-            return commit_files(house, table, *others)
+            return commit_files(changelogs, table, *others)
         attempts.append(table)
         raise ChangedError
 
     with monkeypatch.context() as patched:
-        patched.setattr(changelog, "commit_files", change)
+        patched.setattr(Changelogs, "commit_files", change)
         with pytest.raises(WarehouseError, match="changed by another program"):
             Pipeline(spark, log.root, tmp_path / "warehouse").process_available()
     assert len(attempts) == 10
     pipeline = Pipeline(spark, log.root, tmp_path / "warehouse")
     pipeline.process_available()
-    assert changelog.read(spark, pipeline.warehouse, Table("public", "t")).count() == 1
+    assert changelogs_of(spark, pipeline.warehouse).read(Table("public", "t")).count() == 1
 
 
 def test_a_session_without_delta_is_refused(spark: Any) -> None:

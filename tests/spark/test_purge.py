@@ -13,7 +13,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
-from spark_sink.changelog import tables as changelog
+from spark_sink.changelog import delta_changelogs
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.replica import as_of, merge
 from spark_sink.replica.current import read_replica
 from spark_sink.schema.table import MESSAGES, Table, Version
@@ -23,6 +24,7 @@ from spark_sink.upkeep import purge as purge_module
 from spark_sink.upkeep import upkeep
 from spark_sink.upkeep.purge import Purged, purge
 from spark_sink.upkeep.upkeep import Upkeep
+from spark_sink.warehouse import appends
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.changelog_rows import EPOCH, KEY, SCHEMA, TABLE, add
@@ -57,12 +59,23 @@ def warehouse(root: Path, table_format: str) -> Warehouse:
     return made
 
 
+MESSAGES_SENT = [
+    ("p", b"", False, 1, 15, 0, 15, None, None),
+    ("p", b"", True, 1, 30, 0, 29, 1, NEW_YEAR + timedelta(seconds=30)),
+]
+
+
+def add_messages(spark: SparkSession, house: Warehouse, messages: list[tuple[Any, ...]], start: int, end: int) -> None:
+    rows = spark.createDataFrame(messages, MESSAGE_SCHEMA).toArrow().cast(to_arrow_schema(MESSAGE_SCHEMA, timezone="UTC"))
+    changelogs_of(spark, house).append(MESSAGES, rows, MESSAGE_SCHEMA, Position(1, start), Position(1, end))
+
+
 def current(rows: Any) -> dict[int, int]:
     return {row["id"]: row["a"] for row in rows.collect()}
 
 
 def places(spark: SparkSession, house: Warehouse, table: Table = TABLE) -> list[int]:
-    return sorted(row[0] for row in changelog.read(spark, house, table).select("_cdc_end_lsn").collect())
+    return sorted(row[0] for row in changelogs_of(spark, house).read(table).select("_cdc_end_lsn").collect())
 
 
 def assert_refused(what: Any, *arguments: Any, **options: Any) -> None:
@@ -75,10 +88,7 @@ def test_delta(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     house = warehouse(tmp_path, "delta")
     for start, end in ((0, 25), (25, 50)):
         add(spark, house, CHANGES, start, end)
-    message = ("p", b"", False, 1, 15, 0, 15, None, None), ("p", b"", True, 1, 30, 0, 29, 1, NEW_YEAR + timedelta(seconds=30))
-    schema = to_arrow_schema(MESSAGE_SCHEMA, timezone="UTC")
-    messages = spark.createDataFrame(list(message), MESSAGE_SCHEMA).toArrow().cast(schema)
-    changelog.append(spark, house, MESSAGES, messages, MESSAGE_SCHEMA, Position(1, 0), Position(1, 50))
+    add_messages(spark, house, MESSAGES_SENT, 0, 50)
 
     # Nothing that the replica does not have: there is none yet.
     assert purge(spark, tmp_path, LSN(31), tables=["public.t"]) == [Purged(TABLE, 0, 3, "there is no replica")]
@@ -91,7 +101,7 @@ def test_delta(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     # Killed after the note: nothing has gone, and nobody relies on it.
     history = as_of.read_as_of(spark, tmp_path, "public.t", LSN(20))
     with monkeypatch.context() as patched:
-        patched.setattr(purge_module._DeltaPurge, "remove", lambda _: 1 / 0)
+        patched.setattr(delta_changelogs._OldDeltaChanges, "remove", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             purge(spark, tmp_path, LSN(41))
     assert (house.purged_lsn(TABLE), len(places(spark, house))) == (30, 5)
@@ -147,7 +157,7 @@ def test_parquet(spark: SparkSession, tmp_path: Path) -> None:
     assert caught.value.hint is not None
     assert "cdcpipe-spark snapshot --table public.t" in caught.value.hint
     frame = spark.createDataFrame([change("snapshot", 45, 45), change("snapshot", 45, 20, row=2)], SCHEMA)
-    frame.coalesce(1).write.parquet(str(house.changelog(TABLE) / changelog.snapshot_name(Position(1, 45))))
+    frame.coalesce(1).write.parquet(str(house.changelog(TABLE) / appends.snapshot_name(Position(1, 45))))
     with pytest.raises(WarehouseError, match="are made of all changes since 0/2D: "):
         purge(spark, tmp_path, LSN(46))
     reason = "they are in one append with later ones, or in the newest"
@@ -161,9 +171,19 @@ def test_parquet(spark: SparkSession, tmp_path: Path) -> None:
     # The newest append says how far the changelog is, also if it is older than the snapshot.
     house.record(Position(1, 60))
     frame = spark.createDataFrame([change("snapshot", 60, 60)], SCHEMA)
-    frame.coalesce(1).write.parquet(str(house.changelog(TABLE) / changelog.snapshot_name(Position(1, 60))))
+    frame.coalesce(1).write.parquet(str(house.changelog(TABLE) / appends.snapshot_name(Position(1, 60))))
     assert purge(spark, tmp_path, LSN(60)) == [Purged(TABLE, 2, 2, reason)]
-    assert (places(spark, house), changelog.parquet_lsn(house, TABLE)) == ([40, 50, 60], 50)
+    assert (places(spark, house), house.format.lsn(house.changelog(TABLE))) == ([40, 50, 60], 50)
+
+
+def test_logical_messages_in_parquet(spark: SparkSession, tmp_path: Path) -> None:
+    """No rows are made of them: those that are old go."""
+    house = warehouse(tmp_path, "parquet")
+    for message, start, end in zip(MESSAGES_SENT, (0, 20), (20, 50), strict=True):
+        add_messages(spark, house, [message], start, end)
+    reason = "they are in one append with later ones, or in the newest"
+    assert purge(spark, tmp_path, LSN(41)) == [Purged(MESSAGES, 1, 1, reason)]
+    assert places(spark, house, MESSAGES) == [30]
 
 
 def test_the_place_of_a_time(spark: SparkSession, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from spark_sink.changelog import tables as changelog
+from spark_sink.changelog.tables import changelogs_of
+from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.replica import merge
 from spark_sink.replica.replay import replay, without_unneeded
@@ -49,15 +50,15 @@ def bring(spark: Any, house: Warehouse, changes: list[Row], versions: list[Versi
     """Let the changes in (start, end] come as micro-batches do, and return the replica, if there is one."""
     found = [each for each in changes if start < each[6] <= end]
     rows = spark.createDataFrame(found, SCHEMA)
-    changelog.append(spark, house, TABLE, rows.toArrow(), rows.schema, Position(1, start), Position(1, end))
+    changelogs_of(spark, house).append(TABLE, rows.toArrow(), rows.schema, Position(1, start), Position(1, end))
     house.write_versions(TABLE, [version for version in versions if version.end_lsn <= end])
     merge.bring(spark, house, TABLE, Position(1, end))
     path = house.replica(TABLE)
-    return delta.read(spark, path) if delta.exists(path) else None
+    return delta.read(spark, path) if delta_log.exists(path) else None
 
 
 def replayed(spark: Any, house: Warehouse) -> Any:
-    return without_unneeded(replay(house, TABLE, changelog.read(spark, house, TABLE)))
+    return without_unneeded(replay(house, TABLE, changelogs_of(spark, house).read(TABLE)))
 
 
 K, C, NONE = (Version(0, 0, 7, (name,) * bool(name), (name,) * bool(name)) for name in ("k", "c", ""))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spark_sink.changelog import tables as changelog
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import commit as delta_files
 from spark_sink.delta import deletion_vector, rewrite
 from spark_sink.delta import sql as delta
@@ -43,7 +43,7 @@ class House:
 
     def append(self, schema: str, changes: list[tuple[Any, ...]], start: int, end: int) -> None:
         rows = self.spark.createDataFrame(changes, schema)
-        changelog.append(self.spark, self.warehouse, TABLE, rows.toArrow(), rows.schema, Position(1, start), Position(1, end))
+        changelogs_of(self.spark, self.warehouse).append(TABLE, rows.toArrow(), rows.schema, Position(1, start), Position(1, end))
 
     def apply(self, lsn: int) -> bool:
         """Bring the replica to a position; tell whether that took no Spark."""

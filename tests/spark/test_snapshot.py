@@ -17,7 +17,6 @@ import postgres
 import pytest
 
 from cdcpipe.sql import quote_identifier
-from spark_sink.changelog import tables as changelog
 from spark_sink.client.exported import SnapshotError
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.replica.current import read_replica
@@ -181,7 +180,7 @@ def test_every_change_is_there_once(copied: InitialCopy) -> None:
         assert len({r["id"] for r in taken}) == len(taken)
         assert len({(r["_cdc_epoch"], r["_cdc_end_lsn"]) for r in taken}) == 1
         assert all(r["_cdc_end_lsn"] > taken[0]["_cdc_end_lsn"] for r in rows if r["_cdc_op"] != "snapshot")
-        if warehouse.format == "delta":
+        if warehouse.format.keeps_replicas:
             assert (taken[0]["_cdc_epoch"], taken[0]["_cdc_end_lsn"]) == (epoch.number, epoch.start_lsn)
             assert len(taken) == 5000
             assert {r["_cdc_ordinal"] for r in taken} != set(range(5000)), "one chunk: nothing was cut"
@@ -248,9 +247,9 @@ def test_a_replica_is_made_again_from_a_changelog_that_begins_with_a_snapshot(co
 KILLED = """
 import os, signal, sys
 from spark_sink import __main__
-from spark_sink.snapshot import table as snapshot_table
+from spark_sink.changelog import delta_changelogs
 
-move, moves = snapshot_table._move, []
+move, moves = delta_changelogs._move, []
 
 def move_some(made, target):
     moves.append(target)
@@ -258,7 +257,7 @@ def move_some(made, target):
         os.kill(os.getpid(), signal.SIGKILL)
     move(made, target)
 
-snapshot_table._move = move_some
+delta_changelogs._move = move_some
 sys.exit(__main__.invoke(sys.argv[1:]))
 """
 
@@ -277,7 +276,7 @@ def test_killed_in_the_middle_it_goes_on(pg18: postgres.Cluster, spark: Any, tmp
         program = [sys.executable, "-c", KILLED.format(count=4), *options]
         done = subprocess.run(program, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         assert done.returncode == -signal.SIGKILL
-        finished = [name for name in names if changelog.exists(warehouse, Table("public", name))]
+        finished = [name for name in names if warehouse.has_changelog(Table("public", name))]
         assert len(finished) == 1
         until(lambda: not killed.query("select 1 from pg_replication_slots where active"), "the slot's release")
         for name in names:
@@ -432,7 +431,7 @@ def test_waiting_for_a_lock(
         other.rollback()
         with pytest.raises(SnapshotError):
             snapshot.wait()
-        assert not changelog.exists(warehouse, Table("public", "t"))
+        assert not warehouse.has_changelog(Table("public", "t"))
     assert not copied.run(warehouse, publications=("p",)).is_needed
     copied.assert_equal(warehouse, "t")
     other.close()

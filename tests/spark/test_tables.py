@@ -18,8 +18,9 @@ from pyspark.sql.types import (
     TimestampNTZType,
 )
 
-from spark_sink.changelog import tables as changelog
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import commit as delta_files
+from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.files.parquet import FileWriter, Layout
 from spark_sink.replica import merge, reduction
@@ -72,7 +73,7 @@ def test_a_table_is_made_where_an_attempt_to_was_killed(spark: Any, tmp_path: Pa
     path = tmp_path / "replica/public.t"
     (path / "_delta_log").mkdir(parents=True)
     (path / "part-0.parquet").write_bytes(b"PAR1")
-    assert not delta.exists(path)
+    assert not delta_log.exists(path)
     delta.create(path, spark.range(3), {})
     assert delta.read(spark, path).count() == 3
     assert not (path / "part-0.parquet").exists()
@@ -99,14 +100,14 @@ def test_random_batches_applied_again(spark: Any, tmp_path: Path, table_format: 
         done.append((start, source.lsn))
         again = source.rng.choices(done, k=source.rng.randrange(2))
         for first, last in [done[-1], *again, *[done[-1]] * source.rng.randrange(2)]:
-            state = changelog.state(spark, warehouse, TABLE)
+            state = changelogs_of(spark, warehouse).state(TABLE)
             # As the pipeline does: from where the table stands, if that is further than the batch's start.
             begin = max(first, 0 if state is None else state.lsn)
             if begin < last:
                 add(spark, warehouse, source.changes, begin, last)
             if table_format == "delta":
                 merge.merge_changes(spark, warehouse, TABLE, Position(1, last))
-    assert changelog.read(spark, warehouse, TABLE).count() == len(source.changes)
+    assert changelogs_of(spark, warehouse).read(TABLE).count() == len(source.changes)
     rows = read_replica(spark, warehouse.root, "public.t")
     assert comparable(rows.select("case", "id", "a", "blob", "other").collect()) == comparable(source.rows.values())
     assert not [name for name in rows.columns if name.startswith("_cdc_")]

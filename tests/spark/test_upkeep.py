@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cdcpipe.pgoutput.messages import Insert
-from spark_sink.changelog import tables as changelog
+from spark_sink.changelog.interface import Changelogs
 from spark_sink.delta import commit as delta_files
+from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.delta.commit import ChangedError
 from spark_sink.delta.log import commits, read_table
@@ -148,7 +149,7 @@ def test_logs_are_cut_off_at_an_old_checkpoint(spark: "SparkSession", house: War
     assert len(list(kept.joinpath("_delta_log").glob("*.json"))) == 2
     (log / "_last_checkpoint").unlink()  # it is but a hint
     assert commits(path) == list(range(4, 10))
-    assert (delta.newest_lsn(path), state(path).rows, state(path).lsn) == (30, 3, 30)
+    assert (delta_log.newest_lsn(path), state(path).rows, state(path).lsn) == (30, 3, 30)
     assert older.count() == 3
     spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
     assert [delta.read_version(spark, path, version).count() for version in (4, 7, 9)] == [3, 3, 3]
@@ -158,7 +159,7 @@ def test_logs_are_cut_off_at_an_old_checkpoint(spark: "SparkSession", house: War
     assert commits(path) == list(range(4, 10))
     delta_files.commit(delta_files.open_table(path), [], Position(1, 40))
     spark.range(1).coalesce(1).write.format("delta").mode("append").save(str(path))
-    assert (delta.newest_lsn(path), state(path).rows, delta.read(spark, path).count()) == (40, 4, 4)
+    assert (delta_log.newest_lsn(path), state(path).rows, delta.read(spark, path).count()) == (40, 4, 4)
     assert not [
         record for record in caplog.records if record.levelno >= logging.WARNING and record.name == "spark_sink.upkeep.upkeep"
     ]
@@ -224,7 +225,7 @@ def test_the_pipeline_writes_under_the_locks_that_upkeep_takes(
         monkeypatch.setattr(module, name, observed)
 
     observe(merge, "merge_changes", pipeline.lock._merging, "replica")
-    observe(changelog, "commit_files", pipeline.lock._appending, "changelog")
+    observe(Changelogs, "commit_files", pipeline.lock._appending, "changelog")
     pipeline.process_available()
     assert state(tmp_path / "warehouse/replica/public.fruit").rows == 1
     assert held["replica"]

@@ -18,12 +18,14 @@ from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from cdcpipe.sql import quote_identifier
 from spark_sink.commands.verify import ProgressBar, exit_code
+from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
 from spark_sink.schema.table import Table
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.log import Position, list_epochs
+from spark_sink.verify import comparison
 from spark_sink.verify.canonical import Canonical
 from spark_sink.verify.comparison import (
     DIFFERENT,
@@ -400,10 +402,10 @@ def test_the_order_of_commits_is_not_that_of_their_visibility(spark: Any, tmp_pa
                 assert local.execute("select n from t order by id").fetchall() == [(1,), (20,)]
                 # The changelog gets both after the replica was looked at: one of them counts.
                 road.prepared = road.land().prepared
-                base = delta.pin(Warehouse.existing(road.warehouse).replica(Table("public", "t")))
+                base = delta_log.pin(Warehouse.existing(road.warehouse).replica(Table("public", "t")))
                 assert base is not None
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(delta, "pin", lambda *_: base)
+                    patch.setattr(comparison, "pin", lambda *_: base)
                     road.pipeline().process_available()
                     assert road.verify("t")["public.t"].is_equal
                 # The replica itself has what the server does not show.

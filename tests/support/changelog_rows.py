@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_sink.changelog import tables as changelog
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.schema.table import Table
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse.warehouse import Warehouse
@@ -119,4 +119,4 @@ def add(spark: Any, warehouse: Warehouse, changes: list[tuple[Any, ...]], start:
     """Append the changes whose transactions end in (start, end]."""
     part = [change for change in changes if start < change[7] <= end]
     rows = spark.createDataFrame(part, schema)
-    changelog.append(spark, warehouse, TABLE, rows.toArrow(), rows.schema, Position(1, start), Position(1, end))
+    changelogs_of(spark, warehouse).append(TABLE, rows.toArrow(), rows.schema, Position(1, start), Position(1, end))

@@ -8,7 +8,7 @@ from typing import Any
 
 import postgres
 
-from spark_sink.changelog import tables as changelog
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.replica.current import read_replica
@@ -84,7 +84,7 @@ class Road:
         return self.spark.read.format("delta").load(str(path))
 
     def messages(self, warehouse: Path | None = None) -> Any:
-        return changelog.read(self.spark, Warehouse.existing(warehouse or self.warehouse), MESSAGES)
+        return changelogs_of(self.spark, Warehouse.existing(warehouse or self.warehouse)).read(MESSAGES)
 
     def assert_equal(self, name: str, *columns: str, schema: str = "public", warehouse: Path | None = None) -> None:
         """Compare a table with its replica, as text, over columns whose text is the same on both sides."""

@@ -8,7 +8,7 @@ from typing import Any
 import postgres
 
 from cdcpipe.sql import quote_identifier
-from spark_sink.changelog import tables as changelog
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.replica.current import read_replica
@@ -81,12 +81,12 @@ class InitialCopy:
             snapshot.stop()
         assert launcher.prepared is not None
         tables = launcher.prepared.tables
-        options: dict[str, Any] = {"format": warehouse.format, "types": warehouse.types, "describe": lambda: tables}
+        options: dict[str, Any] = {"format": warehouse.format.name, "types": warehouse.types, "describe": lambda: tables}
         Pipeline(self.spark, config.staging, warehouse.root, **options).process_available()
         return snapshot
 
     def changes(self, warehouse: Warehouse, name: str) -> Any:
-        return changelog.read(self.spark, warehouse, Table("public", name))
+        return changelogs_of(self.spark, warehouse).read(Table("public", name))
 
     def assert_equal(self, warehouse: Warehouse, name: str, columns: str = "*", where: str = "true") -> None:
         """Compare a table with its replica, value by value, as text."""
@@ -143,7 +143,7 @@ class TableCopies(Road):
         return snapshot
 
     def changes(self, table: str) -> Any:
-        return changelog.read(self.spark, self.house, Table("public", table))
+        return changelogs_of(self.spark, self.house).read(Table("public", table))
 
     def assert_verified(self, *tables: str) -> None:
         found = verify(self.spark, self.warehouse, ("-d", self.database.dsn), tables=tables, timeout_s=300)

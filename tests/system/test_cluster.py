@@ -17,7 +17,7 @@ import processes
 import pyspark
 import pytest
 
-from spark_sink.changelog import tables as changelog
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.replica.current import read_replica
 from spark_sink.schema.table import Table
 from spark_sink.spark import session
@@ -151,7 +151,7 @@ def follow(
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.1)
     assert rows() == expected
-    changes = changelog.read(spark, Warehouse.existing(warehouse), Table("public", "fruit"))
+    changes = changelogs_of(spark, Warehouse.existing(warehouse)).read(Table("public", "fruit"))
     counts = {row["_cdc_op"]: row["count"] for row in changes.groupBy("_cdc_op").count().collect()}
     after = counts["delete"] - 10  # what comes after it may be there
     assert after in (0, 1)

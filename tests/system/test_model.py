@@ -11,7 +11,7 @@ import pytest
 from model import Change, Ledger, Model
 from soak import SETTINGS, Round
 
-from spark_sink.changelog import tables as changelog
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.warehouse.warehouse import Warehouse
 from support.requirements import need
 
@@ -40,7 +40,7 @@ def test_tables_equal_their_sources_whatever_is_killed(spark: Any, tmp_path: Pat
 def _streamed(spark: Any, played: Round) -> set[int]:
     """Return the xids of the transactions that changelogs have; others are in snapshots."""
     house = Warehouse.existing(played.warehouse)
-    there = [changelog.read(spark, house, table) for table in house.tables() if changelog.exists(house, table)]
+    there = [changelogs_of(spark, house).read(table) for table in house.tables() if house.has_changelog(table)]
     return {xid for changes in there for (xid,) in changes.where("_cdc_op != 'snapshot'").select("_cdc_xid").distinct().collect()}
 
 

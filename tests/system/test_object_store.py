@@ -21,9 +21,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from cdcpipe.errors import InvalidArgumentsError
-from spark_sink.changelog import tables as changelog
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import commit as delta_files
 from spark_sink.delta import deletion_vector, rewrite
+from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.delta.commit import ChangedError, Replaced
 from spark_sink.delta.log import TableLog, read_table
@@ -95,7 +96,7 @@ def append(house: Warehouse, changes: list[dict[str, Any]], start: int, end: int
     schema = typed_schema(COLUMNS)
     rows = pa.Table.from_pylist(changes, schema=to_arrow_schema(schema, timezone="UTC"))
     no_spark: Any = None
-    changelog.append(no_spark, house, TABLE, rows, schema, Position(1, start), Position(1, end))
+    changelogs_of(no_spark, house).append(TABLE, rows, schema, Position(1, start), Position(1, end))
 
 
 def merge(house: Warehouse, after: int, until: int) -> None:
@@ -125,10 +126,10 @@ def test_from_changes_to_a_replica(house: Warehouse, monkeypatch: pytest.MonkeyP
     assert state is not None
     assert (state.lsn, state.rows, state.version) == (30, 9, 1)
     assert read_table(house.replica(TABLE), state) is state
-    assert delta.newest_lsn(house.changelog(TABLE)) == delta.newest_lsn(house.replica(TABLE)) == 30
-    assert delta.exists(house.changelog(TABLE))
+    assert delta_log.newest_lsn(house.changelog(TABLE)) == delta_log.newest_lsn(house.replica(TABLE)) == 30
+    assert delta_log.exists(house.changelog(TABLE))
     assert read_table(house.changelog(Table("public", "none"))) is None
-    assert delta.newest_lsn(house.replica(Table("public", "none"))) is None
+    assert delta_log.newest_lsn(house.replica(Table("public", "none"))) is None
 
 
 def test_two_writers_and_one_name(root: Any) -> None:

@@ -41,15 +41,15 @@ FLOORS = {
     "delta": 4,
     "launcher": 4,
     "source": 4,
-    "warehouse": 4,
-    "changelog": 5,
-    "replica": 6,
+    "warehouse": 5,
+    "changelog": 6,
     "status": 6,
-    "snapshot": 7,
-    "upkeep": 7,
-    "verify": 7,
-    "pipeline": 8,
-    "commands": 9,
+    "replica": 7,
+    "snapshot": 8,
+    "upkeep": 8,
+    "verify": 8,
+    "pipeline": 9,
+    "commands": 10,
 }
 
 

@@ -8,13 +8,15 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from spark_sink.changelog import tables as changelog
+from spark_sink.changelog.interface import Files
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.files.parquet import FileWriter, WrittenFile
 from spark_sink.schema.table import Table
 from spark_sink.snapshot import progress as snapshot_progress
 from spark_sink.snapshot.plan import Chunk
 from spark_sink.snapshot.progress import Written
 from spark_sink.staging.log import Position
+from spark_sink.warehouse.appends import append_name
 from spark_sink.warehouse.warehouse import Warehouse
 
 SCHEMA = StructType([StructField("id", LongType())])
@@ -23,7 +25,7 @@ START, END, LATER = Position(1, 10), Position(1, 20), Position(1, 30)
 NO_SPARK: Any = None
 
 
-def attempt(files: changelog.Files, name: str) -> FileWriter:
+def attempt(files: Files, name: str) -> FileWriter:
     """Begin what a task writes."""
     writer = FileWriter(str(files.directory), name, files.layout)
     writer.write({"id": pa.array([1, 2, 3])}, 3)
@@ -40,21 +42,21 @@ def rows(house: Warehouse) -> int:
 
 def test_files_of_other_attempts_do_not_become_part_of_a_parquet_changelog(tmp_path: Path) -> None:
     house = Warehouse(tmp_path, "parquet")
-    files = changelog.open_files(NO_SPARK, house, FRUIT, SCHEMA, None)
+    files = changelogs_of(NO_SPARK, house).open_files(FRUIT, SCHEMA)
     counted = attempt(files, "counted.parquet").close()
     attempt(files, "again.parquet").close()
     straggler = attempt(files, "straggler.parquet")
-    changelog.commit_files(house, FRUIT, files, [counted], START, END, 3)
-    batch = house.changelog(FRUIT) / changelog.batch_name(START, END)
+    changelogs_of(NO_SPARK, house).commit_files(FRUIT, files, [counted], START, END, 3)
+    batch = house.changelog(FRUIT) / append_name(START, END)
     assert names(batch) == ["counted.parquet"]
     # It goes on, while the next append is made.
     straggler.write({"id": pa.array([1, 2, 3])}, 3)
-    files = changelog.open_files(NO_SPARK, house, FRUIT, SCHEMA, None)
+    files = changelogs_of(NO_SPARK, house).open_files(FRUIT, SCHEMA)
     attempt(files, "late.parquet")
     with pytest.raises(FileNotFoundError):
         straggler.close()
-    changelog.commit_files(house, FRUIT, files, [attempt(files, "next.parquet").close()], END, LATER, 3)
-    assert names(house.changelog(FRUIT)) == [changelog.batch_name(START, END), changelog.batch_name(END, LATER)]
+    changelogs_of(NO_SPARK, house).commit_files(FRUIT, files, [attempt(files, "next.parquet").close()], END, LATER, 3)
+    assert names(house.changelog(FRUIT)) == [append_name(START, END), append_name(END, LATER)]
     assert rows(house) == 6
 
 
@@ -63,8 +65,8 @@ def test_an_append_that_was_killed_is_made_again(tmp_path: Path) -> None:
     left = house.changelog(FRUIT) / "_gathered"
     left.mkdir(parents=True)
     (left / "half.parquet").write_bytes(b"half")
-    files = changelog.open_files(NO_SPARK, house, FRUIT, SCHEMA, None)
-    changelog.commit_files(house, FRUIT, files, [attempt(files, "counted.parquet").close()], START, END, 3)
+    files = changelogs_of(NO_SPARK, house).open_files(FRUIT, SCHEMA)
+    changelogs_of(NO_SPARK, house).commit_files(FRUIT, files, [attempt(files, "counted.parquet").close()], START, END, 3)
     assert rows(house) == 3
 
 

@@ -14,9 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructField, StructType
 
-from spark_sink.changelog import tables as changelog
+from spark_sink.changelog.delta_changelogs import DeltaFiles
+from spark_sink.changelog.interface import Files
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import commit as delta_files
-from spark_sink.delta import sql as delta
+from spark_sink.delta import log as delta_log
 from spark_sink.delta.commit import ChangedError, DeltaError, FileTable, Replaced
 from spark_sink.delta.log import TableLog, commit_path
 from spark_sink.files.parquet import FileWriter, Layout, WrittenFile
@@ -129,19 +131,20 @@ def test_somebody_else_who_records_positions_is_an_error(table: FileTable) -> No
 @pytest.mark.parametrize("format", ["delta", "parquet"])
 def test_files_that_lack_rows_are_not_committed(tmp_path: Path, format: str) -> None:  # noqa: A002
     warehouse, name = Warehouse(tmp_path, format), Table("public", "t")
-    spark: Any = None
+    no_spark: Any = None
+    changelogs = changelogs_of(no_spark, warehouse)
     if format == "delta":
         made = delta_files.define(warehouse.changelog(name), SCHEMA, {})
-        files = changelog.Files(SCHEMA, made.path, Layout((), None), made)
+        files: Files = DeltaFiles(SCHEMA, made.path, Layout((), None), made)
         made.path.mkdir(parents=True)
     else:
-        files = changelog.open_files(spark, warehouse, name, SCHEMA, None)
+        files = changelogs.open_files(name, SCHEMA)
     with pytest.raises(WarehouseError, match=r"7 rows were written .* up to 1:0/14, where .* 8 changes"):
-        changelog.commit_files(warehouse, name, files, [FILE], Position(1, 10), Position(1, 20), 8)
-    assert not changelog.exists(warehouse, name)
+        changelogs.commit_files(name, files, [FILE], Position(1, 10), Position(1, 20), 8)
+    assert not warehouse.has_changelog(name)
     (files.directory / FILE.name).touch()
-    changelog.commit_files(warehouse, name, files, [FILE], Position(1, 10), Position(1, 20), 7)
-    assert changelog.exists(warehouse, name)
+    changelogs.commit_files(name, files, [FILE], Position(1, 10), Position(1, 20), 7)
+    assert warehouse.has_changelog(name)
 
 
 def test_only_a_line_feed_ends_a_line_of_json(table: FileTable) -> None:
@@ -150,10 +153,10 @@ def test_only_a_line_feed_ends_a_line_of_json(table: FileTable) -> None:
     actions = [{"commitInfo": {"userMetadata": text}}, {"txn": {"appId": text, "version": 99}}, {"add": {"path": text}}]
     written = "".join(json.dumps(action, ensure_ascii=False) + "\n" for action in actions)
     commit_path(table.path, 1).write_text(written, encoding="utf-8")
-    assert delta.newest_lsn(table.path) == 10
+    assert delta_log.newest_lsn(table.path) == 10
     assert {file["path"] for file in TableLog(table.path).refresh().files} == {"part-1.parquet", text}
     delta_files.commit(table, [FILE], Position(1, 20))
-    assert (table.version, delta.newest_lsn(table.path)) == (2, 20)
+    assert (table.version, delta_log.newest_lsn(table.path)) == (2, 20)
 
 
 def test_a_link_that_is_there_although_an_error_was_returned(table: FileTable, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.pipeline.follower import Follower
 from spark_sink.replica import merge
@@ -134,7 +135,7 @@ def test_what_stands_behind_is_seen_in_the_tables(merges: Merges, tmp_path: Path
     even, behind, gone = A, B, Table("public", "c")
     reached = {house.changelog(even): 5, house.replica(even): 5, house.changelog(behind): 5, house.replica(behind): 4}
     reached |= {house.changelog(gone): 3}
-    monkeypatch.setattr(delta, "newest_lsn", reached.get)
+    monkeypatch.setattr(delta_log, "newest_lsn", reached.get)
     monkeypatch.setattr(Warehouse, "tables", lambda _self: [even, behind, gone, Table("public", "d")])
     made.look(7)
     made.catch_up()

@@ -81,7 +81,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         assert warehouse.versions(table) == versions
     assert warehouse.versions(Table("public", "other")) == []
     assert warehouse.tables() == sorted(tables)
-    assert Warehouse.existing(tmp_path).format == "delta"
+    assert Warehouse.existing(tmp_path).format.name == "delta"
     assert warehouse.find("public.t") == tables[0]
     with pytest.raises(InvalidArgumentsError, match=r"no table 'public\.nothing'; it has public\.t"):
         warehouse.find("public.nothing")

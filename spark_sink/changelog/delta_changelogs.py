@@ -1,0 +1,235 @@
+"""Changelogs in Delta Lake: an append is a commit that records the position it reaches, and adds columns or widens them before.
+
+A replica that a snapshot makes has the same files as the changelog, under a second name (a hard link, in a store a copy): what they
+have besides the replica's columns nobody reads there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from cdcpipe.lsn import format_lsn
+from cdcpipe.retry import RetryPolicy
+from spark_sink.changelog.interface import Changelogs, Files, NewTable, OldChanges, State
+from spark_sink.delta import commit as delta_files
+from spark_sink.delta import log as delta_log
+from spark_sink.delta import sql as delta
+from spark_sink.delta.schema import INDEXED_COLUMNS
+from spark_sink.files import places as storage
+from spark_sink.schema.table import has_key
+from spark_sink.schema.types import typed_schema
+from spark_sink.spark.sql import literal
+from spark_sink.warehouse.warehouse import WarehouseError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from spark_sink.delta.commit import FileTable
+    from spark_sink.files.parquet import Layout, WrittenFile
+    from spark_sink.schema.table import Table
+    from spark_sink.staging.log import Position
+    from spark_sink.warehouse.warehouse import Warehouse
+
+__all__ = ["DeltaChangelogs", "DeltaFiles"]
+
+_CONFLICTS = ("DELTA_CONCURRENT_", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
+"""Delta's error texts if another program, which does not take our lock, has rewritten files meanwhile (an OPTIMIZE by hand)."""
+_DELETES = RetryPolicy(attempts=5)
+
+
+@dataclass(slots=True)
+class DeltaFiles(Files):
+    """Files that are added to a Delta table."""
+
+    table: FileTable
+
+
+class DeltaChangelogs(Changelogs[DeltaFiles]):
+    """The changelogs of a warehouse in Delta Lake."""
+
+    def state(self, table: Table) -> State | None:
+        """Read it in the table's log."""
+        found = delta.state(self._warehouse.changelog(table))
+        return None if found is None else State(found.schema, found.lsn)
+
+    def read(self, table: Table) -> DataFrame:
+        """Read the table's newest version."""
+        return delta.read(self._spark, self._warehouse.changelog(table))
+
+    def read_as_is(self, table: Table) -> DataFrame:
+        """Read the version that is the newest by now: VACUUM leaves it its files for a while."""
+        path = self._warehouse.changelog(table)
+        versions = delta_log.commits(path)
+        return delta.read_version(self._spark, path, versions[-1]) if versions else self.read(table)
+
+    def open_files(self, table: Table, schema: StructType, before: DeltaFiles | None = None) -> DeltaFiles:
+        """Add the columns that are new, and widen those whose type became wider."""
+        path = self._warehouse.changelog(table)
+        if before is not None:
+            found = before.table
+        elif delta_log.exists(path):
+            found = delta_files.open_table(path)
+        else:
+            found = delta_files.define(path, schema, _properties(table, schema))
+        is_widened = delta.widen(self._spark, path, found.schema, schema)
+        if delta.add_columns(self._spark, path, found.schema, schema) or is_widened:
+            found = delta_files.open_table(path)
+        storage.make_directory(path)
+        return DeltaFiles(found.schema, path, found.layout(), found)
+
+    def _commit(self, files: DeltaFiles, written: Sequence[WrittenFile], start: Position, end: Position) -> None:  # noqa: ARG002
+        delta_files.commit(files.table, written, end)
+
+    def new_table(
+        self,
+        table: Table,
+        columns: StructType,
+        directory: Path,
+        replica_properties: Mapping[str, str] | None,
+        definition: Sequence[Mapping[str, Any]],
+    ) -> NewTable:
+        """Define the table as the attempt before did: names of columns in files are made up."""
+        schema, places = typed_schema(columns), (self._warehouse.changelog(table), self._warehouse.replica(table))
+        if definition:
+            made = delta_files.defined(directory, definition)
+        else:
+            made = delta_files.define(directory, schema, _properties(table, schema))
+        replica = None
+        if replica_properties is not None:
+            path = places[1] if directory == places[0] else directory.with_name("replica")
+            replica = delta_files.define(path, columns, replica_properties, like=made)
+        return _NewDeltaTable(made, replica, places)
+
+    def snapshot_layout(self, table: Table, schema: StructType) -> Layout:
+        """Add columns and widen them, as for an append."""
+        return _snapshot_layout(self.open_files(table, schema).table)
+
+    def add_snapshot(self, table: Table, directory: Path, files: Sequence[WrittenFile], position: Position) -> None:
+        """Move the files to the table, and commit them without a position."""
+        path = self._warehouse.changelog(table)
+        storage.move_files(directory, path, (file.name for file in files))
+        delta_files.commit(delta_files.open_table(path), files, position, is_reached=False)
+
+    def old_changes(self, table: Table, lsn: int) -> OldChanges:
+        """Look up to where the replica is."""
+        return _OldDeltaChanges(self._spark, self._warehouse, table, lsn, self.read(table))
+
+    def naming_sql(self, name: str, path: Path) -> str:
+        """Name an external table: the catalog holds its location, and all else is in the table."""
+        return f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION {literal(storage.name(path))}"
+
+
+def _properties(table: Table, schema: StructType) -> dict[str, str]:
+    # Whoever reads what is new has to find it by its position, however wide the table is.
+    indexed = max(INDEXED_COLUMNS, schema.names.index("_cdc_end_lsn") + 1)
+    return {"cdcpipe.table": str(table), "delta.dataSkippingNumIndexedCols": str(indexed)}
+
+
+def _snapshot_layout(table: FileTable) -> Layout:
+    # They are null in a snapshot's rows, which have no transaction and no old row. In a wide table they are half of all columns.
+    return table.layout(without=("_cdc_xid", "_cdc_old"))
+
+
+class _NewDeltaTable(NewTable):
+    """Made where it will be, its commits wait for `land`; made elsewhere, they are part of what is moved."""
+
+    def __init__(self, table: FileTable, replica: FileTable | None, places: tuple[Path, Path]) -> None:
+        self.directory = table.path
+        self.layout = _snapshot_layout(table)
+        self.definition = table.definition
+        self._table = table
+        self._replica = replica
+        self._places = places
+        self._is_moved = table.path != places[0]
+        self._prepared: tuple[Sequence[WrittenFile], Position, FileTable | None] | None = None
+        storage.make_directory(table.path)
+
+    @property
+    def makes_replica(self) -> bool:
+        return self._replica is not None
+
+    def prepare(self, files: Sequence[WrittenFile], position: Position, *, with_replica: bool) -> None:
+        replica = self._replica if with_replica else None
+        if self._is_moved:
+            for left in (self.directory.with_name("replica"), self.directory / "_delta_log"):
+                storage.remove_tree(left)
+            storage.remove_other_files(self.directory, (file.name for file in files))
+            self._commit(files, position, replica)
+        self._prepared = files, position, replica
+
+    def land(self) -> None:
+        assert self._prepared is not None
+        files, position, replica = self._prepared
+        if self._is_moved:
+            if replica is not None:
+                _move(replica.path, self._places[1])
+            _move(self.directory, self._places[0])
+        else:
+            self._commit(files, position, replica)
+
+    def _commit(self, files: Sequence[WrittenFile], position: Position, replica: FileTable | None) -> None:
+        """Create the replica, if there is one, and then the changelog, both from the same files."""
+        if replica is not None:
+            storage.make_directory(replica.path)
+            storage.copy_files(self.directory, replica.path, (file.name for file in files))
+            delta_files.commit(replica, files, position)
+        delta_files.commit(self._table, files, position)
+
+
+def _move(made: Path, target: Path) -> None:
+    """Rename a directory into its place. A directory that is there is no table: a first commit there did not succeed."""
+    storage.remove_tree(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    made.rename(target)
+
+
+class _OldDeltaChanges(OldChanges):
+    """Changes that the replica does not have yet stay, because it can get them from nowhere else."""
+
+    def __init__(self, spark: SparkSession, warehouse: Warehouse, table: Table, lsn: int, changes: DataFrame) -> None:
+        self.table = table
+        self._spark = spark
+        self._warehouse = warehouse
+        limit, end_lsn = self._limit(lsn), F.col("_cdc_end_lsn")
+        found = (
+            changes.where(end_lsn <= lsn)
+            .agg(
+                F.count(F.when(end_lsn <= limit, 1)).alias("rows"),
+                F.max(F.when(end_lsn <= limit, end_lsn)).alias("last"),
+                F.count("*").alias("old"),
+            )
+            .collect()[0]
+        )
+        self.lsn = found["last"] or 0
+        self.rows = found["rows"]
+        self.kept = found["old"] - found["rows"]
+        self.reason = f"the replica is at {format_lsn(limit)}" if limit else "there is no replica"
+
+    def _limit(self, lsn: int) -> int:
+        """Return the LSN up to which changes may be removed: ``lsn``, or that of the replica if it is lower."""
+        if not has_key(self._warehouse.versions(self.table)):
+            return lsn
+        return min(lsn, delta_log.newest_lsn(self._warehouse.replica(self.table)) or 0)
+
+    def check(self) -> None:
+        """Raise WarehouseError if the replica has been set back since, or removed."""
+        if self._limit(self.lsn) < self.lsn:
+            raise WarehouseError(
+                f"the replica of {self.table} was at {format_lsn(self.lsn)} a moment ago, but now it is before", hint="try again"
+            )
+
+    def remove(self) -> None:
+        """Delete the rows, in one commit."""
+        path = self._warehouse.changelog(self.table)
+        _DELETES.call(
+            lambda: self._spark.sql(f"DELETE FROM {delta.table_name(path)} WHERE _cdc_end_lsn <= {self.lsn}").collect(),
+            Exception,
+            where=lambda ex: any(conflict in str(ex) for conflict in _CONFLICTS),
+        )

@@ -1,0 +1,111 @@
+"""The table formats of a warehouse: what holds for each of them, and what a table's files say of the table. No Spark.
+
+How a format's tables are read and written is in changelog/, one object for each (changelog/tables.py). Whoever has to know what a
+format can do asks `Warehouse.format`, and never for its name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from cdcpipe.errors import InvalidArgumentsError
+from spark_sink.delta import log as delta_log
+from spark_sink.warehouse import appends
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spark_sink.delta.log import TableState
+
+__all__ = ["FORMATS", "Format", "TableFacts", "table_format"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """What a table's files say of it, None for what they do not say; ``lsn``: up to where it has its changes, 0 for none."""
+
+    lsn: int
+    rows: int | None = None
+    files: int | None = None
+    size: int | None = None
+    version: int | None = None
+    written_ms: int | None = None
+
+
+class Format(ABC):
+    """A table format. A table is named by the path of its directory."""
+
+    name: ClassVar[str]
+    keeps_replicas: ClassVar[bool]
+    """Whether replicas are tables, into which changes are merged. Otherwise each reader replays the changelog."""
+    widens_columns: ClassVar[bool]
+    """Whether a column takes a wider type. Otherwise it goes on under another name (schema/types.py)."""
+    fits_stores: ClassVar[bool]
+    """Whether its tables can be in an object store, where nothing is renamed."""
+    has_upkeep: ClassVar[bool]
+    """Whether its files and logs are looked after (upkeep/upkeep.py)."""
+
+    @abstractmethod
+    def exists(self, path: Path) -> bool:
+        """Tell whether there is a table, if only an empty one."""
+
+    @abstractmethod
+    def lsn(self, path: Path) -> int | None:
+        """Return the LSN up to which a table has its changes, 0 for none; None if there is no table."""
+
+    @abstractmethod
+    def facts(self, path: Path) -> TableFacts | None:
+        """Return what is known of a table; None if there is none. OSError or ValueError for one that is damaged."""
+
+
+class DeltaFormat(Format):
+    """Delta Lake: what is to be known of a table is in its log."""
+
+    name = "delta"
+    keeps_replicas = widens_columns = fits_stores = has_upkeep = True
+
+    def __init__(self) -> None:
+        self._known: dict[Path, TableState | None] = {}
+        """Logs are read again only where there is another commit."""
+
+    def exists(self, path: Path) -> bool:
+        return delta_log.exists(path)
+
+    def lsn(self, path: Path) -> int | None:
+        return delta_log.newest_lsn(path)
+
+    def facts(self, path: Path) -> TableFacts | None:
+        state = self._known[path] = delta_log.read_table(path, self._known.get(path))
+        if state is None:
+            return None
+        return TableFacts(state.lsn or 0, state.rows, state.files, state.size, state.version, state.written_ms)
+
+
+class ParquetFormat(Format):
+    """Parquet: a table is a directory of appends (warehouse/appends.py)."""
+
+    name = "parquet"
+    keeps_replicas = widens_columns = fits_stores = has_upkeep = False
+
+    def exists(self, path: Path) -> bool:
+        return bool(appends.list_appends(path))
+
+    def lsn(self, path: Path) -> int | None:
+        found = appends.list_appends(path)
+        return found[-1].end_lsn if found else None
+
+    def facts(self, path: Path) -> TableFacts | None:
+        lsn = self.lsn(path)
+        return None if lsn is None else TableFacts(lsn)
+
+
+FORMATS: Final[dict[str, type[Format]]] = {each.name: each for each in (DeltaFormat, ParquetFormat)}
+
+
+def table_format(name: str) -> Format:
+    """Return the format of this name; raise InvalidArgumentsError if there is none."""
+    if name not in FORMATS:
+        raise InvalidArgumentsError(f"unknown table format {name!r}: it is one of {', '.join(FORMATS)}")
+    return FORMATS[name]()
