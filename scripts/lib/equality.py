@@ -23,7 +23,7 @@ from spark_sink.changelog.tables import changelogs_of
 from spark_sink.replica.current import read_replica
 from spark_sink.replica.replay import replay
 from spark_sink.schema import types
-from spark_sink.schema.table import MESSAGES, Table
+from spark_sink.schema.table import MESSAGES, Table, has_key
 from spark_sink.spark import sql
 from spark_sink.verify.comparison import verify
 from spark_sink.warehouse.warehouse import Warehouse
@@ -55,7 +55,7 @@ def compare(
     with_key = []
     for name, relation in relations.items():
         table = Table("app", name)
-        if not any(version.key for version in house.versions(table)) or not house.has_changelog(table):
+        if not has_key(house.versions(table)) or not house.has_changelog(table):
             continue
         with_key.append(str(table))
         expected = _source_rows(connection, relation)

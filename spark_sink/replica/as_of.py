@@ -33,6 +33,7 @@ from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.files.local import DamagedFileError
+from spark_sink.replica.checks import keyed_versions
 from spark_sink.replica.replay import replay, without_unneeded
 from spark_sink.staging import known_position
 from spark_sink.staging.log import Position, StagingError, log_end
@@ -76,8 +77,7 @@ def read_as_of(spark: SparkSession, warehouse: str | Path, table: str, at: At | 
         at = parse_at(at)
     elif isinstance(at, datetime):
         at = _aware(at)
-    if not any(version.key for version in house.versions(known)):
-        raise WarehouseError(f"{table} has no key: its rows can't be told apart, and there is its changelog alone")
+    keyed_versions(house, known)
     source = house.source()
     reached_lsn = _reached_lsn(house, source)
     # After that: these changes are up to there, or further.

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from spark_sink.replica import reduction
+from spark_sink.schema.table import has_key
 from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
@@ -13,11 +14,20 @@ if TYPE_CHECKING:
 
     from spark_sink.replica.pieces import Piece
     from spark_sink.replica.reduction import Summary
-    from spark_sink.schema.table import Table
+    from spark_sink.schema.table import Table, Version
+    from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["check_growth", "checked_summary", "leave_out_keyless"]
+__all__ = ["check_growth", "checked_summary", "keyed_versions", "leave_out_keyless"]
 
 _logger = logging.getLogger(__name__)
+
+
+def keyed_versions(warehouse: Warehouse, table: Table) -> list[Version]:
+    """Return a table's versions; WarehouseError for a table without a key, of which there is no replica."""
+    versions = warehouse.versions(table)
+    if not has_key(versions):
+        raise WarehouseError(f"{table} has no key: its rows can't be told apart, and there is its changelog alone")
+    return versions
 
 
 def leave_out_keyless(changes: DataFrame, piece: Piece, table: Table, what: str) -> DataFrame:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import sql as delta
 from spark_sink.replica.replay import replay, without_unneeded
+from spark_sink.schema.table import has_key
 from spark_sink.spark.sql import quote
 from spark_sink.warehouse.warehouse import Warehouse
 
@@ -36,8 +37,7 @@ def register_views(spark: SparkSession, warehouse: str | Path) -> list[str]:
     house = Warehouse.existing(warehouse)
     names = []
     for table in house.tables():
-        versions = house.versions(table)
-        if any(version.key for version in versions):
+        if has_key(house.versions(table)):
             read_replica(spark, house.root, str(table)).createOrReplaceTempView(quote(str(table)))
             names.append(str(table))
     return names

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from spark_sink.replica import reduction
-from spark_sink.replica.checks import check_growth, checked_summary, leave_out_keyless
+from spark_sink.replica.checks import check_growth, checked_summary, keyed_versions, leave_out_keyless
 from spark_sink.replica.fills import filled
 from spark_sink.replica.layout import OPTIONAL
 from spark_sink.replica.pieces import cut_pieces
 from spark_sink.spark.sql import quote
-from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -52,10 +51,7 @@ def replay(
         base, after_lsn = taken.where(F.col("_cdc_end_lsn") == snapshot_lsn), snapshot_lsn
     _check_kept(warehouse, table, changes, after_lsn if snapshot_lsn is None else snapshot_lsn - 1, until_lsn)
     rows = None if base is None else as_changes(base, changes.schema)
-    versions = warehouse.versions(table)
-    if not any(version.key for version in versions):
-        raise WarehouseError(f"{table} has no key, and so only a changelog")
-    for piece in cut_pieces(versions, after_lsn, until_lsn):
+    for piece in cut_pieces(keyed_versions(warehouse, table), after_lsn, until_lsn):
         part = changes_of(changes, piece)
         untouched = None
         if rows is not None:

@@ -68,13 +68,8 @@ class TableSnapshot(Snapshot):
         self._check_source(f"but {self.config.staging} has", system_id=epoch.system_id, database=epoch.database, slot=epoch.slot)
 
     def _check_source(self, theirs: str, **values: str) -> None:
-        source = self.warehouse.source()
-        for name, value in values.items():
-            if getattr(source, name) != value:
-                raise WarehouseError(
-                    f"{self.warehouse.name} has the changes of {name} {getattr(source, name)!r}, {theirs} {value!r}",
-                    hint="connect to the server and database of these changes, and give their staging directory",
-                )
+        hint = "connect to the server and database of these changes, and give their staging directory"
+        self.warehouse.check_source(theirs, hint, **values)
 
     def _begin(self) -> None:
         assert self._spark is not None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import format_lsn
-from spark_sink.schema.table import MESSAGES
+from spark_sink.schema.table import MESSAGES, has_key
 from spark_sink.staging import known_position, last_error
 from spark_sink.staging.commit_times import CommitTimes
 from spark_sink.staging.lock import lock_owner
@@ -128,7 +128,7 @@ class Tables:
     def _beginning(self, name: str) -> Position | None:
         """Return the position of a replica that does not exist yet, before the table's first change; None without a key."""
         begin, versions = self.house.source().begin or Position(0, 0), self._versions.get(name, [])
-        if not any(version.key for version in versions):
+        if not has_key(versions):
             return None
         return Position(begin.epoch, max(begin.lsn, versions[0].end_lsn - 1))
 

@@ -57,6 +57,7 @@ DIFFERENT = 10
 NOT_COMPARED = 11
 """The command's exit code when no table differs, but some table could not be compared, or there was none."""
 
+_NO_REPLICA = "has no key, and so no replica to compare"
 _LAST_LSN = (1 << 63) - 1
 
 
@@ -117,9 +118,9 @@ def verify(
     versions = {table: house.versions(table) for table in chosen}
     keyless = [table for table in chosen if not (versions[table] and versions[table][-1].key)]
     if keyless and tables:
-        raise VerifyError(f"{keyless[0]} has no key, and so no replica to compare")
+        raise VerifyError(f"{keyless[0]} {_NO_REPLICA}")
     for table in keyless:
-        _logger.warning("%s has no key, and so no replica to compare", table)
+        _logger.warning("%s %s", table, _NO_REPLICA)
         chosen.remove(table)
     deadline = time.monotonic() + timeout_s
     with ChecksumServer(connection) as server:
@@ -165,12 +166,8 @@ class _Comparison:
                 "trim_numbers": self._house.types == NATIVE,
             }
         )
-        for name, ours in (("system_id", source.system_id), ("database", source.database)):
-            if begun[name] != ours:
-                raise VerifyError(
-                    f"{self._house.name} holds the changes of {name} {ours!r}, and the server is {begun[name]!r}",
-                    hint="connect to the server and the database that the changes come from",
-                )
+        hint = "connect to the server and the database that the changes come from"
+        self._house.check_source("but the server has", hint, system_id=begun["system_id"], database=begun["database"])
         self._visibility = Visibility(begun["xmax"], tuple(begun["running"]), int(LSN.parse(begun["wal_lsn"])))
         self._there = {Table(found["schema"], found["name"]): found for found in begun["tables"]}
         staging = staging or source.staging

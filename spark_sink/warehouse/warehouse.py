@@ -190,12 +190,7 @@ class Warehouse:
             raise WarehouseError(
                 f"{self._identity_path} has version {found.get('version')!r}; this program knows {_LAYOUT_VERSION}"
             )
-        for name, value in identity.items():
-            if found.get(name) != value:
-                raise WarehouseError(
-                    f"{self.name} has the changes of {name} {found.get(name)!r}, but the staging directory has those of {value!r}",
-                    hint="give each slot its own warehouse",
-                )
+        self.check_source("but the staging directory has those of", "give each slot its own warehouse", **identity)
         if found.get("format") != self.format.name:
             raise WarehouseError(
                 f"{self.name} has {found.get('format')} tables, not {self.format.name}",
@@ -233,6 +228,15 @@ class Warehouse:
             )
         except (KeyError, TypeError, ValueError) as ex:
             raise WarehouseError(f"{self._identity_path} is damaged: {ex!r}") from ex
+
+    def check_source(self, theirs: str, hint: str, **values: str) -> None:
+        """Raise WarehouseError unless the warehouse's `Source` has these values; ``theirs`` says in the message whose they are."""
+        source = self.source()
+        for name, value in values.items():
+            if getattr(source, name) != value:
+                raise WarehouseError(
+                    f"{self.name} has the changes of {name} {getattr(source, name)!r}, {theirs} {value!r}", hint=hint
+                )
 
     def _versions_path(self, table: Table) -> Path:
         return self.root / "_cdcpipe/tables" / f"{encode_name(table)}.json"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cdcpipe.pgoutput.messages import Insert
-from spark_sink.changelog import tables as changelog
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.pipeline.pipeline import Pipeline, PipelineError
 from spark_sink.schema.table import Table
 from support.segments import Log, relation
@@ -65,4 +65,6 @@ def test_a_full_disk_is_one_message(spark: Any, tmp_path: Path) -> None:
 
     pipeline = Pipeline(spark, log.root, tmp_path / "warehouse")
     pipeline.process_available()
-    assert [len(row["content"]) for row in changelog.read(spark, pipeline.warehouse, Table("public", "t")).collect()] == [200_000]
+    assert [len(row["content"]) for row in changelogs_of(spark, pipeline.warehouse).read(Table("public", "t")).collect()] == [
+        200_000
+    ]

@@ -503,7 +503,7 @@ def test_refusals(database: postgres.Database, pg18: postgres.Cluster, spark: An
     assert not result.is_equal
     assert "another one" in str(result.problem)
 
-    with pg18.database() as other, pytest.raises(VerifyError, match="holds the changes of database"):
+    with pg18.database() as other, pytest.raises(WarehouseError, match="has the changes of database"):
         verify(spark, road.warehouse, ("-d", other.dsn))
     road.execute("insert into t values (2)")
     with pytest.raises(VerifyError, match=r"slot refusing (has changes that nobody takes|did not reach)"):

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from spark_sink.changelog import tables
+from spark_sink.spark import session
+from spark_sink.warehouse.formats import FORMATS
 from support.blocked_imports import import_without
 from support.paths import ROOT
 
@@ -186,6 +189,23 @@ def test_tests_share_what_is_in_support_and_nothing_else() -> None:
     assert {by_path(path): found for path in files if (found := tops(path) & of_tests)} == {}
 
 
+@pytest.mark.parametrize("path", source_files("spark_sink"), ids=by_path)
+def test_nobody_asks_which_table_format_a_warehouse_has(path: Path) -> None:
+    """What holds for it is `Warehouse.format`, and what is done in it changelog/tables.py."""
+    asked = [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare | ast.MatchValue)
+        for part in ast.walk(node)
+        if isinstance(part, ast.Constant) and part.value in set(FORMATS)
+    ]
+    assert not asked
+
+
+def test_each_table_format_is_known_where_it_has_to_be() -> None:
+    assert set(session._NEEDS_DELTA) == set(tables._CLASSES) == set(FORMATS)
+
+
 def test_the_blocking_works() -> None:
     assert "click is blocked" in import_without({"click"}, "click").stderr
 
@@ -198,6 +218,19 @@ def test_the_cli_needs_click_and_psycopg_alone() -> None:
 def test_the_launcher_needs_no_spark() -> None:
     done = import_without({"pyspark", "pandas", "py4j"}, "spark_sink.launcher.launcher")
     assert done.returncode == 0, done.stderr
+
+
+def test_status_needs_no_spark(tmp_path: Path) -> None:
+    """Whatever the table format."""
+    (tmp_path / "_cdc_batch=000001-0000000000001000-0000000000001200").mkdir()
+    look = f"""spark_sink.commands.status
+from pathlib import Path
+from spark_sink.warehouse.formats import FORMATS
+print([(name, each().facts(Path({str(tmp_path)!r}))) for name, each in FORMATS.items()])
+"""
+    done = import_without({"pyspark", "pandas", "py4j"}, look)
+    assert done.returncode == 0, done.stderr
+    assert "('delta', None), ('parquet', TableFacts(lsn=4608" in done.stdout
 
 
 def test_what_is_not_installed_is_named() -> None:
