@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from cdcpipe.lsn import format_lsn
 from cdcpipe.retry import RetryPolicy
-from spark_sink.changelog.interface import Changelogs, Files, NewTable, OldChanges, State
+from spark_sink.changelog.interface import Changelogs, ChangelogState, Files, NewTable, OldChanges
 from spark_sink.delta import commit as delta_files
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
@@ -54,10 +54,10 @@ class DeltaFiles(Files):
 class DeltaChangelogs(Changelogs[DeltaFiles]):
     """The changelogs of a warehouse in Delta Lake."""
 
-    def state(self, table: Table) -> State | None:
+    def state(self, table: Table) -> ChangelogState | None:
         """Read it in the table's log."""
         found = delta.state(self._warehouse.changelog(table))
-        return None if found is None else State(found.schema, found.lsn)
+        return None if found is None else ChangelogState(found.schema, found.lsn)
 
     def read(self, table: Table) -> DataFrame:
         """Read the table's newest version."""

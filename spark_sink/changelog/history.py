@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 
 from cdcpipe.pgoutput.messages import Column, Relation
 from cdcpipe.types.names import format_built_in_type
-from spark_sink.changelog.interface import State
+from spark_sink.changelog.interface import ChangelogState
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.schema.column_numbers import ColumnFacts, numbered
 from spark_sink.schema.table import SCHEMA_HISTORY, Table
@@ -100,10 +100,10 @@ class SchemaHistory:
         self._warehouse = warehouse
         self._changelogs = changelogs_of(spark, warehouse)
         self._published = published
-        self._state: State | None = None
+        self._state: ChangelogState | None = None
         self._versions: dict[int, list[SchemaVersion]] | None = None
 
-    def note(
+    def record_new(
         self,
         contents: Mapping[Table, Contents],
         fields_of: Callable[[Table, Use], Sequence[StructField] | None],
@@ -129,7 +129,7 @@ class SchemaHistory:
             start = Position(segments[0].epoch, max(segments[0].start_lsn, done_lsn))
             table = pa.Table.from_pylist(rows, to_arrow_schema(HISTORY_SCHEMA, timezone="UTC"))
             self._changelogs.append(SCHEMA_HISTORY, table, HISTORY_SCHEMA, start, end)
-            self._state, self._versions = State(HISTORY_SCHEMA, end.lsn), versions
+            self._state, self._versions = ChangelogState(HISTORY_SCHEMA, end.lsn), versions
 
     def step(self, use: Use) -> tuple[SchemaVersion, SchemaVersion] | None:
         """Return the version that begins with ``use`` and the one before it; None if none begins there, or none was before."""

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from spark_sink.staging.log import Position
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["Changelogs", "Files", "NewTable", "OldChanges", "State"]
+__all__ = ["ChangelogState", "Changelogs", "Files", "NewTable", "OldChanges"]
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ChangelogState:
     """A changelog as it is now: its columns, and the LSN up to which it has the table's changes (0 for none)."""
 
     schema: StructType
@@ -100,7 +100,7 @@ class Changelogs(ABC, Generic[_Files]):
         self._warehouse = warehouse
 
     @abstractmethod
-    def state(self, table: Table) -> State | None:
+    def state(self, table: Table) -> ChangelogState | None:
         """Return how a changelog is now; None if there is none yet."""
 
     @abstractmethod

@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from cdcpipe.lsn import format_lsn
-from spark_sink.changelog.interface import Changelogs, Files, NewTable, OldChanges, State
+from spark_sink.changelog.interface import Changelogs, ChangelogState, Files, NewTable, OldChanges
 from spark_sink.files import places as storage
 from spark_sink.files.parquet import FileWriter, Layout, part_name
 from spark_sink.schema.table import has_key
@@ -41,11 +41,11 @@ __all__ = ["ParquetChangelogs"]
 class ParquetChangelogs(Changelogs[Files]):
     """The changelogs of a warehouse in Parquet."""
 
-    def state(self, table: Table) -> State | None:
+    def state(self, table: Table) -> ChangelogState | None:
         """Read the newest append's name, and the columns of its files."""
         path = self._warehouse.changelog(table)
         found = appends.list_appends(path)
-        return State(self._schema(path, found[-1]), found[-1].end_lsn) if found else None
+        return ChangelogState(self._schema(path, found[-1]), found[-1].end_lsn) if found else None
 
     def _schema(self, path: Path, newest: Append) -> StructType:
         # Each append has all columns of the ones before it. A snapshot, too; but appends that came later may lie before it.

@@ -78,7 +78,7 @@ class TableVersions:
         self._published = published
         self._keys = {name: tuple(columns) for name, columns in (keys or {}).items()}
 
-    def note(
+    def record_new(
         self,
         table: Table,
         known: Sequence[Version],

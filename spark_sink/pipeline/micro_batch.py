@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from cdcpipe.retry import RetryPolicy
 from spark_sink.changelog import writer as segment_writer
-from spark_sink.changelog.interface import State
+from spark_sink.changelog.interface import ChangelogState
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.changelog.versions import TableVersions
 from spark_sink.changelog.writer import Target
@@ -76,7 +76,7 @@ _APPENDS = RetryPolicy(attempts=10)
 class TableState:
     """What is known of a table: its changelog as it is, None before the first change; its versions."""
 
-    changelog: State | None
+    changelog: ChangelogState | None
     versions: list[Version]
     files: Files | None = None
 
@@ -184,7 +184,7 @@ class MicroBatch:
     def append(self) -> None:
         """Append to each changelog what it does not have of the segments; first, to the schema history, what is new there."""
         self._tables.open(self.contents)
-        self._tables.history.note(self.contents, self._fields, self._segments)
+        self._tables.history.record_new(self.contents, self._fields, self._segments)
         try:
             _APPENDS.call(self._append, ChangedError)
         except ChangedError as ex:
@@ -217,7 +217,7 @@ class MicroBatch:
             schema = MESSAGE_SCHEMA
         else:
             columns, uses = self._columns(table), self.contents[table].uses
-            state.versions = self._tables.versions.note(table, state.versions, uses, state.done_lsn, state.columns, columns)
+            state.versions = self._tables.versions.record_new(table, state.versions, uses, state.done_lsn, state.columns, columns)
             if not state.versions[-1].key:
                 self._tables.tell(table, "", "table %s has no key: it has a changelog and no replica", table)
             schema = typed_schema(columns)
@@ -235,7 +235,7 @@ class MicroBatch:
         assert state.files is not None
         files = [each.file for each in written]
         self._tables.changelogs.commit_files(table, state.files, files, self._start(state), end, append.count)
-        state.changelog = State(state.files.schema, end.lsn)
+        state.changelog = ChangelogState(state.files.schema, end.lsn)
         self._tables.tell_exact(table, sum((each.exact for each in written), Counter()))
         if self._follower is not None:
             if state.has_key:

@@ -25,6 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.types import ArrayType
 
 from spark_sink.schema.types import split_schema
+from spark_sink.source.typed import OLD_PREFIX
 from spark_sink.spark.sql import literal, quote
 from spark_sink.spark.value_text import value_text
 
@@ -49,9 +50,6 @@ __all__ = [
 ]
 
 _POSITION = ("_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal")
-_OLD = "_cdc_old."
-"""How the names of an old row's columns begin in ``_cdc_exact``."""
-
 INEXACT = ("date", "timestamp", "timestamp_ntz", "decimal", "array")
 """PostgreSQL knows values of these that Spark does not (infinity, BC, NaN, a matrix): in a key they are matched as text."""
 
@@ -135,7 +133,7 @@ def key_struct(rows: DataFrame, key: Key) -> Column:
 def _with_keys(changes: DataFrame, key: Key) -> DataFrame:
     """Add ``_cdc_new_key``, ``_cdc_old_key`` (structs) and ``_cdc_is_move``."""
     # Of the old key or row; of a delete, whose row is the old one, also where that is not sent apart.
-    new, old = _struct(key_sql(changes.schema, key)), _struct(key_sql(changes.schema, key, "_cdc_old.", exact_prefix=_OLD))
+    new, old = _struct(key_sql(changes.schema, key)), _struct(key_sql(changes.schema, key, OLD_PREFIX, exact_prefix=OLD_PREFIX))
     return changes.withColumns(
         {
             "_cdc_new_key": new,
@@ -191,7 +189,7 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
         unchanged=unchanged,
         has_moves=bool(row["has_moves"]),
         has_partial_moves=bool(row["has_partial_moves"]),
-        exact=tuple(name for name in exact if not name.startswith(_OLD)),
+        exact=tuple(name for name in exact if not name.startswith(OLD_PREFIX)),
         keyless=row["keyless"],
         growth=row["growth"],
         ranges=tuple(_range(row, index) if index in integers else None for index in range(len(key))),
@@ -274,7 +272,7 @@ def _row(columns: Sequence[str], summary: Summary) -> Column:
     """Return what the last change of a key decides."""
     exact = F.lit(None).cast("map<string,string>")
     if summary.exact:
-        exact = F.map_filter("_cdc_exact", lambda name, _: ~name.startswith(_OLD))
+        exact = F.map_filter("_cdc_exact", lambda name, _: ~name.startswith(OLD_PREFIX))
         exact = F.when(F.size(exact) > 0, exact)
     return F.struct("_cdc_gone", exact.alias("_cdc_exact"), *(quote(name) for name in columns))
 

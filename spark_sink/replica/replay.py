@@ -6,7 +6,7 @@ rows so far that it touches.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Table
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["as_changes", "changes_of", "replay", "without_unneeded"]
+__all__ = ["LAST_LSN", "as_changes", "changes_of", "replay", "without_unneeded"]
+
+LAST_LSN: Final = (1 << 63) - 1
+"""No change of a changelog has a greater one: Spark's bigint has no more."""
 
 
 def replay(
@@ -35,7 +38,7 @@ def replay(
     base: DataFrame | None = None,
     *,
     after_lsn: int = 0,
-    until_lsn: int = (1 << 63) - 1,
+    until_lsn: int = LAST_LSN,
     is_checked: bool = False,
 ) -> DataFrame:
     """Return the rows that the changes in (after_lsn, until_lsn] leave, in the changelog's layout (`without_unneeded`).

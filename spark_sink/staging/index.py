@@ -33,7 +33,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdcpipe.errors import ProtocolError
-from spark_sink.staging.log import StagingError
+from spark_sink.staging.log import SEGMENT_NAME, StagingError
 from spark_sink.staging.scan import scan
 
 if TYPE_CHECKING:
@@ -81,7 +81,6 @@ _SCAN_BYTES: Final = 1 << 20
 """How much of a segment is scanned at a time. The scanner needs a multiple of this in memory."""
 
 _MAX_LSN: Final = 0xFFFFFFFFFFFFFFFF
-_SEGMENT_NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})\.cdc", re.ASCII)
 _HEADER = re.compile(rb"w [0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8} ([0-9]{1,10})\n")
 
 
@@ -350,7 +349,7 @@ class _Builder:
         self._require(is_outside != is_transactional, record, "a logical message on the wrong side of a Begin or Commit")
         record, outside_lsn = record[is_outside], lsn[is_outside]
         following = np.searchsorted(commit, record)
-        match = _SEGMENT_NAME.fullmatch(self._path.name)
+        match = SEGMENT_NAME.fullmatch(self._path.name)
         first, last = (int(match[1], 16), int(match[2], 16)) if match is not None else (0, _MAX_LSN)
         low = np.concatenate([np.array([first], np.uint64), self._integers(commit, 10, ">u8")])
         high = np.concatenate([self._integers(commit, 2, ">u8"), np.array([last], np.uint64)])

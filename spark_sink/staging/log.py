@@ -37,13 +37,13 @@ from spark_sink.files.local import read_json
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Epoch", "LogView", "Position", "Segment", "StagingError", "list_epochs", "list_segments", "log_end"]
+__all__ = ["SEGMENT_NAME", "Epoch", "LogView", "Position", "Segment", "StagingError", "list_epochs", "list_segments", "log_end"]
 
 FORMAT = 1
 """The version of the directory's layout and of epoch.json. A reader refuses other versions."""
 
 _EPOCH_NAME = re.compile(r"[0-9]{6,9}", re.ASCII)
-_SEGMENT_NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})\.cdc", re.ASCII)
+SEGMENT_NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})\.cdc", re.ASCII)
 _POSITION_TEXT = re.compile(r"([0-9]{1,9}):([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8})", re.ASCII)
 
 _LISTINGS = RetryPolicy(attempts=3)
@@ -256,7 +256,7 @@ def epoch_segments(root: Path, number: int) -> list[Segment]:
     for name in names:
         if not name.endswith(".cdc"):
             continue
-        match = _SEGMENT_NAME.fullmatch(name)
+        match = SEGMENT_NAME.fullmatch(name)
         start_lsn, end_lsn = (int(match[1], 16), int(match[2], 16)) if match is not None else (0, 0)
         if start_lsn >= end_lsn:
             msg = f"{directory / name} is not a segment's name (START-END.cdc, START below END)"

@@ -34,7 +34,7 @@ from spark_sink.changelog.tables import changelogs_of
 from spark_sink.client.checksum import ChecksumServer
 from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog, commit_path, pin
-from spark_sink.replica.replay import replay
+from spark_sink.replica.replay import LAST_LSN, replay
 from spark_sink.schema.table import NATIVE, Table
 from spark_sink.schema.types import original_name
 from spark_sink.verify import quick as quick_checksum
@@ -58,7 +58,6 @@ NOT_COMPARED = 11
 """The command's exit code when no table differs, but some table could not be compared, or there was none."""
 
 _NO_REPLICA = "has no key, and so no replica to compare"
-_LAST_LSN = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +283,7 @@ class _Comparison:
         base = self._bases[table]
         if (
             base.log is None
-            or quick_checksum.any_change(self._changelog(table), base.lsn, _LAST_LSN, self._visibility.seen) is not False
+            or quick_checksum.any_change(self._changelog(table), base.lsn, LAST_LSN, self._visibility.seen) is not False
         ):
             return None
         self._house.check_changes(table, base.lsn)

@@ -291,7 +291,7 @@ def test_what_a_snapshots_rows_have(tmp_path: Path, at_snapshot: str, after: str
     warehouse = Warehouse(tmp_path, "delta")
     warehouse.open(EPOCH)
     versions = TableVersions(warehouse, cast("SchemaHistory", History(later)), PublishedTables(None))
-    noted = versions.note(Table("public", "t"), [snapshot], [Use(30, 2, relations[1], 30)], 20, columns, columns)
+    noted = versions.record_new(Table("public", "t"), [snapshot], [Use(30, 2, relations[1], 30)], 20, columns, columns)
     assert noted[-1].fills == tuple(fills)
 
 
@@ -315,7 +315,7 @@ def test_a_column_that_the_table_had_under_another_name(tmp_path: Path) -> None:
     history = Renamed(SchemaVersion(30, 0, table("id a"), None))
     versions = TableVersions(warehouse, cast("SchemaHistory", history), PublishedTables(None))
     columns = merge_columns(None, [table("id a")])
-    noted = versions.note(Table("public", "t"), [version(20, 0, ID)], [Use(30, 0, table("id a"), 30)], 20, columns, columns)
+    noted = versions.record_new(Table("public", "t"), [version(20, 0, ID)], [Use(30, 0, table("id a"), 30)], 20, columns, columns)
     assert noted[-1].fills == (Fill("a"),)
 
 
@@ -349,7 +349,7 @@ def test_a_key_that_the_catalog_has_of_another_time(
     columns = merge_columns(None, [full])
     history = cast("SchemaHistory", History(SchemaVersion(1, 0, full, None)))
     versions = TableVersions(warehouse, history, PublishedTables(lambda: described))
-    noted = versions.note(Table("public", "t"), known, [Use(20, 0, full, 20, is_repeated)], 15, None, columns)
+    noted = versions.record_new(Table("public", "t"), known, [Use(20, 0, full, 20, is_repeated)], 15, None, columns)
     assert noted[-1].key == expected
 
 
