@@ -34,6 +34,7 @@ from cdcpipe.replication.boundaries import BoundaryTracker
 from cdcpipe.replication.connection import Connection
 from cdcpipe.replication.copydata import WAL_DATA, WAL_DATA_HEADER_BYTES, build_status_update, parse_keepalive
 from cdcpipe.replication.progress import Progress
+from cdcpipe.sqlstate import NOT_IN_PREREQUISITE_STATE, UNDEFINED_OBJECT
 
 __all__ = ["Feeder", "StreamOptions", "Streamer"]
 
@@ -135,10 +136,6 @@ class StreamOptions:
     """Once the end position is reached: close the output, and go on reading commands until ``q`` or the end of stdin."""
     needs_commands: bool = True
     """False: the end of stdin ends nothing, because the stream ends by itself and no feedback has to come."""
-
-
-_UNDEFINED_OBJECT = "42704"
-_NOT_IN_PREREQUISITE_STATE = "55000"
 
 
 def _publication_gap(message: str, sqlstate: str) -> ServerError:
@@ -446,7 +443,7 @@ class Streamer:
         try:
             self._connection.copy_result(DRAIN_S)
         except ServerError as ex:
-            if ex.sqlstate == _UNDEFINED_OBJECT:
+            if ex.sqlstate == UNDEFINED_OBJECT:
                 raise _publication_gap(ex.message, ex.sqlstate) from ex
             raise
         raise ConnectionClosedError(
@@ -456,7 +453,7 @@ class Streamer:
     def _check_notices(self) -> None:
         """Stop at the warning with which a server from 18 on skips a publication that its catalog, as of then, does not have."""
         for notice in self._connection.notices:
-            if notice.severity == "WARNING" and notice.sqlstate == _NOT_IN_PREREQUISITE_STATE:
+            if notice.severity == "WARNING" and notice.sqlstate == NOT_IN_PREREQUISITE_STATE:
                 raise _publication_gap(f"the server skips changes: {notice.message}", notice.sqlstate)
             log.info("%s from the server: %s", notice.severity.lower(), notice.message)
         self._connection.notices.clear()

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.sql import quote_identifier, quote_literal
 
-__all__ = [
-    "IDENTIFY_SYSTEM",
-    "create_replication_slot",
-    "publication_names",
-    "start_replication",
-]
+__all__ = ["IDENTIFY_SYSTEM", "create_replication_slot", "parse_publication_names", "publication_names", "start_replication"]
 
 IDENTIFY_SYSTEM = "IDENTIFY_SYSTEM"
 
@@ -39,3 +35,42 @@ def start_replication(slot: str, start_lsn: int, options: Mapping[str, str | Non
     ]
     arguments = f" ({', '.join(words)})" if words else ""
     return f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {format_lsn(start_lsn)}{arguments}"
+
+
+def parse_publication_names(value: str) -> list[str]:
+    """Read a list of identifiers as the server does: folded to lower case unless quoted, a doubled quote stands for one."""
+    names: list[str] = []
+    pos = 0
+    while True:
+        while pos < len(value) and value[pos].isspace():
+            pos += 1
+        if value[pos : pos + 1] == '"':
+            name = ""
+            while True:
+                end = value.find('"', pos + 1)
+                if end < 0:
+                    break
+                name += value[pos + 1 : end]
+                pos = end + 1
+                if value[pos : pos + 1] != '"':
+                    break
+                name += '"'
+            if end < 0 or not name:
+                break
+        else:
+            end = pos
+            while end < len(value) and value[end] != "," and not value[end].isspace():
+                end += 1
+            name, pos = value[pos:end].lower(), end
+            if not name:
+                break
+        names.append(name)
+        while pos < len(value) and value[pos].isspace():
+            pos += 1
+        if pos == len(value):
+            return names
+        if value[pos] != ",":
+            break
+        pos += 1
+    msg = f"publication_names is not a list of identifiers: {value!r}"
+    raise InvalidArgumentsError(msg, hint="name each with --publication, which quotes it")

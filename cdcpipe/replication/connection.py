@@ -23,6 +23,7 @@ import psycopg
 from psycopg import conninfo as psycopg_conninfo
 from psycopg import pq
 
+from cdcpipe import sqlstate
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError, InvalidArgumentsError, ServerError
 from cdcpipe.replication import hosts
 from cdcpipe.sql import quote_identifier, quote_literal
@@ -51,8 +52,6 @@ _KEEPALIVES = {"keepalives_idle": "60", "keepalives_interval": "10", "keepalives
 _SLICE_S = 0.2
 """The longest that a wait is deaf: a signal that comes right before the kernel's wait does not end it."""
 
-_QUERY_CANCELED = "57014"
-
 _SEVERAL_COMMANDS_SINCE = 140002
 """The walsenders of 14.0 and 14.1 take one SQL command in a message, and no more."""
 
@@ -64,20 +63,19 @@ _URI_HINT = "it is postgresql://user@host:port/database?name=value, with %-codes
 _STRING_HINT = "it is name=value name='a value with spaces', with \\' for a quote character and \\\\ for a backslash in a value"
 
 _HINTS = {
-    "28P01": "set PGPASSWORD, or use a password file or a service file",
-    "28000": "check pg_hba.conf: the role needs a line for this database (and 'replication=database' uses the database's lines)",
-    "3D000": "check the database's name (-d, PGDATABASE)",
-    "42883": "where a type has no binary form, its values come only as text: leave the option 'binary' out",
-    "42501": "see the server's message; streaming needs a role with the REPLICATION attribute: ALTER ROLE name REPLICATION",
-    "53300": "raise max_wal_senders or max_connections on the server",
-    "53400": "raise max_replication_slots or max_wal_senders on the server",
-    "57P01": "an administrator ended it, or the server is shutting down: connect again later",
-    "57P03": "the server is starting up or shutting down; try again",
+    sqlstate.INVALID_PASSWORD: "set PGPASSWORD, or use a password file or a service file",
+    sqlstate.INVALID_AUTHORIZATION: "check pg_hba.conf: the role needs a line for this database (and 'replication=database' "
+    "uses the database's lines)",
+    sqlstate.INVALID_CATALOG_NAME: "check the database's name (-d, PGDATABASE)",
+    sqlstate.UNDEFINED_FUNCTION: "where a type has no binary form, its values come only as text: leave the option 'binary' out",
+    sqlstate.INSUFFICIENT_PRIVILEGE: "see the server's message; streaming needs a role with the REPLICATION attribute: "
+    "ALTER ROLE name REPLICATION",
+    sqlstate.TOO_MANY_CONNECTIONS: "raise max_wal_senders or max_connections on the server",
+    sqlstate.CONFIGURATION_LIMIT_EXCEEDED: "raise max_replication_slots or max_wal_senders on the server",
+    sqlstate.TERMINATED_BY_ADMINISTRATOR: "an administrator ended it, or the server is shutting down: connect again later",
+    sqlstate.CANNOT_CONNECT_NOW: "the server is starting up or shutting down; try again",
 }
 """SQLSTATE → what the user can do."""
-
-_SESSION_ENDED = "57P"
-"""Beginning of the SQLSTATEs with which a server ends a session: an administrator's order, a shutdown, a crash, a time-out."""
 
 
 class Notice(NamedTuple):
@@ -352,7 +350,7 @@ class Connection:
         except _OverdueError:
             log.debug("no answer to the request to cancel")
         except ServerError as ex:
-            if ex.sqlstate != _QUERY_CANCELED:
+            if ex.sqlstate != sqlstate.QUERY_CANCELED:
                 raise
             raise ServerError(
                 f"the server had not finished a command after {timeout_s:g} s, and was told to cancel it",
@@ -437,17 +435,17 @@ class Connection:
         def field(code: pq.DiagnosticField) -> str:
             return (result.error_field(code) or b"").decode("utf-8", "replace").strip()
 
-        sqlstate = field(pq.DiagnosticField.SQLSTATE) or None
+        state = field(pq.DiagnosticField.SQLSTATE) or None
         primary = field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message.decode("utf-8", "replace").strip()
         # The context of an error in decoding names the slot, the plugin's callback and the LSN; the detail may hold values.
         context = field(pq.DiagnosticField.CONTEXT)
-        parts = [primary, f"({sqlstate})" if sqlstate else "", f"[{context}]" if context else ""]
+        parts = [primary, f"({state})" if state else "", f"[{context}]" if context else ""]
         server_hint = field(pq.DiagnosticField.MESSAGE_HINT)
-        hint = server_hint or _HINTS.get(sqlstate or "")
+        hint = server_hint or _HINTS.get(state or "")
         message = " ".join(part for part in parts if part)
-        if sqlstate and sqlstate.startswith(_SESSION_ENDED):
+        if state and state.startswith(sqlstate.SESSION_ENDED):
             return ConnectionClosedError(f"the server ended the connection: {message}", hint=hint or None)
-        return ServerError(message, sqlstate=sqlstate, hint=hint or None)
+        return ServerError(message, sqlstate=state, hint=hint or None)
 
     # The stream
 
@@ -579,11 +577,11 @@ def _current_host(pgconn: pq.abc.PGconn) -> hosts.Host:
 
 def _connection_hint(message: str) -> str | None:
     if "password" in message:
-        return _HINTS["28P01"]
+        return _HINTS[sqlstate.INVALID_PASSWORD]
     if "does not exist" in message and "database" in message:
-        return _HINTS["3D000"]
+        return _HINTS[sqlstate.INVALID_CATALOG_NAME]
     if "WAL sender" in message or "replication role" in message:
-        return _HINTS["42501"]
+        return _HINTS[sqlstate.INSUFFICIENT_PRIVILEGE]
     if "pg_hba" in message:
-        return _HINTS["28000"]
+        return _HINTS[sqlstate.INVALID_AUTHORIZATION]
     return "check host, port, user and database (-h -p -U -d, or libpq's environment variables), and that the server is up"

@@ -27,9 +27,11 @@ from dataclasses import dataclass, replace
 from cdcpipe import catalog_sql
 from cdcpipe.errors import InitError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
-from cdcpipe.replication import preflight
+from cdcpipe.replication import table_locks
 from cdcpipe.replication.commands import publication_names
 from cdcpipe.replication.connection import NO_LIMIT, Connection
+from cdcpipe.replication.server import current_lsn
+from cdcpipe.replication.slots import check_usable, find_slot, missing_slot_error
 from cdcpipe.sql import TRIM_NUMBERS, quote_identifier, quote_literal, reading_rows
 from cdcpipe.types.table import ARRAYS, NUMERIC_IDS, OUTPUT, TYPES, UNKNOWN
 
@@ -86,7 +88,7 @@ class Checksums:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         # While we wait for a lock, everybody who comes later waits for us.
-        connection.pin_session(reading_rows(connection.server_version) | {"lock_timeout": preflight.LOCK_TIMEOUT})
+        connection.pin_session(reading_rows(connection.server_version) | {"lock_timeout": table_locks.LOCK_TIMEOUT})
         if connection.execute("SELECT pg_is_in_recovery()") == [("t",)]:
             raise InitError(
                 "the server is a standby: its snapshots do not say which transactions they see", hint="connect to the primary"
@@ -110,13 +112,13 @@ class Checksums:
         execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         if there:
             # The snapshot is that of the first query: here there is none yet.
-            with preflight.naming_locks(self._connection, tables):
+            with table_locks.naming_locks(self._connection, tables):
                 execute(f"LOCK TABLE {', '.join(_qualified(schema, name) for schema, name in there)} IN ACCESS SHARE MODE")
         xmax, running = execute(
             "SELECT pg_snapshot_xmax(s), (SELECT json_agg(x) FROM pg_snapshot_xip(s) AS x) FROM pg_current_snapshot() AS s"
         )[0]
         ids = json.loads(running) if running else []
-        snapshot = Snapshot(int(xmax or 0), tuple(map(int, ids)), preflight.current_lsn(self._connection))
+        snapshot = Snapshot(int(xmax or 0), tuple(map(int, ids)), current_lsn(self._connection))
         rows = execute(
             "SELECT n.nspname, c.relname, c.oid, c.relkind, greatest(c.reltuples, 0)::bigint, (SELECT json_agg(json_build_array("
             "a.attname, a.atttypid::bigint, a.atttypmod, a.attgenerated) ORDER BY a.attnum) FROM pg_attribute a"
@@ -172,10 +174,10 @@ class Checksums:
 
 def find_slot_state(connection: Connection, slot: str, publications: Sequence[str], upto: LSN) -> SlotState:
     """Look how far the slot's consumer is; if it has none, also whether it would get something before ``upto``."""
-    found = preflight.find_slot(connection, slot)
+    found = find_slot(connection, slot)
     if found is None:
-        raise preflight.missing_slot_error(slot)
-    preflight.check_usable(connection, found)
+        raise missing_slot_error(slot)
+    check_usable(connection, found)
     confirmed = found.confirmed_flush_lsn or LSN(0)
     if found.active or confirmed >= upto:
         return SlotState(found.active, confirmed, is_pending=False)

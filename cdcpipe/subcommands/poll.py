@@ -13,9 +13,8 @@ from collections.abc import Callable
 
 from cdcpipe.config import PollConfig
 from cdcpipe.errors import SlotInUseError
-from cdcpipe.replication import preflight
 from cdcpipe.replication.connection import ANSWER_TIMEOUT_S, NO_LIMIT, Connection
-from cdcpipe.replication.preflight import Slot
+from cdcpipe.replication.slots import Slot, find_slot, missing_slot_error, slot_in_use_message
 
 __all__ = ["LOOK_S", "wait_until_free"]
 
@@ -38,13 +37,13 @@ def wait_until_free(
     said = None
     while True:
         remaining_s = NO_LIMIT if config.duration_s is None else config.duration_s - (clock() - started_at)
-        slot = preflight.find_slot(connection, name, timeout_s=min(max(remaining_s, LOOK_S), ANSWER_TIMEOUT_S))
+        slot = find_slot(connection, name, timeout_s=min(max(remaining_s, LOOK_S), ANSWER_TIMEOUT_S))
         if slot is None:
-            raise preflight.missing_slot_error(name)
+            raise missing_slot_error(name)
         if not slot.active and slot.confirmed_flush_lsn is not None:
             log.info("replication slot %r is free", name)
             return slot
-        state = preflight.slot_in_use_message(slot)
+        state = slot_in_use_message(slot)
         if state != said:
             log.info("%s; waiting", state)
             said = state

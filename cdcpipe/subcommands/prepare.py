@@ -25,12 +25,23 @@ from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.plugins import load, names
 from cdcpipe.plugins.base import OutputPlugin
 from cdcpipe.plugins.renderer import Renderer
-from cdcpipe.replication import preflight
 from cdcpipe.replication.boundaries import tracker_for
-from cdcpipe.replication.commands import publication_names
+from cdcpipe.replication.commands import parse_publication_names, publication_names
 from cdcpipe.replication.connection import NO_LIMIT, Connection, Rows
-from cdcpipe.replication.preflight import ExportedSnapshot, Slot, System
 from cdcpipe.replication.progress import Progress
+from cdcpipe.replication.publications import check_publications, create_publication, missing_publications
+from cdcpipe.replication.server import System, check_start, check_wal_level, current_lsn, expect_system, identify_system
+from cdcpipe.replication.slots import (
+    ExportedSnapshot,
+    Slot,
+    check_free,
+    check_usable,
+    create_slot,
+    export_snapshot,
+    find_slot,
+    missing_slot_error,
+    start_stream,
+)
 from cdcpipe.replication.tables import PublishedTable, check_binary_forms, check_readable, published_tables
 from cdcpipe.sql import SESSION_SETTINGS, patient
 from cdcpipe.streamer import Feeder, Streamer
@@ -152,30 +163,30 @@ def find_or_create_slot(
     Publications come before the slot: one that is younger than the slot's position does not exist for the changes there.
     ``make`` makes the slot in another way than by SQL.
     """
-    preflight.check_wal_level(connection)
-    slot = preflight.find_slot(connection, config.slot)
+    check_wal_level(connection)
+    slot = find_slot(connection, config.slot)
     if slot is None:
         if not config.create:
-            raise preflight.missing_slot_error(config.slot)
+            raise missing_slot_error(config.slot)
         if config.plugin == "pgoutput":
-            for name in preflight.missing_publications(connection, publications):
+            for name in missing_publications(connection, publications):
                 log.info("creating publication %r", name)
-                preflight.create_publication(connection, name, config.tables)
+                create_publication(connection, name, config.tables)
         log.info("creating replication slot %r with plugin %s", config.slot, config.plugin)
         if make is None:
-            preflight.create_slot(connection, config.slot, config.plugin, timeout_s=config.create_timeout_s)
+            create_slot(connection, config.slot, config.plugin, timeout_s=config.create_timeout_s)
         else:
             make()
-        slot = preflight.find_slot(connection, config.slot)
+        slot = find_slot(connection, config.slot)
         if slot is None:
-            raise preflight.missing_slot_error(config.slot)
-    preflight.check_usable(connection, slot)
+            raise missing_slot_error(config.slot)
+    check_usable(connection, slot)
     return slot
 
 
 def check_published(connection: Connection, publications: list[str], *, is_told: bool = False) -> list[PublishedTable]:
     """Check the publications; unless ``is_told``, warn of tables on which the server refuses UPDATE or DELETE."""
-    preflight.check_publications(connection, publications)
+    check_publications(connection, publications)
     tables = published_tables(connection, publications)
     for table in tables:
         if table.refused and not is_told:
@@ -194,7 +205,7 @@ def prepare(config: SlotConfig, *, in_use: bool = False) -> Preparation:
     with connected(config.parameters, replication=False) as connection, initialising():
         slot = find_or_create_slot(connection, config, list(config.publications))
         with connected(config.parameters, replication=True) as walsender:
-            system = preflight.identify_system(walsender)
+            system = identify_system(walsender)
         return _preparation(connection, config, slot, system, is_shared=in_use)
 
 
@@ -204,13 +215,13 @@ def _preparation(connection: Connection, config: SlotConfig, slot: Slot, system:
         msg = f"replication slot {slot.name!r} has the plugin {slot.plugin}; this needs one with pgoutput"
         raise InitError(msg, hint="name another slot, or create one with -c")
     if not is_shared:
-        preflight.check_free(slot)
+        check_free(slot)
     tables = check_published(connection, list(config.publications))
     return Preparation(
         server_version=connection.server_version,
         system=system,
         database=connection.database,
-        end_lsn=preflight.current_lsn(connection),
+        end_lsn=current_lsn(connection),
         slot=slot,
         publications=list(config.publications),
         tables=tables,
@@ -235,12 +246,12 @@ def exporting(config: SlotConfig, readable: Sequence[str] | None = None) -> Iter
                 tables = published_tables(connection, list(config.publications))
                 wanted = [table for table in tables if not readable or f"{table.schema}.{table.name}" in readable]
                 check_readable(connection, wanted)
-            found = preflight.export_snapshot(walsender, name, is_temporary=is_temporary, timeout_s=config.create_timeout_s)
+            found = export_snapshot(walsender, name, is_temporary=is_temporary, timeout_s=config.create_timeout_s)
             made.append(found)
 
         with initialising():
             # Any command after the export would end it.
-            system = preflight.identify_system(walsender)
+            system = identify_system(walsender)
             slot = find_or_create_slot(
                 connection, config, list(config.publications), make=lambda: export(config.slot, is_temporary=False)
             )
@@ -274,15 +285,15 @@ def stream(config: StreamConfig) -> ExitCode:
             with initialising():
                 if config.silence_limit_s:
                     walsender.answer_timeout_s = min(walsender.answer_timeout_s, config.silence_limit_s)
-                system = preflight.identify_system(walsender)
+                system = identify_system(walsender)
                 log.info("server %s, system %s, timeline %d", walsender.server_version, system.system_id, system.timeline)
                 if config.expected_system is not None:
-                    preflight.expect_system(system, config.expected_system)
+                    expect_system(system, config.expected_system)
                 if slot.plugin == "pgoutput" and make_feeder is None:
                     # Names of tables, types and the like in values (regclass, …) are then always qualified.
                     walsender.pin_session({"search_path": ""})
                 if config.start_lsn:
-                    preflight.check_start(catalog.connection, config.start_lsn)
+                    check_start(catalog.connection, config.start_lsn)
                 _start(walsender, catalog, config, slot, server_options)
             if make_feeder is None:
                 catalog.close()
@@ -310,9 +321,9 @@ def _start(walsender: Connection, catalog: _Catalog, config: StreamConfig, slot:
     while True:
         if config.standby is not None:
             slot = wait_until_free(catalog.connection, config.slot.slot, config.standby)
-        preflight.check_free(slot)
+        check_free(slot)
         try:
-            preflight.start_stream(walsender, config.slot.slot, config.start_lsn, options)
+            start_stream(walsender, config.slot.slot, config.start_lsn, options)
         except CdcpipeError as ex:
             if config.standby is None or ex.exit_code != ExitCode.SLOT_IN_USE:
                 raise
@@ -323,7 +334,7 @@ def _start(walsender: Connection, catalog: _Catalog, config: StreamConfig, slot:
 
 def _publications(config: StreamConfig) -> list[str]:
     value = config.options.get("publication_names")
-    return preflight.parse_publication_names(value) if value else list(config.slot.publications)
+    return parse_publication_names(value) if value else list(config.slot.publications)
 
 
 def _plugin(
@@ -442,7 +453,7 @@ class _Catalog:
         try:
             if self._connection is None:
                 self._connection = self._connect(max(within_s, 0.0))
-            slot = preflight.find_slot(self._connection, self._config.slot, timeout_s=max(within_s, 0.0))
+            slot = find_slot(self._connection, self._config.slot, timeout_s=max(within_s, 0.0))
         except CdcpipeError as ex:
             log.info("the slot's position can't be asked for: %s", ex)
             self.close()

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cdcpipe.lsn import LSN
-from cdcpipe.replication import preflight
 from cdcpipe.replication.connection import Connection
+from cdcpipe.replication.slots import missing_slot_error
 from cdcpipe.sql import quote_literal
 
 __all__ = ["SlotPosition", "find_position"]
@@ -46,7 +46,7 @@ def find_position(connection: Connection, name: str) -> SlotPosition:
         f" WHERE s.slot_name = {quote_literal(name)}"
     )
     if not rows:
-        raise preflight.missing_slot_error(name)
+        raise missing_slot_error(name)
     wal_lsn, sent_lsn, confirmed_flush_lsn, restart_lsn, active, active_pid, wal_status, safe_wal_bytes, plugin, database = rows[0]
     return SlotPosition(
         wal_lsn=LSN.parse(wal_lsn or "0/0"),

@@ -24,7 +24,7 @@ _Look = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class ColumnFacts:
-    """What the catalog says about a column; see `tables.TableColumn`."""
+    """What the catalog says about a column; see `replication.tables.TableColumn`."""
 
     number: int
     missing: str | None

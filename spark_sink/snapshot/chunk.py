@@ -21,13 +21,14 @@ import numpy as np
 import pyarrow as pa
 
 from cdcpipe.sql import quote_identifier
+from cdcpipe.sqlstate import LOCK_NOT_AVAILABLE, UNDEFINED_COLUMN, UNDEFINED_TABLE
 from cdcpipe.types.arrow.casts import convert_text
 from cdcpipe.types.table import TYPES, UNKNOWN
 from spark_sink.client.exported import SnapshotError
 from spark_sink.files import places as storage
 from spark_sink.files.parquet import FileWriter, Layout
 from spark_sink.schema.exact_texts import ExactTexts
-from spark_sink.snapshot.plan import LOCK_NOT_AVAILABLE, Chunk, LockedError, RewrittenError, open_snapshot, reading_error
+from spark_sink.snapshot.plan import Chunk, LockedError, RewrittenError, open_snapshot, reading_error
 from spark_sink.snapshot.progress import Written, note
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ChunkTask", "Select", "select_columns", "write_chunk", "write_truncate"]
 
-_GONE: Final = ("42703", "42P01")
-"""undefined_column, undefined_table: a query in an old snapshot still uses today's catalog."""
+_GONE: Final = (UNDEFINED_COLUMN, UNDEFINED_TABLE)
+"""A query in an old snapshot still uses today's catalog."""
 
 _ORDINALS: Final = 1 << 32
 _BATCH_HINT_BYTES: Final = 16 << 20

@@ -25,13 +25,13 @@ from cdcpipe import catalog_sql
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError
 from cdcpipe.pgoutput.messages import Column, Relation
 from cdcpipe.sql import quote_identifier, quote_literal, reading_rows
+from cdcpipe.sqlstate import LOCK_NOT_AVAILABLE
 from spark_sink.client.exported import SnapshotError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = [
-    "LOCK_NOT_AVAILABLE",
     "Chunk",
     "LockedError",
     "Plan",
@@ -46,7 +46,6 @@ __all__ = [
 _KEY_FLAG: Final = 1
 _LOCK_TIMEOUT_MS: Final = 2000
 _CHUNK_LOCK_TIMEOUT_MS: Final = 5000
-LOCK_NOT_AVAILABLE: Final = "55P03"
 _LOST: Final = ("08", "57")
 """Classes of SQLSTATE for a lost connection, and for a server that shuts down."""
 

@@ -12,8 +12,9 @@ import pytest
 
 from cdcpipe import catalog_sql
 from cdcpipe.errors import InitError
-from cdcpipe.replication import preflight
+from cdcpipe.replication import table_locks
 from cdcpipe.replication.connection import connection_parameters
+from cdcpipe.replication.publications import create_publication
 from cdcpipe.sql import quote_identifier
 from cdcpipe.subcommands.checksum import Checksums
 from cdcpipe.subcommands.prepare import connected
@@ -264,7 +265,7 @@ def is_taken(connection: psycopg.Connection, command: str) -> bool:
 
 def test_who_has_a_lock_is_named(pg18: postgres.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a lock can't be done without, nobody waits for ever."""
-    monkeypatch.setattr(preflight, "LOCK_TIMEOUT", "100ms")
+    monkeypatch.setattr(table_locks, "LOCK_TIMEOUT", "100ms")
     with pg18.database() as database, database.connect() as connection, database.connect() as other:
         connection.execute("create table t (id int) partition by list (id); create table part partition of t for values in (1)")
         parameters = connection_parameters([("dbname", database.dsn)])
@@ -273,7 +274,7 @@ def test_who_has_a_lock_is_named(pg18: postgres.Cluster, monkeypatch: pytest.Mon
         def refusals() -> Iterator[InitError]:
             with connected(parameters, replication=False) as ours:
                 with pytest.raises(InitError) as refused:
-                    preflight.create_publication(ours, "made", tables)
+                    create_publication(ours, "made", tables)
                 yield refused.value
             with connected(parameters, replication=False) as ours:
                 checksums = Checksums(ours)
@@ -295,6 +296,6 @@ def test_who_has_a_lock_is_named(pg18: postgres.Cluster, monkeypatch: pytest.Mon
         finally:
             other.execute("rollback prepared 'altered'")
         with connected(parameters, replication=False) as ours:
-            preflight.create_publication(ours, "made", tables)
+            create_publication(ours, "made", tables)
             assert ours.execute("show lock_timeout") == [("0",)]
             Checksums(ours).begin(tables, ["made"])

@@ -19,6 +19,7 @@ HEAVY = {"pyspark", "pyarrow", "numpy", "pandas"}
 LAYERS = {
     "cdcpipe.lsn": 0,
     "cdcpipe.retry": 0,
+    "cdcpipe.sqlstate": 0,
     "cdcpipe.units": 0,
     "cdcpipe.pipe.exitcode": 0,
     "cdcpipe.errors": 1,
