@@ -12,8 +12,9 @@ from cdcpipe.units import has_size_unit, parse_duration, parse_size
 from spark_sink.files.local import local_directory
 from spark_sink.files.places import place
 from spark_sink.staging.readers import Retention
+from spark_sink.status.check import Limit
 
-__all__ = ["DIRECTORY", "PLACE", "Directory", "hour_or_off", "minute_or_off", "parse_amount", "parse_retention"]
+__all__ = ["DIRECTORY", "PLACE", "Directory", "hour_or_off", "limit", "minute_or_off", "parse_amount", "parse_retention"]
 
 
 class Directory(click.Path):
@@ -64,6 +65,22 @@ def parse_retention(text: str) -> Retention:
     except ValueError as ex:
         msg = f"{ex}; nor is it a size with a unit, like 10GiB"
         raise ValueError(msg) from ex
+
+
+def limit(parse: Callable[[str], float]) -> Callable[[str], Limit]:
+    """Return what parses a limit: the value beyond which something is critical, and before it, if wanted, that of a warning."""
+
+    def parse_limit(text: str) -> Limit:
+        first, comma, second = text.partition(",")
+        if not comma:
+            return Limit(parse(first))
+        found = Limit(parse(second), parse(first))
+        if found.warning is not None and found.warning > found.critical:
+            msg = f"{text!r} warns beyond a greater value than the one that is critical: it is WARNING,CRITICAL"
+            raise ValueError(msg)
+        return found
+
+    return parse_limit
 
 
 class _Place(click.ParamType[Path]):

@@ -1,4 +1,4 @@
-"""``cdcpipe-spark status``: shows how far each stage is, once or again and again."""
+"""``cdcpipe-spark status``: shows how far each stage is, once or again and again, or judges it as a monitoring plugin does."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import click
 import cloup
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
-from cdcpipe.units import format_size
+from cdcpipe.units import format_size, parse_seconds, parse_size
 from spark_sink.client.slot_monitor import SlotMonitor
 from spark_sink.commands.options import CONTEXT_SETTINGS, connection_arguments, connection_options, noted_staging_option
-from spark_sink.commands.parameters import PLACE
+from spark_sink.commands.parameters import PLACE, limit
 from spark_sink.commands.signals import on_signals
 from spark_sink.staging.lock import owner_text
 from spark_sink.staging.log import list_epochs
+from spark_sink.status.check import Limit, Limits, State, judge, unknown
 from spark_sink.status.report import Tables, describe
 from spark_sink.warehouse.warehouse import Warehouse
 
@@ -38,7 +39,21 @@ Example:
 """
 
 
-@cloup.command("status", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
+class _Command(cloup.Command):
+    """With --check also a mistake on the command line is what monitoring systems understand: 3, not 1."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        is_check = "--check" in args
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as ex:
+            if not is_check:
+                raise
+            click.echo(unknown(ex.format_message()).line)
+            ctx.exit(State.UNKNOWN)
+
+
+@cloup.command("status", cls=_Command, context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
 @connection_options
 @cloup.option_group(
     "Warehouse",
@@ -57,14 +72,83 @@ Example:
     ),
     cloup.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs; with --watch one on each line."),
 )
-def command(*, staging: Path | None, warehouse: Path | None, watch: float | None, as_json: bool, **connection: Any) -> None:
+@cloup.option_group(
+    "Monitoring",
+    cloup.option(
+        "--check",
+        is_flag=True,
+        help="Print one line and exit with 0 (OK), 1 (WARNING), 2 (CRITICAL) or 3 (UNKNOWN), as Nagios plugins do.",
+    ),
+    cloup.option(
+        "--max-lag",
+        type=limit(parse_seconds),
+        metavar="[SECS,]SECS",
+        help="With --check, be critical beyond this lag, and with two, warn beyond the first.",
+    ),
+    cloup.option(
+        "--max-lag-bytes",
+        type=limit(parse_size),
+        metavar="[SIZE,]SIZE",
+        help="With --check, judge the lag in bytes of WAL in the same way.",
+    ),
+    cloup.option(
+        "--max-wal",
+        type=limit(parse_size),
+        metavar="[SIZE,]SIZE",
+        help="With --check, judge in the same way how much WAL the server keeps for the slot.",
+    ),
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    *,
+    staging: Path | None,
+    warehouse: Path | None,
+    watch: float | None,
+    as_json: bool,
+    check: bool,
+    max_lag: Limit | None,
+    max_lag_bytes: Limit | None,
+    max_wal: Limit | None,
+    **connection: Any,
+) -> None:
     """Show how far each stage is, from the server's WAL to the tables, and what went wrong last. Needs no Spark and no Java.
 
     If an option of the connection is given, the server is asked, too.
     """
+    limits = Limits(max_lag, max_lag_bytes, max_wal)
+    if check:
+        if watch is not None or as_json:
+            click.echo(unknown("--check goes without --watch and --json").line)
+            ctx.exit(State.UNKNOWN)
+        ctx.exit(_check(staging, warehouse, limits, connection_arguments(**connection)))
+    if limits != Limits():
+        raise click.UsageError("--max-lag, --max-lag-bytes and --max-wal go with --check")
+    _show(staging, warehouse, watch, connection_arguments(**connection), as_json=as_json)
+
+
+def _check(staging: Path | None, warehouse: Path | None, limits: Limits, arguments: tuple[str, ...]) -> State:
+    """Print the line of a monitoring plugin, and return its exit code."""
+    try:
+        tables = None if warehouse is None else Tables(Warehouse.existing(warehouse))
+        root = staging or _noted(tables)
+        with SlotMonitor(arguments, _slot(root)) if arguments else contextlib.nullcontext() as monitor:
+            alert = judge(describe(root, tables, *_ask(monitor, lambda: False)), limits)
+    except click.UsageError as ex:
+        alert = unknown(ex.format_message())
+    except CdcpipeError as ex:
+        alert = unknown(ex.message)
+    except OSError as ex:
+        alert = unknown(f"{ex.filename or 'a file'}: {ex.strerror or ex}")
+    click.echo(alert.line)
+    return alert.state
+
+
+def _show(staging: Path | None, warehouse: Path | None, watch: float | None, arguments: tuple[str, ...], *, as_json: bool) -> None:
+    """Print how far each stage is, once or again and again."""
     tables = None if warehouse is None else Tables(Warehouse.existing(warehouse))
     root = staging or _noted(tables)
-    arguments = connection_arguments(**connection)
     stopping = threading.Event()
     with contextlib.ExitStack() as stack:
         if watch is not None:

@@ -1,0 +1,168 @@
+"""Judges what `describe` found against limits, as a Nagios plugin does: a state, one line, and the numbers. No I/O.
+
+    CDCPIPE WARNING: shop_cdc is 75 s behind (limit 60 s) | lag=75s;60;300;0; lag_bytes=1048576B;;;0;
+
+The exit code is the state: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN. UNKNOWN is what nobody can tell, such as a lag while the server
+does not answer. Source: the Nagios Plugin Development Guidelines.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from cdcpipe.lsn import LSN
+from cdcpipe.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["Alert", "Limit", "Limits", "State", "judge", "unknown"]
+
+_ON_THE_WAY_BYTES: Final = 16 << 20
+"""A walsender that is no further behind than this, a segment of WAL, has sent what there is: the rest is being written now."""
+
+
+class State(enum.IntEnum):
+    """What monitoring systems know; the numbers are exit codes."""
+
+    OK = 0
+    WARNING = 1
+    CRITICAL = 2
+    UNKNOWN = 3
+
+
+_SEVERITY: Final = (State.OK, State.WARNING, State.UNKNOWN, State.CRITICAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The largest values that are well. Without ``warning`` there is no such state."""
+
+    critical: float
+    warning: float | None = None
+
+    def state(self, value: float) -> State:
+        """Return which state a value is."""
+        if value > self.critical:
+            return State.CRITICAL
+        return State.WARNING if self.warning is not None and value > self.warning else State.OK
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is asked for: a lag in seconds, a lag in bytes of WAL, and how much WAL the server keeps for the slot."""
+
+    lag_s: Limit | None = None
+    lag_bytes: Limit | None = None
+    wal_bytes: Limit | None = None
+
+
+@dataclass(slots=True)
+class Alert:
+    """What was found, and the numbers that it was found from."""
+
+    found: list[tuple[State, str]] = field(default_factory=list)
+    numbers: list[str] = field(default_factory=list)
+
+    @property
+    def state(self) -> State:
+        """The worst state."""
+        return max((state for state, _ in self.found), key=_SEVERITY.index, default=State.OK)
+
+    @property
+    def line(self) -> str:
+        """The line that a plugin prints, the worst first. A ``|`` would begin the numbers."""
+        words = "; ".join(words for _, words in sorted(self.found, key=lambda each: -_SEVERITY.index(each[0])))
+        numbers = f" | {' '.join(self.numbers)}" if self.numbers else ""
+        return f"CDCPIPE {self.state.name}: {' '.join(words.replace('|', '/').split())}{numbers}"
+
+    def add(self, state: State, words: str) -> None:
+        """Take one more thing into account."""
+        self.found.append((state, words))
+
+    def measure(self, name: str, value: float, unit: str, limit: Limit | None, text: str, show: Callable[[float], str]) -> None:
+        """Compare a value with its limit, and write it among the numbers."""
+        shown = f"{value:.3f}".rstrip("0").rstrip(".")
+        if limit is None:
+            self.numbers.append(f"{name}={shown}{unit};;;0;")
+            self.add(State.OK, text)
+            return
+        self.numbers.append(
+            f"{name}={shown}{unit};{'' if limit.warning is None else f'{limit.warning:.15g}'};{limit.critical:.15g};0;"
+        )
+        state = limit.state(value)
+        exceeded = limit.critical if state == State.CRITICAL else limit.warning
+        self.add(state, text if state == State.OK or exceeded is None else f"{text} (limit {show(exceeded)})")
+
+
+def unknown(words: str) -> Alert:
+    """Return the alert that nothing can be told."""
+    return Alert([(State.UNKNOWN, words)])
+
+
+def judge(found: Mapping[str, Any], limits: Limits) -> Alert:
+    """Return the alert for what `describe` returned."""
+    if found["server_error"] is not None:
+        return unknown(f"the server can't be asked: {found['server_error']}")
+    if found["source"] is None:
+        return unknown(f"{found['staging']} has no log yet")
+    alert = Alert()
+    slot = found["source"]["slot"]
+    _judge_ending(alert, found)
+    _judge_lag(alert, found["ladder"], slot, limits)
+    _judge_wal(alert, found["server"], slot, limits.wal_bytes)
+    return alert
+
+
+def _judge_ending(alert: Alert, found: Mapping[str, Any]) -> None:
+    """Say that nobody is at work because of an error. Without one it may be meant: the lag tells."""
+    error = found["last_error"]
+    if found["launcher"] is not None:
+        return
+    if error is not None:
+        alert.add(State.CRITICAL, f"cdcpipe-spark {error['command']} ended at {error['time']}: {error['message']}")
+    elif found["server"] is None:
+        alert.add(
+            State.WARNING, "no launcher is running, and only the server knows what is missing: give an option of the connection"
+        )
+
+
+def _judge_lag(alert: Alert, ladder: list[Mapping[str, Any]], slot: str, limits: Limits) -> None:
+    """Judge the stage that is furthest behind."""
+    missing = [rung["rung"] for rung in ladder if rung["position"] is None and rung["rung"] != "sent"]
+    seconds = [rung["behind_seconds"] for rung in ladder if rung["behind_seconds"] is not None and not _is_on_the_way(rung, ladder)]
+    sizes = [rung["behind_bytes"] for rung in ladder if rung["behind_bytes"] is not None]
+    is_untimed = any(rung["behind_seconds"] is None and rung["behind_bytes"] for rung in ladder)
+    if seconds:
+        alert.measure("lag", max(seconds), "s", limits.lag_s, f"{slot} is {format_duration(max(seconds))} behind", format_duration)
+    if sizes:
+        alert.measure("lag_bytes", max(sizes), "B", limits.lag_bytes, f"{format_size(max(sizes))} of WAL behind", format_size)
+    if missing and (limits.lag_s or limits.lag_bytes):
+        alert.add(State.UNKNOWN, f"nobody knows how far {', '.join(missing)} is")
+    elif limits.lag_s and (is_untimed or not seconds):
+        alert.add(State.UNKNOWN, "nobody knows for how long it has been behind")
+
+
+def _is_on_the_way(rung: Mapping[str, Any], ladder: list[Mapping[str, Any]]) -> bool:
+    """Tell whether what a stage lacks has just been sent to it.
+
+    If that is not in the log either, ``behind_seconds`` is no more than the age of the log's newest transaction: hours, where
+    nobody writes to the published tables.
+    """
+    sent = next((each["behind_bytes"] for each in ladder if each["rung"] == "sent"), None)
+    return bool(rung["at_most"]) and sent is not None and sent <= _ON_THE_WAY_BYTES
+
+
+def _judge_wal(alert: Alert, server: Mapping[str, Any] | None, slot: str, limit: Limit | None) -> None:
+    """Judge how much WAL the server keeps for the slot, and whether it goes on to keep it."""
+    if server is None:
+        if limit is not None:
+            alert.add(State.UNKNOWN, "only the server knows how much WAL it keeps: give an option of the connection")
+        return
+    if server["wal_status"] in ("lost", "unreserved"):
+        alert.add(State.CRITICAL, f"slot {slot} is {'lost' if server['wal_status'] == 'lost' else 'about to be lost'}")
+    if server["restart_lsn"] is not None:
+        kept = max(LSN.parse(server["wal_lsn"]) - LSN.parse(server["restart_lsn"]), 0)
+        alert.measure("wal", kept, "B", limit, f"the server keeps {format_size(kept)} of WAL", format_size)
