@@ -1,7 +1,7 @@
 """Brings the changes of a PostgreSQL database to Spark tables. These names are for programs and notebooks; nothing else is public.
 
-    from spark_sink import Launcher, LauncherConfig, Pipeline                    # land a slot, and make tables of it
-    from spark_sink import build_session, read_replica, read_as_of, register_views, register_source     # read them
+    from spark_sink import Launcher, LauncherConfig, Pipeline                    # land a slot, and write tables
+    from spark_sink import build_session, read_replica, read_as_of, register_views, register_source     # read the tables
 
 A name is imported when it is first used: the launcher needs no pyspark.
 """
