@@ -1,1 +1,1 @@
-"""Changelog tables: every change once."""
+"""Changelog tables, which have every change once: from segments to files, and commits of these."""

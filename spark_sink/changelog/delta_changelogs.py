@@ -1,7 +1,7 @@
-"""Changelogs in Delta Lake: an append is a commit that records the position it reaches, and adds columns or widens them before.
+"""Changelogs in Delta Lake. An append is a commit that records its position. New or wider columns are committed before it.
 
-A replica that a snapshot makes has the same files as the changelog, under a second name (a hard link, in a store a copy): what they
-have besides the replica's columns nobody reads there.
+A replica that a snapshot creates shares the changelog's files, under a second name (a hard link; in a store a copy). Its readers
+ignore the columns that only the changelog has.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class DeltaChangelogs(Changelogs[DeltaFiles]):
     """The changelogs of a warehouse in Delta Lake."""
 
     def state(self, table: Table) -> ChangelogState | None:
-        """Read it in the table's log."""
+        """Read the state from the table's log."""
         found = delta.state(self._warehouse.changelog(table))
         return None if found is None else ChangelogState(found.schema, found.lsn)
 
@@ -64,13 +64,13 @@ class DeltaChangelogs(Changelogs[DeltaFiles]):
         return delta.read(self._spark, self._warehouse.changelog(table))
 
     def read_as_is(self, table: Table) -> DataFrame:
-        """Read the version that is the newest by now: VACUUM leaves it its files for a while."""
+        """Read the newest version of this moment. VACUUM keeps its files for a while."""
         path = self._warehouse.changelog(table)
         versions = delta_log.commits(path)
         return delta.read_version(self._spark, path, versions[-1]) if versions else self.read(table)
 
     def open_files(self, table: Table, schema: StructType, before: DeltaFiles | None = None) -> DeltaFiles:
-        """Add the columns that are new, and widen those whose type became wider."""
+        """Add the new columns, and widen those whose type became wider."""
         path = self._warehouse.changelog(table)
         if before is not None:
             found = before.table
@@ -95,7 +95,7 @@ class DeltaChangelogs(Changelogs[DeltaFiles]):
         replica_properties: Mapping[str, str] | None,
         definition: Sequence[Mapping[str, Any]],
     ) -> NewTable:
-        """Define the table as the attempt before did: names of columns in files are made up."""
+        """Define the table, or take the ``definition`` of the previous attempt, because names of columns in files are generated."""
         schema, places = typed_schema(columns), (self._warehouse.changelog(table), self._warehouse.replica(table))
         if definition:
             made = delta_files.defined(directory, definition)
@@ -118,27 +118,27 @@ class DeltaChangelogs(Changelogs[DeltaFiles]):
         delta_files.commit(delta_files.open_table(path), files, position, is_reached=False)
 
     def old_changes(self, table: Table, lsn: int) -> OldChanges:
-        """Look up to where the replica is."""
+        """Return the old changes that the replica has already."""
         return _OldDeltaChanges(self._spark, self._warehouse, table, lsn, self.read(table))
 
     def naming_sql(self, name: str, path: Path) -> str:
-        """Name an external table: the catalog holds its location, and all else is in the table."""
+        """Name an external table: the catalog has only its location."""
         return f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION {literal(storage.name(path))}"
 
 
 def _properties(table: Table, schema: StructType) -> dict[str, str]:
-    # Whoever reads what is new has to find it by its position, however wide the table is.
+    # Readers find new changes by their position. So its columns need statistics, however wide the table is.
     indexed = max(INDEXED_COLUMNS, schema.names.index("_cdc_end_lsn") + 1)
     return {"cdcpipe.table": str(table), "delta.dataSkippingNumIndexedCols": str(indexed)}
 
 
 def _snapshot_layout(table: FileTable) -> Layout:
-    # They are null in a snapshot's rows, which have no transaction and no old row. In a wide table they are half of all columns.
+    # These columns are null in a snapshot's rows, which have no transaction and no old row. They may be half of all columns.
     return table.layout(without=("_cdc_xid", "_cdc_old"))
 
 
 class _NewDeltaTable(NewTable):
-    """Made where it will be, its commits wait for `land`; made elsewhere, they are part of what is moved."""
+    """A new table. If it is made in its final place, `land` makes its commits; otherwise `prepare` does, and `land` renames it."""
 
     def __init__(self, table: FileTable, replica: FileTable | None, places: tuple[Path, Path]) -> None:
         self.directory = table.path
@@ -191,7 +191,7 @@ def _move(made: Path, target: Path) -> None:
 
 
 class _OldDeltaChanges(OldChanges):
-    """Changes that the replica does not have yet stay, because it can get them from nowhere else."""
+    """The old changes of a Delta changelog. Changes that the replica does not have yet stay, as it gets them from nowhere else."""
 
     def __init__(self, spark: SparkSession, warehouse: Warehouse, table: Table, lsn: int, changes: DataFrame) -> None:
         self.table = table

@@ -1,10 +1,11 @@
-"""The history of the tables' schemas: every description that was in force, with the position of the first change under it.
+"""The schema history: every version of every table's description, with the position of the first change to which it applies.
 
-It is a changelog like the logical messages' (changelog/tables.py), in the same format: ``changelog/_cdc_schema_history``. A
-description is a version of the relation with one id, whatever its name: so a table that is renamed goes on, and one that is made
-again under the same name is another one. What the server only says again is no version.
+It is a changelog in the same format as the others: ``changelog/_cdc_schema_history`` (changelog/tables.py). Versions belong to a
+relation id, not to a name. So a renamed table keeps its history, and a table that was dropped and created again begins a new one. A
+description that only repeats the previous one is no version.
 
-A column's number, and what rows from before have in it, are the catalog's (schema/column_numbers.py): NULL if they are not certain.
+A column's number, and its value in earlier rows, come from the catalog (schema/column_numbers.py). They are NULL if they are not
+certain.
 """
 
 from __future__ import annotations
@@ -75,12 +76,12 @@ HISTORY_SCHEMA: Final = StructType(
         StructField("_cdc_ordinal", IntegerType()),
     ]
 )
-"""``type`` is NULL for a type that is not built in; ``is_key``: part of the replica identity, with FULL every column is."""
+"""``type`` is NULL for a type that is not built in. ``is_key``: part of the replica identity; with FULL every column is."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaVersion:
-    """A description and what the catalog says of its columns, None if that is not certain."""
+    """A description, and the catalog's facts about its columns; None if these are not certain."""
 
     end_lsn: int
     ordinal: int
@@ -89,7 +90,7 @@ class SchemaVersion:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where among the table's changes it begins."""
+        """The place among the table's changes at which the version begins."""
         return self.end_lsn, self.ordinal
 
 
@@ -109,9 +110,9 @@ class SchemaHistory:
         fields_of: Callable[[Table, Use], Sequence[StructField] | None],
         segments: Sequence[Segment],
     ) -> None:
-        """Write down the versions that are new in the segments.
+        """Record the versions that are new in the segments.
 
-        ``fields_of`` gives the columns of a table's changelog that a relation's are, None for one that the changelog has not had.
+        ``fields_of`` returns the changelog's columns for the columns of a relation; None for a relation that the changelog lacks.
         """
         self._published.begin_batch()
         versions = {relation_id: list(known) for relation_id, known in self._load().items()}
@@ -132,7 +133,7 @@ class SchemaHistory:
             self._state, self._versions = ChangelogState(HISTORY_SCHEMA, end.lsn), versions
 
     def step(self, use: Use) -> tuple[SchemaVersion, SchemaVersion] | None:
-        """Return the version that begins with ``use`` and the one before it; None if none begins there, or none was before."""
+        """Return the version that begins with ``use``, and the one before it; None if there are no such two versions."""
         known = (self._versions or {}).get(use.relation.relation_id, [])
         for before, after in pairwise(known):
             if (after.end_lsn, after.ordinal) == (use.end_lsn, use.ordinal):
@@ -145,12 +146,12 @@ class SchemaHistory:
         return [other for other in known if other.place < version.place]
 
     def version(self, relation_id: int, place: tuple[int, int]) -> SchemaVersion | None:
-        """Return the version in force at a place among the table's changes; None if none is known."""
+        """Return the version that applies at a place among the table's changes; None if it is not known."""
         known = self._load().get(relation_id, [])
         return next((version for version in reversed(known) if version.place <= place), None)
 
     def newest(self, table: Table) -> Relation | None:
-        """Return the newest description of a table: the stream's, or the catalog's of one that it has not described yet."""
+        """Return the newest description of a table: from the stream, or from the catalog if the stream has none yet."""
         versions = self._warehouse.versions(table)
         if not versions:
             return None
@@ -162,7 +163,7 @@ class SchemaHistory:
         return numbered(relation, self._published.columns(relation), before)
 
     def _load(self) -> dict[int, list[SchemaVersion]]:
-        """Return every relation's versions in order, read once."""
+        """Return the versions of every relation, in order. They are read once."""
         if self._versions is None:
             self._state = self._changelogs.state(SCHEMA_HISTORY)
             versions: dict[int, list[SchemaVersion]] = {}
@@ -175,7 +176,7 @@ class SchemaHistory:
 
 
 def _said(relation: Relation) -> tuple[object, ...]:
-    """Return what makes a version."""
+    """Return the parts of a description. A description that differs in one of them is another version."""
     columns = tuple((column.name, column.type_id, column.type_modifier, column.is_key) for column in relation.columns)
     return relation.namespace, relation.name, relation.replica_identity, columns
 

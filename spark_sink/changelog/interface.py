@@ -1,6 +1,7 @@
-"""What a table format does for changelogs, as abstract classes: `Changelogs`, and what it returns.
+"""The interface of a table format for changelogs: the abstract class `Changelogs`, and the classes of the objects that it returns.
 
-Each format has a module with a subclass of each: delta_changelogs.py, parquet_changelogs.py. tables.py has what all promise.
+Each format has a module with subclasses of them: delta_changelogs.py, parquet_changelogs.py. tables.py says what holds for all
+formats.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class ChangelogState:
 
 @dataclass(slots=True)
 class Files:
-    """A changelog to which files are added: where they are to be written, in which columns."""
+    """A changelog that is ready for new files: the directory to write them to, and their columns."""
 
     schema: StructType
     directory: Path
@@ -47,9 +48,9 @@ class Files:
 
 
 class NewTable(ABC):
-    """A table that a snapshot makes of files: its changelog, and a replica of the same files, if the format keeps replicas.
+    """A table that a snapshot creates from files: its changelog, and, if the format keeps replicas, a replica of the same files.
 
-    The files are written to ``directory`` in the ``layout``. ``definition`` is what another attempt has to know to go on with them.
+    Write the files to ``directory`` in the ``layout``. Another attempt needs the ``definition`` to continue with the same files.
     """
 
     directory: Path
@@ -59,34 +60,34 @@ class NewTable(ABC):
     @property
     @abstractmethod
     def makes_replica(self) -> bool:
-        """Whether there is to be a replica."""
+        """Whether a replica is created, too."""
 
     @abstractmethod
     def prepare(self, files: Sequence[WrittenFile], position: Position, *, with_replica: bool) -> None:
-        """Do what can be done before anybody has to be kept from the tables."""
+        """Do the work that needs no lock."""
 
     @abstractmethod
     def land(self) -> None:
-        """Put what is prepared in its place: the replica first, so that a changelog is only ever there with what belongs to it."""
+        """Put the prepared tables into place, the replica first, so that a changelog never exists without its replica."""
 
 
 class OldChanges(ABC):
-    """What a purge can remove of one changelog: ``rows`` that end at or before ``lsn``. ``kept`` are as old, and stay."""
+    """The old changes of one changelog: a purge can remove ``rows`` of them, up to ``lsn``. ``kept`` are as old, but stay."""
 
     table: Table
     lsn: int
     rows: int
     kept: int
     reason: str
-    """Why they stay."""
+    """Why the ``kept`` rows stay."""
 
     @abstractmethod
     def check(self) -> None:
-        """Raise WarehouseError if something still needs these changes."""
+        """Raise WarehouseError if the current rows still need these changes."""
 
     @abstractmethod
     def remove(self) -> None:
-        """Remove them."""
+        """Remove these changes."""
 
 
 _Files = TypeVar("_Files", bound=Files)
@@ -101,7 +102,7 @@ class Changelogs(ABC, Generic[_Files]):
 
     @abstractmethod
     def state(self, table: Table) -> ChangelogState | None:
-        """Return how a changelog is now; None if there is none yet."""
+        """Return the present state of a changelog; None if there is none yet."""
 
     @abstractmethod
     def read(self, table: Table) -> DataFrame:
@@ -109,37 +110,37 @@ class Changelogs(ABC, Generic[_Files]):
 
     @abstractmethod
     def read_as_is(self, table: Table) -> DataFrame:
-        """Return all changes as of now; should some be removed later, it shows them all the same, or is an error."""
+        """Return all changes as of now. If some are removed later, reading still returns them, or raises an error."""
 
     @abstractmethod
     def open_files(self, table: Table, schema: StructType, before: _Files | None = None) -> _Files:
-        """Make ready for files with these columns; ``before`` is what this returned the last time, if nobody has written since.
+        """Prepare a changelog for files with the columns of ``schema``: the result has the table's columns in order, then new ones.
 
-        The result's columns are the table's, in its order, and those that are new.
+        ``before`` is the result of the previous call, if nobody else has written since.
         """
 
     def commit_files(
         self, table: Table, files: _Files, written: Sequence[WrittenFile], start: Position, end: Position, count: int
     ) -> None:
-        """Make the files that have the changes in (start, end] part of the changelog.
+        """Add the files with the changes in (start, end] to the changelog, in one step that also records ``end``.
 
-        WarehouseError, and nothing is changed, if they do not have ``count`` rows. delta.commit.ChangedError if somebody else has
-        changed the table's columns.
+        Raises WarehouseError, and changes nothing, if the files do not have ``count`` rows. Raises delta.commit.ChangedError if
+        another program has changed the table's columns.
         """
         rows = sum(file.rows for file in written)
         if rows != count:
             raise WarehouseError(
-                f"{rows} rows were written to the changelog of {table} up to {end}, where the segments have {count} changes",
-                hint="nothing of it was kept; report it",
+                f"{rows} rows were written for the changelog of {table} up to {end}, but the segments have {count} changes",
+                hint="none of these rows were added; please report this",
             )
         self._commit(files, written, start, end)
 
     @abstractmethod
     def _commit(self, files: _Files, written: Sequence[WrittenFile], start: Position, end: Position) -> None:
-        """Make files part of the changelog, whose number of rows is right."""
+        """Add files to the changelog. Their number of rows has been checked."""
 
     def append(self, table: Table, rows: pa.Table, schema: StructType, start: Position, end: Position) -> None:
-        """Append rows that this process has, of the changes in (start, end]."""
+        """Append rows that are in memory, with the changes in (start, end]."""
         files = self.open_files(table, schema)
         writer = FileWriter(storage.name(files.directory), part_name(), files.layout)
         for batch in rows.to_batches():
@@ -157,25 +158,25 @@ class Changelogs(ABC, Generic[_Files]):
         replica_properties: Mapping[str, str] | None,
         definition: Sequence[Mapping[str, Any]],
     ) -> NewTable:
-        """Begin a table with these columns in a directory: where the changelog will be, or one that can be renamed to that.
+        """Begin a table with these columns in a directory: its final place, or a directory that can be renamed to it.
 
-        With ``replica_properties`` there is to be a replica. ``definition`` is that of an attempt before, or empty.
+        With ``replica_properties`` a replica is created, too. ``definition`` is that of a previous attempt, or empty.
         """
 
     @abstractmethod
     def snapshot_layout(self, table: Table, schema: StructType) -> Layout:
-        """Give a changelog the columns of a snapshot that comes to it; return how a file of that looks."""
+        """Add the columns of a snapshot to a changelog. Returns the layout of the snapshot's files."""
 
     @abstractmethod
     def add_snapshot(self, table: Table, directory: Path, files: Sequence[WrittenFile], position: Position) -> None:
-        """Make files of a directory, a snapshot at ``position``, part of a changelog, all at once."""
+        """Add the files of a snapshot at ``position`` from a directory to a changelog, all in one step."""
 
     # --- others ---
 
     @abstractmethod
     def old_changes(self, table: Table, lsn: int) -> OldChanges:
-        """Return what of a changelog can go of all that is not newer than ``lsn``."""
+        """Return the changes of a changelog up to ``lsn``, to be removed as far as they are not needed."""
 
     @abstractmethod
     def naming_sql(self, name: str, path: Path) -> str:
-        """Return the statement that gives the table at ``path`` a name, quoted, in a catalog; what is there is left alone."""
+        """Return the SQL statement that gives the table at ``path`` a (quoted) name in a catalog, unless the name exists."""

@@ -1,6 +1,6 @@
-"""Changelogs in Parquet: an append is a directory whose name says what it has (warehouse/appends.py). Nothing is ever changed.
+"""Changelogs in Parquet. An append is a directory whose name has its range of LSNs (warehouse/appends.py). Files never change.
 
-A replica is a view over the changelog here: so what the current rows are made of can't go.
+A replica is a view over the changelog. So changes of which the current rows are made can't be removed.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ class ParquetChangelogs(Changelogs[Files]):
     """The changelogs of a warehouse in Parquet."""
 
     def state(self, table: Table) -> ChangelogState | None:
-        """Read the newest append's name, and the columns of its files."""
+        """Read the position from the name of the newest append, and the columns from its files."""
         path = self._warehouse.changelog(table)
         found = appends.list_appends(path)
         return ChangelogState(self._schema(path, found[-1]), found[-1].end_lsn) if found else None
 
     def _schema(self, path: Path, newest: Append) -> StructType:
-        # Each append has all columns of the ones before it. A snapshot, too; but appends that came later may lie before it.
+        # Each append has all columns of the appends before it. So does a snapshot; but an append that came later may be placed
+        # before it, and lack its columns.
         schema = self._schema_of(newest.path)
         for snapshot in appends.list_snapshots(path):
             columns, others = (split_schema(each)[0] for each in (schema, self._schema_of(snapshot)))
@@ -60,7 +61,7 @@ class ParquetChangelogs(Changelogs[Files]):
         return self._spark.read.parquet(str(path)).schema
 
     def read(self, table: Table) -> DataFrame:
-        """Read all appends, by the columns that they have together."""
+        """Read all appends, with all the columns that they have together."""
         path = self._warehouse.changelog(table)
         found = appends.list_appends(path)
         if not found:
@@ -68,11 +69,11 @@ class ParquetChangelogs(Changelogs[Files]):
         return self._spark.read.schema(self._schema(path, found[-1])).parquet(str(path)).drop(appends.APPEND_COLUMN)
 
     def read_as_is(self, table: Table) -> DataFrame:
-        """Read all appends that are there: a file that goes is an error."""
+        """Read all present appends. If a file is removed later, reading raises an error."""
         return self.read(table)
 
     def open_files(self, table: Table, schema: StructType, before: Files | None = None) -> Files:  # noqa: ARG002
-        """Make an empty directory for the files."""
+        """Create an empty directory for the files."""
         directory = appends.make_writing_directory(self._warehouse.changelog(table))
         return Files(schema, directory, _layout(schema))
 
@@ -86,7 +87,7 @@ class ParquetChangelogs(Changelogs[Files]):
         columns: StructType,
         directory: Path,
         replica_properties: Mapping[str, str] | None,  # noqa: ARG002 - there are no replicas
-        definition: Sequence[Mapping[str, Any]],  # noqa: ARG002 - nothing is made up
+        definition: Sequence[Mapping[str, Any]],  # noqa: ARG002 - nothing is generated
     ) -> NewTable:
         """Begin with the directory of the first append."""
         return _NewParquetTable(self._warehouse.changelog(table), directory, _layout(typed_schema(columns)))
@@ -100,12 +101,12 @@ class ParquetChangelogs(Changelogs[Files]):
         _add(self._warehouse.changelog(table), appends.snapshot_name(position), directory, files)
 
     def old_changes(self, table: Table, lsn: int) -> OldChanges:
-        """Look which appends can go."""
+        """Return the old appends."""
         return _OldParquetChanges(self._warehouse, table, lsn, self.read(table))
 
     def naming_sql(self, name: str, path: Path) -> str:
         """Name a view that reads the table's directory."""
-        # Each append has all columns of those before it, and the view those of all.
+        # Each append has all columns of the appends before it. The view has the columns of all of them.
         return (
             f"CREATE VIEW IF NOT EXISTS {name} WITH SCHEMA EVOLUTION AS SELECT * EXCEPT ({appends.APPEND_COLUMN}) "
             f"FROM parquet.{quote(str(path))} WITH (mergeSchema = 'true')"
@@ -121,7 +122,7 @@ def _add(path: Path, name: str, directory: Path, files: Sequence[WrittenFile]) -
 
 
 class _NewParquetTable(NewTable):
-    """Its files are its first append."""
+    """A new table. Its files become its first append."""
 
     makes_replica = False
 
@@ -133,7 +134,7 @@ class _NewParquetTable(NewTable):
         storage.make_directory(directory)
 
     def prepare(self, files: Sequence[WrittenFile], position: Position, *, with_replica: bool) -> None:  # noqa: ARG002
-        # Without a file there are no columns.
+        # An append without a file would have no columns.
         files = files or [FileWriter(storage.name(self.directory), part_name(), self.layout).close()]
         self._append = appends.append_name(position, position), files
 
@@ -144,7 +145,10 @@ class _NewParquetTable(NewTable):
 
 
 class _OldParquetChanges(OldChanges):
-    """Whole appends go. An append with later changes stays, and so does the newest, whose name has the changelog's position."""
+    """The old changes of a Parquet changelog, as whole appends.
+
+    An append with later changes stays. So does the newest one, because its name has the changelog's position.
+    """
 
     def __init__(self, warehouse: Warehouse, table: Table, lsn: int, changes: DataFrame) -> None:
         self.table = table

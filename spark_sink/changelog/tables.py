@@ -1,14 +1,16 @@
-"""Changelog tables: append-only, every change once, in any table format. `changelogs_of` gives a warehouse's.
+"""Changelog tables: append-only tables with every change once. `changelogs_of` returns those of a warehouse, for its table format.
 
-Rows are in the typed layout of the data source (source/datasource.py): the table's columns, then the ``_cdc_`` columns. They come
-as files, written in the table's directory, which a commit makes part of it when their rows have been counted. A column that is
-new is added; one that was dropped stays, NULL from then on; one whose type changed goes on under another name beside the old one
-(types.versioned_name), unless the format widens columns and the type became wider. No file is written anew.
+These rules hold in every format:
 
-A reader sees all of an append or nothing. An append records the position that it reaches, so one that is made twice leaves the rows
-of one. A snapshot of a table that has a changelog (snapshot/table.py) is a commit beside the appends, and records no position.
+- Rows have the columns of the data source's typed rows (source/datasource.py): the table's columns, then the ``_cdc_`` columns.
+- Files are written to the table's directory. A commit adds them to the table, after their rows have been counted.
+- A new column is added. A dropped column stays, and is NULL from then on. If a column's type changes, new values go to another
+  column beside it (types.versioned_name), unless the type became wider and the format can widen columns. No file is rewritten.
+- A reader sees an append completely or not at all.
+- An append records the position that it reaches. So an append that is made twice adds its rows once.
+- A snapshot of a table with a changelog (snapshot/table.py) is a commit beside the appends, and records no position.
 
-The logical messages have a changelog of their own (`schema.table.MESSAGES`), with the data source's columns for them.
+Logical messages have their own changelog (`schema.table.MESSAGES`), with the data source's columns for messages.
 """
 
 from __future__ import annotations
@@ -34,5 +36,5 @@ _CLASSES: Final[dict[str, type[Changelogs[Any]]]] = {
 
 
 def changelogs_of(spark: SparkSession, warehouse: Warehouse) -> Changelogs[Any]:
-    """Return the changelogs of a warehouse, to read and to write them."""
+    """Return the object that reads and writes the changelogs of a warehouse."""
     return _CLASSES[warehouse.format.name](spark, warehouse)

@@ -1,13 +1,13 @@
-"""A table's versions as they come: what identifies its rows from some change on, and what rows from before have in new columns.
+"""Finds the versions of tables: from which change on which columns are the key, and which values earlier rows have in new columns.
 
-The key is in the stream (schema/keys.py), but for tables with REPLICA IDENTITY FULL or NOTHING: those are asked for in the catalog,
-unless the user has named their keys, wherever the server describes the table anew, as it does after each ALTER TABLE. (What the
-launcher repeats is no sign of anything: there the key goes on.) The catalog is of today: where its key can't be that of these
-changes, the one before goes on.
+**Keys.** The stream names the key (schema/keys.py), except for tables with REPLICA IDENTITY FULL or NOTHING. For these, unless the
+user has named the key, the catalog is asked whenever the server describes the table again, as it does after each ALTER TABLE. (A
+description that the launcher repeats changes nothing.) The catalog is of today. If its key can't be the key of these changes, the
+previous key is kept.
 
-PostgreSQL rewrites no rows for RENAME COLUMN and ADD COLUMN … DEFAULT, and the stream tells of neither. The catalog numbers the
-columns (schema/column_numbers.py): by its number a column under a new name is found again, and of one that was added the catalog
-says what rows from before have in it. Where that is not certain, the table and the columns are named.
+**Earlier rows.** PostgreSQL rewrites no rows for RENAME COLUMN and ADD COLUMN … DEFAULT, and the stream does not contain these
+commands. But the catalog numbers columns (schema/column_numbers.py). The number identifies a renamed column. For an added column,
+the catalog has the value of earlier rows. If this is not certain, a warning names the table and the columns.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _logger = logging.getLogger(__name__)
 def insert_snapshot(
     versions: Sequence[Version], snapshot: Version, history: SchemaHistory, columns: StructType, types: str
 ) -> list[Version]:
-    """Return the versions with that of a snapshot, whose rows may come when the stream is past it already.
+    """Return the versions with the version of a snapshot inserted. The stream may be past the snapshot already.
 
-    What rows from before have in the columns of the version that follows is a matter of the snapshot's rows then.
+    The next version's fills are computed again: they then apply to the snapshot's rows.
     """
     found = _insert(versions, snapshot)
     following = found.index(snapshot) + 1
@@ -56,7 +56,7 @@ def insert_snapshot(
 
 
 def _insert(versions: Sequence[Version], version: Version) -> list[Version]:
-    """Return the versions with another one at its place, where what it says is not what the one before it says."""
+    """Return the versions with ``version`` inserted at its place, unless it changes nothing compared with the one before."""
     before = [known for known in versions if known.place < version.place]
     after = [known for known in versions if known.place > version.place]
     is_new = not before or not version.says_nothing_after(before[-1])
@@ -64,7 +64,7 @@ def _insert(versions: Sequence[Version], version: Version) -> list[Version]:
 
 
 class TableVersions:
-    """Writes down in a warehouse what identifies its tables' rows; ``keys`` are those of `pipeline.Pipeline`."""
+    """Records the versions of a warehouse's tables. ``keys`` are the keys that the user has named (`pipeline.Pipeline`)."""
 
     def __init__(
         self,
@@ -87,11 +87,11 @@ class TableVersions:
         before: StructType | None,
         columns: StructType,
     ) -> list[Version]:
-        """Write down what holds beyond ``done_lsn``, before the first change under it; return all versions.
+        """Record the versions beyond ``done_lsn``, before a change to which they apply is written. Returns all versions.
 
-        ``known`` are those written down before; ``columns`` the changelog's, which had ``before`` so far. What is known from
-        beyond ``done_lsn`` is of a snapshot, or of an attempt whose changes did not get into the changelog: it is written down
-        again when its place comes.
+        ``known`` are the versions recorded before. ``columns`` are the changelog's columns; it had ``before`` so far. A known
+        version beyond ``done_lsn`` is from a snapshot, or from an attempt whose changes did not get into the changelog. The latter
+        is recorded again in its turn.
         """
         versions = list(known)
         for preceding, use in zip((None, *uses), uses, strict=False):
@@ -111,7 +111,7 @@ class TableVersions:
         return versions
 
     def _key(self, table: Table, use: Use, known: Sequence[Version]) -> tuple[str, ...]:
-        """Return the names of the columns that identify a row, in PostgreSQL's spelling; none if nothing does."""
+        """Return the names of the columns that identify a row, in PostgreSQL's spelling; empty if no columns do."""
         relation = use.relation
         names = {column.name for column in relation.columns}
         key = self._keys.get(str(table))
@@ -124,7 +124,7 @@ class TableVersions:
                 found = self._published.primary_key(relation)
                 if found is not None and set(found) <= names:
                     return found
-                # The table has gone, or has got a key since whose columns these changes lack: what held before goes on.
+                # The table does not exist any more, or its key has columns that these changes lack. So keep the previous key.
             return () if before is None else tuple(map(original_name, before.key))
 
         return identifying_columns(relation, primary_key)
@@ -132,18 +132,21 @@ class TableVersions:
     def _fills(
         self, table: Table, use: Use, known: Sequence[Version], before: StructType | None, columns: StructType
     ) -> tuple[Fill, ...]:
-        """Return what is certain of rows from before ``use``, and name what is not; ``known`` are the versions so far."""
+        """Return the certain values of rows from before ``use``, and warn of the uncertain ones.
+
+        ``known`` are the versions so far.
+        """
         step, place = self._history.step(use), (use.end_lsn, use.ordinal)
         here = self._history.version(use.relation.relation_id, place)
         is_after_snapshot = bool(known and known[-1].snapshot) and (step is None or known[-1].place > step[0].place)
         if is_after_snapshot and here is not None and here.place == place:
-            # The rows from before are the snapshot's.
+            # The earlier rows are those of the snapshot.
             relation = as_typed(here.relation, self._warehouse.types)
             fills, unknown = _fills_after_snapshot(known[-1], replace(here, relation=relation), columns)
             self._name(table, unknown)
             return fills
         if step is None:
-            # What the table began with is not in the history: a snapshot, or an older program's tables.
+            # The history lacks the previous version: the table began with a snapshot, or an older cdcpipe wrote it.
             old = set() if before is None else set(before.names)
             fields = assign_columns(columns, as_typed(use.relation, self._warehouse.types))
             new = [c.name for c, field in zip(use.relation.columns, fields, strict=True) if before and field.name not in old]
@@ -152,8 +155,8 @@ class TableVersions:
         previous, version = (replace(each, relation=as_typed(each.relation, self._warehouse.types)) for each in step)
         if (previous.relation.namespace, previous.relation.name) != (table.schema, table.name):
             _logger.warning(
-                "table %s was %s.%s: its rows from before are in the tables of that name, and in the replica of this one once they "
-                "change, or: cdcpipe-spark snapshot --table %s",
+                "table %s was renamed from %s.%s: earlier rows are in the tables of the old name. They come to the new replica "
+                "when they change, or with cdcpipe-spark snapshot --table %s",
                 table,
                 previous.relation.namespace,
                 previous.relation.name,
@@ -161,7 +164,7 @@ class TableVersions:
             )
             return ()
         self._name_retyped(table, previous, version, columns)
-        # (By their names: under another name of the table, or before a snapshot, they need not be the changelog's.)
+        # Compare by name: columns from under another name of the table, or from before a snapshot, need not be in the changelog.
         before_it = {column.name for each in self._history.before(step[0]) for column in each.relation.columns}
         copied = {name for each in known for _, name in each.snapshot}
         fills, unknown = fills_between(previous, version, columns, before_it | copied)
@@ -172,8 +175,8 @@ class TableVersions:
     def _name(table: Table, names: Sequence[str]) -> None:
         if names:
             _logger.warning(
-                "table %s has new columns: %s. If one was renamed or has a default, the stream does not tell what rows from before "
-                "have in it: there it is NULL in the replica until they change, or: cdcpipe-spark snapshot --table %s",
+                "table %s has new columns: %s. If one was renamed or has a default, the stream does not have its value in earlier "
+                "rows: in the replica it is NULL until these rows change, or until cdcpipe-spark snapshot --table %s",
                 table,
                 ", ".join(names),
                 table,
@@ -185,8 +188,8 @@ class TableVersions:
         for name in old.keys() & new.keys():
             if old[name].name != new[name].name and not holds(new[name].dataType, old[name].dataType):
                 _logger.warning(
-                    "table %s, column %s: its new type does not hold every value of the old one exactly; it goes on as column %s, "
-                    "what was before is in %s",
+                    "table %s, column %s: its new type does not hold every value of the old one exactly; new values go to column "
+                    "%s, earlier values stay in %s",
                     table,
                     name,
                     new[name].name,
@@ -202,9 +205,9 @@ def _fields(version: SchemaVersion, columns: StructType) -> dict[str, StructFiel
 def fills_between(
     previous: SchemaVersion, version: SchemaVersion, columns: StructType, dropped: Collection[str] = ()
 ) -> tuple[tuple[Fill, ...], list[str]]:
-    """Return what rows of the previous version have in the new version's new columns, and the columns where that is unknown.
+    """Return the fills of the new version's new columns for rows of the previous version, and the columns without a certain value.
 
-    In a column that has a name of one ``dropped`` before they may still have a value.
+    In a column with the name of a ``dropped`` column, these rows may still have a value of that column.
     """
     old, new = _fields(previous, columns), _fields(version, columns)
     used = {*dropped, *old}
@@ -219,7 +222,7 @@ def fills_between(
             continue
         fill = _fill(new[name], None if source is None else old[source], fact)
         if fill is None and source == name:
-            continue  # another type: `_name_retyped`
+            continue  # the column has another type: `_name_retyped` warns of it
         if fill is None:
             unknown.append(name)
             fill = Fill(new[name].name)
@@ -229,7 +232,7 @@ def fills_between(
 
 
 def _fills_after_snapshot(snapshot: Version, version: SchemaVersion, columns: StructType) -> tuple[tuple[Fill, ...], list[str]]:
-    """Return what a snapshot's rows have in columns of a later version that they lack, and those where that is unknown."""
+    """Return the fills of a later version's columns for a snapshot's rows, and the columns without a certain value."""
     new, known = _fields(version, columns), dict(snapshot.snapshot)
     if version.facts is None:
         return (), [name for name, field in new.items() if field.name not in known.values()]
@@ -249,7 +252,7 @@ def _fills_after_snapshot(snapshot: Version, version: SchemaVersion, columns: St
 
 
 def _fill(field: StructField, source: StructField | None, fact: ColumnFacts) -> Fill | None:
-    """Return what rows from before have in a new column, None if that is not known."""
+    """Return the value of earlier rows in a new column; None if it is not known."""
     if source is not None:
         return Fill(field.name, source.name) if holds(field.dataType, source.dataType) else None
     return None if fact.is_filled else Fill(field.name, value=fact.missing)

@@ -1,8 +1,8 @@
-"""Segments -> files of changelogs: the part of a micro-batch that runs in executors, or for a small one in the driver.
+"""Writes the changes in segments to files of changelogs. Runs in executors; for a small micro-batch in the driver.
 
-A task opens each of its segments once, for all tables: it finds the records, and decodes each of them once. What comes out are
-Arrow columns, which go to Parquet as they are: a file for each table and task, in the table's directory. That does not make them
-rows of the table; a commit of the driver's does, which knows then how many rows each file has (changelog/tables.py).
+A task opens each of its segments once, for all tables, and decodes each record once, to Arrow columns. It writes them to a Parquet
+file for each table, in the table's directory. These files are not part of the table before the driver commits them. The driver
+knows the number of rows of each file then (changelog/tables.py).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 __all__ = ["Target", "Written", "write"]
 
 _TASK_BYTES: Final = 16 << 20
-"""So much a task reads at least: a file is not to have a few rows."""
+"""The least bytes of segments for one task, so that files do not become too small."""
 _DRIVER_BYTES: Final = 2 << 20
-"""What is no larger the driver writes itself: sooner than a task is on its way."""
+"""A micro-batch up to this size is written by the driver itself, in less time than it takes to start a task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A table to which changes are to be written. Goes to executors by pickle: plain values only."""
+    """A table to write changes to. It is pickled for the executors, so it has plain values only."""
 
     table: tuple[str, str] | None
     """Schema and name; None for the logical messages."""
@@ -47,13 +47,13 @@ class Target:
     layout: Layout
     """The columns of its files."""
     after_lsn: int
-    """It has everything up to there."""
+    """The LSN up to which the table has its changes already."""
     types: str = EXACT
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A table's file, and how many values in it their type cannot hold, by column, those of old rows aside."""
+    """A written file of a table. ``exact`` counts by column the values that their type cannot hold, without those of old rows."""
 
     file: WrittenFile
     exact: Counter[str]
@@ -62,9 +62,9 @@ class Written:
 def write(
     spark: SparkSession, segments: Sequence[Segment], targets: Sequence[Target], origin: Origin | None = None
 ) -> list[list[Written]]:
-    """Write what segments have for the targets, and return the files of each.
+    """Write the changes of the targets in these segments. Returns the files of each target.
 
-    Executors read the segments where they are here, or with an ``origin`` get them from there.
+    Executors read the segments at the same path as the driver; with an ``origin`` they fetch them from that server.
     """
     sizes = [segment.size() for segment in segments]
     if sum(sizes) <= _DRIVER_BYTES:
@@ -84,7 +84,7 @@ def _slice(segment: Segment, origin: Origin | None) -> Slice:
 
 
 def _write(pieces: Sequence[Slice], targets: Sequence[Target]) -> list[Written | None]:
-    """Write one file for each target for which there is anything."""
+    """Write one file for each target that has changes in these slices."""
     opened: dict[Slice, OpenSlice] = {}
 
     def open_beyond(piece: Slice, lsn: int) -> OpenSlice:

@@ -1,1 +1,1 @@
-"""A small Delta Lake client. It knows nothing of change data: it takes versions, notes, keys and row numbers."""
+"""A small Delta Lake client. It knows nothing of change data: it takes columns, files, keys, row numbers and marks."""

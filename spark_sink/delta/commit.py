@@ -1,11 +1,11 @@
-"""Delta tables whose files we write: a commit adds files to a table, and records up to where the table has its changes.
+"""Commits files to Delta tables without Spark. A commit adds or replaces files, and records how far the table has its changes.
 
-Commits are written as Delta's protocol has them (PROTOCOL.md, "Delta Log Entries"). Delta's own way to commit takes half a
-second of a core, because it makes sure of what all of the table looks like; here nothing of the table is read. Where rows are only
-added, a commit may follow any other. What must not have come in between is another definition of the table, or a commit that
-records what this one does. Where files are replaced, nothing must have.
+Commits follow Delta's protocol (PROTOCOL.md, "Delta Log Entries"). Delta's own commit takes half a second of a core, because it
+checks the state of the whole table. A commit here reads nothing of the table. If it only adds rows, it may follow any other commit,
+except one that redefines the table, and one that has recorded a position meanwhile. If it replaces files, no other commit may come
+in between.
 
-A file that no commit has added is not part of the table: Delta's VACUUM removes it.
+A file that no commit has added is not part of the table. Delta's VACUUM removes it.
 """
 
 from __future__ import annotations
@@ -59,51 +59,51 @@ KNOWN_FEATURES: Final = {
     "v2Checkpoint",
     "vacuumProtocolCheck",
 }
-"""Features of a table that ask nothing more of who adds files than is done here."""
+"""Features of a table for which a program that adds files need not do more than this module does."""
 
 _MAX_ID: Final = "delta.columnMapping.maxColumnId"
 
 
 _DEFINITIONS: Final = ("metaData", "protocol", "domainMetadata")
-"""The actions that say how files of a table are to be written."""
+"""The actions that determine how to write files of a table."""
 
 
 class DeltaError(CdcpipeError):
-    """The table asks for more than this client does, or its log is not what it was."""
+    """The table has a feature that this client does not support, or another program has committed changes to it."""
 
 
 class ChangedError(Exception):
-    """The table has been changed meanwhile: nothing was committed."""
+    """Another program has changed the table meanwhile. Nothing was committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """A file of which rows go: those in its new deletion ``vector``, or without one the whole file."""
+    """A file that loses rows: those in its new deletion ``vector``; without a vector, all of them."""
 
     file: Mapping[str, Any]
-    """The action that added it."""
+    """The action that added the file."""
     vector: Mapping[str, Any] | None = None
 
 
 @dataclass(slots=True)
 class FileTable:
-    """A table as of a commit; ``version`` goes on with each of ours."""
+    """A table as of a commit. Each commit of ours updates ``version``."""
 
     path: Path
     version: int
-    """The newest commit that is known; -1 for a table that its first commit will make."""
+    """The newest known commit; -1 for a table that its first commit will create."""
     schema: StructType
     physical: StructType
-    """The columns as its files have them."""
+    """The columns with their names in the files."""
     lsn: int
-    """Up to where it has its changes; 0 for none."""
+    """The LSN up to which the table has its changes; 0 for none."""
     definition: tuple[Mapping[str, Any], ...] = ()
-    """What a new table's first commit has to say."""
+    """For a new table: the actions of its first commit that define it."""
     clustering: tuple[str, ...] = ()
     """The columns by which its rows are clustered, by the names in its files."""
 
     def layout(self, *, without: Collection[str] = ()) -> Layout:
-        """Return how a file of the table looks; it may lack columns that it has nothing for."""
+        """Return the layout of a file of the table, without the columns ``without``, which are null in all its rows."""
         fields = zip(self.schema.names, arrow_schema(self.physical), strict=True)
         wanted = [(name, field) for name, field in fields if name not in without]
         names, fields_of_file = zip(*wanted, strict=True) if wanted else ((), ())
@@ -111,27 +111,27 @@ class FileTable:
 
 
 def open_table(path: Path) -> FileTable:
-    """Return the table as it is now; DeltaError for one that asks for more than is done here."""
+    """Return the table as it is now. Raises DeltaError if it has a feature that this client does not support."""
     log = TableLog(path).refresh()
     if (obstacle := log.obstacle("writerFeatures", KNOWN_FEATURES)) is not None:
         raise DeltaError(
-            f"the Delta table {path} has {obstacle}, and cdcpipe can't add to such a table",
-            hint="ALTER TABLE ... DROP FEATURE, or let the table be made anew",
+            f"the Delta table {path} has {obstacle}, and cdcpipe can't add rows to such a table",
+            hint="ALTER TABLE ... DROP FEATURE, or remove the table and let cdcpipe create it again",
         )
     return of_log(log)
 
 
 def of_log(log: TableLog) -> FileTable:
-    """Return the table as its log has it; whether it asks for more than is done here is not looked at."""
+    """Return the table that a log describes. Does not check whether this client supports all its features."""
     known, physical = columns(log.metadata), physical_columns(log.metadata)
     return FileTable(log.path, log.version, known, physical, log.lsn or 0, clustering=log.clustering)
 
 
 def define(path: Path, schema: StructType, properties: Mapping[str, str], like: FileTable | None = None) -> FileTable:
-    """Return a table that will be there with its first commit.
+    """Return a new table, which its first commit will create.
 
-    Its columns may be some of those of another new table, ``like``: then files of that one can be files of this one, too. (What
-    a file has besides the table's columns is nobody's, as it is after DROP COLUMN.)
+    Its columns may be some of the columns of another new table, ``like``. Then files of that table can also be files of this one.
+    (Readers ignore columns of a file that the table does not have, as after DROP COLUMN.)
     """
     if like is None:
         numbers = iter(range(1, 1 << 31))
@@ -155,7 +155,7 @@ def define(path: Path, schema: StructType, properties: Mapping[str, str], like: 
         "configuration": configuration,
         "createdTime": time.time_ns() // 1_000_000,
     }
-    # A later column may be the first timestamp without time zone; Delta does not turn the feature on for an existing table.
+    # A later column may be the first timestamp without time zone. Delta does not turn this feature on for an existing table.
     reader = ["columnMapping", "timestampNtz"]
     if properties.get("delta.enableDeletionVectors") == "true":
         reader.append("deletionVectors")
@@ -165,7 +165,7 @@ def define(path: Path, schema: StructType, properties: Mapping[str, str], like: 
 
 
 def defined(path: Path, definition: Sequence[Mapping[str, Any]]) -> FileTable:
-    """Return a table that `define` has defined, of what its first commit has to say."""
+    """Return a table that `define` has defined before, from its ``definition``."""
     metadata = definition[-1]["metaData"]
     return FileTable(path, -1, columns(metadata), physical_columns(metadata), 0, tuple(definition))
 
@@ -193,11 +193,12 @@ def commit(
     is_reached: bool = True,
     replaced: Sequence[Replaced] | None = None,
 ) -> None:
-    """Make files that lie in the table's directory part of it, in one commit.
+    """Add files, which are in the table's directory, to the table, in one commit. ``replaced`` are files that lose rows.
 
-    With ``is_reached`` it records that the table has all changes up to ``mark`` then. With ``replaced`` other files go.
-    ChangedError if the table is no longer defined as it was when it was opened, if its log does not go back so far, or with
-    ``replaced`` if there is any commit that was not known; DeltaError if somebody else has recorded a position since.
+    With ``is_reached`` the commit records that the table has all changes up to ``mark``.
+
+    Raises ChangedError if the table was redefined since it was opened, if its log does not go back so far, or, with ``replaced``,
+    if there is any newer commit. Raises DeltaError if another program has recorded a position since.
     """
     now_ms = time.time_ns() // 1_000_000
     files = list(files)
@@ -226,7 +227,8 @@ def commit(
     text = "".join(json.dumps(action) + "\n" for action in actions)
     version = _write(table.path, text, table.version + 1, lambda other: _check(table, other, replaced is not None))
     if version and not commit_path(table.path, version - 1).exists():
-        # The table is further than that, and its log no longer has how it came there (delta_log.shorten): nobody would read this.
+        # The table is further than this version, and its log was shortened meanwhile (delta_log.shorten). No reader would see this
+        # commit, so take it back.
         commit_path(table.path, version).unlink()
         raise ChangedError
     table.version = version
@@ -236,33 +238,33 @@ def commit(
 
 
 def _replacing(replaced: Replaced, now_ms: int) -> list[Mapping[str, Any]]:
-    """Return what a commit says of a file of which rows go."""
+    """Return the actions of a commit for a file that loses rows."""
     file = replaced.file
     removed = {name: file[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in file}
     removed |= {"deletionTimestamp": now_ms, "dataChange": True, "extendedFileMetadata": True}
     if replaced.vector is None:
         return [{"remove": removed}]
-    # Least and greatest value may be those of rows that are gone.
+    # The bounds are not tight any more: the least and the greatest value may be in removed rows.
     statistics = json.loads(file["stats"], parse_float=exact_number) | {"tightBounds": False}
     added = {**file, "deletionVector": replaced.vector, "dataChange": True, "stats": json.dumps(statistics)}
     return [{"remove": removed}, {"add": added}]
 
 
 def _check(table: FileTable, commit: Path, is_alone: bool) -> None:
-    """Raise unless ours may follow a commit of somebody else's."""
+    """Raise an error if our commit must not follow the commit ``commit`` of another program."""
     actions = [json.loads(line) for line in storage.read_lines(commit)]
     if any(action.get("txn", {}).get("appId") == APPLICATION for action in actions):
         raise DeltaError(
-            f"somebody else writes changes to {table.path}", hint="a warehouse has one cdcpipe-spark run: stop the other"
+            f"another process writes changes to {table.path}", hint="only one cdcpipe-spark run may use a warehouse: stop the other"
         )
     if is_alone or any(kind in action for action in actions for kind in _DEFINITIONS):
         raise ChangedError
 
 
 def _write(path: Path, text: str, version: int, check: Callable[[Path], None]) -> int:
-    """Make ``text`` the table's next commit, whole or not at all, durable with the files that lie there; return its number.
+    """Write ``text`` atomically as the table's next commit, and return its number. The commit and its files' names are durable.
 
-    That is ``version``, or the first after it that nobody has taken; ``check`` is called with each commit that is there.
+    The number is ``version``, or the first free one after it. Calls ``check`` with each commit that exists already.
     """
     storage.make_directory(path / "_delta_log")
     for directory in (path, path.parent):

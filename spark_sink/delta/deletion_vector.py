@@ -1,7 +1,7 @@
-"""Deletion vectors of Delta tables: which rows of a file are not part of the table any more. No Spark, no Java.
+"""Reads and writes deletion vectors: sets of rows of a file that are not part of the Delta table any more. No Spark, no Java.
 
-The forms are those of Delta's protocol (PROTOCOL.md, "Deletion Vectors"): a set of row numbers as a Roaring bitmap, in a file
-that may hold those of several data files, or in the log itself.
+The formats are those of Delta's protocol (PROTOCOL.md, "Deletion Vectors"). A vector is a Roaring bitmap of row numbers. It is in a
+file, which may have the vectors of several data files, or in the log itself.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ __all__ = ["read", "write"]
 _FILE_VERSION: Final = b"\x01"
 _MAGIC: Final = 1681511377
 _ONE_BITMAP: Final = struct.pack("<IQI", _MAGIC, 1, 0)
-"""What comes before a bitmap of row numbers below 2**32: numbers are 64 bits wide, in a bitmap for each upper half that occurs."""
+"""The header before the only bitmap, that of row numbers below 2**32. Row numbers have 64 bits, with a bitmap per upper half."""
 _UUID_CHARACTERS: Final = 20
 
-# Z85 and what Python has, base 85 as of RFC 1924, differ in the order of their characters.
+# Delta uses Z85. Python has the base 85 of RFC 1924. The two differ in the order of their characters.
 _RFC_1924: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase + "!#$%&()*+-;<=>?@^_`{|}~"
 _Z85: Final = string.digits + string.ascii_lowercase + string.ascii_uppercase + ".-:+=^!/*?&<>()[]{}@%$#"
 _FROM_Z85, _TO_Z85 = str.maketrans(_Z85, _RFC_1924), str.maketrans(_RFC_1924, _Z85)
 
 
 def read(directory: Path, descriptor: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """Return the numbers of the rows, in order; ``directory`` is the table's.
+    """Return the row numbers in a vector, in order. ``directory`` is the table's directory.
 
-    Raises OSError, or ValueError for what is not such a vector, or has row numbers of more than 32 bits.
+    Raises OSError; and ValueError if there is no valid vector, or if row numbers have more than 32 bits.
     """
     size, where = int(descriptor["sizeInBytes"]), descriptor["pathOrInlineDv"]
     match descriptor["storageType"]:
@@ -48,9 +48,9 @@ def read(directory: Path, descriptor: Mapping[str, Any]) -> np.ndarray[Any, np.d
         case "u":
             data = _read_file(_file(directory, where), int(descriptor.get("offset") or 0), size)
         case other:
-            raise ValueError(f"a deletion vector of storage type {other!r}")
+            raise ValueError(f"a deletion vector of the unknown storage type {other!r}")
     if len(data) != size or data[: len(_ONE_BITMAP)] != _ONE_BITMAP:
-        raise ValueError(f"a deletion vector of another form: {data[: len(_ONE_BITMAP)].hex()}")
+        raise ValueError(f"a deletion vector of an unknown format: {data[: len(_ONE_BITMAP)].hex()}")
     return np.asarray(BitMap.deserialize(data[len(_ONE_BITMAP) :]).to_array(), dtype=np.uint32)
 
 
@@ -75,7 +75,7 @@ def _framed(data: bytes) -> bytes:
 
 
 def write(directory: Path, vectors: Sequence[np.ndarray[Any, Any]]) -> list[dict[str, Any]]:
-    """Write vectors, each the numbers of some rows, to a new file in the table's directory; return what the log says of each."""
+    """Write vectors, given as row numbers, to a new file in the table's directory. Returns each vector's descriptor for the log."""
     identity = uuid.uuid4()
     where = base64.b85encode(identity.bytes).decode().translate(_TO_Z85)
     found = []

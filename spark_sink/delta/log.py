@@ -1,7 +1,7 @@
-"""What a Delta table's log says of the table, read without Spark and without Java: `TableLog`, `read_table`; and `shorten`.
+"""Reads a Delta table's log without Spark and Java (`TableLog`, `read_table`), and deletes its old part (`shorten`).
 
-The log is replayed as Delta's protocol has it (PROTOCOL.md, "Action Reconciliation"): the newest checkpoint, in one file or
-several, and the commits after it. Rows are counted from the files' statistics, less what their deletion vectors take away.
+The log is replayed as in Delta's protocol (PROTOCOL.md, "Action Reconciliation"): the newest checkpoint, in one file or several,
+then the commits after it. The number of rows comes from the statistics of the files, minus the rows in deletion vectors.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ __all__ = [
 ]
 
 APPLICATION = "cdcpipe"
-"""Under this name a table's transaction version is the LSN up to which it has its changes.
+"""The application id in a table's transactions. The transaction version is the LSN up to which the table has its changes.
 
-LSNs only grow, over all epochs of a staging directory, so Delta skips a commit that is made a second time. The number of a
-micro-batch would not do: a new checkpoint starts it at 0 again.
+LSNs only grow, over all epochs of a staging directory. So Delta skips a commit that is made a second time. The number of a
+micro-batch would not work: with a new checkpoint it starts at 0 again.
 """
 _COMMIT = re.compile(r"([0-9]{20})\.json", re.ASCII)
 _CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint(?:\.([0-9]{10})\.([0-9]{10}))?\.parquet", re.ASCII)
 _CHECKPOINT_V2 = re.compile(r"([0-9]{20})\.checkpoint\.[0-9a-f-]{36}\.(?:json|parquet)", re.ASCII)
-"""Of that form one file is all, which may name others ("sidecars")."""
+"""A checkpoint in this format is one file, which may name others ("sidecars")."""
 _OF_VERSION = re.compile(r"\.?([0-9]{20})\.", re.ASCII)
-"""How the names of all begin that a log has of one version, checksums among it."""
+"""Matches the beginning of the names of all files of a version, checksums included."""
 _LAST_CHECKPOINT = "_last_checkpoint"
 _OWN_RETENTION = {"delta.logRetentionDuration", "delta.enableExpiredLogCleanup"}
 _NEWEST_COMMITS = 20
 _MANY_COMMITS = 200
-"""A checkpoint costs a second, and so many commits less to read."""
+"""With this many commits after the newest checkpoint, a new checkpoint, which costs a second, is worth it."""
 _READS = RetryPolicy(attempts=3)
-"""A log may be cleaned up while it is read: what was listed is gone then, and a newer checkpoint is there."""
+"""A log is read again if it was cleaned up meanwhile: listed files are gone then, and there is a newer checkpoint."""
 
 
 class Mark(Protocol):
-    """What a commit records: up to where the table has its changes. ``lsn`` only grows; the text of a mark is for people.
+    """The place that a commit records: the table has its changes up to there. ``lsn`` only grows. Its text form is for people.
 
-    A position of the staging log is one.
+    A position of the staging log is a mark.
     """
 
     @property
     def lsn(self) -> int:
-        """What `APPLICATION` notes as its transaction version."""
+        """The number for the transaction version of `APPLICATION`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,33 +73,33 @@ class TableState:
 
     version: int
     lsn: int | None
-    """Up to where it has its changes: what delta.recording noted; None for a table that is not ours."""
+    """The LSN up to which the table has its changes (delta.sql.recording); None for another program's table."""
     written_ms: int | None
-    """When it was last written to, in milliseconds since 1970."""
+    """The time of the last commit, in milliseconds since 1970."""
     rows: int | None
-    """None if some file has no statistics."""
+    """The number of rows; None if a file has no statistics."""
     sizes: tuple[int, ...]
-    """Of each file, in bytes."""
+    """The size of each file in bytes."""
 
     @property
     def files(self) -> int:
-        """How many files it has."""
+        """The number of files."""
         return len(self.sizes)
 
     @property
     def size(self) -> int:
-        """How many bytes they have."""
+        """The size of all files together in bytes."""
         return sum(self.sizes)
 
     def small_files(self, size: int) -> int:
-        """Return how many files are smaller."""
+        """Return how many files are smaller than ``size``."""
         return sum(each < size for each in self.sizes)
 
 
 class TableLog:
     """A table's log, replayed up to the commit that was the newest at the last ``refresh``.
 
-    ``refresh`` raises OSError, or ValueError for a log that is damaged.
+    ``refresh`` raises OSError; and ValueError if the log is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -111,25 +111,26 @@ class TableLog:
         self.version = -1
         """The newest commit; -1 if there is no table."""
         self.lsn: int | None = None
-        """Up to where it has its changes: what delta.recording noted; None for a table that is not ours."""
+        """The LSN up to which the table has its changes (delta.sql.recording); None for another program's table."""
         self.written_ms: int | None = None
-        """When it was last written to, in milliseconds since 1970."""
+        """The time of the last commit, in milliseconds since 1970."""
         self.metadata: Mapping[str, Any] = {}
-        """The action that defines its columns and properties."""
+        """The action that defines the table's columns and properties."""
         self.protocol: Mapping[str, Any] = {}
         self.clustering: tuple[str, ...] = ()
-        """The columns by which its rows are clustered, by the names in its files; fields of structs aside."""
+        """The columns by which its rows are clustered, by the names in its files, without fields of structs."""
         self._files: dict[tuple[str, str], Mapping[str, Any]] = {}
 
     @property
     def files(self) -> Collection[Mapping[str, Any]]:
-        """The actions that have added the files that it has."""
+        """The table's files: the actions that have added them."""
         return self._files.values()
 
     def obstacle(self, kind: str, known: Collection[str]) -> str | None:
-        """Return what of the table a client does not know; None if there is nothing.
+        """Return the first thing about the table that a client does not support; None if there is nothing.
 
-        ``kind`` is "readerFeatures" or "writerFeatures", ``known`` those that the client knows. It knows no partitions.
+        ``kind`` is "readerFeatures" or "writerFeatures". ``known`` are the features that the client supports. Partitions are never
+        supported.
         """
         unknown = set(self.protocol.get(kind, ())).difference(known)
         if unknown:
@@ -137,7 +138,7 @@ class TableLog:
         return "partitions" if self.metadata.get("partitionColumns") else None
 
     def refresh(self) -> Self:
-        """Read it."""
+        """Read the log up to its newest commit."""
         try:
             _READS.call(self._read, FileNotFoundError)
         except FileNotFoundError:
@@ -160,11 +161,11 @@ class TableLog:
         for version in versions:
             if version > checkpoint:
                 if version != self.version + 1:
-                    raise ValueError(f"the log of {self.path} lacks what comes before version {version}")
+                    raise ValueError(f"the log of {self.path} lacks the versions before {version}")
                 for line in self._commit(version):
                     self._apply(json.loads(line))
                 self.version = version
-        if versions[-1] <= checkpoint:  # the checkpoint has no commitInfo
+        if versions[-1] <= checkpoint:  # read its commit, too, because a checkpoint has no commitInfo
             for line in self._commit(versions[-1]):
                 if b'"commitInfo"' in line:
                     self._apply(json.loads(line))
@@ -192,9 +193,9 @@ class TableLog:
 
 
 def read_table(path: Path, known: TableState | None = None) -> TableState | None:
-    """Return the state of the table, None if there is none; ``known`` itself if nothing has changed since.
+    """Return the state of the table; None if there is no table; ``known`` itself if nothing has changed since.
 
-    Raises OSError, or ValueError for a log that is damaged.
+    Raises OSError; and ValueError if the log is damaged.
     """
     if known is not None and _is_newest(path, known.version):
         return known
@@ -212,26 +213,26 @@ def read_table(path: Path, known: TableState | None = None) -> TableState | None
 
 
 def commit_path(path: Path, version: int) -> Path:
-    """Return where a commit of a table is, or would be."""
+    """Return the path of a commit of a table, which need not exist."""
     return path / "_delta_log" / f"{version:020d}.json"
 
 
 def commits(path: Path) -> list[int]:
-    """Return the numbers of a table's commits from its last checkpoint on, in order; none if there is no table."""
+    """Return the numbers of a table's commits from its last checkpoint on, in order; empty if there is no table."""
     return _versions(_names(path / "_delta_log"))
 
 
 def exists(path: Path) -> bool:
-    """Tell whether a Delta table is there: its first commit is what makes it one."""
+    """Tell whether a Delta table exists, that is, whether it has a commit."""
     return any(name.endswith(".json") for name in storage.list_names(path / "_delta_log"))
 
 
 def newest_lsn(path: Path) -> int | None:
-    """Return the LSN that the table has reached, None if there is no table."""
+    """Return the LSN that the table has reached; None if there is no table."""
     versions = commits(path)
     if not versions:
         return None
-    # It is nearly always in one of the newest.
+    # One of the newest commits nearly always has it.
     for version in reversed(versions[-_NEWEST_COMMITS:]):
         for line in storage.read_lines(commit_path(path, version)):
             transaction = json.loads(line).get("txn") if b'"txn"' in line else None
@@ -241,23 +242,23 @@ def newest_lsn(path: Path) -> int | None:
 
 
 def pin(path: Path) -> TableLog | None:
-    """Return the table's log as of now, whose version is for `delta.sql.read_version`; None if there is no table."""
+    """Return the table's log as of now; None if there is no table. Pass its version to `delta.sql.read_version`."""
     log = TableLog(path).refresh()
     return None if log.version < 0 else log
 
 
 def is_long(path: Path) -> bool:
-    """Tell whether a table's log has so many commits behind its newest checkpoint that another one saves readers time."""
+    """Tell whether a log has so many commits after its newest checkpoint that another checkpoint saves readers time."""
     names = _names(path / "_delta_log")
     checkpoint, _ = _newest_checkpoint(names)
     return sum(version > checkpoint for version in _versions(names)) >= _MANY_COMMITS
 
 
 def shorten(path: Path, age_s: float) -> int:
-    """Delete what a log has from before the newest checkpoint that is so old; return how many commits that were.
+    """Delete the part of a log before the newest checkpoint that is at least ``age_s`` old. Returns the number of deleted commits.
 
-    A reader who has begun since then finds all that it wants. Left alone are logs of tables with a property that says how long
-    they are to be, and those with checkpoints that are more than their files: Delta shortens these itself.
+    A reader that has begun since that checkpoint finds everything that it needs. Does nothing if a property of the table sets the
+    retention of its log, or if its checkpoints have sidecar files: Delta shortens these logs itself.
     """
     log = path / "_delta_log"
     names = storage.list_names(log)
@@ -265,7 +266,7 @@ def shorten(path: Path, age_s: float) -> int:
     until = time.time() - age_s
     old = bisect_right(checkpoints, until, key=lambda each: (log / each[1][-1]).stat().st_mtime)
     first = checkpoints[old - 1][0] if old else 0
-    # In order: a commit is there as long as the one before it is, and who makes the next one looks for that (delta/commit.py).
+    # Delete in order, so that a commit exists as long as the one before it. Each new commit checks its predecessor (commit.py).
     gone = sorted(name for name in names if (match := _OF_VERSION.match(name)) and int(match[1]) < first)
     if not gone or any(map(_CHECKPOINT_V2.fullmatch, names)):
         return 0
@@ -276,11 +277,11 @@ def shorten(path: Path, age_s: float) -> int:
 
 
 def _names(log: Path) -> list[str]:
-    """Return the names in a log from its last checkpoint on. What is before may be much, and only `shorten` needs it."""
+    """Return the names in a log from its last checkpoint on. Earlier names may be many, and only `shorten` needs them."""
     try:
         version = int(json.loads((log / _LAST_CHECKPOINT).read_bytes())["version"])
     except (OSError, ValueError, KeyError, TypeError):
-        version = 0  # it is but a hint
+        version = 0  # _last_checkpoint is only a hint
     names = storage.list_names(log)
     first = f"{version:020d}."
     kept = [name for name in names if name >= first]
@@ -296,12 +297,12 @@ def _is_newest(path: Path, version: int) -> bool:
 
 
 def _newest_checkpoint(names: Iterable[str]) -> tuple[int, list[str]]:
-    """Return the version of the newest checkpoint that is complete, and its files; -1 and none if there is none."""
+    """Return version and files of the newest complete checkpoint; -1 and no files if there is none."""
     return max(_checkpoints(names), default=(-1, []))
 
 
 def _checkpoints(names: Iterable[str]) -> list[tuple[int, list[str]]]:
-    """Return the checkpoints that are complete: their versions and files."""
+    """Return versions and files of the complete checkpoints."""
     found: dict[tuple[int, int], list[str]] = {}
     complete = []
     for name in names:
@@ -335,7 +336,7 @@ def _parquet_actions(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _said(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an action as a commit would have it: without what is null, and what is there a second time, as columns."""
+    """Return an action of a checkpoint in the form of a commit: without nulls, and without parsed copies of other fields."""
     return {
         key: _said(value) if isinstance(value, dict) else value
         for key, value in body.items()
@@ -344,7 +345,7 @@ def _said(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _identity(file: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what tells a file with one deletion vector from the same file with another."""
+    """Return what distinguishes a file with one deletion vector from the same file with another."""
     vector = file.get("deletionVector")
     if not vector:
         return file["path"], ""
@@ -352,7 +353,7 @@ def _identity(file: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _row_count(file: Mapping[str, Any]) -> int | None:
-    """Return how many rows a file has that its deletion vector leaves; None if it has no statistics."""
+    """Return the number of a file's rows without those in its deletion vector; None if the file has no statistics."""
     count = json.loads(file.get("stats") or "{}").get("numRecords")
     if count is None:
         return None

@@ -1,10 +1,10 @@
-"""Rewrites a Delta table without Spark: rows with some keys go, others come, in one commit.
+"""Rewrites a Delta table without Spark: removes rows with some keys and adds others, in one commit.
 
-The keys are looked up in the key's columns of those files whose least and greatest values allow for them. Rows that go are marked
-in deletion vectors. Rows that come are a new file. A small file of which rows go is written anew together with them, so that small
-files do not pile up.
+It searches the keys in the files whose least and greatest values allow them. Removed rows are marked in deletion vectors. Added
+rows go to a new file. A small file that loses rows is rewritten together with the new file, so that small files do not pile up.
 
-What a table or a file asks for beyond that is an UnsupportedError. Nothing is changed before `Rewrite.commit`.
+If a table or a file has a feature that this module does not support, it raises UnsupportedError. Nothing changes before
+`Rewrite.commit`.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 __all__ = ["Found", "Rewrite"]
 
 _MOST_BYTES: Final = 256 << 20
-"""So much, uncompressed, is read at most of a file's values: some times as much is in memory."""
+"""The most bytes of a file's values, uncompressed, that are read. A multiple of this is in memory."""
 _MOST_ROWS: Final = 20_000_000
-"""So many rows of the table may have to be looked through."""
+"""The most rows of the table that are searched for keys."""
 _SMALL_BYTES: Final = 1 << 20
-"""A file of less is written anew when rows of it go."""
+"""A smaller file is rewritten when it loses rows, instead of getting a deletion vector."""
 _MOST_SMALL_FILES: Final = 8
-"""With more of them all are written anew, as one."""
+"""If there are more small files than this, all of them are rewritten as one."""
 
 _KNOWN_FEATURES: Final = delta_files.KNOWN_FEATURES - {"changeDataFeed", "v2Checkpoint"}
-"""What a table may ask of those who write to it: that is done here, or is refused where it is turned on."""
+"""Features of a table that this module supports, or refuses only if they are turned on."""
 _FORBIDDEN: Final = ("delta.appendOnly", "delta.enableChangeDataFeed")
 
 
@@ -57,21 +57,22 @@ class Found:
     file: Mapping[str, Any]
     rows: Numbers
     keys: Numbers
-    """For each of the rows the number of its key."""
+    """For each of these rows the number of its key."""
     present: Flags
-    """Of each row of the file, whether it is part of the table so far."""
+    """For each row of the file, whether it is part of the table so far."""
 
     def left(self) -> Flags:
-        """Return the same without the rows that were found."""
+        """Return ``present`` without the rows that were found."""
         left = self.present.copy()
         left[self.rows] = False
         return left
 
 
 class Rewrite:
-    """A table as of a commit, and the files that it has.
+    """A table as of a commit, with its files, to be rewritten.
 
-    Keys are a table with a row for each and the columns ``k0``, ``k1``, …: the values of the columns ``key``, in this order.
+    Keys are given as an Arrow table with a row for each key. Its columns ``k0``, ``k1``, … have the values of the columns ``key``,
+    in this order.
     """
 
     def __init__(self, table: FileTable, key: Sequence[str], files: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -82,8 +83,8 @@ class Rewrite:
 
     @classmethod
     def new(cls, path: Path, key: Sequence[str], columns: StructType, properties: Mapping[str, str]) -> Self:
-        """Return a table that its first commit will make."""
-        # What an attempt left that did not come to its end.
+        """Return a new table, which its first commit will create."""
+        # Remove the files of an attempt that did not finish.
         storage.remove_tree(path)
         storage.make_directory(path)
         return cls(delta_files.define(path, columns, properties), key)
@@ -105,7 +106,7 @@ class Rewrite:
         return self._table.schema
 
     def find(self, keys: pa.Table) -> list[Found]:
-        """Look the keys up; files that can have none of them are left out."""
+        """Find the rows with these keys. Skips files that can't have any of them."""
         return [self._find_in(file, keys) for file in self._candidates(keys)]
 
     def _candidates(self, keys: pa.Table) -> list[Mapping[str, Any]]:
@@ -145,15 +146,15 @@ class Rewrite:
         return Found(file, rows[is_present], numbers[is_present], present)
 
     def values(self, file: Mapping[str, Any], name: str, rows: Numbers) -> pa.Array:
-        """Return what some rows of a file have in a column."""
+        """Return the values of some rows of a file in a column."""
         if uncompressed_bytes(self._table.path, file) > _MOST_BYTES:
             raise UnsupportedError("many bytes to read for some values")
         return read_columns(self._table.path, file, {name: self._fields[name]})[name].take(pa.array(rows))
 
     def commit(self, new: Mapping[str, pa.Array], found: Sequence[Found], mark: Mark) -> None:
-        """Add new rows, remove those that were found, and record the mark, in one commit.
+        """Add new rows, remove the found rows, and record the mark, in one commit.
 
-        ChangedError, with nothing changed, if somebody else has committed since the log was read.
+        Raises ChangedError, and changes nothing, if another program has committed since the log was read.
         """
         writer = _Writer(self._table)
         writer.add(new)
@@ -180,7 +181,7 @@ class Rewrite:
 
 
 def _has_between(ordered: pa.Array, least: Any, greatest: Any) -> bool:
-    """Tell whether one of some values is one of these or between them; texts are in the order of their code points everywhere."""
+    """Tell whether one of the ordered values is in [least, greatest]. Texts are ordered by code points, here and in statistics."""
     at = bisect_left(range(len(ordered)), least, key=lambda index: ordered[index].as_py())
     return at < len(ordered) and bool(ordered[at].as_py() <= greatest)
 
@@ -190,7 +191,7 @@ def _is_small(file: Mapping[str, Any]) -> bool:
 
 
 class _Writer:
-    """The file that a rewrite adds, if there are rows for it."""
+    """Writes the new file of a rewrite, if there are rows for it."""
 
     def __init__(self, table: FileTable) -> None:
         self._directory = storage.name(table.path)

@@ -1,8 +1,7 @@
-"""Rows of Delta tables read from their files, with Arrow: no Spark, no Java.
+"""Reads rows of Delta tables from their files, with Arrow. No Spark, no Java.
 
-A table's columns have other names in its files than in the table, and a file from before a column was added has not got it, or one
-that is narrower. What the files are, and what they have, is in the log (delta/log.py); rows that a deletion vector has taken out
-are still in the file.
+The files use other names for columns than the table. A file from before a column was added or widened lacks it, or has a narrower
+type. The list of files and their statistics are in the log (delta/log.py). Rows in a deletion vector are still in the file.
 """
 
 from __future__ import annotations
@@ -43,19 +42,19 @@ Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class UnsupportedError(Exception):
-    """The table, or a file of it, asks for more than this client does: that is for Spark."""
+    """This client does not support a feature of the table or of a file. Spark has to do the work."""
 
 
 def fields_of(physical: StructType, names: Sequence[str]) -> dict[str, pa.Field]:
-    """Return, by the table's names, the columns as its files have them."""
+    """Return the columns as its files have them, by their names in the table."""
     fields = dict(zip(names, arrow_schema(physical), strict=True))
     if any("." in field.name for field in fields.values()):
-        raise UnsupportedError("a point in a column's name")  # it would be that of a field in a struct
+        raise UnsupportedError("a dot in a column's name")  # Arrow would take it for a field of a struct
     return fields
 
 
 def read_columns(directory: Path, file: Mapping[str, Any], fields: Mapping[str, pa.Field]) -> dict[str, pa.Array]:
-    """Read columns of a file, all rows, as the table has them; of structs those fields that are asked for."""
+    """Read columns of a file, in the types of the table. All rows; of a struct only the requested fields."""
     with storage.parquet_reader(directory / unquote(file["path"]), coerce_int96_timestamp_unit="us") as opened:
         present = {field.name: field.type for field in opened.schema_arrow}
         paths = []
@@ -76,12 +75,12 @@ def read_columns(directory: Path, file: Mapping[str, Any], fields: Mapping[str, 
 def _column(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if not pa.types.is_struct(kind):
         return fitted(array, kind)
-    children = [fitted(array.field(child.name), child.type) for child in kind]  # the file has an order of its own
+    children = [fitted(array.field(child.name), child.type) for child in kind]  # the file may have another order
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
 
 
 def present_rows(directory: Path, file: Mapping[str, Any], count: int) -> Flags:
-    """Tell of each row of a file whether it is part of the table."""
+    """Return for each row of a file whether it is part of the table."""
     present = np.ones(count, dtype=bool)
     if (vector := file.get("deletionVector")) is not None:
         present[deletion_vector.read(directory, vector)] = False
@@ -89,13 +88,13 @@ def present_rows(directory: Path, file: Mapping[str, Any], count: int) -> Flags:
 
 
 def uncompressed_bytes(directory: Path, file: Mapping[str, Any]) -> int:
-    """Return how much is in a file, which may be a thousand times its size."""
+    """Return the uncompressed size of a file, which may be a thousand times its size on disk."""
     with storage.parquet_reader(directory / unquote(file["path"])) as opened:
         return sum(opened.metadata.row_group(number).total_byte_size for number in range(opened.metadata.num_row_groups))
 
 
 def statistics(file: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the log says of the values in a file, among it ``numRecords``, by the file's names of columns."""
+    """Return the log's statistics of a file, ``numRecords`` among them. Columns have their names in the file."""
     found: dict[str, Any] = json.loads(file.get("stats") or "{}")
     if "numRecords" not in found:
         raise UnsupportedError("a file without statistics")
@@ -103,7 +102,7 @@ def statistics(file: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def files_between(files: Iterable[Mapping[str, Any]], column: str, after: int, until: int) -> list[Mapping[str, Any]]:
-    """Return the files that may have rows with a number in (after, until] in a column, by its name in the files."""
+    """Return the files that may have rows with a number in (after, until] in ``column``, which is a name in the files."""
     found = []
     for file in files:
         known = statistics(file)
@@ -116,7 +115,7 @@ def files_between(files: Iterable[Mapping[str, Any]], column: str, after: int, u
 def read_between(
     directory: Path, file: Mapping[str, Any], fields: Mapping[str, pa.Field], name: str, after: int, until: int
 ) -> dict[str, pa.Array]:
-    """Read those rows of a file that are part of the table and have a number in (after, until] in the column ``name``."""
+    """Read the rows of a file that are part of the table and have a number in (after, until] in the column ``name``."""
     rows = read_columns(directory, file, fields)
     number = rows[name].to_numpy()
     wanted = (number > after) & (number <= until) & present_rows(directory, file, len(number))

@@ -1,4 +1,4 @@
-"""The columns of a Delta table as its log has them, as Spark's types: as the table calls them, as its files do; and in Arrow."""
+"""The columns of a Delta table, from its log: with their names in the table or in its files, in Spark's types or in Arrow's."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["COLUMN_ID", "COLUMN_MAPPING", "INDEXED_COLUMNS", "PHYSICAL_NAME", "arrow_schema", "columns", "physical_columns"]
 
 COLUMN_MAPPING: Final = {"delta.columnMapping.mode": "name"}
-"""The property of our tables with which any name may be a column's, and a column may go and come back."""
+"""The property of our tables that allows any name for a column, and lets a dropped column be added again."""
 INDEXED_COLUMNS: Final = 32
-"""Of so many columns, the first ones, Delta Lake keeps least and greatest value per file, unless a property says otherwise."""
+"""Delta Lake keeps the least and the greatest value per file for this many first columns, unless a property says otherwise."""
 COLUMN_ID: Final = "delta.columnMapping.id"
 PHYSICAL_NAME: Final = "delta.columnMapping.physicalName"
 _FIELD_ID: Final = "PARQUET:field_id"
@@ -31,7 +31,7 @@ def columns(metadata: Mapping[str, Any]) -> StructType:
 
 
 def physical_columns(metadata: Mapping[str, Any]) -> StructType:
-    """Return them by the names that they have in the table's files, each with its number (`COLUMN_ID`), if it has one."""
+    """Return these columns with their names in the table's files, each with its number (`COLUMN_ID`) if it has one."""
     return _struct(metadata, _physical)
 
 
@@ -41,9 +41,9 @@ def _physical(field: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def arrow_schema(physical: StructType) -> pa.Schema:
-    """Return the columns of a table's files in Arrow.
+    """Return the columns of a table's files as an Arrow schema.
 
-    Where the table has numbers for its columns, Delta's protocol asks for them in its files, as Parquet's field ids.
+    If the columns have numbers, Delta's protocol requires them in the files, as Parquet's field ids.
     """
     return pa.schema([_numbered(field) for field in to_arrow_schema(physical, timezone="UTC")])
 
@@ -69,7 +69,7 @@ def _struct(metadata: Mapping[str, Any], describe: _Describe) -> StructType:
 
 
 def _described(kind: Any, describe: _Describe) -> Any:
-    """Return a type with other names for fields of structs, and with nothing else said of them than is given here."""
+    """Return a type whose struct fields have the names and the metadata that ``describe`` returns."""
     if not isinstance(kind, dict):
         return kind
     if kind["type"] == "struct":

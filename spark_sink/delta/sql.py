@@ -1,7 +1,7 @@
-"""The little that is needed of Delta Lake: names, a table's state, commits that record where the table stands.
+"""Delta tables by way of Spark SQL: names, reading, and changes whose commits record how far the table is.
 
-Delta's Python package is not used (it pins another pyspark): SQL does what changes a table, and what is to be known of one is
-read in its log (delta/log.py), without the JVM, for which it is a job.
+Delta's Python package is not used, because it pins another pyspark. SQL changes tables. Facts about a table come from its log
+(delta/log.py), because asking the JVM would cost a job.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 
 _PROPERTIES = {
     **COLUMN_MAPPING,
-    # A later column may be the first of this type; Delta does not turn the feature on for an existing table.
+    # A later column may be the first of this type. Delta does not turn this feature on for an existing table.
     "delta.feature.timestampNtz": "supported",
 }
 
@@ -67,7 +67,7 @@ def read(spark: SparkSession, path: Path) -> DataFrame:
 
 
 def state(path: Path) -> State | None:
-    """Return the state of the table, None if there is none."""
+    """Return the state of the table; None if there is no table."""
     log = TableLog(path).refresh()
     if log.version < 0:
         return None
@@ -75,20 +75,20 @@ def state(path: Path) -> State | None:
 
 
 def read_version(spark: SparkSession, path: Path, version: int) -> DataFrame:
-    """Return the rows that the table had as of one of its versions."""
+    """Return the rows of one of the table's versions."""
     return spark.read.format("delta").option("versionAsOf", version).load(storage.name(path))
 
 
 @contextmanager
 def recording(spark: SparkSession, mark: Mark) -> Iterator[None]:
-    """Let the commit made inside record ``mark``, and be skipped if the table has it already."""
+    """Let the commit made inside record ``mark``. Delta skips the commit if the table has recorded this mark already."""
     settings = {
         "spark.databricks.delta.write.txnAppId": APPLICATION,
         "spark.databricks.delta.write.txnVersion": str(mark.lsn),
         "spark.databricks.delta.commitInfo.userMetadata": str(mark),
     }
     before = {key: spark.conf.get(key, None) for key in settings}
-    # CREATE TABLE AS SELECT takes the settings of the thread's active session: in a micro-batch that is the query's own.
+    # CREATE TABLE AS SELECT uses the settings of the thread's active session, which in a micro-batch is the query's own session.
     sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession  # noqa: SLF001
     active = sessions.getActiveSession()
     sessions.setActiveSession(spark._jsparkSession)  # noqa: SLF001
@@ -109,15 +109,15 @@ def recording(spark: SparkSession, mark: Mark) -> Iterator[None]:
 
 
 def checkpoint(spark: SparkSession, path: Path) -> None:
-    """Let Delta write the table's state down as a whole, for readers, and drop what is too old of its log."""
-    jvm, session = spark._jvm, spark._jsparkSession  # noqa: SLF001 - only its own commits do that by themselves
+    """Let Delta write a checkpoint of the table, and delete the part of its log that is too old."""
+    jvm, session = spark._jvm, spark._jsparkSession  # noqa: SLF001 - Delta does this by itself only after its own commits
     found = jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(session, storage.name(path))
     found._1().checkpointAndCleanUpDeltaLog(found._2(), jvm.scala.Option.empty())  # noqa: SLF001 - Scala's names
 
 
 def create(path: Path, rows: DataFrame, properties: dict[str, str]) -> None:
-    """Make a table with its first rows, in one commit; there is none."""
-    # Files that an attempt left which did not come to its end would be taken for a table.
+    """Create a table with its first rows, in one commit. No table must exist there."""
+    # Remove the files of an attempt that did not finish: Delta would take them for a table.
     storage.remove_tree(path)
     writer = rows.writeTo(table_name(path)).using("delta")
     for key, value in (_PROPERTIES | properties).items():
@@ -126,12 +126,12 @@ def create(path: Path, rows: DataFrame, properties: dict[str, str]) -> None:
 
 
 def overwrite(path: Path, rows: DataFrame) -> None:
-    """Replace all rows in one commit; the table's columns stay, new ones are added."""
+    """Replace all rows in one commit. The table keeps its columns, and gets the new ones."""
     rows.write.format("delta").mode("overwrite").option("mergeSchema", "true").save(storage.name(path))
 
 
 def add_columns(spark: SparkSession, path: Path, present: StructType, wanted: StructType) -> bool:
-    """Add those of the wanted columns, and of the fields of structs, that are not present; return whether there were any."""
+    """Add the wanted columns, and fields of structs, that are not present. Returns whether there were any."""
     missing = []
     for each in wanted.fields:
         if each.name not in present.names:
@@ -140,7 +140,7 @@ def add_columns(spark: SparkSession, path: Path, present: StructType, wanted: St
             known = present[each.name].dataType.names
             missing += [(f"{quote(each.name)}.{quote(f.name)}", f.dataType) for f in each.dataType.fields if f.name not in known]
     if missing:
-        # Nested names, too, have to be quoted; pyspark's own text of a type does not.
+        # Names inside of types have to be quoted, too, which pyspark's text of a type does not do.
         types = spark._jvm.org.apache.spark.sql.types.DataType  # noqa: SLF001
         listed = ", ".join(f"{name} {types.fromJson(kind.json()).sql()}" for name, kind in missing)
         spark.sql(f"ALTER TABLE {table_name(path)} ADD COLUMNS ({listed})")
@@ -148,12 +148,10 @@ def add_columns(spark: SparkSession, path: Path, present: StructType, wanted: St
 
 
 def widen(spark: SparkSession, path: Path, present: StructType, wanted: StructType) -> bool:
-    """Give the columns that are ``present`` the types that are ``wanted``, which hold their values exactly (`types.holds`).
+    """Widen columns to their ``wanted`` types, which hold the present values exactly (`types.holds`). Returns whether any changed.
 
-    Return whether there were any.
-
-    Files stay as they are. Delta Lake's type widening is turned on for a table that needs it: from then on others have to know
-    it, too, to read the table.
+    No file is rewritten. Turns on Delta Lake's type widening for a table that needs it. From then on, other programs must support
+    this feature to read the table.
     """
     have = dict(_leaves(present))
     changed = [
@@ -169,7 +167,7 @@ def widen(spark: SparkSession, path: Path, present: StructType, wanted: StructTy
 
 
 def _leaves(struct: StructType) -> Iterator[tuple[tuple[str, ...], DataType]]:
-    """Yield a table's columns, and the fields of those that are structs, by path."""
+    """Yield a table's columns with their types; for a struct its fields, by path."""
     for each in struct.fields:
         if isinstance(each.dataType, StructType):
             yield from (((each.name, *path), kind) for path, kind in _leaves(each.dataType))

@@ -582,10 +582,10 @@ def test_tables_change_under_a_running_pipeline(
     assert not delta_log.exists(Warehouse.existing(road.warehouse).replica(Table("public", "deferred")))
 
     assert "were there already" not in streamed
-    told = set(re.findall(r"table (\S+) has (new columns: [\w, ]+)|column (\w+): its new|(\S+ was [\w.]+):", streamed))
+    told = set(re.findall(r"table (\S+) has (new columns: [\w, ]+)|column (\w+): its new|(\S+ was renamed from [\w.]+):", streamed))
     assert {"".join(groups) for groups in told} == {
         "public.addednew columns: b", "public.columnednew columns: w", "public.latenew columns: id",
-        "f", "t", "other.renamed was public.moved",
+        "f", "t", "other.renamed was renamed from public.moved",
     }  # fmt: skip
     history = history_of(spark, road.warehouse)
     assert [(version[3], version[7]) for version in history if version[1] == "rekeyed"] == [

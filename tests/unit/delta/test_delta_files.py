@@ -124,7 +124,7 @@ def test_another_definition_is_not_followed(table: FileTable, action: str) -> No
 
 def test_somebody_else_who_records_positions_is_an_error(table: FileTable) -> None:
     other(table, 1, {"txn": {"appId": "cdcpipe", "version": 20}})
-    with pytest.raises(DeltaError, match="somebody else writes"):
+    with pytest.raises(DeltaError, match="another process writes"):
         delta_files.commit(table, [FILE], Position(1, 20))
 
 
@@ -139,7 +139,7 @@ def test_files_that_lack_rows_are_not_committed(tmp_path: Path, format: str) -> 
         made.path.mkdir(parents=True)
     else:
         files = changelogs.open_files(name, SCHEMA)
-    with pytest.raises(WarehouseError, match=r"7 rows were written .* up to 1:0/14, where .* 8 changes"):
+    with pytest.raises(WarehouseError, match=r"7 rows were written .* up to 1:0/14, but .* 8 changes"):
         changelogs.commit_files(name, files, [FILE], Position(1, 10), Position(1, 20), 8)
     assert not warehouse.has_changelog(name)
     (files.directory / FILE.name).touch()
@@ -172,7 +172,7 @@ def test_a_link_that_is_there_although_an_error_was_returned(table: FileTable, m
         delta_files.commit(table, [FILE], Position(1, lsn))
     assert (table.version, table.lsn, errors) == (2, 30, [])
     monkeypatch.setattr(os, "link", link)
-    with pytest.raises(DeltaError, match="somebody else writes"):  # not ours, equal as it may be
+    with pytest.raises(DeltaError, match="another process writes"):  # not ours, equal as it may be
         delta_files.commit(dataclasses.replace(table, version=1), [FILE], Position(1, 30))
     assert {path.name for path in (table.path / "_delta_log").iterdir()} == {f"{number:020d}.json" for number in range(3)}
 
