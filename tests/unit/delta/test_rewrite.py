@@ -1,0 +1,104 @@
+"""Rows of a Delta table are replaced by key, without Spark, whatever the table is about."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from spark_sink.delta import commit as delta_files
+from spark_sink.delta import rewrite
+from spark_sink.delta.commit import ChangedError
+from spark_sink.delta.log import TableLog, commit_path
+from spark_sink.delta.rewrite import Rewrite
+from spark_sink.delta.rows import UnsupportedError, fields_of, files_between, present_rows, read_between, read_columns
+from spark_sink.staging.log import Position
+
+COLUMNS = StructType([StructField("shelf", StringType()), StructField("id", LongType()), StructField("title", StringType())])
+KEY = ("id", "shelf")
+PROPERTIES = {"delta.enableDeletionVectors": "true"}
+BOOKS = [("a", number, f"book {number}") for number in range(6)]
+
+
+def arrays(rows: list[tuple[Any, ...]]) -> dict[str, pa.Array]:
+    kinds = {"shelf": pa.string(), "id": pa.int64(), "title": pa.string()}
+    return {name: pa.array([row[index] for row in rows], kind) for index, (name, kind) in enumerate(kinds.items())}
+
+
+def keys(*values: tuple[int, str]) -> pa.Table:
+    return pa.table({"k0": pa.array([each[0] for each in values], pa.int64()), "k1": pa.array([each[1] for each in values])})
+
+
+def rows(path: Path) -> list[tuple[Any, ...]]:
+    log, found = TableLog(path).refresh(), []
+    table = delta_files.of_log(log)
+    fields = fields_of(table.physical, table.schema.names)
+    for file in log.files:
+        columns = [values.to_pylist() for values in read_columns(path, file, fields).values()]
+        present = present_rows(path, file, len(columns[0]))
+        found += [row for row, is_there in zip(zip(*columns, strict=True), present, strict=True) if is_there]
+    return sorted(found)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = Rewrite.new(tmp_path / "books", KEY, COLUMNS, PROPERTIES)
+    made.commit(arrays(BOOKS), [], Position(1, 10))
+    return tmp_path / "books"
+
+
+def again(path: Path) -> Rewrite:
+    return Rewrite.of_log(TableLog(path).refresh(), KEY)
+
+
+@pytest.mark.parametrize("small_bytes", [0, 1 << 20], ids=["deletion vectors", "files written anew"])
+def test_rows_are_replaced_by_key(path: Path, monkeypatch: pytest.MonkeyPatch, small_bytes: int) -> None:
+    monkeypatch.setattr(rewrite, "_SMALL_BYTES", small_bytes)
+    table = again(path)
+    found = table.find(keys((1, "a"), (2, "b"), (9, "a"), (4, "a")))
+    (file,) = found
+    assert dict(zip(file.keys.tolist(), file.rows.tolist(), strict=True)) == {0: 1, 3: 4}
+    assert table.values(file.file, "title", file.rows[file.keys == 3]).to_pylist() == ["book 4"]
+    table.commit(arrays([("a", 1, "new")]), found, Position(1, 20))
+    assert rows(path) == [("a", 0, "book 0"), ("a", 1, "new"), ("a", 2, "book 2"), ("a", 3, "book 3"), ("a", 5, "book 5")]
+    log = TableLog(path).refresh()
+    assert log.lsn == 20
+    assert any("deletionVector" in each for each in log.files) == (small_bytes == 0)
+
+    # What has gone is not found once more, and a file of which all rows go is no part of the table any more.
+    table = again(path)
+    found = table.find(keys((1, "a"), (4, "a"), *((number, "a") for number in (0, 2, 3, 5))))
+    assert sum(len(each.rows) for each in found) == 5
+    table.commit(arrays([]), found, Position(1, 30))
+    assert (rows(path), list(TableLog(path).refresh().files)) == ([], [])
+
+
+def test_files_without_the_keys_are_not_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewrite, "_SMALL_BYTES", 0)
+    again(path).commit(arrays([("a", number, "far") for number in range(100, 103)]), [], Position(1, 20))
+    found = again(path).find(keys((101, "a")))
+    assert [each.rows.tolist() for each in found] == [[1]]
+    log = TableLog(path).refresh()
+    fields = fields_of(delta_files.of_log(log).physical, COLUMNS.names)
+    (file,) = files_between(log.files, fields["id"].name, 50, 101)
+    assert read_between(path, file, fields, "id", 50, 101)["id"].to_pylist() == [100, 101]
+
+
+def test_another_commit_meanwhile_is_an_error(path: Path) -> None:
+    table = again(path)
+    commit_path(path, 1).write_text(json.dumps({"commitInfo": {}}) + "\n")
+    with pytest.raises(ChangedError):
+        table.commit(arrays([]), table.find(keys((1, "a"))), Position(1, 20))
+    assert rows(path) == BOOKS
+
+
+CHANGE_DATA_FEED = PROPERTIES | {"delta.enableChangeDataFeed": "true"}
+
+
+@pytest.mark.parametrize(("properties", "problem"), [({}, "no deletion vectors"), (CHANGE_DATA_FEED, "ChangeDataFeed")])
+def test_a_table_that_asks_for_more_is_left_alone(tmp_path: Path, properties: dict[str, str], problem: str) -> None:
+    delta_files.commit(delta_files.define(tmp_path / "t", COLUMNS, properties), [], Position(1, 10))
+    with pytest.raises(UnsupportedError, match=problem):
+        again(tmp_path / "t")
