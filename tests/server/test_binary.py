@@ -14,18 +14,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from psycopg import pq
 
-from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, ProtocolError
-from cdcpipe.pgoutput.binary import row_to_text
-from cdcpipe.pgoutput.messages import Begin, Binary, Column, Insert, Relation, Type, Update
-from cdcpipe.plugins.base import OutputPlugin
-from cdcpipe.plugins.catalog import NoCatalogError
-from cdcpipe.plugins.renderer import Renderer
-from cdcpipe.types.binary import reading
-from cdcpipe.types.binary.decoder import UnknownTypeError, ValueDecoder, to_text
-from cdcpipe.types.shape import Kind, Shape
-from cdcpipe.types.table import PLAIN_IDS, REG_TYPES, TYPES
-from support import pgoutput_build
-from support.binary_values import STRINGS, VALUES, Server, array_of, is_built_in, texts, values_of
+from cdcpipe.errors import ProtocolError
+from cdcpipe.types.binary.decoder import UnknownTypeError, to_text
+from cdcpipe.types.table import PLAIN_IDS, REG_TYPES
+from support.binary_values import STRINGS, VALUES, Server, array_of, texts, values_of
 
 EXCEPTIONS = {
     "pg_ndistinct": "a table can get one only by copying from pg_statistic_ext_data, and its text differs between versions",
@@ -203,15 +195,6 @@ def test_money_follows_lc_monetary(pg15):
         server.connection.close()
 
 
-def test_what_is_not_in_the_bytes_needs_a_catalog():
-    for type_id, word in ((790, "lc_monetary"), (2205, "regclass"), (24, "regproc"), (791, "lc_monetary"), (1034, "aclitem")):
-        with pytest.raises(UnknownTypeError, match=word):
-            to_text(type_id, b"\0" * 8)
-        assert not is_built_in(type_id)
-    with pytest.raises(UnknownTypeError, match="OID 16400 is not built in"):
-        to_text(16400, b"")
-
-
 # Any value
 
 
@@ -346,21 +329,6 @@ def test_any_inet(pg18_server, addresses, data):
 
 # Any bytes
 
-KNOWN = sorted(type_id for type_id in TYPES if is_built_in(type_id))
-
-
-@settings(max_examples=3000)
-@given(
-    st.sampled_from(KNOWN),
-    st.binary(max_size=80) | st.lists(st.sampled_from(b"\0\0\0\0\1\2\3\4\x17\x19\xff"), max_size=60).map(bytes),
-)
-def test_any_bytes_give_text_or_an_error(type_id, data):
-    try:
-        text = to_text(type_id, data)
-    except (ProtocolError, UnknownTypeError):
-        return
-    assert isinstance(text, bytes)
-
 
 @pytest.fixture(scope="module")
 def sent(pg18):
@@ -409,167 +377,3 @@ def test_every_prefix_of_a_value_gives_text_or_an_error(sent):
         for size in range(len(value)):
             with contextlib.suppress(ProtocolError):
                 to_text(type_id, value[:size])
-
-
-def record(type_id: int, value: bytes) -> bytes:
-    return struct.pack(">iIi", 1, type_id, len(value)) + value
-
-
-def test_records_within_records_end_somewhere():
-    """Each level doubles the quotes within, so a few hundred bytes could fill the memory."""
-    value = record(25, b"x")
-    for _ in range(15):
-        value = record(2249, value)
-    assert len(to_text(2249, value)) < 1 << 20
-    for _ in range(5000):
-        value = record(2249, value)
-    with pytest.raises(ProtocolError, match="nest more than 16 deep"):
-        to_text(2249, value)
-    assert to_text(2249, record(25, b"x")) == b"(x)"  # what was nested is forgotten
-
-
-@pytest.mark.parametrize("is_left_deep", [True, False])
-def test_a_long_chain_of_operators_is_quick(is_left_deep):
-    """Neither recursion nor moving the text again for each operator."""
-    count = 100_000
-    operand, operator = b"\1\0\0a\0", b"\2\2"
-    items = operator * count + operand * (count + 1) if is_left_deep else (operator + operand) * count + operand
-    data = struct.pack(">i", 2 * count + 1) + items
-    if not is_left_deep:
-        # Right operand first: operator, operand, and the chain as the left one.
-        assert to_text(3615, data) == b" & ".join([b"'a'"] * (count + 1))
-    else:
-        assert to_text(3615, data) == b" & ".join([b"'a'"] * (count + 1))
-
-
-def test_texts_end_where_the_servers_would(monkeypatch):
-    monkeypatch.setattr(reading, "MAX_TEXT_BYTES", 100_000)
-    large = struct.pack(">HhHHH", 1, 10_000, 0, 0, 1)  # 1e40000
-    elements = (struct.pack(">i", len(large)) + large) * 3
-    data = struct.pack(">iiIii", 1, 0, 1700, 3, 1) + elements
-    with pytest.raises(ProtocolError, match="more than 100000 bytes"):
-        to_text(1231, data)
-
-
-@pytest.mark.parametrize(
-    ("type_id", "data"),
-    [
-        (16, b"\2"), (16, b""), (21, b"\0"), (23, b"\0" * 5), (1082, struct.pack(">i", 2**31 - 2)), (1082, struct.pack(">i",
-        -(2**31) + 1)),
-        (1083, struct.pack(">q", -1)), (1083, struct.pack(">q", 86_400_000_001)), (1114, struct.pack(">q", 2**63 - 2)),
-        (1266, struct.pack(">qi", 0, 57_600)), (1560, struct.pack(">i", 9) + b"\0"), (1560, struct.pack(">i", -1)),
-        (1700, struct.pack(">HhHHH", 1, 0, 0, 0, 10_000)), (1700, struct.pack(">HhHH", 0, 0, 0x8000, 0)),
-        (1700, struct.pack(">HhHH", 0, 0, 0, 0x4000)), (1700, struct.pack(">HhHH", 2, 0, 0, 0)), (869, b"\4\x20\0\4abcd"), (869,
-        b"\2\x21\0\4abcd"),
-        (2950, b"\0" * 15), (3802, b"\2{}"), (3802, b""), (3904, b"\x20"), (3904, b"\x00" + struct.pack(">i", -1)), (3904, b"\1x"),
-        (1007, struct.pack(">iiI", 7, 0, 23)), (1007, struct.pack(">iiI", 0, 0, 25)), (1007, struct.pack(">iiIii", 1, 0, 23,
-        2**31 - 1, 1)),
-        (1007, struct.pack(">iiIii", 1, 0, 23, -1, 1)), (1007, struct.pack(">iiIiii", 1, 0, 23, 1, 2**31 - 1, -1)),
-        (22, struct.pack(">iiIiii", 1, 0, 21, 1, 0, -1)), (3615, struct.pack(">i", 1) + b"\2\1"), (3615, struct.pack(">i",
-        1) + b"\3"),
-        (3615, struct.pack(">i", 2) + b"\1\0\0a\0\1\0\0a\0"), (3614, struct.pack(">i", 1) + b"abc"), (3614, struct.pack(">i",
-        1) + b"a\0\0\1"),
-        (604, struct.pack(">i", -1)), (604, struct.pack(">i", 2**30)), (5038, struct.pack(">iqq", -1, 0, 0)), (829, b"\0" * 8),
-        (2249, struct.pack(">i", -1)), (2249, struct.pack(">i", 2**30)), (4451, struct.pack(">i", 2**30)), (18, b"ab"),
-    ],
-)  # fmt: skip
-def test_malformed_values(type_id, data):
-    with pytest.raises(ProtocolError, match="malformed value in binary form"):
-        to_text(type_id, data)
-
-
-def test_what_find_says_is_kept_until_forgotten():
-    asked = []
-
-    def find(type_id):
-        asked.append(type_id)
-        return {1: Shape(Kind.ENUM), 2: Shape(Kind.DOMAIN, 23), 3: lambda data: data[::-1]}.get(type_id)
-
-    types = ValueDecoder(find)
-    for _ in range(2):
-        assert types.to_text(1, b"ok") == b"ok"
-        assert types.to_text(2, b"\0\0\0\7") == b"7"
-        assert types.to_text(3, b"abc") == b"cba"
-    assert asked == [1, 2, 3]
-    types.forget()
-    assert types.to_text(1, b"ok") == b"ok"
-    with pytest.raises(UnknownTypeError):
-        types.to_text(4, b"")
-    assert asked == [1, 2, 3, 1, 4]
-
-
-# In the renderer
-
-
-class Shown(OutputPlugin):
-    """Writes rows as Python shows them."""
-
-    name = "shown"
-
-    def change(self, txn, relation, change, lsn):
-        self.output.write(lsn, repr((getattr(change, "old", None), change.new)).encode())
-
-
-def render(query, *messages):
-    records = []
-    renderer = Renderer(Shown({}, query), lambda lsn, data: records.append(data.decode()))
-    for message in messages:
-        renderer.feed(1, pgoutput_build.build(message))
-    return records
-
-
-BEGIN = Begin(100, 5, 7)
-
-
-def table(*type_ids: int) -> Relation:
-    return Relation(None, 16385, "public", "t", "f", tuple(Column(1, f"c{n}", type_id, -1) for n, type_id in enumerate(type_ids)))
-
-
-def offline(sql):
-    raise NoCatalogError
-
-
-def test_plugins_see_text_only():
-    row = (Binary(b"\0\0\0\7"), b"text", None)
-    assert render(offline, BEGIN, table(23, 25, 23), Insert(None, 16385, row)) == ["(None, (b'7', b'text', None))"]
-    assert render(offline, BEGIN, table(23, 25, 23), Update(None, 16385, None, row, row)) == [
-        "((b'7', b'text', None), (b'7', b'text', None))"
-    ]
-
-
-def test_a_text_is_no_longer_binary():
-    """Or it would equal no text."""
-    (value,) = row_to_text(table(25), (Binary(b"x"),))
-    assert type(value) is bytes
-    assert value == b"x"
-
-
-def test_errors_name_table_column_and_what_to_do():
-    with pytest.raises(
-        ProtocolError, match=r"column 'c1' of table 'public\.t' came in binary form: .* 3 bytes are too few or too many"
-    ):
-        render(offline, BEGIN, table(25, 23), Insert(None, 16385, (b"x", Binary(b"123"))))
-    with pytest.raises(UnknownTypeError, match=r"column 'c0' of table 'public\.t' .* OID 16400 is not built in") as caught:
-        render(lambda sql: [], BEGIN, table(16400), Insert(None, 16385, (Binary(b"123"),)))
-    assert "'binary'" in str(caught.value.hint)
-    with pytest.raises(InvalidArgumentsError, match=r"column 'c0' of table 'public\.t' .*there is no server to ask"):
-        render(offline, BEGIN, table(16400), Insert(None, 16385, (Binary(b"123"),)))
-
-
-def test_without_a_server_a_domain_is_known_by_what_the_stream_says():
-    change = Insert(None, 16385, (Binary(b"\0\0\0\7"),))
-    assert render(offline, Type(None, 16400, "pg_catalog", "int4"), BEGIN, table(16400), change) == ["(None, (b'7',))"]
-
-
-def test_a_type_that_is_described_again_is_asked_for_again():
-    rows = iter([[("e", None, None, None, None, None, None)], [("d", None, "23", None, None, None, None)]])
-    type_, change = Type(None, 16400, "public", "x"), Insert(None, 16385, (Binary(b"\0\0\0\7"),))
-    shown = render(lambda sql: next(rows), type_, BEGIN, table(16400), change, change, type_, change)
-    assert shown == ["(None, (b'\\x00\\x00\\x00\\x07',))"] * 2 + ["(None, (b'7',))"]
-
-
-def test_row_to_text():
-    relation = table(20, 25)
-    assert row_to_text(relation, (Binary(b"\0" * 8), b"x")) == (b"0", b"x")
-    with pytest.raises(CdcpipeError, match=r"column 'c0' of table 'public\.t'"):
-        row_to_text(relation, (Binary(b""), b"x"))

@@ -9,13 +9,9 @@ import re
 from decimal import Decimal
 from pathlib import Path
 
-import pytest
-
 import cdcpipe.plugins
-from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.plugins import load
 from cdcpipe.plugins.renderer import Renderer
-from support.logical_stream import both_on
 from support.random_sql import VALUES, fill_tables_of_types, make_tables_of_types
 
 SCHEMA = json.loads((Path(cdcpipe.plugins.__file__).parent / "json.schema.json").read_text())
@@ -48,12 +44,6 @@ def records(both, raw=None):
     for _, record in parsed:
         check(record)
     return parsed
-
-
-@pytest.fixture
-def both(pg15):
-    with both_on(pg15, "wal2json") as made:
-        yield made
 
 
 def test_nothing_is_lost(both):
@@ -123,8 +113,3 @@ def test_changes_and_positions(both):
     assert (second["ordinal"], commit["ordinal"], commit["op"]) == (0, 1, "commit")
     high, low = commit["end_lsn"].split("/")
     assert written[-1][0] == int(high, 16) << 32 | int(low, 16)
-
-
-def test_options_are_refused():
-    with pytest.raises(InvalidArgumentsError, match="no option 'include-xids'"):
-        load("json", {"include-xids": "1"}, lambda sql: [])

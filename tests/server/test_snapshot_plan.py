@@ -20,10 +20,9 @@ from spark_sink.client.exported import ExportedSnapshot, SnapshotError
 from spark_sink.client.prepare import slot_exists
 from spark_sink.launcher.launcher import LauncherConfig
 from spark_sink.schema.types import assign_columns, merge_columns, typed_schema
-from spark_sink.snapshot import chunk as snapshot_reader
 from spark_sink.snapshot import plan as snapshot_plan
 from spark_sink.snapshot.chunk import ChunkTask, Layout, select_columns, write_chunk
-from spark_sink.snapshot.plan import Chunk, LockedError, Plan, RewrittenError, TablePlan, conninfo, make_plan, open_snapshot
+from spark_sink.snapshot.plan import LockedError, Plan, RewrittenError, TablePlan, conninfo, make_plan, open_snapshot
 from spark_sink.source.slices import Slice, read_relations
 from spark_sink.source.typed import TypedReader
 from support.logical_stream import peek_records
@@ -208,20 +207,6 @@ def test_every_row_of_the_snapshot_is_read_once(source: Source) -> None:
     assert len({row["_cdc_ordinal"] for row in rows}) == len(rows)
     assert source.export is not None
     assert {(row["_cdc_epoch"], row["_cdc_end_lsn"]) for row in rows} == {(1, int(source.export.consistent_point))}
-
-
-def test_ordinals_go_on_below_zero_and_end(tmp_path: Path) -> None:
-    schema = to_arrow_schema(typed_schema(merge_columns(None, [])), timezone="UTC")
-    task = ChunkTask(
-        "", "", Chunk(1, '"t"', 1), 1, 3, None, (), (), schema, 1, 5, 0, str(tmp_path), str(tmp_path), Layout((), schema)
-    )
-    ordinals = snapshot_reader._metadata(task, 0, 4)["_cdc_ordinal"].to_pylist()
-    assert ordinals == [1, 4, 7, 10]
-    row = (1 << 31) // 3
-    assert snapshot_reader._metadata(task, row - 1, 2)["_cdc_ordinal"].to_pylist() == [(1 << 31) - 4, (1 << 31) - 1]
-    assert snapshot_reader._metadata(task, row + 1, 1)["_cdc_ordinal"].to_pylist() == [2 - (1 << 31)]
-    with pytest.raises(SnapshotError, match="more rows"):
-        snapshot_reader._metadata(task, (1 << 32) // 3, 1)
 
 
 def test_what_is_published_is_what_the_stream_describes(source: Source) -> None:

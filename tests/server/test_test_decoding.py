@@ -12,6 +12,7 @@ from cdcpipe.plugins import load, test_decoding
 from support.decoding_records import render, without_empty
 from support.logical_stream import WORDS, Both, both_on, refusals
 from support.random_sql import VALUES, RandomSQL, fill_tables_of_types, make_tables_of_types
+from support.recorder import nothing
 
 OPTION_SETS: list[dict[str, str | None]] = [
     {},
@@ -19,10 +20,6 @@ OPTION_SETS: list[dict[str, str | None]] = [
     {"skip-empty-xacts": "1", "include-timestamp": "1", "force-binary": "1"},
     {"skip-empty-xacts": "1", "include-xids": "0", "stream-changes": "0"},
 ]
-
-
-def nothing(sql):
-    raise AssertionError(sql)
 
 
 def compare(both, option_sets=OPTION_SETS, **extra):
@@ -204,16 +201,3 @@ def test_options_are_the_servers(both):
         except InvalidArgumentsError as ex:
             ours = str(ex)
         assert (said is None) == (ours is None) or "include-rewrites" in options, (options, said, ours)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"include-xid": "1"}, "no option 'include-xid'"),
-        ({"include-xids": "maybe"}, "could not parse value 'maybe'"),
-        ({"include-rewrites": "1"}, "can't be honoured"),
-    ],
-)
-def test_options_that_are_refused(options, message):
-    with pytest.raises(InvalidArgumentsError, match=message):
-        load("test_decoding", options, nothing)

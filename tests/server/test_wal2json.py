@@ -1,7 +1,4 @@
-"""wal2json from pgoutput against the real plugin: the same WAL of PostgreSQL 15 through both, byte for byte.
-
-What differs is on the numbered list in docs/output-plugins.md; each number has a test here that shows it.
-"""
+"""wal2json from pgoutput against the real plugin: the same WAL of PostgreSQL 15 through both, byte for byte."""
 
 from __future__ import annotations
 
@@ -13,13 +10,14 @@ import re
 
 import pytest
 
-from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.plugins import load
 from cdcpipe.plugins.wal2json.options import Settings
 from cdcpipe.sql import quote_literal
-from support.logical_stream import WORDS, Both, both_on, refusals
+from support.logical_stream import WORDS, Both, refusals
 from support.random_sql import VALUES, RandomSQL, fill_tables_of_types, make_tables_of_types
-from support.wal2json_records import V1, V2, render, transactions, without_empty, without_stray_commas
+from support.recorder import nothing
+from support.wal2json_records import V1, V2, render, without_empty, without_stray_commas
 
 EVERYTHING = {
     "include-xids": "1",
@@ -71,12 +69,6 @@ def compare(both: Both, option_sets=OPTION_SETS, *, may_be_invalid: bool = False
             if not may_be_invalid and "write-in-chunks" not in options:
                 for record in our_records:
                     json.loads(record)
-
-
-@pytest.fixture
-def both(pg15):
-    with both_on(pg15, "wal2json") as made:
-        yield made
 
 
 def test_every_type(both):
@@ -562,142 +554,6 @@ def test_random_workload_and_what_the_catalog_says(both):
     compare(both, [V1 | EVERYTHING, V2 | EVERYTHING])
 
 
-# The differences, by their numbers in docs/output-plugins.md.
-
-
-def test_difference_1_empty_transactions(both):
-    both.run("create table t (id int primary key)")
-    both.begin()
-    both.run("create table u (id int)")
-    assert {record for _, record in both.theirs(V2)} == {b'{"action":"B"}', b'{"action":"C"}'}
-    assert render(V2, both.raw(), both.query) == []
-
-
-def test_difference_2_header_of_the_first_record(both):
-    both.run("create table t (id int primary key)")
-    both.begin()
-    both.run("begin; create table u (id int primary key); insert into u values (1); commit")
-    (theirs,), (ours,) = without_empty(both.theirs(V2), V2), transactions(render(V2, both.raw(), both.query), V2)
-    assert [record for _, record in theirs] == [record for _, record in ours]
-    assert theirs[0][0] < ours[0][0] == ours[1][0]
-    assert theirs[1:] == ours[1:]
-
-
-def test_difference_3_our_json_is_valid(both):
-    both.run(
-        """
-        create schema "My Schema"; create type "My Schema".mood as enum ('x'); create type "a""b" as enum ('x');
-        create table t (id int primary key, m "My Schema".mood, d text default 'say "hi"' || E'\\\\', q "a""b");
-        """
-    )
-    both.begin()
-    both.run("insert into t values (1, 'x')")
-    both.run("begin; insert into t values (2); insert into t values (3); commit")
-    both.run("select pg_logical_emit_message(false, 'p', 'x')")
-    for version in (V1, V2):
-        options = version | {"include-default": "1"}
-        raw = both.raw()
-        their_groups = without_empty(both.theirs(options), options)
-        our_groups = without_empty(render(options, raw, both.query), options)
-        for (_, theirs), (_, ours) in zip(itertools.chain(*their_groups), itertools.chain(*our_groups), strict=True):
-            parsed = json.loads(ours)
-            if theirs != ours:
-                with pytest.raises(json.JSONDecodeError):
-                    json.loads(theirs)
-            if version is V2 and parsed["action"] == "I":
-                assert [column["type"] for column in parsed["columns"][1:]] == ['"My Schema".mood', "text", '"a""b"']
-                assert parsed["columns"][2]["default"] == """('say "hi"'::text || '\\'::text)"""
-    # Version 1: a comma that belongs to the transaction before.
-    assert without_empty(both.theirs(V1), V1)[-1][0][1].startswith(b'{"change":[,{')
-    assert json.loads(render(V1, both.raw(), both.query)[-1][1])["change"][0]["kind"] == "message"
-
-
-def test_difference_4_the_catalog_is_of_today(both):
-    both.run("create table t (id int primary key, v text default 'then', gone int not null)")
-    both.begin()
-    both.run("insert into t values (1, 'x', 1)")
-    both.run("alter table t alter v set default 'now'; alter table t drop column gone")
-    options = V2 | {"include-default": "1", "include-not-null": "1", "include-column-positions": "1"}
-    _, change, _ = (json.loads(record) for _, record in render(options, both.raw(), both.query))
-    assert change["columns"] == [
-        {"name": "id", "type": "integer", "value": 1, "optional": False, "position": 1, "default": None},
-        {"name": "v", "type": "text", "value": "x", "optional": True, "position": 2, "default": "'now'::text"},
-        {"name": "gone", "type": "integer", "value": 1, "optional": True, "position": 3, "default": None},
-    ]
-
-
-def test_difference_4_types_that_are_gone(both):
-    both.run("create schema w; create type w.mood as enum ('x'); create table t (id int primary key, m w.mood)")
-    both.begin()
-    both.run("insert into t values (1, 'x')")
-    both.run("drop type w.mood cascade")
-    assert json.loads(render(V2, both.raw(), both.query)[1][1])["columns"][1]["type"] == "w.mood"
-
-
-def test_difference_5_what_is_not_published(pg15):
-    with pg15.database() as database:
-        both = Both(database, "wal2json", "for table t (id, v) where (id > 1), table p")
-        both.run(
-            """
-            create table t (id int primary key, v int, w int); create table other (id int primary key);
-            create table g (id int primary key, g int generated always as (id * 2) stored);
-            create table p (id int primary key) partition by list (id); create table p1 partition of p for values in (1)
-            """
-        )
-        both.begin()
-        both.run("alter publication p add table g")
-        both.run("insert into t values (1, 1, 1), (2, 2, 2); insert into other values (1); insert into g values (1)")
-        both.run("truncate p")
-        ours = [record for _, record in render(V2 | {"include-types": "0"}, both.raw(), both.query)]
-        assert [record for record in ours if b'"action":"I"' in record] == [
-            b'{"action":"I","schema":"public","table":"t","columns":[{"name":"id","value":2},{"name":"v","value":2}]}',
-            b'{"action":"I","schema":"public","table":"g","columns":[{"name":"id","value":1}]}',
-        ]
-        assert [record for record in ours if b'"action":"T"' in record] == [b'{"action":"T","schema":"public","table":"p1"}']
-        theirs = [record for _, record in both.theirs(V2 | {"include-types": "0"})]
-        assert sum(b'"action":"I"' in record for record in theirs) == 4
-        assert sum(b'"action":"T"' in record for record in theirs) == 2
-        both.connection.close()
-
-
-def test_difference_4_an_origin_that_is_gone(both):
-    both.run("create table t (id int primary key)")
-    both.run("select pg_replication_origin_create('gone')")
-    both.begin()
-    both.run(
-        """
-        select pg_replication_origin_session_setup('gone'); begin; insert into t values (1); commit;
-        select pg_replication_origin_session_reset();
-        """
-    )
-    raw = both.raw()
-    both.run("select pg_replication_origin_drop('gone')")
-    with pytest.raises(CdcpipeError, match="origin 'gone' is no longer"):
-        render(V2 | {"include-origin": "1"}, raw, both.query)
-    assert len(render(V2, raw, both.query)) == 3
-
-
-def test_difference_6_messages_outside_of_transactions_have_no_origin(both):
-    both.run("create table t (id int primary key); select pg_replication_origin_create('there')")
-    both.begin()
-    both.run(
-        """
-        select pg_replication_origin_session_setup('there');
-        begin; insert into t values (1); select pg_logical_emit_message(true, 'p', 'held back');
-        select pg_logical_emit_message(false, 'p', 'not held back'); commit;
-        select pg_replication_origin_session_reset()
-        """
-    )
-    options = V2 | {"filter-origins": both.query("select roident from pg_replication_origin where roname = 'there'")[0][0]}
-    assert not without_empty(both.theirs(options), options)
-    (record,) = render(options, both.raw(), both.query)
-    assert json.loads(record[1])["content"] == "not held back"
-    both.run("select pg_replication_origin_drop('there')")
-
-
-# Options, accepted and refused as by the server
-
-
 LISTS = [None, "", " ", "a", ",", "a,", "a,,b", " a , b ", "a b", "a\\ b", "a\\,b", "a\tb", "\u00e4", "a,b"]
 TABLES = ["t", "s.t", "s.", ".", ".t", "*.*", "*", "s.t.u", "s.t,", "s.t,t", "a\\.b", "a\\.b.c", "*.t,s.*", "s . t"]
 OPTIONS: dict[str, list[str | None]] = {
@@ -739,49 +595,3 @@ def test_numbers_as_strings(both):
     options = V2 | {"numeric-data-types-as-string": "1", "include-types": "0"}
     record = render(options, both.raw(), both.query)[1][1]
     assert [column["value"] for column in json.loads(record)["columns"]] == ["1", "1.50", "NaN"]
-
-
-# Without a server
-
-
-def nothing(sql):
-    raise AssertionError(sql)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"include-xid": "1"}, "no option 'include-xid'"),
-        ({"include_xids": "1"}, "no option 'include_xids'"),
-        ({"needs_column_facts": "1"}, "no option"),
-        ({"include-unchanged-toast": "1"}, "was removed from it"),
-        ({"partition-root": "1"}, "can't be honoured"),
-        ({"include-xids": "maybe"}, "could not parse value 'maybe'"),
-        ({"include-xids": ""}, "could not parse value ''"),
-        ({"include-xids": "o"}, "could not parse value 'o'"),
-        ({"format-version": "3"}, "could not parse value '3'"),
-        ({"format-version": "0"}, "could not parse value '0'"),
-        ({"format-version": "two"}, "could not parse value 'two'"),
-        ({"actions": "insert,merge"}, "could not parse value 'merge'"),
-        ({"actions": "insert,,delete"}, "could not parse"),
-        ({"actions": "insert delete"}, "could not parse"),
-        ({"filter-tables": "t"}, "could not parse value 't'"),
-        ({"add-tables": "public.t,"}, "could not parse"),
-        ({"add-tables": ",public.t"}, "could not parse"),
-    ],
-)
-def test_options_that_are_refused(options, message):
-    with pytest.raises(InvalidArgumentsError, match=message):
-        load("wal2json", options, nothing)
-
-
-@pytest.mark.parametrize("text", ["1", "on", "ON", "t", "tr", "true", "y", "yes", None])
-def test_options_that_say_yes(text):
-    plugin = load("wal2json", {"include-xids": text, "include-lsn": "of"}, nothing)
-    assert plugin._settings.include_xids
-    assert not plugin._settings.include_lsn
-
-
-def test_the_format_version_is_1_unless_asked_for():
-    assert type(load("wal2json", {}, nothing)).__name__ == "Wal2Json1"
-    assert type(load("wal2json", {"format-version": None}, nothing)).__name__ == "Wal2Json2"

@@ -1,10 +1,7 @@
 """Tables as they were, compared with what the server showed at the time."""
 
 import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -25,7 +22,7 @@ from spark_sink.staging import known_position
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.changelog_rows import COLUMNS, KEY, SCHEMA, TABLE
-from support.paths import ROOT
+from support.cli_process import run_spark_cli
 from support.road import Road, identity_workload
 
 pytestmark = pytest.mark.spark
@@ -188,14 +185,12 @@ def test_rows_are_printed(past: Past, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_command(past: Past, tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     arguments = ["as-of", "--warehouse", str(past.warehouse), "--table", "public.days", "--at", format_lsn(past.moments[0].lsn)]
     arguments += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1", "--output"]
-    command = [sys.executable, "-P", "-m", "spark_sink", *arguments]
-    done = subprocess.run([*command, str(tmp_path / "days")], env=environment, capture_output=True, text=True)
+    done = run_spark_cli(*arguments, str(tmp_path / "days"))
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert past.spark.read.parquet(str(tmp_path / "days")).count() == 2
-    done = subprocess.run([*command, str(tmp_path / "days")], env=environment, capture_output=True, text=True)
+    done = run_spark_cli(*arguments, str(tmp_path / "days"))
     assert done.returncode == 1
     assert "exists already" in done.stderr
 

@@ -11,12 +11,12 @@ import pytest
 from pyspark.sql.types import VariantType
 
 from cdcpipe.errors import InvalidArgumentsError
-from cdcpipe.pgoutput.messages import Insert, LogicalMessage, Update
+from cdcpipe.pgoutput.messages import LogicalMessage, Update
 from spark_sink.pipeline.catalog import CatalogDatabase, parse_database
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.schema.table import Table
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
-from support.segments import Log, relation
+from support.segments import Log, into, relation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,10 +31,6 @@ FRUIT_LATER = relation(1, "fruit", ("id", INT), ("at", TIMESTAMPTZ), ("colour", 
 ODD = relation(2, "Größe.x", ("id", INT))
 ODD_TOO = relation(3, "gr__e_x", ("id", INT))
 KEYLESS = relation(4, "keyless", ("id", INT), identity="n")
-
-
-def into(rel: Any, *row: bytes | None) -> Insert:
-    return Insert(None, rel.relation_id, row)
 
 
 @pytest.fixture

@@ -1,367 +1,26 @@
-"""Tables that change while their changes stream: what holds for a change at its place."""
+"""Tables that change while their changes stream."""
 
 import re
 import threading
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import postgres
 import pytest
-from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 from cdcpipe.lsn import LSN
-from cdcpipe.pgoutput.messages import Relation
-from spark_sink.changelog.history import SchemaHistory, SchemaVersion
 from spark_sink.changelog.tables import changelogs_of
-from spark_sink.changelog.versions import TableVersions, fills_between, insert_snapshot
 from spark_sink.commands.run import _Catalog
 from spark_sink.delta import log as delta_log
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline.pipeline import Pipeline
-from spark_sink.replica.pieces import cut_pieces
-from spark_sink.schema.column_numbers import numbered
-from spark_sink.schema.published import PublishedTables
-from spark_sink.schema.table import SCHEMA_HISTORY, Fill, Table, Version
-from spark_sink.schema.types import assign_columns, merge_columns
-from spark_sink.source.contents import Use
+from spark_sink.schema.table import SCHEMA_HISTORY, Table
 from spark_sink.staging.filler import SealPolicy
-from spark_sink.staging.log import Epoch, Position, list_epochs
+from spark_sink.staging.log import Position, list_epochs
 from spark_sink.staging.readers import register_reader
 from spark_sink.warehouse.warehouse import Warehouse
 from support.road import Road
-from support.segments import relation
 from support.waiting import SPARK_DEADLINE_S, until
-
-ID, CODE, NONE = ("id",), ("code",), ()
-EPOCH = Epoch(1, "7", 1, "db", "slot", ("p",), {}, 0)
-
-
-def version(end_lsn: int, ordinal: int, key: tuple[str, ...], relation_id: int = 1) -> Version:
-    return Version(end_lsn, ordinal, relation_id, key, key)
-
-
-@pytest.mark.parametrize(
-    ("versions", "after_lsn", "expected"),
-    [
-        # One key: one piece, from wherever the replica is.
-        ([version(10, 0, ID)], 0, [(ID, 0, 99, 0, None, False)]),
-        ([version(10, 0, ID)], 50, [(ID, 50, 99, 0, None, False)]),
-        # Between two transactions.
-        ([version(10, 0, ID), version(20, 0, CODE)], 0, [(ID, 0, 19, 0, None, False), (CODE, 19, 99, 0, None, False)]),
-        ([version(10, 0, ID), version(20, 0, CODE)], 19, [(CODE, 19, 99, 0, None, False)]),
-        # Amid one, which stands by itself; and amid it twice.
-        (
-            [version(10, 0, ID), version(20, 3, CODE)],
-            0,
-            [
-                (ID, 0, 19, 0, None, False),
-                (ID, 19, 20, 0, 3, False),
-                (CODE, 19, 20, 3, None, False),
-                (CODE, 20, 99, 0, None, False),
-            ],
-        ),
-        (
-            [version(10, 0, ID), version(20, 3, CODE), version(20, 5, ID)],
-            12,
-            [
-                (ID, 12, 19, 0, None, False),
-                (ID, 19, 20, 0, 3, False),
-                (CODE, 19, 20, 3, 5, False),
-                (ID, 19, 20, 5, None, False),
-                (ID, 20, 99, 0, None, False),
-            ],
-        ),
-        ([version(10, 0, ID), version(20, 3, CODE)], 20, [(CODE, 20, 99, 0, None, False)]),
-        # Another table under the name, from a transaction on and amid one.
-        ([version(10, 0, ID), version(20, 0, ID, 2)], 0, [(ID, 0, 19, 0, None, False), (ID, 19, 99, 0, None, True)]),
-        ([version(10, 0, ID), version(20, 0, ID, 2)], 30, [(ID, 30, 99, 0, None, False)]),
-        (
-            [version(10, 0, ID), version(20, 3, CODE, 2)],
-            19,
-            [(ID, 19, 20, 0, 3, False), (CODE, 19, 20, 3, None, True), (CODE, 20, 99, 0, None, False)],
-        ),
-        # Without a key: by the one that comes later; never by another table's.
-        ([version(10, 0, NONE), version(20, 0, CODE)], 0, [(CODE, 0, 19, 0, None, False), (CODE, 19, 99, 0, None, False)]),
-        ([version(10, 0, NONE), version(20, 0, CODE, 2)], 0, [(CODE, 19, 99, 0, None, True)]),
-        ([version(10, 0, NONE)], 0, []),
-    ],
-)
-def test_pieces(versions: list[Version], after_lsn: int, expected: list[tuple[object, ...]]) -> None:
-    pieces = cut_pieces(versions, after_lsn, 99)
-    found = [(p.key, p.after_lsn, p.until_lsn, p.first_ordinal, p.end_ordinal, p.is_new_table) for p in pieces]
-    assert found == expected
-
-
-@pytest.mark.parametrize(
-    ("versions", "after_lsn", "expected"),
-    [
-        ([version(10, 0, ID), version(20, 0, CODE)], 0, [False, True]),
-        ([version(10, 0, ID), version(20, 0, CODE)], 20, [False]),
-        ([version(10, 0, NONE), version(20, 0, CODE)], 0, [True, True]),
-        ([version(10, 0, ID), replace(version(20, 0, ID), fills=(Fill("id"),))], 0, [False, True]),
-        ([version(10, 0, ID), replace(version(20, 0, ID), fills=(Fill("v"),))], 0, [False, False]),
-    ],
-)
-def test_where_rows_from_before_may_lack_the_key(versions: list[Version], after_lsn: int, expected: list[bool]) -> None:
-    assert [piece.is_new_key for piece in cut_pieces(versions, after_lsn, 99)] == expected
-
-
-INT2, INT4, INT8, FLOAT4, FLOAT8, DATE, TIMESTAMP, TIMESTAMPTZ, TEXT = 21, 23, 20, 700, 701, 1082, 1114, 1184, 25
-
-
-def numeric(precision: int, scale: int) -> tuple[int, int]:
-    return 1700, (precision << 16 | scale) + 4
-
-
-@pytest.mark.parametrize(
-    ("kinds", "columns", "names"),
-    [
-        # What holds every value of what was there before takes its place.
-        ([INT2, INT4, INT8], "c:bigint", "c c c"),
-        ([INT2, FLOAT8], "c:double", "c c"),
-        ([FLOAT4, FLOAT8], "c:double", "c c"),
-        ([DATE, TIMESTAMP], "c:timestamp_ntz", "c c"),
-        ([numeric(5, 2), numeric(9, 4)], "c:decimal(9,4)", "c c"),
-        ([INT4, numeric(12, 2)], "c:decimal(12,2)", "c c"),
-        ([INT8, numeric(22, 2)], "c:decimal(22,2)", "c c"),
-        # An integer that is narrower than it was: its values fit, PostgreSQL has looked at each.
-        ([INT8, INT4, INT2], "c:bigint", "c c c"),
-        # What would round or could overflow, and what is only written in another way.
-        ([INT8, FLOAT8], "c:bigint,c__double:double", "c c__double"),
-        ([INT4, FLOAT4], "c:int,c__float:float", "c c__float"),
-        ([INT2, numeric(5, 0)], "c:smallint,c__decimal_5_0:decimal(5,0)", "c c__decimal_5_0"),
-        ([FLOAT8, INT4], "c:double,c__int:int", "c c__int"),
-        ([FLOAT8, FLOAT4], "c:double,c__float:float", "c c__float"),
-        ([TIMESTAMP, DATE], "c:timestamp_ntz,c__date:date", "c c__date"),
-        ([TIMESTAMP, TIMESTAMPTZ], "c:timestamp_ntz,c__timestamp:timestamp", "c c__timestamp"),
-        ([numeric(9, 4), numeric(9, 2)], "c:decimal(9,4),c__decimal_9_2:decimal(9,2)", "c c__decimal_9_2"),
-        ([numeric(9, 2), numeric(9, 4)], "c:decimal(9,2),c__decimal_9_4:decimal(9,4)", "c c__decimal_9_4"),
-        ([INT4, TEXT, INT4], "c:int,c__string:string", "c c__string c"),
-        # The other name is for good: that column is not widened.
-        ([TEXT, INT4, INT8], "c:string,c__int:int,c__bigint:bigint", "c c__int c__bigint"),
-        # There and back again: each value in a column that holds it.
-        ([INT4, FLOAT8, INT4], "c:double,c__int:int", "c__int c c__int"),
-    ],
-)
-def test_a_column_changes_its_type(kinds: list[int | tuple[int, int]], columns: str, names: str) -> None:
-    types = [kind if isinstance(kind, tuple) else (kind, -1) for kind in kinds]
-    relations = [relation(1, "t", ("c", *of_type)) for of_type in types]
-    merged = merge_columns(None, relations)
-    assert merged.simpleString() == f"struct<{columns}>"
-    assert [assign_columns(merged, version)[0].name for version in relations] == names.split()
-    every = dict.fromkeys(assign_columns(merge_columns(None, [version]), version)[0].dataType for version in relations)
-    assert [field.dataType for field in merge_columns(None, relations, widen=False)] == list(every)
-    for cut in range(len(relations)):
-        assert merge_columns(merge_columns(None, relations[:cut]), relations[cut:]) == merged
-
-
-def test_what_an_older_program_named_otherwise_goes_on_under_that_name() -> None:
-    narrow, wide = (relation(1, "t", ("c", kind)) for kind in (INT4, INT8))
-    columns = StructType([StructField("c", IntegerType()), StructField("c__bigint", LongType())])
-    assert merge_columns(columns, [wide, narrow]) == columns
-    assert [assign_columns(columns, version)[0].name for version in (narrow, wide)] == ["c", "c__bigint"]
-
-
-def table(columns: str) -> Relation:
-    """Return a description of columns "name" or "name:type id", of which the catalog is told as "name=number"."""
-    pairs = [column.partition("=")[0].partition(":") for column in columns.split()]
-    return relation(1, "t", *((name, int(kind or INT4)) for name, _, kind in pairs))
-
-
-def catalog(columns: str) -> list[dict[str, Any]]:
-    """Return what the catalog says of columns "name=number"; "name=number!" is filled, "name=number'text" has text in old rows."""
-    found = []
-    for column, text in zip(table(columns).columns, columns.split(), strict=True):
-        number, _, missing = text.partition("=")[2].partition("'")
-        facts = {"number": int(number.rstrip("!")), "missing": missing or None, "is_filled": number.endswith("!")}
-        found.append({"name": column.name, "type_id": column.type_id, "type_modifier": -1, **facts})
-    return found
-
-
-@pytest.mark.parametrize(
-    ("before", "columns", "now", "numbers"),
-    [
-        # The catalog is of that time: without the version before, too.
-        (None, "id a", "id=1 a=2", [1, 2]),
-        (None, "id a", "id=1 b=2", None),
-        (None, "id a", "", None),
-        ("id=1 a=2", "id b", "id=1 b=2", [1, 2]),
-        ("id=1 a=2", "id a", "id=1 a=3", [1, 3]),
-        # It is later: what comes in between is found where there is one way to it.
-        ("id=1 a=2", "id b", "id=1 b=2 c=3", [1, 2]),
-        ("id=1 a=2", "id b c", "id=1 b=2 c=3 d=4", [1, 2, 3]),
-        ("id=1 a=2 b=3", "id a", "id=1 a=2 c=4", [1, 2]),
-        ("id=1 a=2 b=3", "id b", "id=1 a=2 b=5", None),
-        ("id=1 a=2 b=3", "id b a", "id=1 b=2 a=3 c=4", [1, 2, 3]),
-        # Under a name, or of a type, that neither has; or there are two ways.
-        ("id=1 a=2", "id x", "id=1 b=2 c=3", None),
-        ("id=1 a=2", "id b:25", "id=1 b=2 c=3", None),
-        ("id=1 a=2", "id a", "id=1 a=3 b=4", None),
-        # A column that is in both was there in between.
-        ("id=1 a=2 b=3", "id a", "id=1 a=2 b=3 c=4", None),
-    ],
-)
-def test_numbers_of_columns(before: str | None, columns: str, now: str, numbers: list[int] | None) -> None:
-    known = None
-    if before is not None:
-        facts = numbered(table(before), catalog(before), None)
-        assert facts is not None
-        known = table(before), facts
-    found = numbered(table(columns), catalog(now), known)
-    assert (None if found is None else [fact.number for fact in found]) == numbers
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "fills", "unknown"),
-    [
-        ("id=1 a=2", "id=1 a=2", [], []),
-        ("id=1 a=2", "id=1 b=2", [Fill("b", "a")], []),
-        ("id=1 a=2 b=3", "id=1 b=2 a=3", [Fill("b", "a"), Fill("a", "b")], []),
-        ("id=1 a:23=2", "id=1 b:20=2", [Fill("b", "a")], []),
-        ("id=1 a:25=2", "id=1 b:23=2", [], ["b"]),
-        ("id=1 a:25=2", "id=1 a:23=2", [], []),
-        ("id=1", "id=1 a=2", [], []),
-        ("id=1", "id=1 a=2'7", [Fill("a", value="7")], []),
-        ("id=1", "id=1 a=2!", [], ["a"]),
-        # Dropped and added again: not what was there before.
-        ("id=1 a=2", "id=1 a=3", [Fill("a")], []),
-        ("id=1 a=2", "id=1 a=3'7", [Fill("a", value="7")], []),
-        ("id=1 a=2", "id=1 a=3!", [Fill("a")], ["a"]),
-        ("id=1 a=2", "id=1", [], []),
-    ],
-)
-def test_what_rows_from_before_have(before: str, after: str, fills: list[Fill], unknown: list[str]) -> None:
-    versions = [SchemaVersion(1, 0, table(text), numbered(table(text), catalog(text), None)) for text in (before, after)]
-    columns = merge_columns(None, [version.relation for version in versions])
-    assert fills_between(versions[0], versions[1], columns) == (tuple(fills), unknown)
-    nobody_knows = SchemaVersion(2, 0, versions[1].relation, None)
-    names = [column.name for column in versions[1].relation.columns]
-    new = [name for name in names if name not in before]
-    assert fills_between(versions[0], nobody_knows, columns) == ((), new)
-    # Where an earlier version had them, rows may still have values: they are another column's.
-    assert {fill.column for fill in fills_between(versions[0], versions[1], columns, new)[0]} >= set(new)
-    assert fills_between(versions[0], nobody_knows, columns, new) == (tuple(map(Fill, new)), new)
-
-
-class History:
-    """What is asked of a schema history that has one version."""
-
-    def __init__(self, version: SchemaVersion) -> None:
-        self._version = version
-
-    def version(self, _relation_id: int, place: tuple[int, int]) -> SchemaVersion | None:
-        return self._version if self._version.place <= place else None
-
-    def step(self, _use: Use) -> None:
-        return None
-
-
-@pytest.mark.parametrize(
-    ("at_snapshot", "after", "fills"),
-    [
-        # Renamed before the snapshot: its rows have the new name already.
-        ("id=1 b=2", "id=1 b=2", []),
-        # Renamed after it, and two that change places.
-        ("id=1 a=2", "id=1 b=2", [Fill("b", "a")]),
-        ("a=1 b=2", "b=1 a=2", [Fill("b", "a"), Fill("a", "b")]),
-        # Dropped and added anew under the same name.
-        ("id=1 a=2", "id=1 a=3", [Fill("a")]),
-        ("id=1 a=2", "id=1 a=3!", [Fill("a")]),
-        # Added after it: nothing is to be done where there is no default.
-        ("id=1", "id=1 a=2", []),
-        ("id=1", "id=1 a=2'7", [Fill("a", value="7")]),
-    ],
-)
-def test_what_a_snapshots_rows_have(tmp_path: Path, at_snapshot: str, after: str, fills: list[Fill]) -> None:
-    """A late one's rows come when the stream has passed it, and has settled what rows from before a later change have."""
-    relations = [table(at_snapshot), table(after)]
-    columns = merge_columns(None, relations)
-    numbers = [int(part.partition("=")[2][:1]) for part in at_snapshot.split()]
-    names = [field.name for field in assign_columns(columns, relations[0])]
-    snapshot = replace(version(20, 0, ID), snapshot=tuple(zip(numbers, names, strict=True)))
-    later = SchemaVersion(30, 2, relations[1], numbered(relations[1], catalog(after), None))
-    known = [version(10, 0, ID), replace(version(30, 2, ID), fills=(Fill("b", "x"),))]
-    found = insert_snapshot(known, snapshot, cast("SchemaHistory", History(later)), columns, "exact")
-    assert [each.place for each in found] == [(10, 0), (20, 0), (30, 2)]
-    assert found[1:] == [snapshot, replace(known[1], fills=tuple(fills))]
-    assert Version.from_json(snapshot.to_json()) == snapshot
-
-    # So is what the first description says that comes after a snapshot in time.
-    warehouse = Warehouse(tmp_path, "delta")
-    warehouse.open(EPOCH)
-    versions = TableVersions(warehouse, cast("SchemaHistory", History(later)), PublishedTables(None))
-    noted = versions.record_new(Table("public", "t"), [snapshot], [Use(30, 2, relations[1], 30)], 20, columns, columns)
-    assert noted[-1].fills == tuple(fills)
-
-
-class Renamed(History):
-    """That of a table which had other columns under another name, of which the changelog of this one knows nothing."""
-
-    def step(self, _use: Use) -> Any:
-        facts = [
-            SchemaVersion(n, 0, table(text), numbered(table(text), catalog(text), None))
-            for n, text in ((20, "id=1"), (30, "id=1 a=3"))
-        ]
-        return tuple(facts)
-
-    def before(self, _version: SchemaVersion) -> list[SchemaVersion]:
-        return [SchemaVersion(10, 0, table("id a elsewhere"), None)]
-
-
-def test_a_column_that_the_table_had_under_another_name(tmp_path: Path) -> None:
-    warehouse = Warehouse(tmp_path, "delta")
-    warehouse.open(EPOCH)
-    history = Renamed(SchemaVersion(30, 0, table("id a"), None))
-    versions = TableVersions(warehouse, cast("SchemaHistory", history), PublishedTables(None))
-    columns = merge_columns(None, [table("id a")])
-    noted = versions.record_new(Table("public", "t"), [version(20, 0, ID)], [Use(30, 0, table("id a"), 30)], 20, columns, columns)
-    assert noted[-1].fills == (Fill("a"),)
-
-
-@pytest.mark.parametrize(
-    ("known", "primary_key", "expected", "is_repeated"),
-    [
-        ([], ["id"], ID, False),
-        ([version(10, 0, CODE)], ["id"], ID, False),
-        # The launcher has only repeated what was said before.
-        ([version(10, 0, CODE)], ["id"], CODE, True),
-        ([version(10, 0, NONE)], ["id"], NONE, True),
-        ([version(10, 0, CODE, 2)], ["id"], ID, True),
-        ([], ["id"], ID, True),
-        # It has got a column since, which is the key now; nobody knows what was before, or somebody does.
-        ([], ["later"], NONE, False),
-        ([version(10, 0, ID)], ["later"], ID, False),
-        ([version(10, 0, ("gone",))], ["later"], NONE, False),
-        ([version(10, 0, ID, 2)], ["later"], NONE, False),
-        # It has been dropped, or has no key any more.
-        ([version(10, 0, ID)], None, ID, False),
-        ([version(10, 0, ID)], [], NONE, False),
-    ],
-)
-def test_a_key_that_the_catalog_has_of_another_time(
-    tmp_path: Path, known: list[Version], primary_key: list[str] | None, expected: tuple[str, ...], is_repeated: bool
-) -> None:
-    warehouse = Warehouse(tmp_path, "delta")
-    warehouse.open(EPOCH)
-    described = [] if primary_key is None else [{"relation_id": 1, "primary_key": primary_key}]
-    full = replace(table("id code"), replica_identity="f")
-    columns = merge_columns(None, [full])
-    history = cast("SchemaHistory", History(SchemaVersion(1, 0, full, None)))
-    versions = TableVersions(warehouse, history, PublishedTables(lambda: described))
-    noted = versions.record_new(Table("public", "t"), known, [Use(20, 0, full, 20, is_repeated)], 15, None, columns)
-    assert noted[-1].key == expected
-
-
-def test_a_key_is_asked_for_once_in_a_micro_batch() -> None:
-    keys = iter(["id", "code"])
-    published = PublishedTables(lambda: [{"relation_id": 1, "primary_key": [next(keys)], "columns": catalog("id=1 code=2")}])
-    found = []
-    for _ in range(2):
-        published.begin_batch()
-        found += [published.primary_key(table("id code")) for _ in range(2)]
-    assert found == [ID, ID, CODE, CODE]
-
 
 KINDS = ("full",)
 
@@ -397,7 +56,6 @@ MADE = [
     "create table remade (id int primary key, a text)",
     "create table moved (id int primary key, a text)",
 ]
-
 BEFORE = [
     *(
         f"""insert into grows_{which} select i, i, 1000 * i, 0.1 * i, 1.1 * i, '2024-02-29'::date + i, i, repeat('x', 5000)
@@ -415,7 +73,6 @@ BEFORE = [
     "insert into remade values (1, 'of the first table'), (2, 'too')",
     "insert into moved values (1, 'before'), (2, 'before')",
 ]
-
 DURING = [
     *(
         statement.format(t=f"grows_{which}")
@@ -487,7 +144,6 @@ DURING = [
     "alter table renamed set schema other",
     "update other.renamed set a = 'after' where id = 1",
 ]
-
 AFTER = [
     "alter table columned rename a to x",
     "alter table columned rename d to a",
@@ -502,8 +158,6 @@ AFTER = [
     "alter table columned add e text",
     "update columned set e = 'new' where id = 8",
 ]
-
-
 GROWN = "struct<id:bigint,other:int,n:bigint,f:double,p:decimal(20,4),d:timestamp_ntz,i:decimal(12,2),plain:string>"
 COLUMNS = {
     "rekeyed": ("id", "code", "v"),

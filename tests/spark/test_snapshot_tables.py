@@ -23,6 +23,7 @@ from spark_sink.replica import as_of, merge
 from spark_sink.schema.table import Table
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.warehouse.lock import TableLock
+from support.cli_process import run_spark_cli
 from support.snapshots import TableCopies
 from support.waiting import until
 
@@ -261,11 +262,6 @@ def write(database: postgres.Database, chance: random.Random, stopping: threadin
             connection.execute(statement)  # type: ignore[call-overload]  # psycopg wants a literal
 
 
-def invoke(*arguments: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "spark_sink", "snapshot", *arguments]
-    return subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-
-
 def test_what_is_certain_to_fail_does_so_at_once(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
     road = TableCopies(database, spark, tmp_path, f"s_{database.name}"[:63])
     road.execute("create table t (id int primary key)", "create table other (id int)", "create publication everything for table t")
@@ -273,16 +269,16 @@ def test_what_is_certain_to_fail_does_so_at_once(database: postgres.Database, sp
     road.execute("insert into t values (1)")
     road.run()
     common = ["-d", database.dsn, "--warehouse", str(road.warehouse)]
-    named = invoke(*common)
+    named = run_spark_cli("snapshot", *common)
     assert (named.returncode, "--table SCHEMA.NAME; " in named.stderr) == (ExitCode.INVALID_ARGS, True)
-    unpublished = invoke(*common, "--table", "public.other")
+    unpublished = run_spark_cli("snapshot", *common, "--table", "public.other")
     assert "not published: public.other; the published tables are: public.t" in unpublished.stderr
     assert unpublished.returncode == ExitCode.SYSTEM_ERROR
     with hold_alone(road.warehouse / "_cdcpipe/snapshot.lock") as is_alone:
         assert is_alone
-        assert "another cdcpipe-spark snapshot" in invoke(*common, "--table", "public.t").stderr
+        assert "another cdcpipe-spark snapshot" in run_spark_cli("snapshot", *common, "--table", "public.t").stderr
     (road.warehouse / "_cdcpipe/snapshot.json").write_text('{"version": 1, "slot": "tables", "is_complete": false}')
-    assert "the initial snapshot of" in invoke(*common, "--table", "public.t").stderr
+    assert "the initial snapshot of" in run_spark_cli("snapshot", *common, "--table", "public.t").stderr
     road.connection.close()
 
 

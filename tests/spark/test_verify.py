@@ -1,9 +1,7 @@
 """Replicas compared with PostgreSQL: what is equal is never called different, and what differs is found, whatever is going on."""
 
 import json
-import os
 import random
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -36,7 +34,7 @@ from spark_sink.verify.comparison import (
     verify,
 )
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
-from support.paths import ROOT
+from support.cli_process import run_spark_cli
 from support.road import HOSTILE, Road
 from support.snapshots import InitialCopy
 from support.typed_values import INFINITE_NUMERICS, NEWER_TYPES, TYPES
@@ -275,8 +273,7 @@ def test_the_command(road: Verified) -> None:
         "public.floats",
     ]
     arguments += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1", "-v"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-P", "-m", "spark_sink", *arguments], env=environment, capture_output=True, text=True)
+    done = run_spark_cli(*arguments)
     assert done.returncode == DIFFERENT, done.stderr
     assert done.stdout == (
         'public.told: DIFFERENT, 2 rows in PostgreSQL, 2 in the replica\n  changed {"id": "2"}\npublic.floats: equal, 6 rows\n'

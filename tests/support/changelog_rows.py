@@ -28,8 +28,6 @@ def schema_of(columns: str) -> str:
 SCHEMA = schema_of(COLUMNS)
 
 KEY = ("case", "id")
-
-
 Row = tuple[int, int, int | None, str | None, bytes | None]
 
 

@@ -16,7 +16,7 @@ from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Commit, Insert
 from cdcpipe.pipe.framing import RecordReader
 from support.paths import ROOT
-from support.waiting import DEADLINE_S
+from support.waiting import DEADLINE_S, SPARK_DEADLINE_S
 
 COMMAND = [sys.executable, "-m", "cli"]
 SPARK_COMMAND = [sys.executable, "-m", "spark_sink"]
@@ -148,8 +148,16 @@ def run_cli(
     return done.returncode, done.stdout, done.stderr.decode()
 
 
-def spark_cli(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run ``cdcpipe-spark`` to its end, which is to be this exit code."""
-    ended = subprocess.run([*SPARK_COMMAND, *arguments], capture_output=True, text=True, timeout=120, cwd=ROOT)
+def run_spark_cli(*args: str, deadline_s: float = SPARK_DEADLINE_S, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run ``cdcpipe-spark`` to its end."""
+    command = [*SPARK_COMMAND, *args]
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=deadline_s, cwd=ROOT, **options
+    )
+
+
+def spark_cli(*args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run ``cdcpipe-spark`` to its end, which is to have this exit code."""
+    ended = run_spark_cli(*args)
     assert ended.returncode == code, ended.stderr
     return ended

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 from support.paths import ROOT
 from support.requirements import missing, need
+from support.segments import Log
 
 
 def _cluster(version: str) -> Iterator[postgres.Cluster]:
@@ -87,6 +88,12 @@ def shell(database: postgres.Database, tmp_path: Path) -> dict[str, str]:
         "PGUSER": "postgres",
         "PGDATABASE": database.name,
     }
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    """A staging directory to which a test adds segments."""
+    return Log(tmp_path / "staging")
 
 
 @pytest.fixture(scope="session")

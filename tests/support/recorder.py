@@ -6,6 +6,7 @@ from cdcpipe.plugins.base import OutputPlugin
 
 
 def nothing(sql):
+    """The catalog of a plugin that is to ask for nothing."""
     raise AssertionError(sql)
 
 
@@ -37,5 +38,5 @@ CALLBACKS = [
     *("stream_start", "stream_stop", "stream_change", "stream_truncate", "stream_message"),
     *("stream_abort", "stream_prepare", "stream_commit"),
 ]
-for callback in CALLBACKS:
-    setattr(Recorder, callback, _recording(callback))
+for _name in CALLBACKS:
+    setattr(Recorder, _name, _recording(_name))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cdcpipe.lsn import format_lsn
-from cdcpipe.pgoutput.messages import Begin, Column, Commit, Message, Relation
+from cdcpipe.pgoutput.messages import Begin, Column, Commit, Insert, LogicalMessage, Message, Relation
 from cdcpipe.pipe.framing import encode_header
 from spark_sink.staging.log import Segment, segment_name
 from support.pgoutput_build import build
@@ -90,3 +90,11 @@ class Log:
         path = self.root / f"{self.epoch:06d}" / segment_name(start_lsn, self.end_lsn)
         path.write_bytes(encode(messages))
         return Segment(self.epoch, start_lsn, self.end_lsn, path)
+
+
+def into(rel: Any, *row: bytes | None) -> Insert:
+    return Insert(None, rel.relation_id, row)
+
+
+def say(lsn: int, content: bytes, *, prefix: str = "p", is_transactional: bool = True) -> LogicalMessage:
+    return LogicalMessage(None, int(is_transactional), lsn, prefix, content)

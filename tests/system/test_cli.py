@@ -1,28 +1,22 @@
-"""The command line as its users meet it: options, exit codes, records, on real servers."""
+"""The command line as its users meet it, on real servers: records, exit codes, slots and publications that it makes."""
 
 import json
 import os
-import pathlib
-import re
 import signal
 import subprocess
 import sys
-from typing import Any
 
 import pexpect
 import postgres
 import pytest
 
-from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Begin, Binary, Commit, Insert, LogicalMessage, Relation
+from cdcpipe.sql import quote_identifier
 from support.cli_process import CLI, COMMAND, run_cli
 from support.published_table import Fixture
 from support.requirements import need
 from support.waiting import until
-
-SLOT = "s"
-
 
 # Records
 
@@ -121,8 +115,7 @@ def test_at_a_terminal(on18: Fixture) -> None:
 
 @pytest.mark.parametrize("name", ["MyPub", "a,b", 'a"b', "a'b", "a\\b", " p ", "é"])
 def test_any_publication_name(on: Fixture, name: str) -> None:
-    quoted = '"' + name.replace('"', '""') + '"'
-    on.sql("drop publication p", f"create publication {quoted} for table t")
+    on.sql("drop publication p", f"create publication {quote_identifier(name)} for table t")
     on.connection.execute("select pg_drop_replication_slot(%s)", (on.slot,))
     on.make_slot()
     on.sql("insert into t values (1, 'a')")
@@ -167,65 +160,7 @@ def test_a_hostile_session_changes_nothing(on: Fixture) -> None:
         on.sql("drop role hostile")
 
 
-# Usage: exit code 1, before any connection
-
-
-USAGE = [
-    ([], "--slot"),
-    (["-S", "s", "--nonsense"], "--nonsense"),
-    (["-S", "s", "-D", "0"], "--fd"),
-    (["-S", "s", "-D", "-1"], "--fd"),
-    (["-S", "s", "-D", "x"], "--fd"),
-    (["-S", "s", "-D", "99"], "--fd"),
-    (["-S", "s", "-s", "-1"], "seconds"),
-    (["-S", "s", "-F", "nan"], "seconds"),
-    (["-S", "s", "-L", "-u", "inf"], "seconds"),
-    (["-S", "s", "-m", "novalue"], "KEY=VALUE"),
-    (["-S", "s", "-m", "nonsense=1"], "nonsense"),
-    (["-S", "s", "-m", "password=CANARY"], "password"),
-    (["-S", "s", "-d", "postgresql://u:CANARY@h/db"], "password"),
-    (["-S", "s", "-d", "host=h password=CANARY"], "password"),
-    (["-S", "s", "-d", "host=h password=CANARY CANARY"], "connection string"),
-    (["-S", "s", "-j", "-J"], "exclude"),
-    (["-S", "s", "-L", "--standby"], "exclude"),
-    (["-S", "s", "--endpos", "junk"], "LSN"),
-    (["-S", "s", "--endpos-wait"], "--endpos"),
-    (["-S", "s", "--table", "nodot"], "SCHEMA.NAME"),
-    (["nonsense"], "nonsense"),
-    (["prepare", "--nonsense"], "--nonsense"),
-]
-
-
-@pytest.mark.parametrize(("args", "named"), USAGE)
-def test_usage_errors(args: list[str], named: str) -> None:
-    code, out, err = run_cli(*args, env={"PGHOST": "/nonexistent"})
-    assert (code, out) == (1, b"")
-    assert named in err
-    assert "CANARY" not in err
-    assert "Traceback" not in err
-
-
-@pytest.mark.parametrize("option", ["-?", "--help"])
-def test_help_is_on_stdout(option: str) -> None:
-    code, out, err = run_cli(option)
-    assert (code, err) == (0, "")
-    assert b"--slot" in out
-    assert b"\nExample:\n" in out
-
-
-def test_version() -> None:
-    code, out, _ = run_cli("--version")
-    assert code == 0
-    assert re.fullmatch(rb"cdcpipe \d+\.\d+.*\n", out)
-
-
 # What is wrong on the server: exit codes 2, 8, 9
-
-
-def test_no_server(tmp_path: os.PathLike[str]) -> None:
-    code, _, err = run_cli("-S", "s", "-h", str(tmp_path))
-    assert code == 2
-    assert "hint" in err
 
 
 def test_no_database(on18: Fixture) -> None:
@@ -455,169 +390,6 @@ def test_a_plugin_that_the_server_does_not_allow() -> None:
         assert "output_plugin_libraries" in err
 
 
-# prepare
-
-
-def test_prepare_says_what_is_there(on: Fixture) -> None:
-    on.sql(
-        "create table k(b int, a text, primary key (a, b))",
-        "alter publication p add table k",
-        "alter table k replica identity full",
-    )
-    code, out, err = run_cli("prepare", "-d", on.database.dsn, "-S", on.slot, "--publication", "p")
-    assert (code, err) == (0, "")
-    found = json.loads(out)
-    assert found["system_id"] == str(on.value("select system_identifier from pg_control_system()"))
-    assert (found["timeline"], found["database"], found["publications"]) == (1, on.database.name, ["p"])
-    assert found["slot"]["plugin"] == "pgoutput"
-    assert LSN.parse(found["slot"]["confirmed_flush_lsn"]) == on.confirmed()
-    keys = {table["name"]: (table["primary_key"], table["replica_identity"]) for table in found["tables"]}
-    assert keys == {"k": (["a", "b"], "f"), "t": (["id"], "d")}
-    assert run_cli("prepare", "-d", on.database.dsn, "-S", "nope", "--publication", "p")[0] == 8
-    assert run_cli("prepare", "-d", on.database.dsn, "-S", on.slot, "--publication", "q")[0] == 2
-
-
-def test_prepare_takes_no_deferrable_key_for_a_key(on: Fixture) -> None:
-    """Neither does the server: with REPLICA IDENTITY DEFAULT it refuses to update such a table."""
-    on.sql(
-        "create table k(id int primary key deferrable, v int)",
-        "create table f(id int primary key deferrable initially deferred, v int)",
-        "alter table f replica identity full",
-        "alter publication p add table k, f",
-    )
-    code, out, err = run_cli("prepare", "-d", on.database.dsn, "-S", on.slot, "--publication", "p")
-    assert code == 0
-    found = {table["name"]: (table["primary_key"], table["has_deferrable_key"]) for table in json.loads(out)["tables"]}
-    assert found == {"f": ([], True), "k": ([], True), "t": (["id"], False)}
-    assert "public.k has no usable replica identity" in err
-    assert "public.f" not in err
-
-
-def test_prepare_tells_the_columns_that_are_published(on: Fixture) -> None:
-    on.sql(
-        "create table c(id int primary key, b varchar(5), left_out int, gone int)",
-        "insert into c values (1)",
-        "alter table c add f float default random()",  # writes the rows anew
-        "alter table c drop gone, add d int default 7, add e text default 'it''s \"this\"', add g date",
-        "alter table c rename b to bb",
-        "alter publication p add table c (id, bb, d, e, f, g)",
-    )
-    code, out, _ = run_cli("prepare", "-d", on.database.dsn, "-S", on.slot, "--publication", "p", "--in-use")
-    assert code == 0
-    columns = next(table["columns"] for table in json.loads(out)["tables"] if table["name"] == "c")
-    keys = ("name", "number", "type_id", "type_modifier", "missing", "is_filled")
-    assert [tuple(column[key] for key in keys) for column in columns] == [
-        ("id", 1, 23, -1, None, False),
-        ("bb", 2, 1043, 9, None, False),
-        ("f", 5, 701, -1, None, True),
-        ("d", 6, 23, -1, "7", False),
-        ("e", 7, 25, -1, 'it\'s "this"', False),
-        ("g", 8, 1082, -1, None, False),
-    ]
-    assert run_cli("prepare", "-d", on.database.dsn, "-S", on.slot, "--in-use", "--export-snapshot")[0] == 1
-
-
-def test_prepare_makes_what_is_missing_and_its_end_is_reached(on: Fixture) -> None:
-    name = f"new_{on.database.name}"
-    args = ["-d", on.database.dsn, "-S", name, "--publication", "made", "-c"]
-    assert run_cli("prepare", *args)[0] == 0
-    on.sql("insert into t values (1, 'a')", "insert into t values (2, 'b')")
-    _, out, _ = run_cli("prepare", *args)
-    on.sql("insert into t values (3, 'c')")
-    with CLI(*args, "--endpos", json.loads(out)["wal_lsn"]) as cli:
-        rows = [decode(record) for _, record in cli.records()]
-        assert [row.new[0] for row in rows if isinstance(row, Insert)] == [b"1", b"2"]
-        assert cli.wait() == 0
-
-
-def test_prepare_exports_the_snapshot_of_a_new_slot(on: Fixture) -> None:
-    name = f"new_{on.database.name}"
-    args = ["prepare", "-d", on.database.dsn, "-S", name, "--publication", "p", "-c", "--export-snapshot"]
-    on.sql("insert into t values (1, 'before')")
-    with CLI(*args, header=False) as cli:
-        found = read_json(cli)
-        assert found["slot_created"]
-        assert found["consistent_point"] == found["slot"]["confirmed_flush_lsn"]
-        assert found["connection"]["dbname"] == on.database.name
-        on.sql("insert into t values (2, 'after')")
-        assert rows_of_snapshot(on, found["snapshot"]) == [(1,)]
-        # The slot is nobody's, and its stream begins where the snapshot ends.
-        with CLI("-d", on.database.dsn, "-S", name, "--publication", "p") as stream:
-            assert [rows for _, rows in stream.transactions(1)] == [[b"2"]]
-            assert stream.quit() == 0
-        assert rows_of_snapshot(on, found["snapshot"]) == [(1,)]
-        cli.close_stdin()
-        assert cli.wait_without_reading() == 0
-
-
-def test_prepare_exports_a_snapshot_beside_a_slot_in_use(on: Fixture) -> None:
-    on.sql("insert into t values (1, 'before')")
-    with on.cli() as stream:
-        ((before, _),) = stream.transactions(1)
-        with CLI("prepare", "-d", on.database.dsn, "-S", on.slot, "--publication", "p", "--export-snapshot", header=False) as cli:
-            found = read_json(cli)
-            assert not found["slot_created"]
-            on.sql("insert into t values (2, 'after')")
-            assert rows_of_snapshot(on, found["snapshot"]) == [(1,)]
-            ((after, rows),) = stream.transactions(1)
-            assert rows == [b"2"]
-            assert before <= LSN.parse(found["consistent_point"]) < after
-            on.sql("select pg_terminate_backend(active_pid) from pg_replication_slots where temporary")
-            assert cli.wait() == 3
-            assert "connection" in cli.stderr
-        assert stream.quit() == 0
-    until(lambda: not on.value("select count(*) from pg_replication_slots where temporary"), "the temporary slot's end")
-
-
-def test_prepare_lingers_until_somebody_else_opens_the_pipe(on18: Fixture, tmp_path: pathlib.Path) -> None:
-    pipe = tmp_path / "hold"
-    os.mkfifo(pipe)
-    arguments = ["prepare", "-d", on18.database.dsn, "-S", on18.slot, "--publication", "p", "--export-snapshot", "--linger"]
-    held = "select count(*) from pg_replication_slots where temporary"
-
-    def begin(linger_s: str) -> tuple[subprocess.Popen[bytes], int]:
-        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-        writer = os.open(pipe, os.O_WRONLY)
-        os.set_blocking(reader, True)
-        process = subprocess.Popen([*COMMAND, *arguments, linger_s], stdin=reader, stdout=subprocess.PIPE)
-        os.close(reader)
-        assert process.stdout is not None
-        until(lambda: process.stdout.readline() == b"}\n", "the report")
-        process.stdout.close()
-        return process, writer
-
-    process, writer = begin("600")
-    os.close(writer)
-    writer = os.open(pipe, os.O_WRONLY)  # this is what waits while nobody reads from it
-    os.write(writer, b"not q\n")
-    assert on18.value(held) == 1
-    os.write(writer, b"q\n")
-    assert process.wait(60) == 0
-    os.close(writer)
-
-    process, writer = begin("0.2")
-    os.close(writer)
-    assert process.wait(60) == 0
-    assert run_cli("prepare", "-d", on18.database.dsn, "-S", on18.slot, "--linger", "5")[0] == 1
-
-
-def read_json(cli: CLI) -> dict[str, Any]:
-    text = b""
-    while not text.endswith(b"}\n"):
-        data = cli.read_bytes()
-        assert data, cli.stderr
-        text += data
-    found: dict[str, Any] = json.loads(text)
-    return found
-
-
-def rows_of_snapshot(on: Fixture, snapshot: str) -> list[Any]:
-    with on.database.connect() as other, other.transaction():
-        other.execute("set transaction isolation level repeatable read")
-        other.execute(f"set transaction snapshot '{snapshot}'")  # type: ignore[call-overload]  # psycopg wants a literal
-        return other.execute("select id from t order by 1").fetchall()
-
-
 def test_a_table_without_identity_is_named(on18: Fixture) -> None:
     on18.sql("create table nokey(v int)", "alter publication p add table nokey")
     with on18.cli() as cli:
@@ -660,25 +432,3 @@ def test_an_output_that_does_not_fit_the_slot(on15: Fixture) -> None:
     code, _, err = run_cli("-d", on15.database.dsn, "-S", slot, "--output", "wal2json")
     assert code == 2
     assert "test_decoding" in err
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--output", "debezum"), "there is no output plugin 'debezum'"),
-        (("--output", "debezium", "-o", "topic.prefx=x"), "no option 'topic.prefx'"),
-        (("--output", "test_decoding", "-o", "include-rewrites=1"), "include-rewrites"),
-        (("-J", "-o", "format-version=3"), "format-version"),
-        (("-J", "--two-phase"), "can't render prepared transactions"),
-        (("--output", "json", "-o", 'publication_names="p'), "not a list of identifiers"),
-    ],
-)
-def test_mistakes_show_before_a_connection_is_tried(options: tuple[str, ...], message: str) -> None:
-    """There is no server: 2 would say that one was looked for."""
-    code, _, err = run_cli("-h", "/nonexistent", "-S", "s", "--publication", "p", "-c", *options)
-    assert (code, message in err) == (1, True), err
-
-
-def test_mistakes_in_rendering_a_capture_show_before_a_connection_is_tried() -> None:
-    code, _, err = run_cli("decode", "-h", "/nonexistent", "--output", "debezium", "-o", "topic.prefx=x")
-    assert (code, "no option 'topic.prefx'" in err) == (1, True), err

@@ -39,6 +39,7 @@ from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse, WarehouseError
 from support import object_stores
 from support.blocked_imports import import_without
+from support.cli_process import run_spark_cli
 from support.object_stores import Store
 from support.paths import ROOT
 
@@ -255,8 +256,7 @@ def test_what_a_store_is_not_for(tmp_path: Path) -> None:
 def test_all_else_is_in_a_file_system(option: str) -> None:
     options = {"--staging": "staging", "--warehouse": "s3a://bucket/lake"} | {option: "s3a://bucket/x"}
     arguments = [text for pair in options.items() for text in pair]
-    command = [sys.executable, "-m", "spark_sink", "run", "-S", "s", "--publication", "p", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    done = run_spark_cli("run", "-S", "s", "--publication", "p", *arguments)
     assert done.returncode == 1
     assert f"{option} must be a directory of a local or mounted file system, not a URL" in done.stderr
 

@@ -234,6 +234,17 @@ print([(name, each().facts(Path({str(tmp_path)!r}))) for name, each in FORMATS.i
     assert "('delta', None), ('parquet', TableFacts(lsn=4608" in done.stdout
 
 
+@pytest.mark.parametrize("module", ["commands.status", "status.report", "client.slot_monitor", "delta.log", "status.ladder"])
+def test_modules_of_status_need_no_spark(module: str) -> None:
+    done = import_without({"pyspark", "pandas", "py4j"}, f"spark_sink.{module}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_status_of_a_staging_directory_needs_nothing() -> None:
+    done = import_without({"pyspark", "pandas", "py4j", "numpy", "pyarrow"}, "spark_sink.status.report")
+    assert done.returncode == 0, done.stderr
+
+
 def test_what_is_not_installed_is_named() -> None:
     done = import_without({"numpy"}, "spark_sink.__main__ as command; sys.exit(command.invoke(['land', '--help']))")
     assert (done.returncode, done.stderr.splitlines()) == (

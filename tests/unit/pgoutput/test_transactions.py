@@ -1,4 +1,4 @@
-"""`Transactions` against a model of the server that knows what must come out, by hand, with garbage, and against real servers."""
+"""`Transactions` against a model of the server that knows what must come out, by hand, and with garbage."""
 
 import os
 import random
@@ -7,7 +7,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import postgres
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,9 +38,8 @@ from cdcpipe.pgoutput.messages import (
 from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.pipe.framing import RecordReader, encode_header
 from cdcpipe.pipe.spill import MAX_FILES, Spill, Spills
-from support.logical_stream import Both, peek
 from support.pgoutput_build import build
-from support.whole_transactions import plain, rows_with_columns, take_all
+from support.whole_transactions import take_all
 
 
 class FakeSpill:
@@ -646,82 +644,3 @@ def test_spills_that_share_files_keep_their_bytes(steps: list[tuple[int, str, in
         assert spill.read(len(data) // 2, len(data) - len(data) // 2) == data[len(data) // 2 :]
         spill.close()
     assert len(os.listdir("/proc/self/fd")) == fds
-
-
-# The server: the same WAL without streaming, and streamed and put together again
-
-
-def workload(database: postgres.Database, rng: random.Random) -> None:
-    sessions = [database.connect() for _ in range(3)]
-    depth = [0] * len(sessions)
-    for number in range(120):
-        which = rng.randrange(len(sessions))
-        session = sessions[which]
-        if not depth[which]:
-            session.execute("begin")
-            depth[which] = 1
-        action = rng.random()
-        if action < 0.5:
-            session.execute(f"insert into t select {number} from generate_series(1, {rng.choice([1, 50, 400])})")
-        elif action < 0.6:
-            session.execute(f"insert into u values ({number}, 'sad')")
-        elif action < 0.65:
-            # Inside a savepoint only those that do not belong to it: see the module's docstring.
-            session.execute(f"select pg_logical_emit_message({depth[which] == 1 and rng.random() < 0.7}, 'p', 'x')")
-        elif action < 0.8:
-            session.execute(f"savepoint s{depth[which]}")
-            depth[which] += 1
-        elif action < 0.92 and depth[which] > 1:
-            depth[which] = rng.randrange(1, depth[which])
-            verb = rng.choice(["release", "rollback to"])
-            session.execute(f"{verb} s{depth[which]}")
-            depth[which] += verb == "rollback to"
-        elif action > 0.94:
-            session.execute(rng.choice(["commit", "commit", "rollback"]))
-            depth[which] = 0
-    for session in sessions:
-        session.execute("commit")
-        session.close()
-
-
-@pytest.mark.parametrize("streaming", ["on", "parallel"])
-def test_the_same_as_version_1_from_a_real_server(pg: postgres.Cluster, streaming: str) -> None:
-    if streaming == "parallel" and pg.version_num < 160000:
-        pytest.skip("streaming=parallel is PostgreSQL 16's")
-    seed = int(os.environ.get("CDCPIPE_TEST_SEED", random.randrange(1 << 32)))
-    print(f"CDCPIPE_TEST_SEED={seed}")
-    with pg.database() as database:
-        both = Both(database, "pgoutput")
-        both.run("create type mood as enum ('sad', 'ok')")
-        both.run("create table t (id int, v text default repeat('v', 200)); create table u (id int primary key, m mood)")
-        both.begin()
-        workload(database, random.Random(seed))
-        # DDL that is undone; an undone part with another shape inside a transaction that commits; a truncate.
-        both.run("begin; alter table t add column w int; insert into t select 1, 'x', g from generate_series(1, 4000) g; rollback")
-        both.run(
-            "begin; insert into t select g from generate_series(1, 400) g; savepoint a; alter table t add column w int;"
-            " insert into t select g, 'x', g from generate_series(1, 400) g; rollback to a; insert into t values (1);"
-            " truncate u; commit"
-        )
-        both.run("insert into t values (1); begin; alter table t add w int; insert into t select 1, 'x', 1; commit")
-        both.run(
-            "do $$ begin for i in 1..50 loop begin insert into t values (i);"
-            " if i % 3 = 0 then raise 'no'; end if; exception when others then null; end; end loop; end $$"
-        )
-        expected = both.raw()
-        options = {"proto_version": "4" if streaming == "parallel" else "2", "streaming": streaming}
-        options |= {"publication_names": "p", "messages": "true"}
-        session = {"logical_decoding_work_mem": "64kB"}
-        if pg.version_num >= 180000:
-            session["debug_logical_replication_streaming"] = "immediate"
-        streamed = peek(database.dsn, both.slots[0], options, both._now(), **session)
-        both.connection.close()
-    assert {b"S", b"A", b"c"} <= {data[:1] for _, data in streamed}
-    transactions = Transactions(streaming_parallel=streaming == "parallel", spill_threshold=100_000)
-    records = []
-    for lsn, data in streamed:
-        transactions.feed(lsn, data)
-        records += take_all(transactions)
-    assert not transactions._held.all()
-    assert plain(records) == plain(expected)
-    assert rows_with_columns(records) == rows_with_columns(expected)

@@ -36,14 +36,10 @@ from cdcpipe.pgoutput.messages import (
 )
 from cdcpipe.plugins import held, load, names, text
 from cdcpipe.plugins.renderer import Renderer
-from cdcpipe.types.names import format_built_in_type
-from cdcpipe.types.pg_type import PG_TYPES
 from support import pgoutput_build
 from support.recorder import Recorder, nothing
 
 build = pgoutput_build.build
-
-
 T = Relation(None, 16385, "public", "t", "d", (Column(1, "id", 23, -1), Column(0, "v", 25, -1)))
 BEGIN = Begin(100, 5, 7)
 COMMIT = Commit(0, 100, 200, 5)
@@ -228,7 +224,7 @@ def test_names():
 
 
 def test_plugins_of_others_are_found(monkeypatch):
-    point = importlib.metadata.EntryPoint("theirs", "test_plugins:Recorder", "cdcpipe.output_plugins")
+    point = importlib.metadata.EntryPoint("theirs", "support.recorder:Recorder", "cdcpipe.output_plugins")
     monkeypatch.setattr(
         "cdcpipe.plugins.entry_points",
         lambda *, group, name="theirs": [point] if (group, name) == ("cdcpipe.output_plugins", "theirs") else [],
@@ -237,8 +233,6 @@ def test_plugins_of_others_are_found(monkeypatch):
     assert plugin.options == {"a": "b"}
     assert "theirs" in names()
 
-
-# Compiled rows
 
 TYPES = [23, 25, 1700, 16, 17, 1184, 701, 1043, 20, 114]
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=300).map(str.encode)
@@ -469,29 +463,3 @@ def test_a_type_in_the_stream_is_asked_for_again():
     )
     types = [json.loads(record)["columns"][1]["type"] for _, record in records]
     assert types == ["mood1", "mood1", "mood2"]
-
-
-TYPMODS = [
-    *[(type_, typmod) for type_ in (1042, 1043, 1015, 1014) for typmod in (-1, 4, 5, 14, 10485764)],
-    *[(1700, ((p << 16) | (s & 0x7FF)) + 4) for p, s in ((12, 2), (5, -2), (3, 5), (1000, 1000), (1000, -1000), (1, 0))],
-    *[(type_, typmod) for type_ in (1083, 1114, 1184, 1266, 1185, 1115) for typmod in (-1, 0, 3, 6)],
-    *[(type_, typmod) for type_ in (1560, 1562, 1561, 1563) for typmod in (-1, 1, 5, 64)],
-    *[
-        (1186, (fields << 16) | precision)
-        for fields in (4, 2, 8, 1024, 2048, 4096, 6, 1032, 3080, 7176, 3072, 7168, 6144, 0x7FFF)
-        for precision in (0xFFFF, 0, 3, 6)
-    ],
-    (1187, 0x7FFF0003),
-    (1231, (8 << 16) + 2 + 4),
-]
-
-
-def test_type_names_are_the_servers(pg):
-    with pg.connect() as connection:
-        oids = [(oid, -1) for (oid,) in connection.execute("select oid::int8 from pg_type where oid < 10000").fetchall()]
-        for type_id, typmod in [*oids, *TYPMODS]:
-            (expected,) = connection.execute("select format_type(%s::oid, %s::int4)", [type_id, typmod]).fetchone()
-            assert format_built_in_type(type_id, typmod) == expected, (type_id, typmod)
-        for name, type_id in connection.execute("select typname::text, oid::int8 from pg_type where oid < 10000"):
-            assert PG_TYPES[type_id].name == name
-    assert format_built_in_type(16384, -1) is None

@@ -23,11 +23,6 @@ B = relation(0xFFFF0001, "b", ("id", 23))
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Log:
-    return Log(tmp_path)
-
-
-@pytest.fixture
 def segment(log: Log) -> Path:
     return log.segment(
         [A, Insert(None, A.relation_id, (b"1", b"x\ny")), B, Truncate(None, 0, (B.relation_id, A.relation_id))],

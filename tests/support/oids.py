@@ -1,0 +1,12 @@
+"""The OIDs of some built-in types."""
+
+INT2 = 21
+INT4 = 23
+INT8 = 20
+FLOAT4 = 700
+FLOAT8 = 701
+NUMERIC = 1700
+DATE = 1082
+TIMESTAMP = 1114
+TIMESTAMPTZ = 1184
+TEXT = 25

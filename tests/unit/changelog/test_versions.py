@@ -1,0 +1,169 @@
+"""Versions of a table: its key, and what rows from before a version have in its columns."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from spark_sink.changelog.history import SchemaHistory, SchemaVersion
+from spark_sink.changelog.versions import TableVersions, fills_between, insert_snapshot
+from spark_sink.schema.column_numbers import numbered
+from spark_sink.schema.published import PublishedTables
+from spark_sink.schema.table import Fill, Table, Version
+from spark_sink.schema.types import assign_columns, merge_columns
+from spark_sink.source.contents import Use
+from spark_sink.warehouse.warehouse import Warehouse
+from support.changelog_rows import EPOCH
+from support.descriptions import CODE, ID, NONE, catalog, table, version
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fills", "unknown"),
+    [
+        ("id=1 a=2", "id=1 a=2", [], []),
+        ("id=1 a=2", "id=1 b=2", [Fill("b", "a")], []),
+        ("id=1 a=2 b=3", "id=1 b=2 a=3", [Fill("b", "a"), Fill("a", "b")], []),
+        ("id=1 a:23=2", "id=1 b:20=2", [Fill("b", "a")], []),
+        ("id=1 a:25=2", "id=1 b:23=2", [], ["b"]),
+        ("id=1 a:25=2", "id=1 a:23=2", [], []),
+        ("id=1", "id=1 a=2", [], []),
+        ("id=1", "id=1 a=2'7", [Fill("a", value="7")], []),
+        ("id=1", "id=1 a=2!", [], ["a"]),
+        # Dropped and added again: not what was there before.
+        ("id=1 a=2", "id=1 a=3", [Fill("a")], []),
+        ("id=1 a=2", "id=1 a=3'7", [Fill("a", value="7")], []),
+        ("id=1 a=2", "id=1 a=3!", [Fill("a")], ["a"]),
+        ("id=1 a=2", "id=1", [], []),
+    ],
+)
+def test_what_rows_from_before_have(before: str, after: str, fills: list[Fill], unknown: list[str]) -> None:
+    versions = [SchemaVersion(1, 0, table(text), numbered(table(text), catalog(text), None)) for text in (before, after)]
+    columns = merge_columns(None, [version.relation for version in versions])
+    assert fills_between(versions[0], versions[1], columns) == (tuple(fills), unknown)
+    nobody_knows = SchemaVersion(2, 0, versions[1].relation, None)
+    names = [column.name for column in versions[1].relation.columns]
+    new = [name for name in names if name not in before]
+    assert fills_between(versions[0], nobody_knows, columns) == ((), new)
+    # Where an earlier version had them, rows may still have values: they are another column's.
+    assert {fill.column for fill in fills_between(versions[0], versions[1], columns, new)[0]} >= set(new)
+    assert fills_between(versions[0], nobody_knows, columns, new) == (tuple(map(Fill, new)), new)
+
+
+class History:
+    """What is asked of a schema history that has one version."""
+
+    def __init__(self, version: SchemaVersion) -> None:
+        self._version = version
+
+    def version(self, _relation_id: int, place: tuple[int, int]) -> SchemaVersion | None:
+        return self._version if self._version.place <= place else None
+
+    def step(self, _use: Use) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("at_snapshot", "after", "fills"),
+    [
+        # Renamed before the snapshot: its rows have the new name already.
+        ("id=1 b=2", "id=1 b=2", []),
+        # Renamed after it, and two that change places.
+        ("id=1 a=2", "id=1 b=2", [Fill("b", "a")]),
+        ("a=1 b=2", "b=1 a=2", [Fill("b", "a"), Fill("a", "b")]),
+        # Dropped and added anew under the same name.
+        ("id=1 a=2", "id=1 a=3", [Fill("a")]),
+        ("id=1 a=2", "id=1 a=3!", [Fill("a")]),
+        # Added after it: nothing is to be done where there is no default.
+        ("id=1", "id=1 a=2", []),
+        ("id=1", "id=1 a=2'7", [Fill("a", value="7")]),
+    ],
+)
+def test_what_a_snapshots_rows_have(tmp_path: Path, at_snapshot: str, after: str, fills: list[Fill]) -> None:
+    """A late one's rows come when the stream has passed it, and has settled what rows from before a later change have."""
+    relations = [table(at_snapshot), table(after)]
+    columns = merge_columns(None, relations)
+    numbers = [int(part.partition("=")[2][:1]) for part in at_snapshot.split()]
+    names = [field.name for field in assign_columns(columns, relations[0])]
+    snapshot = replace(version(20, 0, ID), snapshot=tuple(zip(numbers, names, strict=True)))
+    later = SchemaVersion(30, 2, relations[1], numbered(relations[1], catalog(after), None))
+    known = [version(10, 0, ID), replace(version(30, 2, ID), fills=(Fill("b", "x"),))]
+    found = insert_snapshot(known, snapshot, cast("SchemaHistory", History(later)), columns, "exact")
+    assert [each.place for each in found] == [(10, 0), (20, 0), (30, 2)]
+    assert found[1:] == [snapshot, replace(known[1], fills=tuple(fills))]
+    assert Version.from_json(snapshot.to_json()) == snapshot
+
+    # So is what the first description says that comes after a snapshot in time.
+    warehouse = Warehouse(tmp_path, "delta")
+    warehouse.open(EPOCH)
+    versions = TableVersions(warehouse, cast("SchemaHistory", History(later)), PublishedTables(None))
+    noted = versions.record_new(Table("public", "t"), [snapshot], [Use(30, 2, relations[1], 30)], 20, columns, columns)
+    assert noted[-1].fills == tuple(fills)
+
+
+class Renamed(History):
+    """That of a table which had other columns under another name, of which the changelog of this one knows nothing."""
+
+    def step(self, _use: Use) -> Any:
+        facts = [
+            SchemaVersion(n, 0, table(text), numbered(table(text), catalog(text), None))
+            for n, text in ((20, "id=1"), (30, "id=1 a=3"))
+        ]
+        return tuple(facts)
+
+    def before(self, _version: SchemaVersion) -> list[SchemaVersion]:
+        return [SchemaVersion(10, 0, table("id a elsewhere"), None)]
+
+
+def test_a_column_that_the_table_had_under_another_name(tmp_path: Path) -> None:
+    warehouse = Warehouse(tmp_path, "delta")
+    warehouse.open(EPOCH)
+    history = Renamed(SchemaVersion(30, 0, table("id a"), None))
+    versions = TableVersions(warehouse, cast("SchemaHistory", history), PublishedTables(None))
+    columns = merge_columns(None, [table("id a")])
+    noted = versions.record_new(Table("public", "t"), [version(20, 0, ID)], [Use(30, 0, table("id a"), 30)], 20, columns, columns)
+    assert noted[-1].fills == (Fill("a"),)
+
+
+@pytest.mark.parametrize(
+    ("known", "primary_key", "expected", "is_repeated"),
+    [
+        ([], ["id"], ID, False),
+        ([version(10, 0, CODE)], ["id"], ID, False),
+        # The launcher has only repeated what was said before.
+        ([version(10, 0, CODE)], ["id"], CODE, True),
+        ([version(10, 0, NONE)], ["id"], NONE, True),
+        ([version(10, 0, CODE, 2)], ["id"], ID, True),
+        ([], ["id"], ID, True),
+        # It has got a column since, which is the key now; nobody knows what was before, or somebody does.
+        ([], ["later"], NONE, False),
+        ([version(10, 0, ID)], ["later"], ID, False),
+        ([version(10, 0, ("gone",))], ["later"], NONE, False),
+        ([version(10, 0, ID, 2)], ["later"], NONE, False),
+        # It has been dropped, or has no key any more.
+        ([version(10, 0, ID)], None, ID, False),
+        ([version(10, 0, ID)], [], NONE, False),
+    ],
+)
+def test_a_key_that_the_catalog_has_of_another_time(
+    tmp_path: Path, known: list[Version], primary_key: list[str] | None, expected: tuple[str, ...], is_repeated: bool
+) -> None:
+    warehouse = Warehouse(tmp_path, "delta")
+    warehouse.open(EPOCH)
+    described = [] if primary_key is None else [{"relation_id": 1, "primary_key": primary_key}]
+    full = replace(table("id code"), replica_identity="f")
+    columns = merge_columns(None, [full])
+    history = cast("SchemaHistory", History(SchemaVersion(1, 0, full, None)))
+    versions = TableVersions(warehouse, history, PublishedTables(lambda: described))
+    noted = versions.record_new(Table("public", "t"), known, [Use(20, 0, full, 20, is_repeated)], 15, None, columns)
+    assert noted[-1].key == expected
+
+
+def test_a_key_is_asked_for_once_in_a_micro_batch() -> None:
+    keys = iter(["id", "code"])
+    published = PublishedTables(lambda: [{"relation_id": 1, "primary_key": [next(keys)], "columns": catalog("id=1 code=2")}])
+    found = []
+    for _ in range(2):
+        published.begin_batch()
+        found += [published.primary_key(table("id code")) for _ in range(2)]
+    assert found == [ID, ID, CODE, CODE]

@@ -1,0 +1,84 @@
+"""Usage of the command line: what is refused before a connection is tried, help, version."""
+
+import os
+import re
+
+import pytest
+
+from support.cli_process import run_cli
+
+USAGE = [
+    ([], "--slot"),
+    (["-S", "s", "--nonsense"], "--nonsense"),
+    (["-S", "s", "-D", "0"], "--fd"),
+    (["-S", "s", "-D", "-1"], "--fd"),
+    (["-S", "s", "-D", "x"], "--fd"),
+    (["-S", "s", "-D", "99"], "--fd"),
+    (["-S", "s", "-s", "-1"], "seconds"),
+    (["-S", "s", "-F", "nan"], "seconds"),
+    (["-S", "s", "-L", "-u", "inf"], "seconds"),
+    (["-S", "s", "-m", "novalue"], "KEY=VALUE"),
+    (["-S", "s", "-m", "nonsense=1"], "nonsense"),
+    (["-S", "s", "-m", "password=CANARY"], "password"),
+    (["-S", "s", "-d", "postgresql://u:CANARY@h/db"], "password"),
+    (["-S", "s", "-d", "host=h password=CANARY"], "password"),
+    (["-S", "s", "-d", "host=h password=CANARY CANARY"], "connection string"),
+    (["-S", "s", "-j", "-J"], "exclude"),
+    (["-S", "s", "-L", "--standby"], "exclude"),
+    (["-S", "s", "--endpos", "junk"], "LSN"),
+    (["-S", "s", "--endpos-wait"], "--endpos"),
+    (["-S", "s", "--table", "nodot"], "SCHEMA.NAME"),
+    (["nonsense"], "nonsense"),
+    (["prepare", "--nonsense"], "--nonsense"),
+]
+
+
+@pytest.mark.parametrize(("args", "named"), USAGE)
+def test_usage_errors(args: list[str], named: str) -> None:
+    code, out, err = run_cli(*args, env={"PGHOST": "/nonexistent"})
+    assert (code, out) == (1, b"")
+    assert named in err
+    assert "CANARY" not in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("option", ["-?", "--help"])
+def test_help_is_on_stdout(option: str) -> None:
+    code, out, err = run_cli(option)
+    assert (code, err) == (0, "")
+    assert b"--slot" in out
+    assert b"\nExample:\n" in out
+
+
+def test_version() -> None:
+    code, out, _ = run_cli("--version")
+    assert code == 0
+    assert re.fullmatch(rb"cdcpipe \d+\.\d+.*\n", out)
+
+
+def test_no_server(tmp_path: os.PathLike[str]) -> None:
+    code, _, err = run_cli("-S", "s", "-h", str(tmp_path))
+    assert code == 2
+    assert "hint" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--output", "debezum"), "there is no output plugin 'debezum'"),
+        (("--output", "debezium", "-o", "topic.prefx=x"), "no option 'topic.prefx'"),
+        (("--output", "test_decoding", "-o", "include-rewrites=1"), "include-rewrites"),
+        (("-J", "-o", "format-version=3"), "format-version"),
+        (("-J", "--two-phase"), "can't render prepared transactions"),
+        (("--output", "json", "-o", 'publication_names="p'), "not a list of identifiers"),
+    ],
+)
+def test_mistakes_show_before_a_connection_is_tried(options: tuple[str, ...], message: str) -> None:
+    """There is no server: 2 would say that one was looked for."""
+    code, _, err = run_cli("-h", "/nonexistent", "-S", "s", "--publication", "p", "-c", *options)
+    assert (code, message in err) == (1, True), err
+
+
+def test_mistakes_in_rendering_a_capture_show_before_a_connection_is_tried() -> None:
+    code, _, err = run_cli("decode", "-h", "/nonexistent", "--output", "debezium", "-o", "topic.prefx=x")
+    assert (code, "no option 'topic.prefx'" in err) == (1, True), err

@@ -1,0 +1,29 @@
+"""What `cdcpipe prepare` prints, as the client reads it."""
+
+import json
+
+import pytest
+
+from cdcpipe.errors import (
+    CdcpipeError,
+)
+from spark_sink.client.prepare import Prepared
+
+
+def test_what_prepare_prints():
+    text = json.dumps(
+        {
+            "server_version": 180004,
+            "system_id": "7",
+            "timeline": 1,
+            "database": "db",
+            "wal_lsn": "0/200",
+            "slot": {"confirmed_flush_lsn": "0/100"},
+            "tables": [{"schema": "public", "name": "t", "primary_key": ["id"]}],
+        }
+    )
+    prepared = Prepared.parse(text.encode())
+    assert (prepared.wal_lsn, prepared.confirmed_flush_lsn, prepared.tables[0]["name"]) == (0x200, 0x100, "t")
+    for broken in ("", "[]", "{}", text.replace("0/200", "x"), text.replace("confirmed", "c")):
+        with pytest.raises(CdcpipeError, match="prepare"):
+            Prepared.parse(broken.encode())

@@ -1,0 +1,20 @@
+"""How far behind a position is, from the WAL positions that a monitor has seen."""
+
+from spark_sink.client.slot_monitor import Lag, WALHistory
+
+
+def test_lag_is_measured_on_the_history_of_the_wal() -> None:
+    history = WALHistory()
+    assert history.lag(5, 1.0) == (0, 0.0, False)
+    for lsn, now in ((100, 1.0), (100, 2.0), (200, 3.0), (300, 4.0)):
+        history.add(lsn, now)
+    assert history.lag(300, 9.0) == Lag(0, 0.0)
+    assert history.lag(250, 9.0) == Lag(50, 5.0)
+    assert history.lag(100, 9.0) == Lag(200, 6.0)
+    assert history.lag(50, 9.0) == Lag(250, 8.0, at_least=True)
+    for number in range(20_000):
+        history.add(400 + number, 10.0 + number)
+    behind = history.lag(100, 20_010.0)
+    assert behind.bytes == 20_299
+    assert behind.seconds == 20_007.0
+    assert 10_000 <= history.lag(10_400, 20_010.0).seconds < 20_007

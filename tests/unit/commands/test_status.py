@@ -1,0 +1,142 @@
+"""`cdcpipe-spark status` of a staging directory and a warehouse that are made by hand."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from spark_sink.schema.table import Table, Version
+from spark_sink.staging.log import Epoch, Position
+from spark_sink.warehouse.warehouse import Warehouse
+from support.cli_process import spark_cli
+from support.delta_log import added, commit
+from support.paths import ROOT
+from support.segments import START_LSN
+from support.small_pipeline import make_pipeline
+
+
+def test_land_notes_its_error_and_status_shows_it(tmp_path: Path) -> None:
+    arguments = ("land", "-h", str(tmp_path), "-S", "s", "--publication", "p", "--staging", str(tmp_path / "staging"))
+    said = spark_cli(*arguments, code=2).stderr
+    found = json.loads(spark_cli("status", "--staging", str(tmp_path / "staging"), "--json").stdout)
+    assert found["last_error"]["message"] in said
+    assert (found["last_error"]["command"], found["last_error"]["exit_code"]) == ("land", 2)
+    assert "last error 20" in spark_cli("status", "--staging", str(tmp_path / "staging")).stdout
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Path:
+    return make_pipeline(tmp_path)
+
+
+def test_status_as_json(pipeline: Path) -> None:
+    found = json.loads(spark_cli("status", "--warehouse", str(pipeline / "warehouse"), "--json").stdout)
+    assert found["staging"] == str(pipeline / "staging")
+    assert (found["server"], found["server_error"], found["last_error"], found["launcher"]) == (None, None, None, None)
+    rungs = {rung["rung"]: rung for rung in found["ladder"]}
+    assert {name: (rung["position"], rung["behind_bytes"]) for name, rung in rungs.items()} == {
+        "sealed": ("1:0/1300", 0),
+        "changelog": ("1:0/1300", 0),
+        "replica": ("1:0/1200", 0x100),
+    }
+    assert rungs["sealed"]["commit_time"] == "2025-01-01T00:00:00.000Z"
+    assert rungs["replica"]["behind_seconds"] > 0
+    assert not rungs["replica"]["at_most"]
+    (table,) = found["tables"]
+    assert (table["table"], table["versions"]) == ("public.fruit", 1)
+    assert table["replica"] == {
+        "position": "1:0/1200",
+        "rows": 2,
+        "files": 1,
+        "size": 10,
+        "version": 0,
+        "written": "2023-11-14T22:13:20.000Z",
+    }
+    assert (table["changelog"]["rows"], table["changelog"]["position"]) == (3, "1:0/1300")
+
+
+def test_a_replica_that_is_not_there_is_behind(pipeline: Path) -> None:
+    """It lacks all from its table's first change on; a table without a key, or without changes, is to have none."""
+    house = Warehouse.existing(pipeline / "warehouse")
+
+    def rung() -> tuple[str, int]:
+        found = json.loads(spark_cli("status", "--warehouse", str(house.root), "--json").stdout)
+        replica = found["ladder"][-1]
+        assert replica["rung"] == "replica"
+        return replica["position"], replica["behind_bytes"]
+
+    keyless, new = Table("public", "keyless"), Table("public", "new")
+    house.write_versions(keyless, [Version(0x1100, 0, 2, (), ())])
+    house.write_versions(new, [Version(0x1180, 0, 3, (), ()), Version(0x1280, 0, 3, ("id",), ("id",))])
+    commit(house.changelog(keyless) / "_delta_log", 0, {"txn": {"appId": "cdcpipe", "version": 0x1300}}, added("a", 1))
+    assert rung() == ("1:0/1200", 0x100)
+    commit(house.changelog(new) / "_delta_log", 0, {"txn": {"appId": "cdcpipe", "version": 0x1300}}, added("a", 1))
+    assert rung() == ("1:0/117F", 0x181)
+    shutil.rmtree(house.replica(Table("public", "fruit")))
+    assert rung() == ("1:0/1000", 0x300)
+
+
+def test_status_of_parquet_tables(pipeline: Path) -> None:
+    house = Warehouse(pipeline / "parquet", "parquet")
+    house.open(Epoch(1, "7123456789", 1, "db", "s", ("p",), {}, START_LSN))
+    house.record(Position(1, 0x1200))
+    house.write_versions(Table("public", "fruit"), [])
+    (house.changelog(Table("public", "fruit")) / "_cdc_batch=000001-0000000000001000-0000000000001200").mkdir(parents=True)
+    arguments = ("status", "--warehouse", str(house.root), "--json")
+    assert "--staging DIR does" in spark_cli(*arguments, code=1).stderr
+    found = json.loads(spark_cli(*arguments, "--staging", str(pipeline / "staging")).stdout)
+    assert [(rung["rung"], rung["behind_bytes"]) for rung in found["ladder"]] == [("sealed", 0), ("changelog", 0x100)]
+    (table,) = found["tables"]
+    assert (table["changelog"]["position"], table["changelog"]["rows"], table["replica"]) == ("1:0/1200", None, None)
+
+
+def watch(pipeline: Path, *arguments: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "spark_sink", "status", "--warehouse", str(pipeline / "warehouse"), *arguments]
+    return subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_status_again_and_again(pipeline: Path, number: signal.Signals) -> None:
+    with watch(pipeline, "--watch", "0.1", "--json") as process:
+        assert process.stdout is not None
+        times = [json.loads(process.stdout.readline())["time"] for _ in range(2)]
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    assert times[0] < times[1]
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_status_in_blocks(pipeline: Path) -> None:
+    with watch(pipeline, "--watch", "0.1") as process:
+        assert process.stdout is not None
+        seen = ""
+        while seen.count("\n\nstaging ") < 1:
+            seen += process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert "\x1b" not in seen
+    lines = [line.split() for line in seen.splitlines()]
+    assert ["sealed", "1:0/1300", "0", "B", "0.0", "2025-01-01T00:00:00.000Z"] in lines
+    assert any(line[:4] == ["replica", "1:0/1200", "256", "B"] for line in lines)
+    assert ["public.fruit", "3", "1", "1:0/1300", "2", "1", "1:0/1200", "2023-11-14T22:13:20.000Z"] in lines
+
+
+def test_status_on_a_terminal_is_drawn_again(pipeline: Path) -> None:
+    argv = ["-m", "spark_sink", "status", "--warehouse", str(pipeline / "warehouse"), "--watch"]
+    terminal = pexpect.spawn(sys.executable, argv, cwd=str(ROOT), timeout=60, dimensions=(40, 200), encoding="utf-8")
+    for _ in range(2):
+        terminal.expect_exact("\x1b[H\x1b[2Jstaging ")
+    terminal.sendintr()
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus == 0
+
+
+@pytest.mark.parametrize("arguments", [[], ["--watch", "--json"], ["--staging", "x", "--watch", "0"]])
+def test_usage_errors(arguments: list[str]) -> None:
+    assert "cdcpipe-spark: error: " in spark_cli("status", *arguments, code=1).stderr

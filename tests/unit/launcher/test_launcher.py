@@ -1,0 +1,402 @@
+"""The launcher against a fake streamer, for faults that a real one shows rarely."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdcpipe.errors import (
+    CdcpipeError,
+    InitError,
+    InvalidArgumentsError,
+    RewoundServerError,
+    ServerError,
+    SlotDoesNotExistError,
+)
+from cdcpipe.lsn import LSN
+from cdcpipe.retry import RetryPolicy
+from spark_sink.launcher import launcher as launcher_module
+from spark_sink.launcher import sealer, streamer
+from spark_sink.launcher.launcher import Launcher
+from spark_sink.launcher.restart import RestartPolicy
+from spark_sink.staging.filler import SealPolicy
+from spark_sink.staging.lock import lock_owner
+from spark_sink.staging.log import Position, StagingError, list_epochs, list_segments, log_end
+from spark_sink.staging.readers import register_reader
+from spark_sink.staging.writer import Failpoint
+from support.cli_process import run_spark_cli
+from support.fake_streamer import WORK, Fake
+from support.paths import ROOT
+from support.pgoutput_stream import Transaction, encode_stream
+from support.waiting import until
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Fake]:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
+    monkeypatch.setattr(
+        launcher_module, "RestartPolicy", partial(RestartPolicy, pauses=RetryPolicy(first_pause_s=0.01, longest_pause_s=10))
+    )
+
+    def make(transactions: list[Transaction] = WORK, turns: list[dict[str, Any]] | None = None) -> Fake:
+        made = Fake(tmp_path)
+        made.set_transactions(transactions)
+        made.set_turns(turns or [])
+        return made
+
+    return make
+
+
+def test_all_that_is_available_is_landed_and_confirmed(fake: Callable[..., Fake]):
+    made = fake()
+    launcher = made.run()
+    made.check(WORK)
+    progress = launcher.progress
+    assert progress.position == (1, WORK[-1].end_lsn)
+    assert progress.transactions == len(WORK)
+    assert progress.segments == len(list_segments(made.staging)) > 3
+    assert progress.size == sum(segment.path.stat().st_size for segment in list_segments(made.staging))
+    assert (progress.restarts, progress.last_error, progress.open_size) == (0, None, 0)
+    assert made.confirmed_lsn == WORK[-1].end_lsn
+    assert made.read("commands")[-1] == "q"
+    assert made.starts == [
+        ["prepare", "-d", "db", "-S", "s", "--publication", "p"],
+        (
+            "-d db -S s --publication p -H --whole-transactions -o streaming=parallel -o messages=true"
+            f" --startpos 0/100 --expect 7/1 --endpos 0/{WORK[-1].end_lsn + 1:X} --endpos-wait"
+        ).split(),
+    ]
+    assert all(segment.index_path.exists() for segment in list_segments(made.staging))
+
+
+def test_the_options_of_the_slot_are_for_prepare(fake: Callable[..., Fake]):
+    made = fake([])
+    made.run(create_slot=True, tables=("a.b", "c.d"), verbose=True)
+    assert made.starts[0][-5:] == ["-c", "--table", "a.b", "--table", "c.d"]
+    assert made.starts[1][0] == "-v"
+    assert "-c" not in made.starts[1]
+
+
+@pytest.mark.parametrize(("version", "streaming"), [(140000, "on"), (159999, "on"), (160000, "parallel"), (190000, "parallel")])
+def test_a_server_is_asked_for_what_it_has(fake: Callable[..., Fake], version: int, streaming: str):
+    made = fake([], [{"server_version": version}])
+    made.run()
+    assert f"streaming={streaming}" in made.starts[1]
+    assert list_epochs(made.staging)[0].options == {"streaming": streaming, "messages": "true"}
+
+
+def test_large_transactions_are_held_in_the_staging_directory(fake: Callable[..., Fake], tmp_path: Path):
+    made = fake([])
+    made.run()
+    assert made.read("temporary")[-1] == str(made.staging)
+    made.run(spill=tmp_path)
+    assert made.read("temporary")[-1] == str(tmp_path)
+
+
+def test_the_next_run_goes_on_where_the_log_ends(fake: Callable[..., Fake]):
+    made = fake(WORK[:10])
+    made.run()
+    made.set_transactions(WORK)
+    (made.directory / "confirmed").unlink()  # the last F was lost
+    made.run()
+    made.check(WORK)
+    assert f"0/{WORK[9].end_lsn:X}" in made.starts[-1]
+
+
+@pytest.mark.parametrize(
+    "turn", [{"exit": 3}, {"exit": 5, "stderr": "cdcpipe: error: x\n"}, {"exit": 9}, {"signal": 9}, {"signal": 15}]
+)
+@pytest.mark.parametrize("cut", [0, 40, 700, 1500])
+def test_a_streamer_that_ends_is_no_loss_and_no_duplicate(fake: Callable[..., Fake], turn: dict[str, Any], cut: int):
+    made = fake(WORK, [{}, {"bytes": cut, "piece": 50, **turn}, {"bytes": cut + 600, **turn}])
+    launcher = made.run()
+    made.check(WORK)
+    assert launcher.progress.restarts == 2
+    assert launcher.progress.last_error
+    assert len(list_epochs(made.staging)) == 1
+    starts = [LSN.parse(arguments[arguments.index("--startpos") + 1]) for arguments in made.starts[1:]]
+    assert starts == sorted(starts)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (1, InvalidArgumentsError),
+        (2, InitError),
+        (8, SlotDoesNotExistError),
+        (4, CdcpipeError),
+        (6, CdcpipeError),
+        (7, CdcpipeError),
+    ],
+)
+@pytest.mark.parametrize("at", ["prepare", "stream"])
+def test_a_streamer_that_gives_up_ends_the_launcher(fake: Callable[..., Fake], code: int, kind: type[CdcpipeError], at: str):
+    turn = {"exit": code, "stderr": "cdcpipe: warning\ncdcpipe: error: it is so\ncdcpipe: hint: do this\n", "bytes": 1500}
+    made = fake(WORK, [turn] if at == "prepare" else [{}, turn])
+    with pytest.raises(kind, match="it is so") as caught:
+        made.run()
+    assert type(caught.value) is kind
+    assert caught.value.exit_code == (code if code in (1, 2, 8) else 7)
+    assert caught.value.hint
+    if at == "stream":
+        assert made.landed() == WORK[: len(made.landed())] != []
+        assert made.confirmed_lsn <= made.landed()[-1].end_lsn
+    assert lock_owner(made.staging) is None
+    made.run()
+    made.check(WORK)
+
+
+def test_a_server_that_cannot_send_what_comes_next(fake: Callable[..., Fake]):
+    turn = {"exit": 5, "stderr": "cdcpipe: error: invalid memory alloc request size\n", "bytes": 1500}
+    made = fake(WORK, [{}, turn] + [turn | {"bytes": 0}] * 20)
+    with pytest.raises(ServerError, match=r"again and again, after 0/.*invalid memory alloc"):
+        made.run()
+    assert len(made.starts) <= 2 + 5
+    assert made.landed() == WORK[: len(made.landed())] != []
+
+
+def test_a_server_that_has_gone_back_is_not_tried_again(fake: Callable[..., Fake]):
+    """Not after a lost connection either, nor by a later launcher: soon its WAL is past the end of the log."""
+    rewound = {"exit": 2, "stderr": f"cdcpipe: error: {RewoundServerError.BEGINNING}its WAL ends at 0/1\n", "bytes": 0}
+    made = fake(WORK, [{}, {"exit": 3, "bytes": 1500}, rewound])
+    with pytest.raises(RewoundServerError, match="its WAL ends at 0/1"):
+        made.run()
+    assert len(made.starts) == 3
+    landed = made.landed()
+    assert landed == WORK[: len(landed)] != []
+    with pytest.raises(StagingError, match=r"has ended for good .* its WAL ends at 0/1"):
+        made.run()
+    assert (len(made.starts), made.landed()) == (3, landed)
+
+
+def test_bytes_that_are_no_records_are_not_landed(fake: Callable[..., Fake]):
+    made = fake(WORK, [{}, {"garbage": "garbage"}, {"garbage": "w 0/0 5\nZzzzz"}])
+    launcher = made.run()
+    made.check(WORK)
+    assert launcher.progress.restarts == 2
+
+
+def test_what_came_before_such_bytes_and_is_not_sealed_comes_again(fake: Callable[..., Fake]):
+    size = len(encode_stream(WORK[:30]))
+    assert size > 2500  # the garbage is not in the first read, after which the open segment has something
+    made = fake(WORK, [{}, {"bytes": size, "garbage": "garbage"}])
+    launcher = made.run(seal=SealPolicy(segment_bytes=size - 100, seal_interval_s=1e9))
+    made.check(WORK)
+    assert launcher.progress.restarts == 1
+
+
+@pytest.mark.parametrize("cut", [0, 10, 700, 1500])
+def test_an_end_in_the_middle_of_something_is_not_the_end(fake: Callable[..., Fake], cut: int):
+    made = fake(WORK, [{}, {"bytes": -cut or None}, {"bytes": cut}])
+    launcher = made.run()
+    made.check(WORK)
+    assert launcher.progress.restarts <= 2
+    assert (launcher.progress.restarts > 0) == (cut > 0)
+
+
+def test_a_streamer_that_was_told_to_end_by_another_is_not_at_the_end(fake: Callable[..., Fake]):
+    made = fake(WORK, [{}, {"bytes": len(encode_stream(WORK[:20])), "exit": 0}])
+    made.run()
+    made.check(WORK)
+    assert len(made.starts) == 3
+
+
+def test_what_is_whole_is_sealed_and_confirmed_at_a_stop(fake: Callable[..., Fake]):
+    made = fake()
+    launcher = Launcher(made.config(available_now=False, seal=SealPolicy(1 << 30, 1e9)))
+    with launcher:
+        until(lambda: launcher.progress.open_size > 2000)
+        assert launcher.progress.segments == 0
+    assert launcher.has_ended
+    assert launcher.error is None
+    made.check(WORK)
+    assert made.confirmed_lsn == WORK[-1].end_lsn
+    assert made.read("commands") == [f"F 0/{WORK[-1].end_lsn:X}", "q"]
+
+
+def test_a_segment_is_sealed_by_age_while_nothing_comes(fake: Callable[..., Fake]):
+    made = fake()
+    with Launcher(made.config(available_now=False, seal=SealPolicy(1 << 30, 0.01))) as launcher:
+        until(lambda: made.confirmed_lsn == WORK[-1].end_lsn)
+        assert launcher.progress.position == (1, WORK[-1].end_lsn)
+    made.check(WORK)
+
+
+def test_feedback_does_not_wait_for_a_streamer_that_does_not_read_it(tmp_path: Path):
+    sleeper = (sys.executable, "-c", "import signal; signal.pause()")
+    with streamer.Streamer(["-S", "s"], command=sleeper, temporary=tmp_path, tell=print) as child:
+        feedback, sent = streamer.Feedback(child, 0, None), 0
+        while child.write(b"# full\n", 0):
+            sent += 1
+        assert sent * 7 > 4000
+        for lsn in range(1, 1000):
+            feedback.send(lsn)
+        assert feedback._sent_lsn == 0
+
+
+def test_a_streamer_that_does_not_quit_is_killed(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(streamer, "QUIT_TIMEOUT_S", 0.3)
+    made = fake(WORK, [{}, {"ignores_quit": True}])
+    launcher = Launcher(made.config(available_now=False))
+    launcher.start()
+    until(lambda: made.confirmed_lsn == WORK[-1].end_lsn)
+    launcher.stop()
+    launcher.wait()
+    made.check(WORK)
+
+
+def test_a_stop_while_waiting_to_start_again(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(launcher_module, "RestartPolicy", partial(RestartPolicy, pauses=RetryPolicy(first_pause_s=60)))
+    made = fake(WORK, [{}, {"exit": 9}])
+    launcher = Launcher(made.config())
+    launcher.start()
+    until(lambda: launcher.progress.restarts == 1)
+    launcher.stop()
+    launcher.wait()
+    assert made.landed() == WORK
+
+
+def test_a_stop_before_the_slot_is_prepared(fake: Callable[..., Fake]):
+    made = fake(WORK, [{"signal": signal.SIGSTOP}])
+    launcher = Launcher(made.config())
+    starter = threading.Thread(target=launcher.start)
+    starter.start()
+    until(lambda: len(made.starts) == 1)
+    launcher.stop()
+    starter.join()
+    assert launcher.has_ended
+    assert launcher.error is None
+    launcher.request_stop()  # and it may be asked again
+
+
+@pytest.mark.parametrize("output", ["", "{}", "cdcpipe 0.1"])
+def test_prepare_of_another_version(fake: Callable[..., Fake], output: str):
+    with pytest.raises(CdcpipeError, match="cannot read what 'cdcpipe prepare' printed"):
+        fake(WORK, [{"output": output}]).run()
+
+
+def test_another_server_is_refused(fake: Callable[..., Fake]):
+    made = fake(WORK, [{}, {}, {"system_id": "8"}])
+    made.run()
+    with pytest.raises(StagingError, match="this server has system id 8"):
+        made.run()
+    assert len(made.starts) == 3  # nothing was streamed
+
+
+def test_a_second_launcher_ends_at_once(fake: Callable[..., Fake]):
+    made = fake()
+    with Launcher(made.config(available_now=False)) as launcher:
+        with pytest.raises(StagingError, match="another launcher uses"):
+            Launcher(made.config()).start()
+        until(lambda: launcher.progress.transactions == len(WORK))
+    made.check(WORK)
+    assert sum("prepare" in arguments for arguments in made.starts) == 1
+
+
+@pytest.mark.parametrize("failpoint", [Failpoint.BEFORE_WRITE, Failpoint.BEFORE_FSYNC, Failpoint.AFTER_RENAME])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_full_or_broken_disk_stops_it(fake: Callable[..., Fake], failpoint: Failpoint, code: int):
+    made, passed = fake(), iter([False, True])
+
+    def hook(reached: Failpoint) -> None:
+        if reached == failpoint and next(passed, True):
+            raise OSError(code, os.strerror(code))
+
+    with pytest.raises(StagingError, match=os.strerror(code)) as caught:
+        made.run(hook=hook)
+    assert caught.value.exit_code == 7
+    ends = [segment.end_lsn for segment in list_segments(made.staging)]
+    assert made.confirmed_lsn <= max([0x100, *ends])
+    made.run()
+    made.check(WORK)
+
+
+def test_what_all_readers_have_is_removed(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sealer, "_REMOVE_INTERVAL_S", 0.0)
+    made = fake(WORK[:30])
+    made.run()
+    register_reader(made.staging, "r", Position(1, WORK[29].end_lsn))
+    made.set_transactions(WORK)
+    made.run()
+    landed = made.landed()
+    assert landed == WORK[-len(landed) :]
+    assert landed[0].end_lsn >= WORK[29].end_lsn
+
+
+RUN_AND_DIE = """
+    import os, signal, sys
+    from functools import partial
+    sys.path[:0] = sys.argv[4:]
+    from pathlib import Path
+    from support.fake_streamer import Fake
+    from cdcpipe.retry import RetryPolicy
+    from spark_sink.launcher import launcher as module
+    from spark_sink.launcher.launcher import Launcher
+    from spark_sink.launcher.restart import RestartPolicy
+
+    module.RestartPolicy = partial(RestartPolicy, pauses=RetryPolicy(first_pause_s=0.01, longest_pause_s=10))
+    fake = Fake(Path(sys.argv[1]))
+    left = int(sys.argv[3])
+
+    def hook(failpoint):
+        global left
+        if failpoint.name == sys.argv[2]:
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    launcher = Launcher(fake.config(hook=hook))
+    launcher.start()
+    launcher.wait()
+"""
+
+
+@pytest.mark.parametrize("failpoint", Failpoint)
+def test_a_launcher_killed_at_any_point_goes_on(fake: Callable[..., Fake], failpoint: Failpoint):
+    made = fake()
+    program = textwrap.dedent(RUN_AND_DIE)
+    for turn in (1, 2, 2):
+        argv = [sys.executable, "-c", program, str(made.directory), failpoint.name, str(turn)]
+        argv += [str(ROOT), str(ROOT / "tests")]
+        ended = subprocess.run(argv, capture_output=True, timeout=60)
+        assert ended.returncode in (-signal.SIGKILL, 0), ended.stderr.decode()
+        if turn == 1:
+            assert ended.returncode == -signal.SIGKILL
+        landed = made.landed()
+        assert landed == WORK[: len(landed)]
+        assert made.confirmed_lsn <= max([0x100, *(t.end_lsn for t in landed)])
+    made.run()
+    made.check(WORK)
+    assert not list(made.staging.glob("*/*.open"))
+
+
+def test_status(fake: Callable[..., Fake]):
+    made = fake()
+    with Launcher(made.config(available_now=False)) as launcher:
+        until(lambda: launcher.progress.position == (1, WORK[-1].end_lsn))
+        register_reader(made.staging, "tables", Position(1, WORK[3].end_lsn))
+        ended = run_spark_cli("status", "--staging", str(made.staging), "--json")
+        assert ended.returncode == 0, ended.stderr
+        found = json.loads(ended.stdout)
+    segments = list_segments(made.staging)
+    assert found["launcher"]["pid"] == os.getpid()
+    assert found["end"] == str(log_end(made.staging))
+    assert found["segments"] == len(segments)
+    assert found["size"] == sum(segment.path.stat().st_size for segment in segments)
+    assert found["source"]["slot"] == "s"
+    reader = found["readers"]["tables"]
+    assert reader["position"] == f"1:0/{WORK[3].end_lsn:X}"
+    assert reader["segments_behind"] == len(list_segments(made.staging, Position(1, WORK[3].end_lsn)))
+    text = run_spark_cli("status", "--staging", str(made.staging)).stdout
+    assert "none is running" in text
+    assert "tables: 1:0/" in text

@@ -1,0 +1,61 @@
+"""When a streamer that has ended is started again, when it is not, and with which error the launcher then ends."""
+
+import pytest
+
+from spark_sink.client.failure import Failure
+from spark_sink.launcher.restart import RestartPolicy, final_error
+
+
+def delays(codes: list[tuple[int, int, str]], *, step_s: float = 1.0) -> list[float | None]:
+    policy, now, found = RestartPolicy(lambda: 1.0), 0.0, []
+    for code, end_lsn, message in codes:
+        now += step_s
+        found.append(policy.delay(Failure(code, message), end_lsn, now))
+    return found
+
+
+@pytest.mark.parametrize("code", [3, 9, 0, -9, -15])
+def test_again_without_limit(code: int):
+    assert delays([(code, 0x100, "same")] * 8) == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+    assert delays([(code, 0x100, "same")] * 500)[-1] == 10.0
+
+
+@pytest.mark.parametrize("code", [1, 2, 4, 6, 7, 8, 120])
+def test_not_again(code: int):
+    assert delays([(code, 0x100, "")]) == [None]
+
+
+def test_progress_resets_the_delay():
+    assert delays([(3, 1, ""), (3, 1, ""), (3, 2, ""), (3, 2, "")]) == [0.2, 0.4, 0.2, 0.4]
+
+
+def test_the_same_error_at_the_same_place_is_poison():
+    assert delays([(5, 1, "x")] * 5) == [0.2, 0.4, 0.8, 1.6, None]
+    assert None not in delays([(5, 1, "x"), (5, 1, "y")] * 10)
+    assert None not in delays([(5, n, "x") for n in range(20)])
+    assert delays([(5, 1, "x")] * 4 + [(3, 1, ""), (5, 1, "x")])[-1] is None
+
+
+def test_a_failed_start_is_tried_again_for_a_while_after_a_lost_connection():
+    assert delays([(3, 1, ""), (2, 1, "refused"), (2, 1, "refused")])[1:] == [0.4, 0.8]
+    found = delays([(3, 1, "")] + [(2, 1, "refused")] * 70)
+    assert found.index(None) == 60
+    assert delays([(3, 1, ""), (2, 2, "")])[1] is None  # it has been streaming since
+
+
+def test_the_jitter_is_between_half_and_all_of_the_delay():
+    assert RestartPolicy(lambda: 0.0).delay(Failure(3, ""), 0, 0.0) == 0.1
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 5, 8, 9])
+def test_an_error_has_the_exit_code_of_the_streamer(code: int):
+    error = final_error(Failure(code, "what it said", "what to do"), 0x100)
+    assert error.exit_code == code
+    assert "what it said" in str(error)
+
+
+@pytest.mark.parametrize("code", [4, 6, 7, -11, 120])
+def test_an_unexpected_exit_code_is_a_system_error(code: int):
+    error = final_error(Failure(code, ""), 0x100)
+    assert error.exit_code == 7
+    assert f"ended with {code}" in str(error)

@@ -1,0 +1,48 @@
+"""Options of the output plugin wal2json."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.plugins import load
+from support.recorder import nothing
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"include-xid": "1"}, "no option 'include-xid'"),
+        ({"include_xids": "1"}, "no option 'include_xids'"),
+        ({"needs_column_facts": "1"}, "no option"),
+        ({"include-unchanged-toast": "1"}, "was removed from it"),
+        ({"partition-root": "1"}, "can't be honoured"),
+        ({"include-xids": "maybe"}, "could not parse value 'maybe'"),
+        ({"include-xids": ""}, "could not parse value ''"),
+        ({"include-xids": "o"}, "could not parse value 'o'"),
+        ({"format-version": "3"}, "could not parse value '3'"),
+        ({"format-version": "0"}, "could not parse value '0'"),
+        ({"format-version": "two"}, "could not parse value 'two'"),
+        ({"actions": "insert,merge"}, "could not parse value 'merge'"),
+        ({"actions": "insert,,delete"}, "could not parse"),
+        ({"actions": "insert delete"}, "could not parse"),
+        ({"filter-tables": "t"}, "could not parse value 't'"),
+        ({"add-tables": "public.t,"}, "could not parse"),
+        ({"add-tables": ",public.t"}, "could not parse"),
+    ],
+)
+def test_options_that_are_refused(options, message):
+    with pytest.raises(InvalidArgumentsError, match=message):
+        load("wal2json", options, nothing)
+
+
+@pytest.mark.parametrize("text", ["1", "on", "ON", "t", "tr", "true", "y", "yes", None])
+def test_options_that_say_yes(text):
+    plugin = load("wal2json", {"include-xids": text, "include-lsn": "of"}, nothing)
+    assert plugin._settings.include_xids
+    assert not plugin._settings.include_lsn
+
+
+def test_the_format_version_is_1_unless_asked_for():
+    assert type(load("wal2json", {}, nothing)).__name__ == "Wal2Json1"
+    assert type(load("wal2json", {"format-version": None}, nothing)).__name__ == "Wal2Json2"

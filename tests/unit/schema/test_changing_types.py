@@ -1,0 +1,61 @@
+"""A column that changes its type: which column holds which values."""
+
+import pytest
+from pyspark.sql.types import IntegerType, LongType, StructField, StructType
+
+from spark_sink.schema.types import assign_columns, merge_columns
+from support.oids import DATE, FLOAT4, FLOAT8, INT2, INT4, INT8, NUMERIC, TEXT, TIMESTAMP, TIMESTAMPTZ
+from support.segments import relation
+
+
+def numeric(precision: int, scale: int) -> tuple[int, int]:
+    return NUMERIC, (precision << 16 | scale) + 4
+
+
+@pytest.mark.parametrize(
+    ("kinds", "columns", "names"),
+    [
+        # What holds every value of what was there before takes its place.
+        ([INT2, INT4, INT8], "c:bigint", "c c c"),
+        ([INT2, FLOAT8], "c:double", "c c"),
+        ([FLOAT4, FLOAT8], "c:double", "c c"),
+        ([DATE, TIMESTAMP], "c:timestamp_ntz", "c c"),
+        ([numeric(5, 2), numeric(9, 4)], "c:decimal(9,4)", "c c"),
+        ([INT4, numeric(12, 2)], "c:decimal(12,2)", "c c"),
+        ([INT8, numeric(22, 2)], "c:decimal(22,2)", "c c"),
+        # An integer that is narrower than it was: its values fit, PostgreSQL has looked at each.
+        ([INT8, INT4, INT2], "c:bigint", "c c c"),
+        # What would round or could overflow, and what is only written in another way.
+        ([INT8, FLOAT8], "c:bigint,c__double:double", "c c__double"),
+        ([INT4, FLOAT4], "c:int,c__float:float", "c c__float"),
+        ([INT2, numeric(5, 0)], "c:smallint,c__decimal_5_0:decimal(5,0)", "c c__decimal_5_0"),
+        ([FLOAT8, INT4], "c:double,c__int:int", "c c__int"),
+        ([FLOAT8, FLOAT4], "c:double,c__float:float", "c c__float"),
+        ([TIMESTAMP, DATE], "c:timestamp_ntz,c__date:date", "c c__date"),
+        ([TIMESTAMP, TIMESTAMPTZ], "c:timestamp_ntz,c__timestamp:timestamp", "c c__timestamp"),
+        ([numeric(9, 4), numeric(9, 2)], "c:decimal(9,4),c__decimal_9_2:decimal(9,2)", "c c__decimal_9_2"),
+        ([numeric(9, 2), numeric(9, 4)], "c:decimal(9,2),c__decimal_9_4:decimal(9,4)", "c c__decimal_9_4"),
+        ([INT4, TEXT, INT4], "c:int,c__string:string", "c c__string c"),
+        # The other name is for good: that column is not widened.
+        ([TEXT, INT4, INT8], "c:string,c__int:int,c__bigint:bigint", "c c__int c__bigint"),
+        # There and back again: each value in a column that holds it.
+        ([INT4, FLOAT8, INT4], "c:double,c__int:int", "c__int c c__int"),
+    ],
+)
+def test_a_column_changes_its_type(kinds: list[int | tuple[int, int]], columns: str, names: str) -> None:
+    types = [kind if isinstance(kind, tuple) else (kind, -1) for kind in kinds]
+    relations = [relation(1, "t", ("c", *of_type)) for of_type in types]
+    merged = merge_columns(None, relations)
+    assert merged.simpleString() == f"struct<{columns}>"
+    assert [assign_columns(merged, version)[0].name for version in relations] == names.split()
+    every = dict.fromkeys(assign_columns(merge_columns(None, [version]), version)[0].dataType for version in relations)
+    assert [field.dataType for field in merge_columns(None, relations, widen=False)] == list(every)
+    for cut in range(len(relations)):
+        assert merge_columns(merge_columns(None, relations[:cut]), relations[cut:]) == merged
+
+
+def test_what_an_older_program_named_otherwise_goes_on_under_that_name() -> None:
+    narrow, wide = (relation(1, "t", ("c", kind)) for kind in (INT4, INT8))
+    columns = StructType([StructField("c", IntegerType()), StructField("c__bigint", LongType())])
+    assert merge_columns(columns, [wide, narrow]) == columns
+    assert [assign_columns(columns, version)[0].name for version in (narrow, wide)] == ["c", "c__bigint"]
