@@ -1,5 +1,6 @@
 """From a real server to tables: what a source table holds is what its replica holds, whatever happens on the way."""
 
+import contextlib
 import json
 import os
 import random
@@ -15,6 +16,7 @@ from typing import Any
 import pexpect
 import postgres
 import processes
+import psutil
 import pytest
 from faulty_proxy import FaultyProxy
 
@@ -636,7 +638,8 @@ def test_progress_on_a_terminal_and_a_signal_to_all_processes(database: postgres
         proxy.silence()
         terminal.expect(r"\r\x1b\[Ktables 1:0/[0-9A-F]+, 0 rows/s, lag unknown, 7 changes in 1 tables")
         for process in processes.running(terminal.pid):
-            process.terminate()
+            with contextlib.suppress(psutil.NoSuchProcess):  # the first of them ends others
+                process.terminate()
         terminal.expect(pexpect.EOF)
         terminal.close()
     assert terminal.exitstatus == 0, terminal.before
