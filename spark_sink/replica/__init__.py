@@ -1,1 +1,1 @@
-"""From a changelog to a table's current rows, or to its rows as they were."""
+"""Makes a table's current rows, or its rows at an earlier time, from its changelog."""

@@ -1,23 +1,21 @@
-"""A table as it was, made from its changelog and from nothing else.
+"""Returns a table's rows at an earlier time, an LSN or a position. They are made from its changelog alone.
 
-Transactions take effect in the order of their commits in the WAL, and each is there as a whole or not at all. ``at`` is where
-to stop:
+Transactions apply in the order of their commits in the WAL, each completely or not at all. ``at`` says where to stop:
 
 - an LSN: after the transactions that end at or before it (``pg_current_wal_lsn()`` after a commit is such an LSN);
 - a position, ``EPOCH:LSN``: the same, and before a later epoch begins;
-- a time: before the first of the table's transactions that committed later, as PostgreSQL's ``recovery_target_time`` has it. So
-  two transactions whose commit times are not in the order of their commits don't make a state that never was. A snapshot that
-  was taken later counts, if no transaction lies between: it is the same table, only better known.
+- a time: before the first of the table's transactions that committed later, like PostgreSQL's ``recovery_target_time``. So the
+  result is always a state that existed, even if commit times are not in the order of the commits. A snapshot that was taken later
+  counts if there is no transaction in between: it shows the same rows.
 
-Rows are identified as the warehouse notes it (Version), and the rules are the replica's (replica/merge.py): unsent values come
-from the earlier changes of a row, a change of the key ends one row and begins another, TRUNCATE and another table under the
-same name end all rows before them. The columns are those that the changelog has today; one that was added later is NULL.
+The rules are the replica's (replica/merge.py): the key comes from the table's versions (Version); unsent values come from earlier
+changes of the row; a change of the key ends one row and begins another; TRUNCATE, and another table under the same name, end all
+earlier rows. The columns are today's columns of the changelog; a column that was added later is NULL.
 
-The changelog knows what the log knows: rows from before its beginning are there from their first change on, or from their
-snapshot on. A time or an LSN before that is an error, and so is an LSN that the tables have not reached yet. On a server
-with other traffic they reach LSNs beyond their last change while ``cdcpipe-spark run`` is at work (staging/known_position.py).
-
-Of a changelog whose old days were dropped (upkeep/purge.py) it knows what was from the first snapshot after these on.
+Rows from before the beginning of the changelog appear with their first change, or with their snapshot. A time or an LSN before the
+beginning is an error. So is an LSN that the tables have not reached; on a server with other traffic they reach LSNs beyond their
+last change while ``cdcpipe-spark run`` is running (staging/known_position.py). After a purge of old changes (upkeep/purge.py) the
+beginning is the first snapshot after the purged changes.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ At = datetime | LSN | Position
 
 
 def parse_at(text: str) -> At:
-    """Read an LSN, a position, or an ISO 8601 time (UTC unless it says otherwise); raise InvalidArgumentsError for others."""
+    """Read an LSN, a position, or an ISO 8601 time (UTC by default). Raises InvalidArgumentsError for any other text."""
     for parse in (LSN.parse, Position.parse, datetime.fromisoformat):
         try:
             found = parse(text.strip())
@@ -69,7 +67,8 @@ def parse_at(text: str) -> At:
 def read_as_of(spark: SparkSession, warehouse: str | Path, table: str, at: At | str) -> DataFrame:
     """Return the rows that ``table`` ("schema.name") had at a time, an LSN or a position; see above.
 
-    Raise InvalidArgumentsError if the warehouse does not have the table, WarehouseError if it can't know what the table was then.
+    Raises InvalidArgumentsError if the warehouse does not have the table, WarehouseError if the changelog does not reach that
+    place.
     """
     house = Warehouse.existing(warehouse)
     known = house.find(table)
@@ -80,10 +79,10 @@ def read_as_of(spark: SparkSession, warehouse: str | Path, table: str, at: At | 
     keyed_versions(house, known)
     source = house.source()
     reached_lsn = _reached_lsn(house, source)
-    # After that: these changes are up to there, or further.
+    # Read the changes after the position is known, so that they reach it or go further.
     changes = changelogs_of(spark, house).read_as_is(known)
     until_lsn = _last_lsn(spark, house, known, changes, at, source, reached_lsn)
-    _logger.info("%s up to %s", table, format_lsn(until_lsn))
+    _logger.info("%s: rows as of %s", table, format_lsn(until_lsn))
     return without_unneeded(replay(house, known, changes, until_lsn=until_lsn))
 
 
@@ -92,9 +91,9 @@ def _aware(time: datetime) -> datetime:
 
 
 def _reached_lsn(house: Warehouse, source: Source) -> int:
-    """Return the LSN up to which the tables have everything that is published, 0 for tables without any change.
+    """Return the LSN up to which the tables have all published changes; 0 for tables without any change.
 
-    That is beyond their last change where the log is known to have everything up to there, and they have all of the log.
+    It is beyond their last change if the tables have the whole log, and the log is known to be complete up to there.
     """
     if source.position is None:
         return 0
@@ -105,16 +104,16 @@ def _reached_lsn(house: Warehouse, source: Source) -> int:
             if end is not None and position is not None and position.lsn >= end.lsn:
                 return known_lsn
     except (OSError, StagingError, DamagedFileError) as ex:
-        _logger.info("the log in %s can't be read: %s", source.staging, ex)
+        _logger.info("cannot read the log in %s: %s", source.staging, ex)
     return source.position.lsn
 
 
 def _last_lsn(
     spark: SparkSession, house: Warehouse, table: Table, changes: DataFrame, at: At, source: Source, last_lsn: int
 ) -> int:
-    """Return the LSN up to which the table's transactions count; WarehouseError if that is not known.
+    """Return the LSN up to which the table's transactions count. The tables have everything up to ``last_lsn``.
 
-    The tables have everything up to ``last_lsn``.
+    Raises WarehouseError if the changelog does not reach the place ``at``.
     """
     if source.position is None:
         raise WarehouseError(f"{house.name} has no changes yet")
@@ -122,12 +121,12 @@ def _last_lsn(
     if not isinstance(at, datetime):
         lsn = at.lsn if isinstance(at, Position) else int(at)
         if source.begin is not None and lsn < source.begin.lsn:
-            raise WarehouseError(f"{format_lsn(lsn)} is before {source.begin}, where the log begins")
+            raise WarehouseError(f"{format_lsn(lsn)} is before {source.begin}, the beginning of the log")
         if lsn > last_lsn or (isinstance(at, Position) and at.epoch > source.position.epoch):
             reached = Position(source.position.epoch, last_lsn)
             raise WarehouseError(
-                f"the tables are known to have everything up to {reached}, and not yet up to {at}",
-                hint="wait while cdcpipe-spark run is at work, or ask for an earlier position",
+                f"the tables are known to be complete only up to {reached}, not up to {at}",
+                hint="wait while cdcpipe-spark run is running, or ask for an earlier position",
             )
         last_lsn = lsn
     end_lsn = F.col("_cdc_end_lsn")
@@ -140,17 +139,19 @@ def _last_lsn(
     ).collect()[0]
     if found["first_late"] is not None:
         last_lsn = min(last_lsn, found["first_late"] - 1)
-    # Before a snapshot that came later there are changes.
+    # Is the first change of the table a snapshot? Then earlier rows are not known.
     begins_with_snapshot = found["snapshot"] is not None and found["snapshot"] == found["first"]
     if begins_with_snapshot and (found["snapshot"] > last_lsn or found["snapshot"] == found["late_snapshot"]):
-        raise WarehouseError(f"the rows of {table} are known from its snapshot on, at {format_lsn(found['snapshot'])}, not at {at}")
+        raise WarehouseError(
+            f"the rows of {table} are known only since its snapshot at {format_lsn(found['snapshot'])}, not at {at}"
+        )
     if isinstance(at, datetime) and (found["first"] is None or found["first"] > last_lsn):
         _check_begun(spark, house, at)
     return last_lsn
 
 
 def _is_after(at: At) -> Column:
-    """Return whether a change is of a transaction that comes after the one to stop at."""
+    """Return an expression: whether the transaction of a change comes after the place to stop."""
     if isinstance(at, datetime):
         return F.col("_cdc_commit_time") > moment(at)
     if isinstance(at, Position):
@@ -159,17 +160,19 @@ def _is_after(at: At) -> Column:
 
 
 def moment(at: datetime) -> Column:
-    """Return a time as Spark compares it, to the microsecond."""
+    """Return a time as an exact literal of Spark, to the microsecond."""
     since_epoch = at - datetime(1970, 1, 1, tzinfo=UTC)
     microseconds = (since_epoch.days * 86400 + since_epoch.seconds) * 1_000_000 + since_epoch.microseconds
     return F.timestamp_micros(F.lit(microseconds))
 
 
 def _check_begun(spark: SparkSession, house: Warehouse, at: datetime) -> None:
-    """Raise WarehouseError unless some table has a change from ``at`` or before: only they tell when the log began."""
+    """Raise WarehouseError unless some table has a change from ``at`` or before. Only changes show when the log began."""
     for table in house.tables():
         if changelogs_of(spark, house).state(table) is not None:
             changes = changelogs_of(spark, house).read(table)
             if not changes.where(~_is_after(at)).isEmpty():
                 return
-    raise WarehouseError(f"{at.isoformat(' ')} is before the first transaction in {house.name}: what was then is not known")
+    raise WarehouseError(
+        f"{at.isoformat(' ')} is before the first transaction in {house.name}: the rows of that time are not known"
+    )

@@ -1,4 +1,4 @@
-"""What is wrong with changes, or with the replica that they come to, is found and named here."""
+"""Finds changes that do not fit a table's key or its replica, and reports them."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _logger = logging.getLogger(__name__)
 
 
 def keyed_versions(warehouse: Warehouse, table: Table) -> list[Version]:
-    """Return a table's versions; WarehouseError for a table without a key, of which there is no replica."""
+    """Return a table's versions. Raises WarehouseError for a table without a key, which has no replica."""
     versions = warehouse.versions(table)
     if not has_key(versions):
-        raise WarehouseError(f"{table} has no key: its rows can't be told apart, and there is its changelog alone")
+        raise WarehouseError(f"{table} has no key, which identifies its rows: it has a changelog, but no replica")
     return versions
 
 
 def leave_out_keyless(changes: DataFrame, piece: Piece, table: Table, what: str) -> DataFrame:
-    """Leave out changes or rows that have no value for a later key, whose columns came with it; say of ``what`` how many."""
+    """Leave out changes or rows from before the key's columns existed. Warns how many; ``what`` says of which."""
     kept = reduction.with_key(changes, piece.columns)
     left_out = changes.count() - kept.count()
     if left_out:
         _logger.warning(
-            "table %s: %d %s from before its key was (%s) have no value for that, and are in the changelog alone; for the "
-            "replica: cdcpipe-spark snapshot --table %s",
+            "table %s: %d %s from before its key was (%s) have no value for this key, and are only in the changelog; to copy them "
+            "to the replica: cdcpipe-spark snapshot --table %s",
             table,
             left_out,
             what,
@@ -48,34 +48,35 @@ def leave_out_keyless(changes: DataFrame, piece: Piece, table: Table, what: str)
 
 
 def checked_summary(changes: DataFrame, piece: Piece, table: Table) -> Summary:
-    """Return what `reduction.summarize` finds; WarehouseError if some change has no value for the key."""
+    """Return the summary of `reduction.summarize`. Raises WarehouseError if a change has no value for the key."""
     summary = reduction.summarize(changes, piece.columns)
     if summary.keyless:
         raise WarehouseError(
             f"{summary.keyless} changes of {table} have no value for its key ({', '.join(piece.key)})",
-            hint="its columns are younger than these changes; the changelog has all of it",
+            hint="the key's columns were added after these changes; the changelog has all of them",
         )
     return summary
 
 
 def check_growth(table: Table, piece: Piece, wanted: int, grown: int) -> None:
-    """Name a table whose rows are fewer than inserts and deletes make them: some had the key of another.
+    """Warn if the replica's number of rows does not fit the inserts and deletes. It should have grown by ``wanted`` rows.
 
-    They are more where changes meet rows that the replica did not have: those from before the slot, and those that were left out.
-    After a snapshot it has all, so rows have come to the table without a change: then it is named, too.
+    If it grew less, some rows had the key of another row. If it grew more, changes met rows that the replica lacks: rows from
+    before the slot, and rows that were left out. After a snapshot the replica lacks no rows, so some came to the table without a
+    change. Only then this is a warning, too.
     """
     if grown > wanted and piece.has_all:
         _logger.warning(
-            "table %s: %d rows that were changed or deleted were not in the replica: they came to the table without a change, as "
-            "those of a partition that is attached do. The replica may lack more: cdcpipe-spark snapshot --table %s",
+            "table %s: %d rows that were changed or deleted were not in the replica: they came to the table without a change, for "
+            "example with a partition that was attached. The replica may lack more rows: cdcpipe-spark snapshot --table %s",
             table,
             grown - wanted,
             table,
         )
     if grown < wanted:
         _logger.warning(
-            "table %s: by its key (%s) %d rows that came were there already, and were merged with those. Either that did not tell "
-            "its rows apart then, or the replica was not what the table was. A new beginning: cdcpipe-spark snapshot --table %s",
+            "table %s: by its key (%s), %d new rows are rows that the replica had already, and were merged with them. Either the key "
+            "was not unique at that time, or the replica differed from the table. To repair it: cdcpipe-spark snapshot --table %s",
             table,
             ", ".join(piece.key),
             wanted - grown,

@@ -1,4 +1,4 @@
-"""The current rows of a warehouse's tables, for who reads them."""
+"""Reads the current rows of a warehouse's tables, in any table format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["read_replica", "register_views"]
 def read_replica(spark: SparkSession, warehouse: str | Path, table: str) -> DataFrame:
     """Return the current rows of ``table`` ("schema.name") in the ``warehouse`` directory, as of now.
 
-    A Delta replica is read; of a Parquet warehouse the changelog is, and reduced.
+    With Delta Lake it reads the replica. With Parquet it replays the changelog.
     """
     house = Warehouse.existing(warehouse)
     known = house.find(table)
@@ -33,7 +33,7 @@ def read_replica(spark: SparkSession, warehouse: str | Path, table: str) -> Data
 
 
 def register_views(spark: SparkSession, warehouse: str | Path) -> list[str]:
-    """Make a temporary view ``<schema>.<table>`` (one identifier, quote it) of each replica; return their names."""
+    """Create a temporary view ``<schema>.<table>`` (one identifier: quote it) for each replica. Returns their names."""
     house = Warehouse.existing(warehouse)
     names = []
     for table in house.tables():

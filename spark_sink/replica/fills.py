@@ -1,4 +1,4 @@
-"""Rows from before a new column, given what they have in it (`warehouse.Fill`): data frames in, a data frame out."""
+"""Fills a new column of earlier rows with the value that the catalog has for them (`schema.table.Fill`). Writes nothing."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = ["filled"]
 
 
 def filled(rows: DataFrame, fills: Sequence[Fill]) -> DataFrame:
-    """Return rows in a changelog's layout with all fills done at once: names may change places.
+    """Return rows in a changelog's layout with all fills applied at once, because two columns may have swapped their names.
 
-    A value that was not sent, or that stands as text in ``_cdc_exact``, goes along with its column's new name.
+    A mark for an unsent value, and an exact text in ``_cdc_exact``, move to the column's new name, too.
     """
     names = [fill.column for fill in fills]
     unchanged = F.coalesce(F.col("_cdc_unchanged"), F.array().cast("array<string>"))
@@ -50,11 +50,11 @@ def filled(rows: DataFrame, fills: Sequence[Fill]) -> DataFrame:
 
 
 def _constant(text: str | None, kind: DataType) -> tuple[Column, str | None]:
-    """Return the value that a text of PostgreSQL's has as this type, and the text itself if the type can't hold it."""
+    """Return the value of PostgreSQL's text in this type, and the text itself if the type can't hold the value."""
     if text is None:
         return F.lit(None).cast(kind), None
     converted = convert_text(pa.array([text]), to_arrow_type(kind, timezone="UTC"))
     value = converted.array[0].as_py()
     if isinstance(kind, TimestampNTZType) and value is not None:
-        value = value.isoformat(sep=" ")  # a datetime would be one of the session's time zone
+        value = value.isoformat(sep=" ")  # Spark would read a datetime in the session's time zone
     return F.lit(value).cast(kind), text if len(converted.exact_rows) else None

@@ -1,4 +1,4 @@
-"""What a replica has besides the table's columns: its properties, and the columns that it gets when it needs them."""
+"""The properties of a replica, and the columns that it gets only when it needs them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["OPTIONAL", "first_columns", "replica_properties"]
 
 
 FIRST_COLUMNS = "cdcpipe.first_columns"
-"""The property with the columns that a replica had from the beginning: in the others a row may lack a value that it has."""
+"""The property with the columns that a replica had at its beginning. In a later column, earlier rows may lack their value."""
 
 
 def replica_properties(key: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
-    """Return the properties of a replica that begins with these columns."""
+    """Return the properties of a new replica with these columns."""
     names = {"cdcpipe.key": json.dumps(key), FIRST_COLUMNS: json.dumps(columns)}
     return names | {"delta.enableDeletionVectors": "true"}
 
@@ -27,10 +27,10 @@ OPTIONAL = {
     "_cdc_exact": StructField("_cdc_exact", MapType(StringType(), StringType())),
     "_cdc_unchanged": StructField("_cdc_unchanged", ArrayType(StringType())),
 }
-"""The columns that a replica gets when it needs them."""
+"""The columns that a replica gets when it needs them for the first time."""
 
 
 def first_columns(properties: Mapping[str, str]) -> list[str]:
-    """Return the columns that a replica with these properties had from the beginning."""
+    """Return the columns that a replica with these properties had at its beginning."""
     found: list[str] = json.loads(properties.get(FIRST_COLUMNS, "[]"))
     return found

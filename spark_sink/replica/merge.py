@@ -1,26 +1,30 @@
-"""Replica tables: a source table's current rows, made from its changelog and from nothing else.
+"""Brings replicas to a later position of their changelogs. A replica has the current rows, and is made from its changelog alone.
 
-With Delta Lake the changes that are new in the changelog are reduced to one row per key and merged in one commit, which
-records how far the replica is: a commit made twice is skipped, and a replica that was deleted is made again from the
-changelog. Ordinary changes need no Spark for that (small_merge.py); the others are merged here, by a MERGE, or where rows from
-before have to change, by a replica written anew (replay.py). With Parquet the replica is a view: all of the changelog, replayed
-for each reader (current.py).
+With Delta Lake, the new changes are reduced to one row per key and merged in one commit, which also records the position. So a
+commit that is made twice is skipped, and a deleted replica can be made again. There are three ways:
 
-The rules (the changes of a key in the order of their positions):
+- small_merge.py merges ordinary changes without Spark.
+- This module merges all others, by Spark's MERGE.
+- If earlier rows have to change, too, this module rewrites the replica (with replay.py).
 
-- A snapshot is the whole table as it was there, whatever was before.
-- Changes from a time without a key count by the key that came later, if they have its columns. Rows that have no value
-  for a later key, because its columns came after them, are left out as such changes are: nothing would find them again.
-- The last change decides: a row, or none. A change of the key is the end of the old key and the beginning of the new one.
-- TRUNCATE ends all rows before it, and so does another table under the same name.
-- A column that an update did not send (an unchanged TOAST value) has the value that it had before: from an earlier
-  change, else from the replica; after a change of the key, from the row under its old key. Where nobody has it, because
-  the row is older than the slot or the column was renamed since, it is NULL and its name is in ``_cdc_unchanged``, a
-  column that the replica gets the first time it needs it. (A TOAST value itself is never NULL.)
-- A value that its column can't hold is NULL and stands in ``_cdc_exact``, which the replica gets in the same way. The text goes
-  where the value goes: it is found for a column that was not sent, too.
-- A key's column that has had several types is matched over all of them, as text.
-- Where the catalog says for certain what rows from before have in a new column (changelog/versions.py), they get that.
+With Parquet, the replica is a view: each reader replays the whole changelog (current.py).
+
+These rules hold everywhere; the changes of a key apply in the order of their positions:
+
+- A snapshot is the whole table at its position. Earlier changes do not count any more.
+- Changes from before the table had a key use the key that it got later, if they have its columns. Rows and changes without a value
+  for a later key, because its columns were added after them, are left out: no later change could find them.
+- The last change of a key decides whether there is a row. A change of the key ends the row of the old key and begins one of the new
+  key.
+- TRUNCATE ends all earlier rows. So does another table under the same name.
+- A column that an update did not send (an unchanged TOAST value) keeps its value: from an earlier change, else from the replica;
+  after a change of the key, from the row of the old key. If the value is nowhere, because the row is older than the slot or the
+  column was renamed since, it is NULL, and ``_cdc_unchanged`` has the column's name. (A TOAST value itself is never NULL.)
+- A value that its column can't hold is NULL, with its text in ``_cdc_exact``. The text follows the value, also for an unsent
+  column.
+- A replica gets ``_cdc_unchanged`` and ``_cdc_exact`` when it needs them for the first time.
+- If a column of the key has had several types, all its columns are compared, as text.
+- If the catalog has certain values for a new column of earlier rows (changelog/versions.py), the rows get these.
 """
 
 from __future__ import annotations
@@ -61,20 +65,20 @@ _view_numbers = itertools.count()
 
 
 _BROADCAST_ROWS = 20_000
-"""So many changes are sent to where the replica's rows are. Spark can't tell that they are few: it knows files, not rows."""
+"""Up to this many changes are broadcast. Spark can't see that they are few, because it knows the sizes of files, not of rows."""
 
 
 def bring(spark: SparkSession, warehouse: Warehouse, table: Table, until: Position) -> None:
-    """Bring a Delta replica to ``until``, whether it is there or not."""
+    """Bring a Delta replica to ``until``. Creates the replica if it does not exist."""
     has_snapshot = any(version.snapshot for version in warehouse.versions(table))
     if has_snapshot and not delta_log.exists(warehouse.replica(table)):
-        remake(spark, warehouse, table, until)  # what was before the snapshot counts no more
+        remake(spark, warehouse, table, until)  # changes before the snapshot do not count any more
     else:
         merge_changes(spark, warehouse, table, until)
 
 
 def merge_changes(spark: SparkSession, warehouse: Warehouse, table: Table, until: Position) -> None:
-    """Bring a Delta replica from where it stands to ``until``; a table without a key gets none."""
+    """Bring a Delta replica from its position to ``until``. Does nothing for a table without a key."""
     path = warehouse.replica(table)
     pieces = list(cut_pieces(warehouse.versions(table), delta_log.newest_lsn(path) or 0, until.lsn))
     if not pieces:
@@ -94,9 +98,9 @@ def merge_changes(spark: SparkSession, warehouse: Warehouse, table: Table, until
 
 
 def remake(spark: SparkSession, warehouse: Warehouse, table: Table, position: Position) -> None:
-    """Make a Delta replica anew, in one commit, of all that the changelog has: everything up to ``position``, if not more.
+    """Rebuild a Delta replica from the whole changelog, in one commit. Its position is ``position``, or later.
 
-    A table without a key gets none. Nobody else writes the table meanwhile.
+    Does nothing for a table without a key. Nobody else may write the table meanwhile.
     """
     path, versions = warehouse.replica(table), warehouse.versions(table)
     keys = [version.key for version in versions if version.key]
@@ -118,16 +122,19 @@ def remake(spark: SparkSession, warehouse: Warehouse, table: Table, position: Po
         with delta.recording(spark, until):
             delta.overwrite(path, rows)
     else:
-        delta.overwrite(path, rows)  # a commit that records what the table has already would be skipped
+        delta.overwrite(path, rows)  # without `recording`: Delta would skip a commit with a position that the table has already
 
 
 def finish_snapshots(spark: SparkSession, warehouse: Warehouse) -> None:
-    """See to snapshots that ended in the middle: what is in the changelog comes to the replica, of others nothing is left."""
+    """Finish the snapshots that a killed process left unfinished.
+
+    If the changelog has the snapshot's rows, the replica is rebuilt from it. Otherwise nothing of the snapshot is kept.
+    """
     for table, position in warehouse.unfinished_snapshots():
         if not warehouse.has_changelog(table):
             warehouse.forget(table)
         elif warehouse.format.keeps_replicas:
-            # An empty table's snapshot is a TRUNCATE; no transaction ends at that LSN.
+            # The snapshot of an empty table is a TRUNCATE. No transaction ends at the LSN of a snapshot.
             is_its = F.col("_cdc_op").isin("snapshot", "truncate") & (F.col("_cdc_end_lsn") == position.lsn)
             if not changelogs_of(spark, warehouse).read(table).where(is_its).isEmpty():
                 remake(spark, warehouse, table, position)
@@ -135,7 +142,7 @@ def finish_snapshots(spark: SparkSession, warehouse: Warehouse) -> None:
 
 
 def _has_keyless(spark: SparkSession, path: Path, changes: DataFrame, piece: Piece) -> bool:
-    """Tell whether the replica has rows that have no value for the key."""
+    """Tell whether the replica has rows without a value for the key."""
     if not delta_log.exists(path):
         return False
     rows = as_changes(delta.read(spark, path), changes.schema)
@@ -145,9 +152,9 @@ def _has_keyless(spark: SparkSession, path: Path, changes: DataFrame, piece: Pie
 def _write_anew(
     spark: SparkSession, warehouse: Warehouse, table: Table, changes: DataFrame, after_lsn: int, until: Position
 ) -> None:
-    """Bring the replica over what can't be merged in one commit, and so is written anew in one.
+    """Bring the replica to ``until`` by rewriting it in one commit, because a MERGE could not do it in one.
 
-    That is a transaction amid which the key changes, and what begins with rows from before being filled.
+    This is for a transaction in which the key changes, and for pieces that begin with fills of earlier rows.
     """
     path = warehouse.replica(table)
     base = delta.read(spark, path) if delta_log.exists(path) else None
@@ -164,7 +171,7 @@ def _write_anew(
 
 
 def _merge_piece(spark: SparkSession, path: Path, table: Table, changes: DataFrame, piece: Piece, position: Position) -> None:
-    """Merge the changes of one piece into the replica, recording ``position``."""
+    """Merge the changes of one piece into the replica, and record ``position``."""
     if piece.is_before_key:
         changes = leave_out_keyless(changes, piece, table, "changes")
     summary = checked_summary(changes, piece, table)
@@ -202,7 +209,7 @@ def _merge_piece(spark: SparkSession, path: Path, table: Table, changes: DataFra
 
 
 def _laid_out(rows: DataFrame, columns: Sequence[str], summary: Summary, optional: Sequence[str]) -> DataFrame:
-    """Return reduced rows, with nothing to merge them into, as rows of a replica that has the ``optional`` columns."""
+    """Return reduced rows as the rows of a new replica with the ``optional`` columns."""
     rows = rows.where(~F.col("_cdc_gone"))
     unknown = F.array_union("_cdc_missing", "_cdc_moved")
     needed = {"_cdc_exact": bool(summary.exact), "_cdc_unchanged": False}
@@ -214,7 +221,7 @@ def _laid_out(rows: DataFrame, columns: Sequence[str], summary: Summary, optiona
 
 
 def _fill_moved(rows: DataFrame, current: DataFrame, piece: Piece, summary: Summary) -> DataFrame:
-    """Give rows that came from another key the values that the replica has under that key."""
+    """Give rows whose key has changed the values that the replica has for their old key."""
     has_texts = "_cdc_exact" in current.columns
     origin = current.select(
         reduction.key_struct(current, piece.columns).alias("_cdc_at"),
@@ -234,7 +241,7 @@ def _fill_moved(rows: DataFrame, current: DataFrame, piece: Piece, summary: Summ
 
 
 def _absent(rows: DataFrame, names: Sequence[str]) -> Column:
-    """Return those of the columns of which a replica's row has neither a value nor an exact text."""
+    """Return an expression for the columns in which a replica's row has neither a value nor an exact text."""
     return F.expr(_absent_sql(rows, names))
 
 
@@ -248,15 +255,15 @@ def _absent_sql(rows: DataFrame, names: Sequence[str], row: str = "") -> str:
 
 
 def _exact_sql(exact: str, before: str, names: str) -> str:
-    """Return, as SQL, a row's exact texts with those that it had before of the columns ``names``, an array."""
+    """Return SQL for a row's exact texts, and the texts that it had ``before`` in the columns ``names`` (an array)."""
     kept = f"map_filter({before}, (name, _) -> array_contains({names}, name))"
     return f"IF(size({kept}) > 0, map_concat(coalesce({exact}, CAST(map() AS MAP<STRING, STRING>)), {kept}), {exact})"
 
 
 def _has_unknown(rows: DataFrame, current: DataFrame, piece: Piece, later: Sequence[str]) -> bool:
-    """Tell whether some value is neither in the changes nor in the replica.
+    """Tell whether some unsent value is neither in the changes nor in the replica.
 
-    A row that the replica has, it has with all columns but the ``later`` ones: only those are looked at, they may be large.
+    A row of the replica has values in all columns except perhaps the ``later`` ones. So only these are read; values may be large.
     """
     is_moved = F.size("_cdc_moved") > 0
     incomplete = rows.where((F.size("_cdc_missing") > 0) | is_moved).select("_cdc_key", "_cdc_missing", "_cdc_moved")
@@ -278,10 +285,10 @@ def _run_merge(
     summary: Summary,
     position: Position,
 ) -> list[Row]:
-    """Merge reduced rows into the replica, recording ``position``; return what MERGE reports, nothing if it was done before."""
+    """Merge reduced rows into the replica, and record ``position``. Returns MERGE's report; empty if it was done before."""
     keys = reduction.key_sql(current.schema, piece.columns, "t.", "t._cdc_exact")
     terms = [f"{key} = s._cdc_key.k{index}" for index, key in enumerate(keys)]
-    # Delta leaves out files by what is said of the target alone.
+    # Delta skips files only by conditions on the target table. So add the range of each key column.
     terms += [f"{keys[i]} BETWEEN {of_key[0]} AND {of_key[1]}" for i, of_key in enumerate(summary.ranges) if of_key is not None]
     condition = " AND ".join(terms)
     inserted = {name: f"s.{quote(name)}" for name in columns}

@@ -1,6 +1,6 @@
-"""Changes of a table cut into pieces, each of which a replica takes at once: where the key, or the table behind the name, changes.
+"""Cuts the changes of a table into pieces with one key each. A replica takes a piece in one step. No Spark.
 
-What identifies a row is in the table's versions (schema/table.py). No Spark.
+A cut is where the key changes, or where another table gets the name, according to the table's versions (schema/table.py).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["Key", "Piece", "cut_pieces"]
 
 Key = tuple[tuple[str, ...], ...]
-"""For each column of the key the changelog's columns that hold it, one for each type that it has had."""
+"""For each column of the key, the changelog's columns with its values: one for each type that it has had."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Changes that share one key: those with ``after_lsn`` < end LSN <= ``until_lsn``, in whole transactions.
+    """Changes with one key: those of the transactions with ``after_lsn`` < end LSN <= ``until_lsn``.
 
-    Or, where the key changes amid a transaction, those of that one with ``first_ordinal`` <= ordinal < ``end_ordinal``.
+    If the key changes within a transaction: the changes of this transaction with ``first_ordinal`` <= ordinal < ``end_ordinal``.
     """
 
     key: tuple[str, ...]
@@ -32,32 +32,32 @@ class Piece:
     after_lsn: int
     until_lsn: int
     is_new_table: bool
-    """Whether the rows so far are those of another table, which had this one's name before."""
+    """Whether the rows so far belong to another table, which had this name before."""
     first_ordinal: int = 0
     end_ordinal: int | None = None
     fills: tuple[Fill, ...] = ()
-    """What is done with the rows so far."""
+    """The fills to apply to the rows so far."""
     is_before_key: bool = False
-    """Whether these are from a time without a key."""
+    """Whether these changes are from before the table had a key."""
     is_new_key: bool = False
-    """Whether the rows so far may have no value for the key."""
+    """Whether the rows so far may lack a value for the key."""
     has_all: bool = False
-    """Whether a snapshot came before: then the replica has every row that these changes can be of."""
+    """Whether a snapshot came before. Then the replica has every row that these changes can affect."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is nothing to it but changes that share one key, each column of it of one type."""
+        """Whether these are only changes with one key, each column of which has one type."""
         is_whole = not self.first_ordinal and self.end_ordinal is None
         has_one_type = all(len(names) == 1 for names in self.columns)
         return is_whole and has_one_type and not (self.is_new_table or self.is_new_key or self.fills or self.is_before_key)
 
 
 def cut_pieces(versions: Sequence[Version], after_lsn: int, until_lsn: int) -> Iterator[Piece]:
-    """Cut the changes in (after_lsn, until_lsn] where the key or the table behind the name changes.
+    """Cut the changes in (after_lsn, until_lsn] where the key changes, or where another table gets the name.
 
-    Changes from a time without a key are reduced by the key that the table got later; until it gets one, they wait.
+    Changes from before the table had a key use the key that it got later. If it has none yet, they are left for later.
     """
-    # Transactions amid which the key changes are by themselves: a replica is at the end of a transaction, not within one.
+    # Cut before and after a transaction in which the key changes, because a replica's position is always the end of a transaction.
     mixed = sorted({version.end_lsn for version in versions if version.ordinal})
     edges = sorted({after_lsn, until_lsn, *(edge for lsn in mixed for edge in (lsn - 1, lsn) if after_lsn < edge < until_lsn)})
     for start_lsn, end_lsn in pairwise(edges):
@@ -65,7 +65,7 @@ def cut_pieces(versions: Sequence[Version], after_lsn: int, until_lsn: int) -> I
 
 
 def _pieces_between(versions: Sequence[Version], after_lsn: int, until_lsn: int) -> Iterator[Piece]:
-    """Cut changes among which either no key changes amid a transaction, or which are one transaction."""
+    """Cut changes that are a single transaction, or in which no key changes within a transaction."""
     for index, version in enumerate(versions):
         following = versions[index + 1 :]
         keyed = next((v for v in (version, *following) if v.key and v.relation_id == version.relation_id), None)
@@ -93,12 +93,12 @@ def _pieces_between(versions: Sequence[Version], after_lsn: int, until_lsn: int)
 
 
 def _is_new_key(before: Version, version: Version) -> bool:
-    """Tell whether rows under the version before may have no value for this one's key."""
+    """Tell whether rows of the previous version may lack a value for this version's key."""
     return before.key != version.key or any(fill.column in version.columns for fill in version.fills)
 
 
 def _key_columns(versions: Sequence[Version], version: Version) -> Key:
-    """Return, per column of the version's key, the changelog's columns that have held it, this version's first."""
+    """Return, for each column of the version's key, the changelog's columns that have had its values, this version's first."""
     found = []
     for name, column in zip(version.key, version.columns, strict=True):
         same = [dict(zip(v.key, v.columns, strict=True)).get(name) for v in reversed(versions)]

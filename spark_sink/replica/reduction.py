@@ -1,17 +1,18 @@
-"""Changes of one table reduced to one row per key: data frames in, a data frame out. Writes nothing.
+"""Reduces the changes of one table to one row per key: data frames in, a data frame out. Writes nothing.
 
-The rules are in replica/merge.py. A change is a row of a changelog, or of a replica: an update at LSN 0. A reduced row has
+The rules are in replica/merge.py. A change is a row of a changelog. A row of a replica counts as an update at LSN 0. A reduced row
+has
 
     _cdc_key       struct k0, k1, ...: the key, for matching
     _cdc_gone      whether the key has no row any more
     the columns    their values
-    _cdc_exact     the texts of values that their columns can't hold, null if there are none
-    _cdc_missing   names of the columns whose value is in none of the changes: the row under the same key had it before
-    _cdc_moved     the same, where the row was under another key before, ``_cdc_origin``
+    _cdc_exact     the texts of values that their columns can't hold; null if there are none
+    _cdc_missing   names of the columns whose value is in none of the changes: the replica's row with the same key has it
+    _cdc_moved     the same for a row whose key has changed: the replica's row with the key ``_cdc_origin`` has it
 
-An *incarnation* is the time from a row's coming under a key (by insert, by an update of the key, or before the first of
-these changes) until its going. What an update did not send is looked for in the changes of the same incarnation, then in
-the incarnation before the change of the key, and so on.
+An *incarnation* is the time during which one row has one key. It begins with an insert, with an update of the key, or before the
+first of these changes. The value of an unsent column is searched in the changes of the same incarnation, then in the incarnation
+before the change of the key, and so on.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ __all__ = [
 
 _POSITION = ("_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal")
 INEXACT = ("date", "timestamp", "timestamp_ntz", "decimal", "array")
-"""PostgreSQL knows values of these that Spark does not (infinity, BC, NaN, a matrix): in a key they are matched as text."""
+"""Types with values that only PostgreSQL has (infinity, BC, NaN, a matrix). In a key their values are compared as text."""
 
 _INTEGERS = ("byte", "short", "integer", "long")
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What has to be known of some changes to reduce them, found by a pass or two over a few of their columns."""
+    """Facts about some changes that `reduce` needs. One or two passes over a few of their columns find them."""
 
     count: int
     truncated_at: tuple[int, int, int] | None
@@ -70,13 +71,13 @@ class Summary:
     has_partial_moves: bool
     """Whether an update changed a key and did not send a column."""
     exact: tuple[str, ...]
-    """The columns of which some value stands in ``_cdc_exact``."""
+    """The columns with a value in ``_cdc_exact``."""
     keyless: int
     """How many changes lack a value of the key."""
     growth: int
-    """How many rows more there are after the changes, if none is a TRUNCATE: by what they are, whatever their keys."""
+    """The number of inserts minus the number of deletes, if there is no TRUNCATE."""
     ranges: tuple[tuple[int, int] | None, ...] = ()
-    """For each column of the key the least and the greatest value that occurs, if it is an integer."""
+    """For each column of the key its least and its greatest value, if it is an integer."""
 
 
 def data_columns(schema: StructType) -> list[str]:
@@ -85,12 +86,12 @@ def data_columns(schema: StructType) -> list[str]:
 
 
 def exact_names() -> Column:
-    """Return, as an aggregate, the columns of which some value stands in ``_cdc_exact``, old rows' as ``_cdc_old.NAME``."""
+    """Return an aggregate for the columns with a value in ``_cdc_exact``. Those of old rows have names like ``_cdc_old.NAME``."""
     return F.array_sort(F.array_distinct(F.flatten(F.collect_set(F.map_keys("_cdc_exact")))))
 
 
 def _is_text(schema: StructType, names: tuple[str, ...]) -> bool:
-    """Tell whether one column of a key is matched as text: it has had several types, or an inexact one."""
+    """Tell whether a column of a key is compared as text, because it has had several types, or an inexact one."""
     return len(names) > 1 or schema[names[0]].dataType.typeName() in INEXACT
 
 
@@ -99,9 +100,9 @@ def _is_integer(schema: StructType, names: tuple[str, ...]) -> bool:
 
 
 def key_sql(schema: StructType, key: Key, row: str = "", exact: str = "_cdc_exact", exact_prefix: str = "") -> list[str]:
-    """Return the columns of a row's key as SQL, comparable with the fields of ``_cdc_key``.
+    """Return SQL for the columns of a row's key, to compare with the fields of ``_cdc_key``.
 
-    ``row`` is what its columns are qualified with, as ``t.``; ``exact`` the map of its exact texts.
+    ``row`` qualifies its columns, like ``t.``. ``exact`` is the map of its exact texts.
     """
     found = []
     for names in key:
@@ -126,13 +127,13 @@ def _struct(fields: Sequence[str]) -> Column:
 
 
 def key_struct(rows: DataFrame, key: Key) -> Column:
-    """Return the key of a replica's rows, comparable with ``_cdc_key``."""
+    """Return an expression for the key of a replica's rows, to compare with ``_cdc_key``."""
     return _struct(key_sql(rows.schema, key))
 
 
 def _with_keys(changes: DataFrame, key: Key) -> DataFrame:
     """Add ``_cdc_new_key``, ``_cdc_old_key`` (structs) and ``_cdc_is_move``."""
-    # Of the old key or row; of a delete, whose row is the old one, also where that is not sent apart.
+    # The old key comes from the old key or row. A delete's row itself is the old one, even if the server sent no separate old row.
     new, old = _struct(key_sql(changes.schema, key)), _struct(key_sql(changes.schema, key, OLD_PREFIX, exact_prefix=OLD_PREFIX))
     return changes.withColumns(
         {
@@ -144,13 +145,13 @@ def _with_keys(changes: DataFrame, key: Key) -> DataFrame:
 
 
 def touched_keys(changes: DataFrame, key: Key) -> DataFrame:
-    """Return every key that the changes add, change or end, once, as ``_cdc_touched``, comparable with `key_struct`."""
+    """Return every key that the changes affect, once, in the column ``_cdc_touched``, to compare with `key_struct`."""
     both = F.array_compact(F.array("_cdc_old_key", "_cdc_new_key"))
     return _with_keys(changes, key).select(F.explode(both).alias("_cdc_touched")).distinct()
 
 
 def _lacks_key(key: Key) -> Column:
-    """Tell whether a change that `_with_keys` gave lacks a value of the key."""
+    """Return an expression: whether a change from `_with_keys` lacks a value of the key."""
     used = F.when(F.col("_cdc_op") == "delete", F.col("_cdc_old_key")).otherwise(F.col("_cdc_new_key"))
     lacks = fold(lambda a, b: a | b, (used.getField(f"k{i}").isNull() for i in range(len(key))))
     return (F.col("_cdc_op") != "truncate") & lacks
@@ -162,13 +163,13 @@ def with_key(changes: DataFrame, key: Key) -> DataFrame:
 
 
 def summarize(changes: DataFrame, key: Key) -> Summary:
-    """Find what ``reduce`` has to know of the changes."""
+    """Find the facts about the changes that ``reduce`` needs."""
     keyed = _with_keys(changes, key)
     leaves_out = F.size(F.coalesce(F.col("_cdc_unchanged"), F.array())) > 0
     integers = [index for index, names in enumerate(key) if _is_integer(changes.schema, names)]
     values = {i: [F.col(side).getField(f"k{i}") for side in ("_cdc_new_key", "_cdc_old_key")] for i in integers}
     begins, ends = F.col("_cdc_op").isin("insert", "snapshot") | (F.col("_cdc_end_lsn") == 0), F.col("_cdc_op") == "delete"
-    # Numbers and flags alone, which Spark counts by the million; lists of names take it several times as long.
+    # Only numbers and flags in this pass: Spark aggregates them fast. Lists of names take several times as long.
     row = keyed.agg(
         F.count("*").alias("count"),
         F.count_if(F.col("_cdc_op") == "truncate").alias("truncates"),
@@ -197,7 +198,7 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
 
 
 def _names(changes: DataFrame) -> tuple[tuple[int, int, int] | None, tuple[str, ...], tuple[str, ...]]:
-    """Return of a summary the position of the last TRUNCATE, and the names of columns: of those not sent, of those with texts."""
+    """Return parts of a summary: the position of the last TRUNCATE, the names of unsent columns and of columns with exact texts."""
     row = changes.agg(
         F.max(F.when(F.col("_cdc_op") == "truncate", F.struct(*_POSITION))).alias("truncated_at"),
         F.array_sort(F.array_distinct(F.flatten(F.collect_set("_cdc_unchanged")))).alias("unchanged"),
@@ -222,11 +223,11 @@ def reduce(changes: DataFrame, key: Key, columns: Sequence[str], summary: Summar
     if summary.has_partial_moves:
         return _reduce_chains(events, columns, summary)
 
-    # No incarnation begins with an update that moved it and left something out: a value that the changes of a key know is
-    # of its last incarnation, or the key is gone.
+    # Here no incarnation begins with an update that changed the key and left a column out. So a value in the changes of a key
+    # belongs to its last incarnation, or the key has no row any more.
     row = _row(columns, summary)
     known = _known(summary.unchanged)
-    # Grouped by its fields: Spark sorts rows for this, and by a struct slower.
+    # Group by the fields of the key: Spark sorts rows for this, and sorts more slowly by a struct.
     fields = {f"_cdc_key_{i}": F.col("_cdc_key").getField(f"k{i}") for i in range(len(key))}
     reduced = (
         events.withColumns(fields)
@@ -241,7 +242,7 @@ def reduce(changes: DataFrame, key: Key, columns: Sequence[str], summary: Summar
 
 
 def _events(keyed: DataFrame, summary: Summary) -> DataFrame:
-    """Return what happens to each key: ``_cdc_key``, ``_cdc_position``, ``_cdc_gone``, ``_cdc_origin`` (of a move)."""
+    """Return an event for each key in a change: ``_cdc_key``, ``_cdc_position``, ``_cdc_gone``, ``_cdc_origin`` (the old key)."""
     events = keyed.where(F.col("_cdc_op") != "truncate").withColumn("_cdc_position", F.struct(*_POSITION))
     gone = F.col("_cdc_op") == "delete"
     if not summary.has_moves:
@@ -269,7 +270,7 @@ def _events(keyed: DataFrame, summary: Summary) -> DataFrame:
 
 
 def _row(columns: Sequence[str], summary: Summary) -> Column:
-    """Return what the last change of a key decides."""
+    """Return an expression for the parts of a row that the last change of a key decides."""
     exact = F.lit(None).cast("map<string,string>")
     if summary.exact:
         exact = F.map_filter("_cdc_exact", lambda name, _: ~name.startswith(OLD_PREFIX))
@@ -278,19 +279,19 @@ def _row(columns: Sequence[str], summary: Summary) -> Column:
 
 
 def _known(unchanged: Sequence[str]) -> list[tuple[str, Column]]:
-    """Return, per column that an update may leave out, the position of the event where that event has a value for it."""
+    """Return for each column that updates may leave out: the position of an event that has a value for it, else null."""
     left_out = F.coalesce(F.col("_cdc_unchanged"), F.array().cast("array<string>"))
     return [(name, F.when(~F.col("_cdc_gone") & ~F.array_contains(left_out, name), F.col("_cdc_position"))) for name in unchanged]
 
 
 def _held(name: str, summary: Summary) -> Column:
-    """Return what a change has for a column that others leave out: its value, and its exact text if any change has one."""
+    """Return a struct with a change's value of a column that other changes leave out, and its exact text if any change has one."""
     texts = [F.col("_cdc_exact").getItem(name).alias("_cdc_text")] if name in summary.exact else []
     return F.struct(quote(name), *texts)
 
 
 def _with_texts(exact: Column, texts: Mapping[str, Column]) -> Column:
-    """Return a row's exact texts with those of some columns in place of its own, null if there are none."""
+    """Return a row's exact texts, with ``texts`` replacing those of some columns; null if there are none."""
     own = F.map_filter(F.coalesce(exact, F.create_map().cast("map<string,string>")), lambda name, _: ~name.isin(*texts))
     pairs = [part for name, text in texts.items() for part in (F.lit(name), text)]
     merged = F.map_concat(own, F.map_filter(F.create_map(*pairs), lambda _, text: text.isNotNull()))
@@ -298,7 +299,10 @@ def _with_texts(exact: Column, texts: Mapping[str, Column]) -> Column:
 
 
 def _finish(reduced: DataFrame, columns: Sequence[str], summary: Summary) -> DataFrame:
-    """Lay out reduced rows: ``_cdc_row`` is the last change, ``_cdc_known_N`` what is known of the N-th unsent column."""
+    """Put reduced rows into their final layout.
+
+    ``_cdc_row`` is the last change, ``_cdc_known_N`` the value of the N-th unsent column.
+    """
     row = F.col("_cdc_row")
     known = {name: F.col(f"_cdc_known_{i}") for i, name in enumerate(summary.unchanged)}
     exact = row.getField("_cdc_exact")
@@ -331,7 +335,7 @@ def _finish(reduced: DataFrame, columns: Sequence[str], summary: Summary) -> Dat
 
 
 def _reduce_chains(events: DataFrame, columns: Sequence[str], summary: Summary) -> DataFrame:
-    """Reduce changes among which an update changed a key and left a column out."""
+    """Reduce changes if an update among them changed a key and left a column out."""
     unchanged = summary.unchanged
     names = [f"_cdc_known_{i}" for i in range(len(unchanged))]
     begins = ~F.col("_cdc_gone") & (F.col("_cdc_op").isin("insert", "snapshot") | F.col("_cdc_origin").isNotNull())
@@ -344,9 +348,10 @@ def _reduce_chains(events: DataFrame, columns: Sequence[str], summary: Summary) 
         F.max_by("_cdc_origin", F.when(begins, F.col("_cdc_position"))).alias("_cdc_parent"),
         *(F.max_by(_held(name, summary), at).alias(names[i]) for i, (name, at) in enumerate(_known(unchanged))),
     )
-    # One that did not begin here was there before, under its own key. One that began by insert has every value.
+    # An incarnation without a begin in these changes was there before, with its own key. One that began with an insert has all
+    # values.
     incarnations = incarnations.withColumn("_cdc_origin", F.when(F.col("_cdc_begin").isNull(), F.col("_cdc_key")))
-    # From the second round on each knows what its parent knew: chains of any length take a logarithm of rounds.
+    # Each round doubles the length of the chains that are resolved. So the number of rounds is the logarithm of the longest chain.
     incarnations = incarnations.withColumn("_cdc_parent_end", F.when(F.col("_cdc_parent").isNotNull(), F.col("_cdc_begin")))
     incarnations = incarnations.localCheckpoint()
     while not incarnations.where(F.col("_cdc_parent").isNotNull()).isEmpty():

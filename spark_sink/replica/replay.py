@@ -1,7 +1,7 @@
-"""Replays a changelog: the rows that its changes leave, of all of them or going on from a replica's rows. Writes nothing.
+"""Replays a changelog: returns the rows after its changes, from the beginning or from a replica's rows. Writes nothing.
 
-The rules are those of merge.py. The changes are taken piece by piece (pieces.py): each is reduced (reduction.py) together with the
-rows so far that it touches.
+The rules are those of merge.py. Changes are taken piece by piece (pieces.py). Each piece is reduced (reduction.py) together with
+the rows so far whose keys it contains.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["LAST_LSN", "as_changes", "changes_of", "replay", "without_unneeded"]
 
 LAST_LSN: Final = (1 << 63) - 1
-"""No change of a changelog has a greater one: Spark's bigint has no more."""
+"""The greatest LSN of a change: that of Spark's bigint."""
 
 
 def replay(
@@ -41,12 +41,13 @@ def replay(
     until_lsn: int = LAST_LSN,
     is_checked: bool = False,
 ) -> DataFrame:
-    """Return the rows that the changes in (after_lsn, until_lsn] leave, in the changelog's layout (`without_unneeded`).
+    """Return the rows after the changes in (after_lsn, until_lsn], in the changelog's layout (see `without_unneeded`).
 
-    ``base`` are the rows of the replica as it stood at ``after_lsn``; those that no change touches are passed on as they are.
-    With ``is_checked`` the rows are counted (`check_growth`), for which they are made at once; changes from before the
-    key always are, because nothing kept their rows apart.
-    It begins with the last snapshot, if there is one. WarehouseError if changes that it needs have been purged.
+    ``base`` has the replica's rows at ``after_lsn``. Rows whose keys are in no change are passed on unchanged. The replay begins
+    with the last snapshot, if there is one. With ``is_checked`` the rows are computed at once and counted (`check_growth`). Changes
+    from before the table had a key are always counted, because nothing kept their rows apart.
+
+    Raises WarehouseError if changes that it needs have been purged.
     """
     taken = changes.where((F.col("_cdc_op") == "snapshot") & F.col("_cdc_end_lsn").between(after_lsn + 1, until_lsn))
     snapshot_lsn = taken.agg(F.max("_cdc_end_lsn")).collect()[0][0]
@@ -58,7 +59,7 @@ def replay(
         part = changes_of(changes, piece)
         untouched = None
         if rows is not None:
-            # Otherwise each piece's plan holds those of all before it, several times.
+            # Otherwise the plan of each piece contains the plans of all pieces before it, several times.
             rows = rows.localCheckpoint()
         if rows is not None and not piece.is_new_table:
             if piece.fills:
@@ -71,12 +72,12 @@ def replay(
         rows = as_changes(_rows_left(part, piece, table, is_checked=is_checked), changes.schema)
         if untouched is not None:
             rows = rows.unionByName(untouched)
-    # Without any change that counts the table is empty.
+    # If no change counts, the table is empty.
     return as_changes(changes.limit(0), changes.schema) if rows is None else rows
 
 
 def _check_kept(warehouse: Warehouse, table: Table, changes: DataFrame, after_lsn: int, until_lsn: int) -> None:
-    """Raise WarehouseError if changes in (after_lsn, until_lsn] have been purged, unless a TRUNCATE ends all that came of them."""
+    """Raise WarehouseError if changes in (after_lsn, until_lsn] have been purged, unless a later TRUNCATE ends all their rows."""
     purged_lsn = warehouse.purged_lsn(table)
     if after_lsn < purged_lsn:
         is_kept = F.col("_cdc_end_lsn").between(purged_lsn + 1, until_lsn)
@@ -85,7 +86,7 @@ def _check_kept(warehouse: Warehouse, table: Table, changes: DataFrame, after_ls
 
 
 def _split(rows: DataFrame, changes: DataFrame, piece: Piece) -> tuple[DataFrame, DataFrame | None]:
-    """Divide rows into those with a key that some change touches, and the others; a TRUNCATE touches all."""
+    """Divide rows into those whose key is in some change, and the others. A TRUNCATE affects all rows."""
     if not changes.where(F.col("_cdc_op") == "truncate").isEmpty():
         return rows, None
     touched = reduction.touched_keys(changes, piece.columns)
@@ -97,7 +98,7 @@ def _split(rows: DataFrame, changes: DataFrame, piece: Piece) -> tuple[DataFrame
 
 
 def changes_of(changes: DataFrame, piece: Piece) -> DataFrame:
-    """Return those of a changelog's changes that are in a piece."""
+    """Return the changes of a changelog that belong to a piece."""
     wanted = (F.col("_cdc_end_lsn") > piece.after_lsn) & (F.col("_cdc_end_lsn") <= piece.until_lsn)
     if piece.first_ordinal:
         wanted &= F.col("_cdc_ordinal") >= piece.first_ordinal
@@ -107,7 +108,7 @@ def changes_of(changes: DataFrame, piece: Piece) -> DataFrame:
 
 
 def _rows_left(changes: DataFrame, piece: Piece, table: Table, *, is_checked: bool) -> DataFrame:
-    """Return the rows that some changes leave."""
+    """Return the rows after the changes of a piece."""
     if piece.is_before_key:
         changes = leave_out_keyless(changes, piece, table, "changes")
     summary = checked_summary(changes, piece, table)
@@ -120,7 +121,10 @@ def _rows_left(changes: DataFrame, piece: Piece, table: Table, *, is_checked: bo
 
 
 def as_changes(rows: DataFrame, schema: StructType) -> DataFrame:
-    """Return a replica's or reduced rows in a changelog's layout, as updates before every change: what is unknown stays unsent."""
+    """Return a replica's rows, or reduced rows, in a changelog's layout, as updates before every change.
+
+    Unknown values stay marked as unsent.
+    """
     first = {"_cdc_op": F.lit("update"), "_cdc_epoch": F.lit(0), "_cdc_end_lsn": F.lit(0), "_cdc_ordinal": F.lit(0)}
     names = (*reduction.data_columns(schema), *OPTIONAL)
     kept = {name: F.col(quote(name)) for name in names if name in rows.columns} | first
@@ -128,7 +132,7 @@ def as_changes(rows: DataFrame, schema: StructType) -> DataFrame:
 
 
 def without_unneeded(rows: DataFrame) -> DataFrame:
-    """Leave of a changelog's layout the table's columns, and those of ``_cdc_exact`` and ``_cdc_unchanged`` that say something."""
+    """Return only the table's columns, and ``_cdc_exact`` and ``_cdc_unchanged`` if they are not empty in all rows."""
     unknown = F.when(F.size("_cdc_unchanged") > 0, F.col("_cdc_unchanged"))
     exact = F.when(F.size("_cdc_exact") > 0, F.col("_cdc_exact"))
     used = rows.agg(F.count(exact).alias("_cdc_exact"), F.count(unknown).alias("_cdc_unchanged")).collect()[0]

@@ -1,17 +1,18 @@
-"""Merges without Spark: this process brings ordinary changes, not too many of them, to a Delta replica.
+"""Merges ordinary changes into a Delta replica without Spark, in this process.
 
-A MERGE of Spark's costs a second of a core whatever it merges, and with a hundred tables that is what limits. Here the changes are
-read from the changelog's files and reduced to the last one of each key; the replica's files are rewritten (delta/rewrite.py) in one
-commit, which records the position.
+Spark's MERGE takes a second of a core, however few changes it merges. With a hundred tables this would be the limit. This module
+reads the changes from the changelog's files, reduces them to the last one of each key, and rewrites the replica (delta/rewrite.py)
+in one commit, which also records the position. The rules are those of replica/merge.py.
 
-The rules are those in replica/merge.py. For what is not ordinary `merge_without_spark` changes nothing and returns False: Spark
-does the merge. The same goes for a log or a file that makes any of this fail, as others write to these tables, too. Not ordinary is
+For unusual changes `merge_without_spark` writes nothing and returns False; Spark does the merge. It does the same after any error,
+because other programs may have written something unexpected to these tables. Unusual are
 
-- what needs to know more of the rows than their keys, like an update that changed a key and left a column out;
-- what changes the replica's columns;
-- values that are exact texts;
-- a TRUNCATE;
-- keys that PostgreSQL and Arrow may compare otherwise.
+- changes that need other columns of the present rows, like an update that changed a key and left a column out;
+- changes that need other columns of the replica;
+- values with exact texts;
+- a TRUNCATE, or a snapshot;
+- keys of types that PostgreSQL and Arrow may compare in different ways;
+- large numbers of changes.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ __all__ = ["merge_without_spark"]
 _logger = logging.getLogger(__name__)
 
 _MOST_BYTES: Final = 256 << 20
-"""So much, uncompressed, is read at most of changes: some times as much is in memory."""
+"""The most bytes of changes, uncompressed, that are read. A multiple of this is in memory."""
 _MERGES: Final = RetryPolicy(attempts=3)
 
 _KEY_TYPES: Final = {
@@ -71,23 +72,23 @@ _KEY_TYPES: Final = {
 
 
 class _NotOrdinaryError(Exception):
-    """These changes, or this replica, are left to Spark."""
+    """The changes or the replica are unusual: Spark has to do the merge."""
 
 
 _EXPECTED: Final = (_NotOrdinaryError, UnsupportedError, OSError)
-"""The text of another error may have a row's values."""
+"""Errors whose text may be logged. The text of another error may contain values of a row."""
 
 
 def merge_without_spark(warehouse: Warehouse, table: Table, piece: Piece, position: Position) -> bool:
-    """Merge a plain piece of changes into a Delta replica, which is at ``position`` then. A replica that is not there is made.
+    """Merge a plain piece of changes into a Delta replica, and record ``position``. Creates the replica if it does not exist.
 
-    Return False, with nothing changed, for what is not ordinary. Nobody else merges meanwhile.
+    Returns False, and writes nothing, if the changes are unusual. Nobody else may merge meanwhile.
     """
     try:
         _MERGES.call(lambda: _merge(warehouse, table, piece, position), ChangedError)
     except CdcpipeError:
         raise
-    except Exception as ex:  # noqa: BLE001 - whatever others have written into a table, Spark knows more of it
+    except Exception as ex:  # noqa: BLE001 - other programs may have written anything to the table; Spark knows more cases
         _logger.debug("%s is left to Spark: %s", table, ex if isinstance(ex, _EXPECTED) else repr(type(ex)))
         return False
     return True
@@ -111,15 +112,15 @@ def _merge(warehouse: Warehouse, table: Table, piece: Piece, position: Position)
 
 
 def _check_columns(log: TableLog, present: StructType, wanted: StructType, last: _Last) -> None:
-    """Raise _NotOrdinaryError unless the replica has the columns that are wanted, and a value for each that was not sent."""
+    """Raise _NotOrdinaryError unless the replica has the wanted columns, and a value for each unsent column."""
     types = {field.name: field.dataType for field in present}
     if any(types.get(field.name) != field.dataType for field in wanted):
-        raise _NotOrdinaryError("columns that the replica has not, or has with another type")
-    # A row may lack what it has in a column that came later, or have it as an exact text.
+        raise _NotOrdinaryError("columns that the replica lacks, or has with another type")
+    # In a column that was added later, a row may lack its value, or have it as an exact text.
     if last.known and (
         not last.known.keys() <= set(first_columns(log.metadata.get("configuration", {}))) or OPTIONAL.keys() & types.keys()
     ):
-        raise _NotOrdinaryError("columns that were not sent, and may not be known")
+        raise _NotOrdinaryError("columns that were not sent, and whose values the replica may lack")
 
 
 # --- the changes ---
@@ -127,10 +128,10 @@ def _check_columns(log: TableLog, present: StructType, wanted: StructType, last:
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
-    """Changes in the order of their positions."""
+    """Changes, ordered by their positions."""
 
     columns: dict[str, pa.Array]
-    """The table's own."""
+    """The table's own columns."""
     op: pa.Array
     old_key: list[pa.Array]
     has_old: Flags
@@ -141,12 +142,12 @@ class _Changes:
 
     @property
     def growth(self) -> int:
-        """How many rows more there are after them, by what they are."""
+        """The number of inserts minus the number of deletes."""
         return int(_equal(self.op, "insert").sum()) - int(_equal(self.op, "delete").sum())
 
 
 class _Changelog:
-    """A changelog."""
+    """Reads changes from a changelog's files."""
 
     def __init__(self, log: TableLog) -> None:
         if log.version < 0:
@@ -160,7 +161,7 @@ class _Changelog:
     def read(self, key: Sequence[str], after_lsn: int, until_lsn: int) -> _Changes:
         """Read the changes in (after_lsn, until_lsn]."""
         position, old = self._fields["_cdc_end_lsn"].name, self._fields["_cdc_old"]
-        # Of old rows the key alone.
+        # Of an old row read only the key.
         names = self._schema["_cdc_old"].dataType.names
         children = [old.type.field(names.index(name)) for name in key]
         old_key = pa.field(old.name, pa.struct(children))
@@ -207,20 +208,20 @@ def _sorted(rows: dict[str, pa.Array]) -> dict[str, pa.Array]:
 
 @dataclass(frozen=True, slots=True)
 class _Last:
-    """What the changes leave, by key."""
+    """The result of the changes for each key."""
 
     keys: pa.Table
-    """A row per key, columns ``k0``, ``k1``, …"""
+    """One row for each key, with the columns ``k0``, ``k1``, …"""
     row: Numbers
-    """The number of its last change."""
+    """For each key, the number of its last change."""
     is_live: Flags
-    """Whether there is a row then."""
+    """For each key, whether it has a row then."""
     known: dict[str, Numbers]
-    """For each column that some update did not send, the number of the last change that has its value, -1 for none."""
+    """For each column that some update did not send: for each key, the number of the last change with its value; -1 for none."""
 
 
 def _reduce(changes: _Changes, key: Sequence[str]) -> _Last:
-    """Find the last change of each key; one that changes the key is the end of the old one."""
+    """Find the last change of each key. A change of the key ends the old key."""
     count = len(changes)
     is_delete = _equal(changes.op, "delete")
     new = [changes.columns[name] for name in key]
@@ -234,7 +235,7 @@ def _reduce(changes: _Changes, key: Sequence[str]) -> _Last:
         keys = [pa.concat_arrays([values, old.take(moved)]) for values, old in zip(keys, changes.old_key, strict=True)]
     row = np.concatenate([np.arange(count), moves])
     is_gone = np.concatenate([is_delete, np.ones(len(moves), dtype=bool)])
-    # The last event of a key decides; no two of one key have the same number.
+    # The last event of a key decides. Two events of one key never have the same number.
     event = 2 * row + ~is_gone
     known = _known(changes, row, is_gone, moves)
     table = {f"k{index}": values for index, values in enumerate(keys)}
@@ -268,7 +269,7 @@ def _moves(changes: _Changes, new: Sequence[pa.Array]) -> Numbers:
 
 
 def _known(changes: _Changes, row: Numbers, is_gone: Flags, moves: Numbers) -> dict[str, pa.Array]:
-    """Return, for each column that some update did not send, the number of an event's change, null where it was not sent."""
+    """Return, for each column that some update did not send, the number of each event's change; null if that did not send it."""
     if changes.unchanged.null_count == len(changes):
         return {}
     parents = pc.list_parent_indices(changes.unchanged).to_numpy()
@@ -283,11 +284,11 @@ def _known(changes: _Changes, row: Numbers, is_gone: Flags, moves: Numbers) -> d
     return found
 
 
-# --- the rows that they leave ---
+# --- the new rows ---
 
 
 def _new_rows(changes: _Changes, last: _Last, target: Rewrite, found: Sequence[Found]) -> dict[str, pa.Array]:
-    """Return the rows that the changes leave, sorted by key: so whoever looks for one has few row groups to read."""
+    """Return the rows after the changes, sorted by key, so that a search for a key reads few row groups."""
     live = np.flatnonzero(last.is_live)
     order = pc.sort_indices(last.keys.take(pa.array(live)), sort_keys=[(name, "ascending") for name in last.keys.column_names])
     groups = live[order.to_numpy()]
@@ -302,6 +303,6 @@ def _new_rows(changes: _Changes, last: _Last, target: Rewrite, found: Sequence[F
                 at[each.keys[is_wanted]] = count + np.arange(len(parts[-1]))
                 count += len(parts[-1])
         if (at[groups] < 0).any():
-            raise _NotOrdinaryError("a column that was not sent, and is not known")
+            raise _NotOrdinaryError("a column that was not sent, and whose value is not known")
         new[name] = pa.concat_arrays(parts).take(pa.array(at[groups]))
     return new

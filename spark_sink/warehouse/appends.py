@@ -1,11 +1,12 @@
-"""A Parquet table as a directory of appends, each of which is a directory that is there whole or not at all. No Spark.
+"""A Parquet table as a directory of appends. Each append is a directory, which appears by one rename. No Spark.
 
-    _cdc_batch=EPOCH-START-END/           the changes in (START, END]: the name is the record of how far the table is
-    _cdc_batch=EPOCH-LSN-LSN-snapshot/    a snapshot that came to the table later
-    _writing/, _gathered/                 files that tasks write, and files that are to be an append
+    _cdc_batch=EPOCH-START-END/           the changes in (START, END]; the newest name records the position of the table
+    _cdc_batch=EPOCH-LSN-LSN-snapshot/    a snapshot that was added to the table later
+    _writing/                             files that tasks are writing
+    _gathered/                            the files of the next append
 
-An append is put together under a hidden name, and renamed. It has the files that were named by those who wrote them, and no others:
-Spark may run a task twice, and the second attempt may still be writing, next to the first one's file, when the append is made.
+An append is assembled in a hidden directory, which is then renamed. It gets only the files that the successful tasks have named.
+Spark may run a task twice, and the second attempt may still be writing a file beside the first one's when the append is made.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ __all__ = [
 ]
 
 APPEND_COLUMN = "_cdc_batch"
-"""The column that Spark makes of the names of appends."""
+"""The partition column that Spark derives from the names of appends."""
 _APPEND_NAME = re.compile(rf"{APPEND_COLUMN}=([0-9]{{6,9}})-([0-9A-F]{{16}})-([0-9A-F]{{16}})", re.ASCII)
 _SNAPSHOT_SUFFIX = "-snapshot"
 _WRITING, _GATHERED = "_writing", "_gathered"
 
 
 class AppendError(CdcpipeError):
-    """Two appends have the same changes: somebody has renamed or copied one."""
+    """Two appends have the same changes: a directory was renamed or copied."""
 
 
 class Append(NamedTuple):
-    """An append, or a snapshot."""
+    """The directory of an append or of a snapshot, with its range."""
 
     start_lsn: int
     end_lsn: int
@@ -64,12 +65,12 @@ def append_name(start: Position, end: Position) -> str:
 
 
 def snapshot_name(position: Position) -> str:
-    """Return the name of the directory of a snapshot that came to a table later."""
+    """Return the name of the directory of a snapshot that is added to an existing table."""
     return append_name(position, position) + _SNAPSHOT_SUFFIX
 
 
 def list_appends(path: Path) -> list[Append]:
-    """Return a table's appends in order; AppendError where two overlap."""
+    """Return a table's appends in order. Raises AppendError if two overlap."""
     if not path.is_dir():
         return []
     found = sorted(
@@ -80,21 +81,21 @@ def list_appends(path: Path) -> list[Append]:
     for before, append in pairwise(found):
         if append.start_lsn < before.end_lsn:
             raise AppendError(
-                f"{append.path} begins before {format_lsn(before.end_lsn)}, where the append before it ends",
+                f"{append.path} begins before {format_lsn(before.end_lsn)}, the end of the previous append",
                 hint="a directory was renamed or copied: restore its name, or move it away",
             )
     return found
 
 
 def list_snapshots(path: Path) -> list[Path]:
-    """Return the directories of snapshots that came to a table later."""
+    """Return the directories of snapshots that were added to a table later."""
     return sorted(path.glob(f"{APPEND_COLUMN}=*{_SNAPSHOT_SUFFIX}"))
 
 
 def list_before(path: Path, lsn: int) -> list[Append]:
-    """Return the appends and snapshots that end at or before an LSN, in the order of their ends.
+    """Return the appends and snapshots that end at or before an LSN, ordered by their ends.
 
-    Not the newest append, whatever its end: it says how far the table is.
+    Leaves out the newest append in any case, because its name records the position of the table.
     """
     newest = [append.path for append in list_appends(path)[-1:]]
     matches = [(_APPEND_NAME.match(entry.name), entry) for entry in path.glob(f"{APPEND_COLUMN}=*") if entry not in newest]
@@ -103,7 +104,7 @@ def list_before(path: Path, lsn: int) -> list[Append]:
 
 
 def make_writing_directory(path: Path) -> Path:
-    """Make an empty directory where tasks write a table's files; what a killed append, or a task run twice, has left there goes."""
+    """Create an empty directory for the files that tasks write. Removes files of a killed append, or of a task that ran twice."""
     writing = path / _WRITING
     shutil.rmtree(writing, ignore_errors=True)
     writing.mkdir(parents=True, exist_ok=True)
@@ -111,12 +112,12 @@ def make_writing_directory(path: Path) -> Path:
 
 
 def add_append(path: Path, name: str, source: Path, files: Iterable[str]) -> None:
-    """Make files of a directory, no others that lie there, an append of a table, all at once.
+    """Add the named files of a directory to a table as one append, in one step.
 
-    They stay where they were, too, so that an attempt that is killed here can be made again.
+    The files also stay in the directory, so that the step can be repeated after a kill.
     """
     gathered = path / _GATHERED
-    shutil.rmtree(gathered, ignore_errors=True)  # of an attempt that did not come to its end
+    shutil.rmtree(gathered, ignore_errors=True)  # left by an attempt that did not finish
     gathered.mkdir(parents=True)
     storage.copy_files(source, gathered, files)
     fsync_directory(gathered)

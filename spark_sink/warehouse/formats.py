@@ -1,7 +1,7 @@
-"""The table formats of a warehouse: what holds for each of them, and what a table's files say of the table. No Spark.
+"""The table formats of a warehouse: their properties, and facts about a table from its files. No Spark.
 
-How a format's tables are read and written is in changelog/, one object for each (changelog/tables.py). Whoever has to know what a
-format can do asks `Warehouse.format`, and never for its name.
+changelog/ has an object for each format that reads and writes its tables (changelog/tables.py). Code that depends on the abilities
+of a format asks `Warehouse.format` for them. It never compares the name of the format.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["FORMATS", "Format", "TableFacts", "table_format"]
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """What a table's files say of it, None for what they do not say; ``lsn``: up to where it has its changes, 0 for none."""
+    """Facts about a table from its files; None for unknown facts. ``lsn``: up to where it has its changes, 0 for none."""
 
     lsn: int
     rows: int | None = None
@@ -35,40 +35,40 @@ class TableFacts:
 
 
 class Format(ABC):
-    """A table format. A table is named by the path of its directory."""
+    """A table format. Its methods take the path of a table's directory."""
 
     name: ClassVar[str]
     keeps_replicas: ClassVar[bool]
-    """Whether replicas are tables, into which changes are merged. Otherwise each reader replays the changelog."""
+    """Whether replicas are tables into which changes are merged. Otherwise each reader replays the changelog."""
     widens_columns: ClassVar[bool]
-    """Whether a column takes a wider type. Otherwise it goes on under another name (schema/types.py)."""
+    """Whether a column can be widened. Otherwise values of a wider type go to another column (schema/types.py)."""
     fits_stores: ClassVar[bool]
-    """Whether its tables can be in an object store, where nothing is renamed."""
+    """Whether its tables can be in an object store, which has no rename."""
     has_upkeep: ClassVar[bool]
-    """Whether its files and logs are looked after (upkeep/upkeep.py)."""
+    """Whether its tables need upkeep (upkeep/upkeep.py)."""
 
     @abstractmethod
     def exists(self, path: Path) -> bool:
-        """Tell whether there is a table, if only an empty one."""
+        """Tell whether there is a table, even an empty one."""
 
     @abstractmethod
     def lsn(self, path: Path) -> int | None:
-        """Return the LSN up to which a table has its changes, 0 for none; None if there is no table."""
+        """Return the LSN up to which a table has its changes (0 for none); None if there is no table."""
 
     @abstractmethod
     def facts(self, path: Path) -> TableFacts | None:
-        """Return what is known of a table; None if there is none. OSError or ValueError for one that is damaged."""
+        """Return facts about a table; None if there is no table. Raises OSError or ValueError if it is damaged."""
 
 
 class DeltaFormat(Format):
-    """Delta Lake: what is to be known of a table is in its log."""
+    """Delta Lake: facts about a table come from its log."""
 
     name = "delta"
     keeps_replicas = widens_columns = fits_stores = has_upkeep = True
 
     def __init__(self) -> None:
         self._known: dict[Path, TableState | None] = {}
-        """Logs are read again only where there is another commit."""
+        """The last facts. A log is read again only if it has another commit."""
 
     def exists(self, path: Path) -> bool:
         return delta_log.exists(path)
@@ -105,7 +105,7 @@ FORMATS: Final[dict[str, type[Format]]] = {each.name: each for each in (DeltaFor
 
 
 def table_format(name: str) -> Format:
-    """Return the format of this name; raise InvalidArgumentsError if there is none."""
+    """Return the format with this name. Raises InvalidArgumentsError if there is none."""
     if name not in FORMATS:
-        raise InvalidArgumentsError(f"unknown table format {name!r}: it is one of {', '.join(FORMATS)}")
+        raise InvalidArgumentsError(f"unknown table format {name!r}: choose one of {', '.join(FORMATS)}")
     return FORMATS[name]()
