@@ -75,8 +75,8 @@ def check_growth(table: Table, piece: Piece, wanted: int, grown: int) -> None:
         )
     if grown < wanted:
         _logger.warning(
-            "table %s: by its key (%s), %d new rows are rows that the replica had already, and were merged with them. Either the key "
-            "was not unique at that time, or the replica differed from the table. To repair it: cdcpipe-spark snapshot --table %s",
+            "table %s: by its key (%s), %d new rows are rows that the replica had already, and were merged with them. Either the "
+            "key was not unique at that time, or the replica differed from the table. Repair: cdcpipe-spark snapshot --table %s",
             table,
             ", ".join(piece.key),
             wanted - grown,

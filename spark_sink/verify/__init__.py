@@ -1,1 +1,1 @@
-"""Compares replicas with PostgreSQL at one snapshot of the server."""
+"""Compares replicas with PostgreSQL, as of one snapshot of the server."""

@@ -1,12 +1,12 @@
-"""A replica's rows as the bytes of which the server makes its checksums (cdcpipe/subcommands/checksum.py), and their checksums.
+"""Computes the checksums of a replica's rows, from the same bytes as the server's checksums (cdcpipe/subcommands/checksum.py).
 
-A column's text is the server's: what its type can't hold stands in ``_cdc_exact``, and everything else is exact and can be
-written as PostgreSQL writes it. The session must write it so: `exact_session`. A column with both a value and an exact text
-is damaged, and has a text that no value of PostgreSQL's has.
+The bytes are PostgreSQL's texts. A value that its type can't hold has its text in ``_cdc_exact``. Every other value is exact, so
+its text can be written as PostgreSQL writes it, in a session from `exact_session`. A column with both a value and an exact text is
+damaged; it gets a text that no PostgreSQL value has.
 
-A column whose type changed has its values in several columns of the replica, a row's in the one that had its name when the
-row last changed: the text is that of the first that has one, the newest type first, cast to that; an array's is never cast to
-another type than an array's.
+If a column's type has changed, its values are in several columns of the replica. A row has its value in the column of the time when
+the row last changed. The text comes from the first of these columns with a value, the newest type first, cast to the newest type.
+An array is cast only to an array type.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ __all__ = ["BUCKET_DIGITS", "SUM_DIGITS", "Canonical", "exact_session", "sources
 
 BUCKET_DIGITS = 3
 SUM_DIGITS = 15
-"""How many of an MD5's digits tell the bucket, and how many are added up."""
+"""How many digits of an MD5 determine the bucket, and how many are summed."""
 
 _IN_NO_TEXT = "\0"
-"""A character that no text of PostgreSQL's has."""
+"""A character that no PostgreSQL text contains."""
 
 
 def exact_session(spark: SparkSession) -> SparkSession:
-    """Return another session on the same application, in which casts to strings are as `Canonical` needs them."""
+    """Return another session of the same application, whose casts to strings give the texts that `Canonical` needs."""
     session = spark.newSession()
     session.conf.set("spark.sql.session.timeZone", "UTC")
-    # With it a decimal is never written as 1E-10.
+    # ANSI mode never writes a decimal as 1E-10.
     session.conf.set("spark.sql.ansi.enabled", "true")
     return session
 
@@ -54,10 +54,7 @@ def exact_session(spark: SparkSession) -> SparkSession:
 def sources(
     schema: StructType, columns: Sequence[tuple[str, int, int]], types: str
 ) -> Iterator[tuple[StructField, list[StructField]]]:
-    """Yield, for each column of the server's, the field that its values go to now, and those that a replica has values in.
-
-    The newest of these is the first.
-    """
+    """Yield, for each column of the server, the field for its new values, and the replica's fields with values, newest first."""
     described = tuple(Column(0, name, type_id, modifier) for name, type_id, modifier in columns)
     relation = as_typed(Relation(None, 0, "", "", "d", described), types)
     present, _ = split_schema(schema)
@@ -68,12 +65,12 @@ def sources(
             for other in reversed(present.fields)
             if other.name != field.name and other.name in (name, versioned_name(name, other.dataType))
         ]
-        # The column itself may still be narrower here than on the server.
+        # The replica's column may still be narrower than the server's.
         yield field, [*(other for other in present.fields if other.name == field.name), *older]
 
 
 class Canonical:
-    """The columns of a table of the server's, ``(name, type's OID, type modifier)``, as the rows of its replica have them."""
+    """Computes texts and checksums of a replica's rows for the server's columns, ``(name, type's OID, type modifier)``."""
 
     def __init__(self, schema: StructType, columns: Sequence[tuple[str, int, int]], types: str = EXACT) -> None:
         self._has_exact = "_cdc_exact" in schema.names
@@ -86,7 +83,7 @@ class Canonical:
             self._texts |= {name: _trimmed(self._texts[name]) for name, type_id, _ in columns if type_id in NUMERIC_IDS}
 
     def _text(self, field: StructField, having: Sequence[StructField]) -> SparkColumn:
-        """Return the text of a column of the server's of which `sources` says this."""
+        """Return an expression for the text of a column. ``field`` and ``having`` come from `sources`."""
         forms = []
         has_both = F.lit(False)
         for candidate in having:
@@ -101,19 +98,19 @@ class Canonical:
         return F.when(has_both, F.concat(F.lit(_IN_NO_TEXT), text)).otherwise(text) if self._has_exact else text
 
     def checksums(self, rows: DataFrame, key: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """Return the number of rows and the sum of their checksums for each bucket that has any."""
+        """Return the number of rows and the sum of their checksums, for each bucket with rows."""
         number = F.conv(F.substring("md5", 1, SUM_DIGITS), 16, 10).cast("decimal(19,0)")
         found = self._hashed(rows, key).groupBy("bucket").agg(F.count("*").alias("count"), F.sum(number).alias("sum"))
         return {row["bucket"]: (row["count"], int(row["sum"])) for row in found.collect()}
 
     def rows(self, rows: DataFrame, key: Sequence[str], buckets: Collection[str]) -> list[tuple[str | None, ...]]:
-        """Return the key, as texts, and the MD5 of each row in the buckets."""
+        """Return the key (as texts) and the MD5 of each row in the buckets."""
         chosen = self._hashed(rows, key).where(F.col("bucket").isin(*buckets))
         return [tuple(row) for row in chosen.drop("bucket").collect()]
 
     def _hashed(self, rows: DataFrame, key: Sequence[str]) -> DataFrame:
-        """Return each row's key, as texts, its MD5, and its bucket."""
-        # A step of its own: Spark takes the call of a Java method for something that may come out otherwise the next time.
+        """Return each row's key (as texts), its MD5, and its bucket."""
+        # A separate step: Spark treats the call of a Java method as not deterministic, and would repeat it.
         texts = rows.select(*(self._texts[name].alias(f"t{index}") for index, name in enumerate(self.names)))
         column = {name: F.col(f"t{index}") for index, name in enumerate(self.names)}
         keys = [column[name].alias(f"k{index}") for index, name in enumerate(key)]
@@ -123,7 +120,7 @@ class Canonical:
 
 def _trimmed(text: SparkColumn) -> SparkColumn:
     for pattern, replacement in TRIM_NUMBERS:
-        text = F.regexp_replace(text, pattern, replacement.replace("\\", "$"))  # as Java has it
+        text = F.regexp_replace(text, pattern, replacement.replace("\\", "$"))  # in Java's syntax
     return text
 
 
@@ -134,7 +131,7 @@ def _md5(texts: Sequence[SparkColumn]) -> SparkColumn:
 
 
 def _form(field: StructField, kind: DataType) -> str:
-    """Return the text of a column's values, as they are where the column has another type now."""
+    """Return SQL for the text of a field's values, cast to ``kind``, the column's type now."""
     value, own = quote(field.name), field.dataType
     if own != kind and isinstance(own, ArrayType) == isinstance(kind, ArrayType):
         value, own = f"try_cast({value} AS {kind.simpleString()})", kind

@@ -1,20 +1,21 @@
-"""Compares replicas with PostgreSQL, while everything goes on: ``verify``.
+"""Compares replicas with PostgreSQL while both change: ``verify``.
 
-Both sides make the same checksums (verify/canonical.py, cdcpipe/subcommands/checksum.py), of the same state, that of one snapshot
-of the server's. PostgreSQL goes on, and so do the tables, and neither can wait for the other. So:
+Both sides compute the same checksums (verify/canonical.py, cdcpipe/subcommands/checksum.py) of the same state: that of one snapshot
+of the server. Neither side can wait for the other. So `verify` does this:
 
-1. Each replica's version is noted, and the LSN that it has reached.
-2. The server takes a snapshot, which tells by transaction ids what it sees.
-3. The tables get everything that the snapshot sees: the slot's consumer is past where the WAL was then, and the tables are
-   where the staging log ends, or further.
-4. The replica as it was at 1, with the changes since then that the snapshot sees, from the changelog, has to be what the
-   snapshot shows. If the replica had a transaction at 1 that the snapshot does not see, because it became visible only
-   later, all of it begins again. Where it has by now got nothing but what the snapshot sees, the replica as it is now will do.
+1. It notes the version of each replica, and the LSN that the replica has reached.
+2. The server takes a snapshot, and reports by transaction ids what the snapshot sees.
+3. It waits until the tables have everything that the snapshot sees: until the slot's consumer is past the end of the WAL at the
+  snapshot,
+   and the tables are at the end of the staging log.
+4. The replica's version from step 1, plus the later changes that the snapshot sees (from the changelog), must equal the snapshot.
+  If the replica had a transaction in step 1 that the snapshot does not see, because it became visible later, everything begins
+  again. If the replica by now has only changes that the snapshot sees, its present version is used instead.
 
-Who changed a replica's rows behind the pipeline's back is found, because the replica's own rows are compared. With Parquet the
-replica is a view over the changelog, and it is the changelog that is compared.
+Because the replica's own rows are compared, `verify` also finds changes that another program made to them. With Parquet the replica
+is a view over the changelog, so the changelog is compared.
 
-Nothing but keys is printed of the rows. The server's side is a ``cdcpipe checksum`` (psycopg is not imported here).
+Of the rows only keys are printed. A ``cdcpipe checksum`` does the server's part (psycopg is not imported here).
 """
 
 from __future__ import annotations
@@ -53,16 +54,15 @@ __all__ = ["DIFFERENT", "NOT_COMPARED", "Difference", "TableResult", "VerifyErro
 _logger = logging.getLogger(__name__)
 
 DIFFERENT = 10
-"""The command's exit code when a table differs; the codes below are the pipe's."""
+"""The command's exit code if a table differs. Lower codes are those of the pipe."""
 NOT_COMPARED = 11
-"""The command's exit code when no table differs, but some table could not be compared, or there was none."""
-
+"""The command's exit code if no table differs, but a table could not be compared, or there was none."""
 _NO_REPLICA = "has no key, and so no replica to compare"
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A key under which the two sides differ: the row is ``missing`` from the replica, ``surplus`` there, or ``changed``."""
+    """A key for which the two sides differ: the row is ``missing`` in the replica, ``surplus`` there, or ``changed``."""
 
     kind: str
     key: dict[str, str | None]
@@ -70,20 +70,20 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class TableResult:
-    """What came out for one table; ``problem`` is why there was nothing to compare, if so."""
+    """The result for one table. ``problem`` says why the table could not be compared, if so."""
 
     table: Table
     server_rows: int = 0
     replica_rows: int = 0
     is_equal: bool = False
     differences: list[Difference] = field(default_factory=list)
-    """The first ones found, no more than asked for."""
+    """The first differences, at most ``max_keys``."""
     problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """A replica as it was, and the LSN that it had reached; no log: there is no replica to read, only the changelog."""
+    """A replica's version at the beginning, and its LSN. Without a log there is no replica to read, only the changelog."""
 
     log: TableLog | None = None
 
@@ -103,12 +103,14 @@ def verify(
     timeout_s: float = 300.0,
     tell: Callable[[str, float], None] | None = None,
 ) -> list[TableResult]:
-    """Compare replicas with their tables, all of them or those named "schema.name", and return what came out for each.
+    """Compare replicas with their tables, and return a result for each. ``tables`` are "schema.name"; empty for all.
 
-    ``connection`` are the options of `cdcpipe`, ``("-d", "shop")``. ``staging`` is where the warehouse says it is if left
-    out. ``tell`` is called with what is being done, and which part of all is done (0 to 1). Tables that have nothing to compare
-    are left out, unless they are named: then that is an error. These are a table without a key, which has no replica, and one
-    that has become a partition of another published table, as whose rows its changes come now.
+    ``connection`` has options of `cdcpipe`, ``("-d", "shop")``. By default ``staging`` is the directory that the warehouse records.
+    ``tell`` is called with the present step, and with the share of the work that is done (0 to 1).
+
+    Tables with nothing to compare are left out: a table without a key, which has no replica; and a table that has become a
+    partition of another published table, if its changes now come as changes of that table. If such a table is named, this is an
+    error.
     """
     house = Warehouse.existing(warehouse)
     spark = exact_session(spark)
@@ -133,14 +135,14 @@ def verify(
             tell(f"waiting for a transaction in {early} to become visible on the server", 0)
             if time.monotonic() > deadline:
                 raise VerifyError(
-                    f"{early} has a transaction that has committed in the WAL, and that the server does not show yet",
+                    f"{early} has a transaction that has committed in the WAL, but that is not visible on the server yet",
                     hint="it may be waiting for a synchronous standby: SELECT * FROM pg_stat_activity WHERE wait_event = 'SyncRep'",
                 )
             time.sleep(POLL_S)
 
 
 class _Comparison:
-    """One snapshot, and the replicas as they were before it."""
+    """One snapshot, and the versions of the replicas before it."""
 
     def __init__(self, spark: SparkSession, house: Warehouse, tables: list[Table], server: ChecksumServer, max_keys: int) -> None:
         self._spark = spark
@@ -154,7 +156,7 @@ class _Comparison:
         self._there: dict[Table, dict[str, Any]] = {}
 
     def begin(self, staging: Path | None, deadline: float, tell: Callable[[str, float], None]) -> None:
-        """Note where the replicas are, take the snapshot, wait until the tables have what it sees."""
+        """Note the versions of the replicas, take the snapshot, and wait until the tables have everything that it sees."""
         self._bases = {table: self._base(table) for table in self._tables}
         source = self._house.source()
         tell("taking a snapshot on the server", 0)
@@ -165,25 +167,25 @@ class _Comparison:
                 "trim_numbers": self._house.types == NATIVE,
             }
         )
-        hint = "connect to the server and the database that the changes come from"
+        hint = "connect to the server and the database of these changes"
         self._house.check_source("but the server has", hint, system_id=begun["system_id"], database=begun["database"])
         self._visibility = Visibility(begun["xmax"], tuple(begun["running"]), int(LSN.parse(begun["wal_lsn"])))
         self._there = {Table(found["schema"], found["name"]): found for found in begun["tables"]}
         staging = staging or source.staging
         if staging is None:
             raise InvalidArgumentsError(
-                f"{self._house.name} does not say where its staging directory is", hint="name it: --staging DIR"
+                f"{self._house.name} does not record its staging directory", hint="name it with --staging DIR"
             )
         wait_for_log(self._server, source, self._visibility.wal_lsn, deadline, tell)
         wait_for_tables(self._house, staging, deadline, tell)
 
     def leave_out_partitions(self, *, are_named: bool) -> None:
-        """Leave out tables whose changes come as rows of another table; raise VerifyError if they were asked for."""
+        """Leave out tables whose changes come as changes of another table. Raises VerifyError if such a table was named."""
         for table in list(self._tables):
             root = self._there.get(table, {}).get("published_as")
             if root is not None:
                 message = f"{table} is a partition now, and its changes come as those of {'.'.join(root)}"
-                hint = f"what it held when it was attached is not in that replica: cdcpipe-spark snapshot --table {'.'.join(root)}"
+                hint = f"that replica lacks the rows from before it was attached: cdcpipe-spark snapshot --table {'.'.join(root)}"
                 if are_named:
                     raise VerifyError(message, hint=hint)
                 _logger.warning("%s: not compared; %s", message, hint)
@@ -211,7 +213,7 @@ class _Comparison:
         return found
 
     def _any_unseen(self, table: Table, after_lsn: int, until_lsn: int) -> bool | None:
-        """Tell the same without Spark; None where only that can tell."""
+        """Do the same without Spark; return None if this is not possible."""
         return quick_checksum.any_change(
             self._changelog(table), after_lsn, until_lsn, lambda end_lsn, xids: ~self._visibility.seen(end_lsn, xids)
         )
@@ -232,7 +234,7 @@ class _Comparison:
             return TableResult(table, problem="there is no such table on the server: it was dropped or renamed")
         if there["relation_id"] != version.relation_id:
             return TableResult(
-                table, problem="the server's table of this name is another one, which has been made since, and has not changed yet"
+                table, problem="the server has another table of this name, which was created later and has not changed yet"
             )
         key = [original_name(name) for name in version.key]
         names = [column[0] for column in there["columns"]]
@@ -255,7 +257,7 @@ class _Comparison:
         different = sorted(bucket for bucket in ours.keys() | theirs.keys() if ours.get(bucket) != theirs.get(bucket))
         differences: list[Difference] = []
         if different and self._max_keys:
-            chosen = different[: self._max_keys]  # each has a key at least
+            chosen = different[: self._max_keys]  # each bucket has at least one key that differs
             self._server.send({"rows": [table.schema, table.name], "buckets": chosen, **request})
             found = canonical.rows(rows, key, chosen)
             differences = _differences(key, found, self._server.receive())[: self._max_keys]
@@ -268,7 +270,7 @@ class _Comparison:
         )
 
     def _renew(self, table: Table) -> None:
-        """Take the replica as it is by now, unless it has come to what the snapshot does not see: there is less to replay on it."""
+        """Use the replica's present version, unless it has changes that the snapshot does not see: then less has to be replayed."""
         base = self._bases[table]
         if base.log is not None and not commit_path(base.log.path, base.log.version + 1).exists():
             return
@@ -279,7 +281,7 @@ class _Comparison:
     def _quick_checksums(
         self, table: Table, columns: Sequence[tuple[str, int, int]], key: Sequence[str]
     ) -> dict[str, tuple[int, int]] | None:
-        """Return the checksums of a small replica that nothing has changed since; None where Spark has to make them."""
+        """Return the checksums of a small replica without later changes; None if Spark has to compute them."""
         base = self._bases[table]
         if (
             base.log is None
@@ -290,7 +292,7 @@ class _Comparison:
         return quick_checksum.checksums(base.log, columns, key, self._house.types)
 
     def _rows(self, table: Table) -> DataFrame:
-        """Return the rows that the replica has to have, going by what it was, at the snapshot."""
+        """Return the rows that the replica has at the snapshot: those of its noted version, with the later changes applied."""
         base = self._bases[table]
         changes = self._changes(table).where(self._visibility.sees() & (F.col("_cdc_end_lsn") > base.lsn))
         if base.log is None:
@@ -302,7 +304,7 @@ class _Comparison:
         return replay(self._house, table, changes, rows, after_lsn=base.lsn)
 
     def _changelog(self, table: Table) -> TableLog:
-        """Return the log of a table's changelog, as it is now."""
+        """Return the present log of a table's changelog."""
         return self._changelogs.setdefault(table, TableLog(self._house.changelog(table))).refresh()
 
     def _changes(self, table: Table) -> DataFrame:
@@ -310,7 +312,7 @@ class _Comparison:
 
 
 def _differences(key: Sequence[str], ours: Collection[Sequence[Any]], theirs: Collection[Sequence[Any]]) -> list[Difference]:
-    """Return how two lists of rows, each a key and a checksum, differ, in the order of the keys."""
+    """Return the differences of two lists of rows, each with a key and a checksum, ordered by key."""
     sides: list[dict[tuple[Any, ...], Counter[str]]] = []
     for rows in (ours, theirs):
         side: dict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)

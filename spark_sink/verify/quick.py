@@ -1,8 +1,8 @@
-"""The checksums of small replicas, made by this process: jobs of Spark's take as long however small a table is.
+"""Computes the checksums of small replicas in this process, because a Spark job takes long even for a small table.
 
-They are of the same texts as in verify/canonical.py, and serve to find that a replica equals its table, which is what nearly all
-do: whose checksums are the server's has the server's rows. Where they are not, or are not made here (`checksums` returns None),
-Spark makes its own, which count.
+The texts are the same as in verify/canonical.py. These checksums can only show that a replica equals its table, which is true for
+nearly all replicas: equal checksums mean equal rows. If they differ, or if `checksums` returns None, Spark computes the checksums
+that count.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 _MOST_ROWS: Final = 100_000
 _MOST_BYTES: Final = 32 << 20
-"""With more, uncompressed, Spark is quicker."""
+"""For replicas with more uncompressed bytes than this, Spark is faster."""
 
 _KNOWN_FEATURES: Final = {
     "columnMapping",
@@ -48,7 +48,7 @@ _KNOWN_FEATURES: Final = {
     "v2Checkpoint",
     "vacuumProtocolCheck",
 }
-"""What a table may ask of those who read it."""
+"""The reader features that this module supports."""
 
 _NULL, _END = b"\xff", b"\x00"
 
@@ -58,7 +58,7 @@ _EXPECTED: Final = (UnsupportedError, OSError, ValueError, pa.ArrowException)
 def checksums(
     log: TableLog, described: Sequence[tuple[str, int, int]], key: Sequence[str], types: str
 ) -> dict[str, tuple[int, int]] | None:
-    """Return what canonical.Canonical.checksums does, for the rows of a Delta table; None where that is left to Spark.
+    """Return the same as canonical.Canonical.checksums for the rows of a Delta table; None if Spark has to do it.
 
     ``described`` are the columns of the server's table: name, type's OID, type modifier.
     """
@@ -70,9 +70,9 @@ def checksums(
 
 
 def any_change(log: TableLog, after_lsn: int, until_lsn: int, wanted: Callable[[Numbers, pa.Array], Flags]) -> bool | None:
-    """Tell whether a changelog has a change in (after_lsn, until_lsn] that is ``wanted``; None where that is left to Spark.
+    """Tell whether a changelog has a change in (after_lsn, until_lsn] that is ``wanted``; None if Spark has to do it.
 
-    ``wanted`` tells it of the ``_cdc_end_lsn`` and ``_cdc_xid`` of some changes.
+    ``wanted`` takes ``_cdc_end_lsn`` and ``_cdc_xid`` of some changes, and returns a flag for each.
     """
     try:
         return any(wanted(*positions).any() for positions in _positions(log, after_lsn, until_lsn))
@@ -82,7 +82,7 @@ def any_change(log: TableLog, after_lsn: int, until_lsn: int, wanted: Callable[[
 
 
 def _positions(log: TableLog, after_lsn: int, until_lsn: int) -> Iterator[tuple[Numbers, pa.Array]]:
-    """Yield end LSNs and transaction ids, file by file."""
+    """Yield the end LSNs and transaction ids of changes in (after_lsn, until_lsn], file by file."""
     fields = _fields(log, ["_cdc_end_lsn", "_cdc_xid"])
     for file in delta_reader.files_between(log.files, fields["_cdc_end_lsn"].name, after_lsn, until_lsn):
         rows = delta_reader.read_between(log.path, file, fields, "_cdc_end_lsn", after_lsn, until_lsn)
@@ -97,7 +97,7 @@ def _fields(log: TableLog, names: Sequence[str]) -> dict[str, pa.Field]:
         raise UnsupportedError(f"a table with {obstacle}")
     physical = dict(zip(columns(log.metadata).names, physical_columns(log.metadata).fields, strict=True))
     if not physical.keys() >= set(names):
-        raise UnsupportedError("a table without columns of ours")
+        raise UnsupportedError("a table that lacks some of these columns")
     return delta_reader.fields_of(StructType([physical[name] for name in names]), names)
 
 
@@ -112,7 +112,7 @@ def _checksums(
     names: list[str | None] = []
     for field, having in sources(schema, described, types):
         if having and having != [field]:
-            raise UnsupportedError(f"several types of {field.name}, or another one than on the server")
+            raise UnsupportedError(f"{field.name} has several types, or another type than on the server")
         names.append(having[0].name if having else None)
     trimmed = [types == NATIVE and type_id in NUMERIC_IDS for _, type_id, _ in described]
     places = [[name for name, _, _ in described].index(name) for name in key]
@@ -122,7 +122,7 @@ def _checksums(
     for file in log.files:
         left -= delta_reader.uncompressed_bytes(log.path, file)
         if left < 0:
-            raise UnsupportedError("much to read")
+            raise UnsupportedError("too many bytes to read")
         parts = _file_parts(log, file, fields, names, trimmed)
         for row, of_key in zip(zip(*parts, strict=True), zip(*(parts[place] for place in places), strict=True), strict=True):
             bucket = _md5(of_key)[:BUCKET_DIGITS]
@@ -134,7 +134,7 @@ def _checksums(
 def _file_parts(
     log: TableLog, file: Mapping[str, Any], fields: Mapping[str, pa.Field], names: Sequence[str | None], trimmed: Sequence[bool]
 ) -> list[list[bytes]]:
-    """Return, for each column of the server's, what the rows of a file have for it in their checksums."""
+    """Return, for each column of the server, the bytes of a file's rows for their checksums."""
     rows = delta_reader.read_columns(log.path, file, fields)
     present = pa.array(delta_reader.present_rows(log.path, file, delta_reader.statistics(file)["numRecords"]))
     absent: Texts = [None] * present.true_count
