@@ -60,5 +60,5 @@ def test_a_delta_table_is_as_far_as_its_log_says(tmp_path: Path) -> None:
 
 
 def test_an_unknown_format_is_named() -> None:
-    with pytest.raises(InvalidArgumentsError, match="unknown table format 'csv': it is one of delta, parquet"):
+    with pytest.raises(InvalidArgumentsError, match="unknown table format 'csv': choose one of delta, parquet"):
         table_format("csv")
