@@ -29,6 +29,7 @@ _logger = logging.getLogger("cdcpipe-spark")
 
 _COMMANDS = {
     "as-of": "Show a table as it was at a time or an LSN.",
+    "doctor": "Find what would go wrong with a pipeline, and say how to mend it.",
     "land": "Take a slot's changes to a staging directory; needs no Spark.",
     "purge": "Remove old changes from the changelogs.",
     "run": "Take a slot's changes to Spark tables, by way of a staging directory.",

@@ -85,7 +85,8 @@ def tables(facts: Facts) -> Iterator[Verdict]:
     """Say how many tables there are."""
     if facts.tables:
         total = format_size(sum(table.size_bytes for table in facts.tables))
-        yield ok(f"{len(facts.tables)} tables of about {total} are published")
+        count = "1 table is" if len(facts.tables) == 1 else f"{len(facts.tables)} tables are"
+        yield ok(f"{count} published, about {total}")
     elif facts.publications or facts.asked.create:
         fix = f"ALTER PUBLICATION {_first_publication(facts)} ADD TABLE …"
         yield warning("no table is published", "the stream has nothing", fix)
@@ -121,9 +122,10 @@ def row_security(facts: Facts) -> Iterator[Verdict]:
 def _each(
     facts: Facts, found: Sequence[Table], message: str, why: str, fix: Callable[[Table], str], otherwise: str
 ) -> Iterator[Verdict]:
-    """Return a verdict for each table: an error if the tables are to be copied, else a warning."""
+    """Return a verdict for each table: an error if it is to be copied, else a warning. With -c only a new slot means a copy."""
+    is_copied = facts.asked.copy and not (facts.asked.create and facts.slot)
     for table in found:
-        yield (error if facts.asked.copy else warning)(message, why, fix(table), subject=table.name)
+        yield (error if is_copied else warning)(message, why, fix(table), subject=table.name)
     if facts.tables and not found:
         yield ok(otherwise)
 

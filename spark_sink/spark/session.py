@@ -41,6 +41,7 @@ __all__ = [
     "check_reach",
     "copy",
     "ended_error",
+    "find_jars",
     "find_java",
     "has_ended",
     "raised_of",
@@ -369,6 +370,20 @@ def _jar_settings(
     if all(zipfile.is_zipfile(jar) for jar in cached):
         return {"spark.jars": ",".join(map(str, cached)), "spark.jars.ivy": str(ivy)}
     return {"spark.jars.packages": DELTA_PACKAGES, "spark.jars.excludes": DELTA_EXCLUDES, "spark.jars.ivy": str(ivy)}
+
+
+def find_jars(
+    format: str,  # noqa: A002
+    jars_dir: str | os.PathLike[str] | None,
+    conf: Mapping[str, str],
+) -> list[str] | None:
+    """Return the jars on this machine that a session gets, None if it fetches Delta Lake's; raise InitError if some are missing."""
+    if _GATEWAY in os.environ:
+        return []  # they are spark-submit's
+    settings = _jar_settings(format, jars_dir, conf.get("spark.jars.ivy"))
+    if "spark.jars.packages" in settings:
+        return None
+    return [jar for jar in settings.get("spark.jars", "").split(",") if jar]
 
 
 def _ivy_folder(named: str | None) -> Path:

@@ -7,6 +7,7 @@ import postgres
 
 from cdcpipe.doctor.findings import parse
 from cdcpipe.subcommands.doctor import CHECKS, CONNECTION
+from spark_sink.doctor.pipeline_doctor import CHECKS as PIPELINE_CHECKS
 from support.cli_process import run_cli
 from support.paths import ROOT
 
@@ -62,4 +63,4 @@ def test_the_page_names_every_check() -> None:
     documented = {
         name for row in re.findall(r"^\| (`[a-z]+\.[^|]*) \|", PAGE, re.MULTILINE) for name in re.findall(r"`([a-z_.]+)`", row)
     }
-    assert documented == {CONNECTION, *CHECKS}
+    assert documented == {CONNECTION, *CHECKS, *PIPELINE_CHECKS}

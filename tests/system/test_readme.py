@@ -35,7 +35,7 @@ CHAIN = [
     "docs/spark/python.md",
     "docs/staging-format.md",
 ]
-ALONE = ["docs/cdcpipe.md"]
+ALONE = ["docs/cdcpipe.md", "docs/operations/doctor.md"]
 
 BLOCK = re.compile(
     r"^```(?P<language>sh|python) run\n(?P<code>.*?)^```\n(?:\n^```text\n(?P<output>.*?)^```\n)?",
@@ -206,7 +206,7 @@ def test_the_examples_that_help_ends_with(session: Session, database: postgres.D
     assert "slot shop_cdc" in session.run_shell("cdcpipe-spark status --staging staging")
 
 
-@pytest.mark.parametrize("page", ALONE)
+@pytest.mark.parametrize("page", [ALONE[0], *(pytest.param(page, marks=pytest.mark.spark) for page in ALONE[1:])])
 def test_examples(page: str, session: Session) -> None:
     session.run_page(page)
 

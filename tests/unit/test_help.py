@@ -112,7 +112,7 @@ def test_the_groups_of_the_pages_are_those_of_the_help() -> None:
 # --- examples ---
 
 RUN = "\n".join(block for text in PAGES.values() for block in re.findall(r"^```sh run\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
-IN_PAGES = ["", " run", " status", " as-of", " purge", " snapshot", " verify"]
+IN_PAGES = ["", " doctor", " run", " status", " as-of", " purge", " snapshot", " verify"]
 
 
 @pytest.mark.parametrize("name", IN_PAGES)

@@ -46,6 +46,7 @@ FLOORS = {
     "launcher": 4,
     "source": 4,
     "warehouse": 5,
+    "doctor": 5,
     "changelog": 6,
     "status": 6,
     "replica": 7,

@@ -405,7 +405,8 @@ def test_operations() -> None:
 
 
 def test_tables() -> None:
-    judge(table_checks.tables, facts(tables=(table(), table("u"))), "ok 2 tables of about 16.0 KiB")
+    judge(table_checks.tables, facts(tables=(table(), table("u"))), "ok 2 tables are published, about 16.0 KiB")
+    judge(table_checks.tables, facts(tables=(table(),)), "ok 1 table is published, about 8.0 KiB")
     judge(table_checks.tables, facts(), 'warning no table … ALTER PUBLICATION "p" ADD TABLE')
     judge(table_checks.tables, facts(publications=()))
 

@@ -1,0 +1,40 @@
+"""``cdcpipe doctor`` as a child process: what it finds on the server."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cdcpipe.doctor.findings import Finding, parse
+from cdcpipe.errors import CdcpipeError
+from spark_sink.client.failure import error_of
+from spark_sink.client.process import COMMAND, ask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["ServerDiagnosis", "ask_doctor"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDiagnosis:
+    """The findings, and the facts about the server; these are None where it can't be asked."""
+
+    findings: list[Finding]
+    server: Mapping[str, Any] | None
+
+
+def ask_doctor(
+    arguments: Sequence[str], *, command: Sequence[str] = COMMAND, is_stopping: Callable[[], bool] | None = None
+) -> ServerDiagnosis:
+    """Run the command with these options; raise what it ends with if it finds nothing, InterruptedError once it is to stop."""
+    answer = ask(["doctor", *arguments, "--json"], command=command, is_stopping=is_stopping)
+    if not answer.output:
+        raise error_of(answer.failure)
+    try:
+        found = json.loads(answer.output)
+        return ServerDiagnosis(parse(found), found["server"])
+    except (ValueError, KeyError, TypeError) as ex:
+        msg = f"cannot read what 'cdcpipe doctor' printed: {ex!r}"
+        raise CdcpipeError(msg, hint="are cdcpipe and cdcpipe-spark of the same version?") from ex

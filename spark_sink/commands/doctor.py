@@ -1,0 +1,140 @@
+"""``cdcpipe-spark doctor``: what would go wrong with a pipeline, found before it does."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import cloup
+
+from cdcpipe.doctor.findings import Level, render, report
+from cdcpipe.options import CREATED_TABLE, PUBLICATION, SLOT
+from spark_sink.commands.options import (
+    CONTEXT_SETTINGS,
+    connection_arguments,
+    connection_options,
+    log_to_stderr,
+    verbose_option,
+)
+from spark_sink.commands.parameters import DIRECTORY, PLACE
+from spark_sink.commands.signals import kept
+from spark_sink.commands.spark_options import parse_settings, session_options
+from spark_sink.doctor.pipeline_doctor import Plan, examine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyspark.sql import SparkSession
+
+_EXAMPLE = """\b
+Example:
+  cdcpipe-spark doctor -d shop -S shop_cdc --publication shop -c --staging staging --warehouse warehouse
+"""
+
+
+@cloup.command("doctor", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
+@connection_options
+@cloup.option_group(
+    "Pipeline",
+    cloup.option(*SLOT.names, required=True, **SLOT.settings),
+    cloup.option(*PUBLICATION.names, required=True, **PUBLICATION.settings),
+    cloup.option("-c", "--create-slot", is_flag=True, help="Judge a start with -c, which makes what is not there."),
+    cloup.option(*CREATED_TABLE.names, **CREATED_TABLE.settings),
+    cloup.option("--staging", required=True, type=DIRECTORY, metavar="DIR", help="Judge this staging directory."),
+    cloup.option(
+        "--warehouse",
+        type=PLACE,
+        metavar="DIR|URL",
+        show_default="none, as for cdcpipe-spark land",
+        help="Judge this warehouse, and Spark.",
+    ),
+    cloup.option(
+        "--format",
+        "table_format",
+        type=click.Choice(["delta", "parquet"]),
+        default="delta",
+        show_default=True,
+        help="Judge tables in this format.",
+    ),
+)
+@cloup.option_group(
+    "Spark",
+    *session_options,
+    cloup.option(
+        "--staging-shared",
+        type=click.Choice(["yes", "no"]),
+        default="yes",
+        show_default=True,
+        help="Say whether executors are to see the staging directory.",
+    ),
+    cloup.option("--no-spark", is_flag=True, help="Do not start Spark, and leave out its workers."),
+)
+@cloup.option_group(
+    "Output",
+    cloup.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs."),
+)
+@verbose_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    *,
+    slot: str,
+    publications: tuple[str, ...],
+    create_slot: bool,
+    tables: tuple[str, ...],
+    staging: Path,
+    warehouse: Path | None,
+    table_format: str,
+    master: str | None,
+    confs: tuple[str, ...],
+    jars: Path | None,
+    staging_shared: str,
+    no_spark: bool,
+    as_json: bool,
+    verbose: bool,
+    **connection: Any,
+) -> None:
+    """Find what would go wrong with a pipeline, now or later: one line for each finding, with what mends it.
+
+    Give the options of cdcpipe-spark run or land. Nothing is changed on the server. In the directories a few small files are
+    written and removed. Exit with 1 if an error is found.
+    """
+    log_to_stderr(verbose=verbose)
+    settings = parse_settings(confs)
+    plan = Plan(
+        connection=connection_arguments(**connection),
+        slot=slot,
+        publications=publications,
+        staging=staging.absolute(),
+        tables=tables,
+        create_slot=create_slot,
+        warehouse=warehouse,
+        format=table_format,
+        jars=jars,
+        conf=settings,
+        staging_shared=staging_shared == "yes",
+    )
+    start = partial(_session, master=master, table_format=table_format, settings=settings, jars=jars)
+    findings = examine(plan, None if no_spark else start)
+    if as_json:
+        click.echo(json.dumps(report(findings), indent=1, ensure_ascii=False))
+    else:
+        click.echo("\n".join(render(findings)))
+    ctx.exit(int(any(finding.level is Level.ERROR for finding in findings)))
+
+
+@contextmanager
+def _session(*, master: str | None, table_format: str, settings: Mapping[str, str], jars: Path | None) -> Iterator[SparkSession]:
+    from spark_sink.spark import session
+
+    with kept():
+        spark = session.build(app_name="cdcpipe doctor", master=master, format=table_format, conf=settings, jars_dir=jars)
+    try:
+        yield spark
+    finally:
+        spark.stop()

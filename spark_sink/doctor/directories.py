@@ -1,0 +1,210 @@
+"""What a directory of a file system does: whether it is durable, locks, links, has room, and a clock that is ours.
+
+`probe` tries it with a few small files of its own, which are gone afterwards; where there is no such directory yet, in the one in
+which it would be made. The functions that judge do no I/O.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cdcpipe.doctor.findings import Verdict, error, ok, warning
+from cdcpipe.units import format_duration, format_size
+from spark_sink.doctor.mounts import Mount, find_mount, judge_mount, parse_mounts
+from spark_sink.files.local import TEMPORARY_PREFIX, fsync_directory
+from spark_sink.files.lock import try_lock
+
+__all__ = ["Directory", "clock", "clock_ahead_s", "file_system", "judge_clock", "place", "probe", "space"]
+
+_MOUNTS: Final = Path("/proc/self/mountinfo")
+_LEAST_FREE: Final = 256 << 20
+_LITTLE_FREE: Final = 2 << 30
+_SOON_S: Final = 3600.0
+_CLOCK_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """What was found. ``failures``: by operation, what the system said; an empty text where it did not do what it is for."""
+
+    what: str
+    path: Path
+    probed: Path
+    """The directory itself, or the nearest one above it that is there."""
+    is_directory: bool
+    owner: int
+    user: int
+    failures: Mapping[str, str]
+    mount: Mount | None
+    free_bytes: int
+    clock_ahead_s: float = 0.0
+    """So much the clock of the file system is ahead of ours."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the directory is there already."""
+        return self.path == self.probed
+
+
+def probe(what: str, path: Path) -> Directory:
+    """Try what ``path``, or what it would be made in, can do."""
+    probed = next(each for each in (path, *path.parents) if os.path.lexists(each))
+    is_directory = probed.is_dir()
+    failures: dict[str, str] = {}
+    ahead = _try(probed, failures) if is_directory else 0.0
+    try:
+        mounts = parse_mounts(_MOUNTS.read_text(errors="replace"))
+    except OSError:  # no /proc
+        mounts = []
+    return Directory(
+        what=what,
+        path=path,
+        probed=probed,
+        is_directory=is_directory,
+        owner=probed.lstat().st_uid,
+        user=os.geteuid(),
+        failures=failures,
+        mount=find_mount(probed.resolve(), mounts),
+        free_bytes=shutil.disk_usage(probed).free if is_directory else 0,
+        clock_ahead_s=ahead,
+    )
+
+
+def _try(directory: Path, failures: dict[str, str]) -> float:
+    """Write, sync, lock, link and rename files; return how far the clock of the file system is ahead."""
+    name = directory / f"{TEMPORARY_PREFIX}doctor-{secrets.token_hex(8)}"
+    link, renamed = name.with_suffix(".link"), name.with_suffix(".renamed")
+    ahead = 0.0
+    try:
+        before = time.time()
+        with _noting(failures, "write"):
+            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            try:
+                os.write(fd, b"doctor")
+                with _noting(failures, "fsync"):
+                    os.fsync(fd)
+                    fsync_directory(directory)
+                written_at, after = os.fstat(fd).st_mtime, time.time()
+                ahead = clock_ahead_s(written_at, before, after)
+                with _noting(failures, "flock"):
+                    if not (try_lock(fd) and _keeps_others_out(name)):
+                        failures["flock"] = ""
+            finally:
+                os.close(fd)
+            with _noting(failures, "link"):
+                os.link(name, link)
+            with _noting(failures, "rename"):
+                name.rename(renamed)
+    finally:
+        for each in (name, link, renamed):
+            each.unlink(missing_ok=True)
+    return ahead
+
+
+@contextmanager
+def _noting(failures: dict[str, str], operation: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as ex:
+        failures[operation] = ex.strerror or str(ex)
+
+
+def _keeps_others_out(path: Path) -> bool:
+    """Tell whether a lock that is held prevents another one: a lock belongs to an open file, so one process can try."""
+    fd = os.open(path, os.O_RDWR)
+    try:
+        return not try_lock(fd)
+    finally:
+        os.close(fd)
+
+
+def place(found: Directory) -> Iterator[Verdict]:
+    """Judge whether the directory is there, or can be made, and is this user's."""
+    option = f"give another directory: --{found.what.rpartition(' ')[2]}"
+    if not found.is_directory:
+        yield error(f"{found.path}: {found.probed} is no directory", f"{found.what} can't be there", option)
+    elif "write" in found.failures:
+        why = f"{found.what} can't be there"
+        yield error(
+            f"{found.path}: {found.probed} is not writable: {found.failures['write']}", why, f"chown {found.user} {found.probed}"
+        )
+    elif found.is_there and found.what == "staging" and found.owner != found.user:
+        why = "the launcher refuses a directory that another user can change"
+        yield error(
+            f"{found.path} belongs to user id {found.owner}, and not to {found.user}", why, f"run as its owner, or {option}"
+        )
+    else:
+        yield ok(f"{found.path} is {'there' if found.is_there else 'not there yet, and can be made'}, and writable")
+
+
+_NEEDED_FOR: Final = {
+    "fsync": "what is confirmed to the server would not be durable",
+    "flock": "two processes could write at one time",
+    "link": "two commits could take each other's place",
+    "rename": "files could be seen half-written",
+}
+
+
+def file_system(found: Directory) -> Iterator[Verdict]:
+    """Judge whether the file system does what a log and a table need."""
+    if not found.is_directory or "write" in found.failures:
+        return
+    for operation, why in _NEEDED_FOR.items():
+        # A log needs no links.
+        if operation in found.failures and not (operation == "link" and found.what == "staging"):
+            said = found.failures[operation] or "it is granted twice"
+            yield error(f"{operation} does not work in {found.probed}: {said}", why, "use a local disk, or NFS 4")
+    if not found.failures.keys() - ({"link"} if found.what == "staging" else set()):
+        yield from judge_mount(found.mount, found.what)
+
+
+def space(found: Directory, needed_bytes: int = 0, bytes_per_s: float | None = None) -> Iterator[Verdict]:
+    """Judge whether there is room: for ``needed_bytes``, or for a while at a rate."""
+    if not found.is_directory:
+        return
+    said = f"{format_size(found.free_bytes)} are free for {found.what}"
+    fix = "make room there, or use another disk"
+    if found.free_bytes < _LEAST_FREE:
+        yield error(said, "a full disk stops the pipeline", fix)
+        return
+    if needed_bytes and found.free_bytes < needed_bytes:
+        yield warning(said, f"the tables are about {format_size(needed_bytes)} on the server, and are copied", fix)
+    elif found.free_bytes < _LITTLE_FREE:
+        yield warning(said, "a full disk stops the pipeline", fix)
+    elif bytes_per_s and found.free_bytes / bytes_per_s < _SOON_S:
+        lasts = format_duration(found.free_bytes / bytes_per_s)
+        why = f"at the rate at which the server writes WAL they are full in {lasts}, if the tables stand still"
+        yield warning(said, why, fix)
+    else:
+        yield ok(said)
+
+
+def clock(found: Directory) -> Iterator[Verdict]:
+    """Judge whether the times of files, by which old ones are deleted, are those of this machine."""
+    yield from judge_clock(found.what, found.clock_ahead_s)
+
+
+def clock_ahead_s(written_at: float, before: float, after: float) -> float:
+    """Return how far the clock is ahead that dates a file which was written between two moments. Some tell whole seconds."""
+    return 0.0 if before - 1 <= written_at <= after + 1 else written_at - (before + after) / 2
+
+
+def judge_clock(where: str, ahead_s: float) -> Iterator[Verdict]:
+    """Judge the clock of a place in which files are deleted when they are old."""
+    if abs(ahead_s) > _CLOCK_S:
+        how = f"{format_duration(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
+        yield warning(
+            f"the clock of {where} is {how}",
+            "files are deleted by their age, too early or too late",
+            "timedatectl set-ntp true, on the machine whose clock is wrong",
+        )
+    else:
+        yield ok(f"the clock of {where} and this machine's agree")

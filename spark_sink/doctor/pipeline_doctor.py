@@ -1,0 +1,157 @@
+"""The doctor of a pipeline: puts together what is found on the server, on this machine, in directories, stores and workers.
+
+findings = examine(Plan(...), start_spark)      # all of it
+findings = examine_quickly(Plan(...))           # what takes no Spark, and no second on the server
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from cdcpipe.doctor.findings import Finding, Verdict, error, ok
+from spark_sink.client.doctor import ask_doctor
+from spark_sink.doctor import directories, machine, stores, workers
+from spark_sink.files.places import is_local
+from spark_sink.spark import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["CHECKS", "Plan", "examine", "examine_quickly"]
+
+_logger = logging.getLogger(__name__)
+
+CHECKS: Final = (
+    "machine.java",
+    "machine.packages",
+    "machine.jars",
+    "staging.place",
+    "staging.file_system",
+    "staging.space",
+    "staging.clock",
+    "warehouse.place",
+    "warehouse.file_system",
+    "warehouse.space",
+    "warehouse.store",
+    "warehouse.clock",
+    "spark.session",
+    "spark.store",
+    "spark.workers",
+    "spark.directories",
+    "spark.clocks",
+)
+"""The names that findings have, beside those of ``cdcpipe doctor``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What somebody is going to run: the options of `run` that matter here. Without a ``warehouse`` it is `land`, without Spark.
+
+    ``connection`` are options for ``cdcpipe``.
+    """
+
+    connection: tuple[str, ...]
+    slot: str
+    publications: tuple[str, ...]
+    staging: Path
+    tables: tuple[str, ...] = ()
+    create_slot: bool = False
+    warehouse: Path | None = None
+    format: str = "delta"
+    jars: Path | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+    staging_shared: bool = True
+
+
+def examine(plan: Plan, start_spark: Callable[[], AbstractContextManager[SparkSession]] | None) -> list[Finding]:
+    """Return what is found; ``start_spark`` None: Spark is not started."""
+    findings, server = _server(plan)
+    findings += _machine(plan, server)
+    if start_spark is not None and plan.warehouse is not None:
+        findings += _spark(plan, start_spark)
+    return findings
+
+
+def examine_quickly(plan: Plan) -> list[Finding]:
+    """Return what is found in a moment: no table is looked at, and Spark is not started."""
+    findings, server = _server(plan, "--quick")
+    return findings + _machine(plan, server)
+
+
+def _server(plan: Plan, *options: str) -> tuple[list[Finding], Mapping[str, Any]]:
+    arguments = [*plan.connection, "-S", plan.slot, *options]
+    arguments += [word for name in plan.publications for word in ("--publication", name)]
+    arguments += [word for name in plan.tables for word in ("--table", name)]
+    if plan.create_slot:
+        arguments += ["-c"] if plan.warehouse is None else ["-c", "--copy"]
+    found = ask_doctor(arguments)
+    return found.findings, found.server or {}
+
+
+def _machine(plan: Plan, server: Mapping[str, Any]) -> list[Finding]:
+    findings: list[Finding] = []
+    if plan.warehouse is not None:
+        findings += _named("machine.java", machine.java())
+        findings += _named("machine.packages", machine.packages(machine.installed()))
+        findings += _named("machine.jars", machine.jars(plan.format, plan.jars, plan.conf))
+    findings += _directory("staging", plan.staging, 0, server.get("wal_bytes_per_second"))
+    if plan.warehouse is not None and is_local(plan.warehouse):
+        needed = server.get("table_bytes", 0) if plan.create_slot and not server.get("slot_exists") else 0
+        findings += _directory("warehouse", plan.warehouse, needed, None)
+    elif plan.warehouse is not None:
+        store = stores.probe(plan.warehouse)
+        findings += _named("warehouse.store", stores.conditional_writes(store))
+        findings += _named("warehouse.clock", stores.clock(store))
+    return findings
+
+
+def _directory(name: str, path: Path, needed_bytes: int, bytes_per_s: float | None) -> list[Finding]:
+    found = directories.probe(name, path)
+    return [
+        *_named(f"{name}.place", directories.place(found)),
+        *_named(f"{name}.file_system", directories.file_system(found)),
+        *_named(f"{name}.space", directories.space(found, needed_bytes, bytes_per_s)),
+        *_named(f"{name}.clock", directories.clock(found)),
+    ]
+
+
+def _spark(plan: Plan, start_spark: Callable[[], AbstractContextManager[SparkSession]]) -> list[Finding]:
+    """Start Spark, and let its workers be looked at. Whatever it raises is a finding."""
+    findings: list[Finding] = []
+    check, why = "spark.session", "the tables need Spark"
+    try:
+        with start_spark() as spark:
+            findings += _named(check, [ok(f"Spark {spark.version} starts, with {spark.sparkContext.master}")])
+            if plan.warehouse is not None and not is_local(plan.warehouse):
+                check, why = "spark.store", "the tables are there"
+                session.check_reach(spark, plan.warehouse)
+                findings += _named(check, [ok("Spark has what reaches the store")])
+            check, why = "spark.workers", "they write the tables' files"
+            needed = _seen_by_workers(plan)
+            found = workers.look(spark, needed)
+            findings += _named(check, workers.modules(found))
+            findings += _named("spark.directories", workers.directories(found, needed))
+            findings += _named("spark.clocks", workers.clocks(found))
+    except Exception as ex:  # whatever keeps Spark from working is what is looked for
+        _logger.info("Spark", exc_info=True)
+        message, fix = workers.reason(ex)
+        findings += _named(check, [error(message, why, fix)])
+    return findings
+
+
+def _seen_by_workers(plan: Plan) -> list[Path]:
+    """Return the directories that workers need, as far as they are there."""
+    needed = [plan.staging] if plan.staging_shared else []
+    if plan.warehouse is not None and is_local(plan.warehouse):
+        needed.append(plan.warehouse)
+    return [path for path in needed if path.is_dir()]
+
+
+def _named(check: str, verdicts: Iterable[Verdict]) -> Iterator[Finding]:
+    for verdict in verdicts:
+        yield Finding(verdict.level, check, verdict.subject, verdict.message, verdict.why, verdict.fix)

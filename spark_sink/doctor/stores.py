@@ -1,0 +1,74 @@
+"""What an object store does with a warehouse: whether it is reached, and puts nothing in the place of what is there."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cdcpipe.doctor.findings import Verdict, error, ok
+from spark_sink.doctor.directories import clock_ahead_s, judge_clock
+from spark_sink.files import places
+from spark_sink.files.places import StorageError
+
+__all__ = ["Store", "clock", "conditional_writes", "probe"]
+
+_logger = logging.getLogger(__name__)
+
+_HINT = "check bucket, credentials and network"
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """What was found: None for ``problem`` where all is well, None for the clock where the store does not tell its time."""
+
+    name: str
+    problem: tuple[str, str] | None
+    """What is wrong, and what to do."""
+    clock_ahead_s: float | None
+
+
+def probe(root: Path) -> Store:
+    """Try a conditional write, and another to see the time. The first one leaves an object, with which `run` tries it, too."""
+    name = places.name(root)
+    try:
+        places.check_store(root)
+        return Store(name, None, _clock_ahead_s(root / "_cdcpipe/doctor_check"))
+    except StorageError as ex:
+        return Store(name, (ex.message, ex.hint or _HINT), None)
+    except Exception as ex:  # a store's library raises what it likes
+        _logger.info("the store", exc_info=True)
+        said = str(ex).strip().partition("\n")[0] or type(ex).__name__
+        return Store(name, (f"{name} can't be reached: {said}", _HINT), None)
+
+
+def _clock_ahead_s(path: Any) -> float | None:
+    """Return how far the store's clock is ahead; None where it does not tell when an object was written."""
+    before = time.time()
+    path.write_bytes(b"")
+    after = time.time()
+    try:
+        written_at = path.fs.modified(path.path).timestamp()
+    except (AttributeError, NotImplementedError):
+        return None
+    finally:
+        path.unlink(missing_ok=True)
+    return clock_ahead_s(written_at, before, after)
+
+
+def conditional_writes(found: Store) -> Iterator[Verdict]:
+    """Judge whether the store can hold Delta tables."""
+    if found.problem is None:
+        yield ok(f"{found.name} is reached, and writes on condition")
+    else:
+        message, hint = found.problem
+        yield error(message, "Delta Lake's commits need a store that puts nothing in the place of what is there", hint)
+
+
+def clock(found: Store) -> Iterator[Verdict]:
+    """Judge whether the store's clock is ours."""
+    if found.clock_ahead_s is not None:
+        yield from judge_clock("the store", found.clock_ahead_s)
