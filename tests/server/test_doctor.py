@@ -5,6 +5,7 @@ Each check's cases without a server are in tests/unit/doctor.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from cdcpipe.doctor.facts import Asked
 from cdcpipe.doctor.findings import Finding
 from cdcpipe.replication.connection import connection_parameters
 from cdcpipe.subcommands.doctor import CHECKS, doctor
+from cdcpipe.subcommands.prepare import connected
 from support.cli_process import CLI, run_cli
 from support.requirements import need
 from support.waiting import until
@@ -458,3 +460,17 @@ def test_output_plugins(pg15: postgres.Cluster) -> None:
         connection.execute(sql)
         assert connection.execute("show output_plugin_libraries").fetchone() == ("test_decoding, pgoutput",)
         assert of(diagnose(database, create=True), "server.output_plugins")[0].level == "ok"
+
+
+def test_how_fast_the_server_writes(any_pg: postgres.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey, "_AVERAGE_AFTER_S", 0.0)
+    with any_pg.database() as database, database.connect() as connection:
+        connection.execute("create table t (id int primary key, v text)")
+        with connected(connection_parameters([("dbname", database.dsn)]), replication=False) as looking:
+            begun_at, server = time.monotonic(), survey.look(looking)
+            connection.execute("insert into t select n, repeat('x', 1000) from generate_series(1, 3000) n")
+            rate = survey._watch(looking, server, begun_at)
+        assert rate.bytes_per_s * rate.seconds > 3 << 20
+        assert rate.average is not None
+        # 14's statistics come with a delay.
+        assert rate.average > 0 or any_pg.version_num < 150000
