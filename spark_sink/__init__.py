@@ -1,6 +1,8 @@
 """Brings the changes of a PostgreSQL database to Spark tables. These names are for programs and notebooks; nothing else is public.
 
-    from spark_sink import Launcher, LauncherConfig, Pipeline                    # land a slot, and write tables
+    from spark_sink import LauncherConfig, RunConfig, run                        # all that `cdcpipe-spark run` does
+    from spark_sink import Runner                                                # the same, to be looked at and stopped
+    from spark_sink import Launcher, Pipeline                                    # its two halves: land a slot, make tables of it
     from spark_sink import build_session, read_replica, read_as_of, register_views, register_source     # read the tables
 
 A name is imported when it is first used: the launcher needs no pyspark.
@@ -14,31 +16,44 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spark_sink.launcher.launcher import Launcher, LauncherConfig
     from spark_sink.pipeline.pipeline import Pipeline
+    from spark_sink.pipeline.runner import RunConfig, Runner, run
     from spark_sink.replica.as_of import read_as_of
     from spark_sink.replica.current import read_replica, register_views
     from spark_sink.source.datasource import register as register_source
     from spark_sink.spark.session import build as build_session
+    from spark_sink.staging.filler import SealPolicy
+    from spark_sink.staging.readers import Retention
 
 __all__ = [
     "Launcher",
     "LauncherConfig",
     "Pipeline",
+    "Retention",
+    "RunConfig",
+    "Runner",
+    "SealPolicy",
     "build_session",
     "read_as_of",
     "read_replica",
     "register_source",
     "register_views",
+    "run",
 ]
 
 _HOMES = {
     "Launcher": ("launcher.launcher", "Launcher"),
     "LauncherConfig": ("launcher.launcher", "LauncherConfig"),
     "Pipeline": ("pipeline.pipeline", "Pipeline"),
+    "Retention": ("staging.readers", "Retention"),
+    "RunConfig": ("pipeline.runner", "RunConfig"),
+    "Runner": ("pipeline.runner", "Runner"),
+    "SealPolicy": ("staging.filler", "SealPolicy"),
     "build_session": ("spark.session", "build"),
     "read_as_of": ("replica.as_of", "read_as_of"),
     "read_replica": ("replica.current", "read_replica"),
     "register_source": ("source.datasource", "register"),
     "register_views": ("replica.current", "register_views"),
+    "run": ("pipeline.runner", "run"),
 }
 
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.retry import RetryPolicy
 from spark_sink.client.failure import error_of
 from spark_sink.client.process import Answer, ask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    import threading
+    from collections.abc import Callable, Iterable, Mapping
 
 
-__all__ = ["Prepared", "SlotConfig", "ask_published", "look_up", "prepare_arguments", "slot_exists"]
+__all__ = ["Prepared", "PublishedNow", "SlotConfig", "ask_published", "look_up", "prepare_arguments", "slot_exists"]
+
+_RECONNECT = RetryPolicy(within_s=60.0, first_pause_s=1.0)
+"""A server that is asked for its tables may be restarting."""
 
 
 class SlotConfig(Protocol):
@@ -113,6 +119,39 @@ def look_up(config: SlotConfig, is_stopping: Callable[[], bool]) -> Prepared:
     if answer.code != ExitCode.SUCCESS:
         raise error_of(answer.failure)
     return Prepared.parse(answer.output)
+
+
+class PublishedNow:
+    """The published tables with their keys and columns, as they are when one asks. ``stopping`` gives up an answer."""
+
+    def __init__(self, config: SlotConfig, stopping: threading.Event) -> None:
+        self._config = config
+        self._stopping = stopping
+        self.is_interrupted = False
+        """Whether an answer was given up because of a stop, which is an error to whoever wanted it."""
+
+    def describe(self) -> Iterable[Mapping[str, Any]]:
+        """Return the tables; a server that has gone away may be restarting, and is waited for."""
+        began, failures = time.monotonic(), 0
+        while True:
+            try:
+                answer = ask_published(self._config, self._stopping.is_set)
+                is_away = answer.code in (ExitCode.INIT_FAILED, ExitCode.PG_CLOSED, ExitCode.PG_ERROR)
+                failures += 1
+                pause_s = _RECONNECT.pause_s(failures, time.monotonic() - began) if is_away else None
+                if pause_s is None:
+                    break
+                if self._stopping.wait(pause_s):
+                    raise InterruptedError
+            except InterruptedError:
+                self.is_interrupted = True
+                raise
+        if answer.code != ExitCode.SUCCESS:
+            raise CdcpipeError(
+                f"tables that are new or have changed could not be looked up: {answer.failure.message or answer.code}",
+                hint="start again once the server can be reached; nothing is lost",
+            )
+        return Prepared.parse(answer.output).tables
 
 
 def prepare_arguments(config: SlotConfig) -> list[str]:

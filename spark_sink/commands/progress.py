@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import click
@@ -14,9 +15,10 @@ if TYPE_CHECKING:
     from spark_sink.client.slot_monitor import Lag
     from spark_sink.launcher.launcher import Progress
     from spark_sink.pipeline.pipeline import PipelineProgress
+    from spark_sink.pipeline.runner import RunProgress
     from spark_sink.snapshot.copy import SnapshotProgress
 
-__all__ = ["ProgressLine", "SnapshotLine"]
+__all__ = ["ProgressLine", "RunLine", "SnapshotLine"]
 
 
 _LOG_INTERVAL_S = 10.0
@@ -34,7 +36,7 @@ class _LiveLine:
 
     def __init__(self, now: float) -> None:
         self._is_terminal = sys.stderr.isatty()
-        self._began_at = self._shown_at = now
+        self._shown_at = now
         self._shown = ""
 
     @property
@@ -132,9 +134,10 @@ class SnapshotLine(_LiveLine):
     def update(self, progress: SnapshotProgress, now: float, *, is_last: bool = False) -> None:
         """Show the progress if that is due."""
         if is_last or self._is_due(now):
-            self._show(self._text(progress, max(now - self._began_at, 1e-3)), now, is_last=is_last)
+            self._show(self._text(progress), now, is_last=is_last)
 
-    def _text(self, progress: SnapshotProgress, elapsed_s: float) -> str:
+    def _text(self, progress: SnapshotProgress) -> str:
+        elapsed_s = max(progress.elapsed_s, 1e-3)
         parts = [f"snapshot: {progress.tables_done} of {progress.tables} tables", f"{progress.rows:,} rows"]
         if progress.row_estimate > progress.rows:
             parts[-1] += f" of about {progress.row_estimate:,}"
@@ -144,3 +147,33 @@ class SnapshotLine(_LiveLine):
             left_s = elapsed_s * left / progress.chunks_done
             parts.append(f"{left_s / 60:.0f} min left" if left_s >= 120 else f"{left_s:.0f} s left")
         return ", ".join(parts)
+
+
+class RunLine:
+    """Shows how far a run is: its snapshot, if there is one, then the tables."""
+
+    def __init__(self) -> None:
+        now = time.monotonic()
+        self._tables, self._snapshot = ProgressLine(now), SnapshotLine(now)
+        self._is_snapshot_shown = False
+
+    @property
+    def interval_s(self) -> float:
+        """How often to call ``update``."""
+        return self._tables.interval_s
+
+    def update(self, progress: RunProgress, *, is_last: bool = False) -> None:
+        """Show the progress if that is due."""
+        now = time.monotonic()
+        if progress.tables is None:
+            if progress.snapshot is not None:
+                self._snapshot.update(progress.snapshot, now)
+            return
+        if progress.snapshot is not None and not self._is_snapshot_shown:
+            self._snapshot.update(progress.snapshot, now, is_last=True)
+            self._is_snapshot_shown = True
+        self._tables.update(progress.launcher, now, tables=progress.tables, lag=progress.lag, is_last=is_last)
+
+    def clear(self) -> None:
+        """Make room on a terminal for something else."""
+        self._tables.clear()

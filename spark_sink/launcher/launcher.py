@@ -150,6 +150,12 @@ class Launcher:
         if self._thread.ident is not None:
             self._thread.join()
 
+    def note_confirmed(self, confirmed_lsn: int | None) -> None:
+        """Note that the log has all that the slot has confirmed, also where nothing was published; nobody else moves the slot."""
+        sealed = self._progress.position
+        if confirmed_lsn is not None and sealed is not None and confirmed_lsn > sealed.lsn and not self.has_ended:
+            known_position.note(self.config.staging, confirmed_lsn)
+
     def __enter__(self) -> Self:
         return self.start()
 

@@ -220,7 +220,7 @@ class Pipeline:
     def _stop_query(self) -> None:
         self._stopping = True
         query = self._query
-        if query is not None and query.isActive:
+        if query is not None and not session.has_ended(self.spark, 0) and query.isActive:
             with self._batch_running:
                 self._wait_until_noted(query)
             # Without the lock: Spark waits for a micro-batch that begins just now, which `_refuse` ends.

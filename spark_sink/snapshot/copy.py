@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,8 @@ class SnapshotProgress:
     row_estimate: int = 0
     chunks: int = 0
     chunks_done: int = 0
+    elapsed_s: float = 0.0
+    """The time since the start, once it has ended until then."""
 
 
 class Snapshot:
@@ -96,6 +99,8 @@ class Snapshot:
         self._names: tuple[str, ...] = ()
         """The tables to copy, as "schema.name"; empty for all published tables."""
         self._is_begun = False
+        self._started_at: float | None = None
+        self._ended_at: float | None = None
 
     # --- for its owner ---
 
@@ -110,6 +115,7 @@ class Snapshot:
         self._spark = spark
         source.register(spark)  # executors need this code
         self._counts = (spark.sparkContext.accumulator(0), spark.sparkContext.accumulator(0))
+        self._started_at = time.monotonic()
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -133,7 +139,8 @@ class Snapshot:
     def progress(self) -> SnapshotProgress:
         """How far the copy is at this moment."""
         rows, chunks = (0, 0) if self._counts is None else (self._counts[0].value, self._counts[1].value)
-        return SnapshotProgress(self._tables, self._tables_done, rows, self._row_estimate, self._chunks, chunks)
+        elapsed_s = 0.0 if self._started_at is None else (self._ended_at or time.monotonic()) - self._started_at
+        return SnapshotProgress(self._tables, self._tables_done, rows, self._row_estimate, self._chunks, chunks, elapsed_s)
 
     # --- the snapshot's thread ---
 
@@ -161,6 +168,7 @@ class Snapshot:
                 storage.remove_tree(self._scratch)
             # Release the snapshot in any case: while the server holds it, PostgreSQL's VACUUM cannot remove rows that it sees.
             self._release(is_done=self._error is None)
+            self._ended_at = time.monotonic()
 
     def _take(self, is_stopping: Callable[[], bool]) -> ExportedSnapshot:
         """Let the server export a snapshot, or continue with the snapshot of an earlier run (see `ExportedSnapshot`)."""

@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 _NAME = "last_error.json"
 
 
-def note(root: Path, command: str, error: Exception) -> None:
+def note(root: Path, command: str, error: BaseException) -> None:
     """Record an error, if the staging directory exists and no other process holds its lock."""
     if not root.is_dir() or _is_in_use(root):
         return

@@ -10,7 +10,7 @@ import pytest
 
 from cdcpipe.lsn import LSN
 from spark_sink.changelog.tables import changelogs_of
-from spark_sink.commands.run import _Catalog
+from spark_sink.client.prepare import PublishedNow
 from spark_sink.delta import log as delta_log
 from spark_sink.launcher.launcher import Launcher, LauncherConfig
 from spark_sink.pipeline.pipeline import Pipeline
@@ -194,7 +194,7 @@ def test_tables_change_under_a_running_pipeline(
     with Launcher(config):
         until(lambda: road.staging.exists() and bool(list_epochs(road.staging)), deadline_s=SPARK_DEADLINE_S)
         register_reader(road.staging, "test", Position(0, 0))
-        describe = _Catalog(config, threading.Event()).describe
+        describe = PublishedNow(config, threading.Event()).describe
         with Pipeline(spark, road.staging, road.warehouse, describe=describe, trigger_interval_s=0.2) as pipeline:
             for wave in (BEFORE, DURING, AFTER):
                 road.execute(*wave)

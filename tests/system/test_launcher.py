@@ -27,7 +27,6 @@ from cdcpipe.errors import (
 from cdcpipe.lsn import LSN
 from cdcpipe.retry import RetryPolicy
 from spark_sink.client.slot_monitor import SlotMonitor
-from spark_sink.commands.run import _note_known
 from spark_sink.launcher import launcher as launcher_module
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.launcher.restart import RestartPolicy
@@ -92,7 +91,9 @@ def test_postgres_what_is_known_of_the_log_follows_other_traffic(database: postg
         connection.execute("create publication pub for table t")
         with (
             Launcher(config) as launcher,
-            SlotMonitor(config.connection, config.slot, 0.2, on_report=lambda report: _note_known(launcher, report)),
+            SlotMonitor(
+                config.connection, config.slot, 0.2, on_report=lambda report: launcher.note_confirmed(report.confirmed_flush_lsn)
+            ),
         ):
             connection.execute("insert into t values (1)")
             connection.execute("create table unpublished ()")

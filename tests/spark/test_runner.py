@@ -1,0 +1,65 @@
+"""`run` and `Runner` with a PostgreSQL and a session of the program's own."""
+
+from pathlib import Path
+from typing import Any
+
+import postgres
+import pytest
+
+import spark_sink
+from cdcpipe.errors import SlotDoesNotExistError
+from spark_sink.client.slot_monitor import Lag
+from spark_sink.staging import last_error
+from support.waiting import SPARK_DEADLINE_S, until
+
+pytestmark = pytest.mark.spark
+
+
+def config(database: postgres.Database, tmp_path: Path, **options: Any) -> spark_sink.RunConfig:
+    slot = f"runner_{database.name}"[:63]
+    launcher = spark_sink.LauncherConfig(
+        slot, tmp_path / "staging", ("p",), ("-d", database.dsn), **{"create_slot": True, "available_now": True} | options
+    )
+    return spark_sink.RunConfig(launcher, tmp_path / "warehouse", format="parquet", snapshot="initial")
+
+
+def test_a_program_runs_what_the_command_runs(spark: Any, database: postgres.Database, tmp_path: Path) -> None:
+    """A snapshot, then changes, with the session that is active, which goes on; then a stop in the midst."""
+    with database.connect() as connection:
+        connection.execute(
+            "create table t (id int primary key, v text); insert into t select n, 'old' from generate_series(1, 5) n"
+        )
+        connection.execute("create publication p for table t")
+        with spark_sink.Runner(config(database, tmp_path), spark) as runner:
+            assert runner.wait(600)
+        assert runner.is_complete
+        progress = runner.progress
+        assert progress.snapshot is not None
+        assert (progress.snapshot.rows, progress.snapshot.tables_done) == (5, 1)
+        assert progress.snapshot.elapsed_s > 0
+        assert progress.lag == Lag(0, 0.0)
+
+        connection.execute("update t set v = 'new' where id > 3; insert into t values (6, 'new')")
+        spark_sink.run(config(database, tmp_path), spark)
+        rows = spark_sink.read_replica(spark, tmp_path / "warehouse", "public.t").groupBy("v").count().collect()
+        assert {row["v"]: row["count"] for row in rows} == {"old": 3, "new": 3}
+
+        runner = spark_sink.Runner(config(database, tmp_path, available_now=False), spark).start()
+        connection.execute("insert into t values (7, 'new')")
+        until(lambda: runner.progress.tables is not None and runner.progress.tables.changes == 1, deadline_s=SPARK_DEADLINE_S)
+        assert not runner.wait(0)
+        runner.stop()
+        assert runner.wait()
+        assert not runner.is_complete
+        assert spark.range(1).count() == 1
+
+
+def test_what_ended_it_is_raised(spark: Any, database: postgres.Database, tmp_path: Path) -> None:
+    with database.connect() as connection:
+        connection.execute("create publication p for all tables")
+    (tmp_path / "staging").mkdir(mode=0o700)
+    with pytest.raises(SlotDoesNotExistError, match="does not exist"):
+        spark_sink.run(config(database, tmp_path, create_slot=False), spark)
+    noted = last_error.read(tmp_path / "staging")
+    assert noted is not None
+    assert noted["exit_code"] == 8

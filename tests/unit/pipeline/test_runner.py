@@ -1,0 +1,109 @@
+"""`RunConfig` and `Runner` without Spark and without a server: what is refused, and what the command line makes of its options."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdcpipe.errors import InvalidArgumentsError
+from spark_sink.commands import land
+from spark_sink.commands import run as run_command
+from spark_sink.launcher.launcher import LauncherConfig
+from spark_sink.pipeline import runner
+from spark_sink.pipeline.runner import RunConfig, Runner
+from spark_sink.spark import session
+from spark_sink.staging import last_error
+
+OPTIONS = """--format parquet --types native --catalog-database lake --json variant --max-bytes-per-trigger 1MiB
+    --trigger-interval 2 --replica-interval 3 --snapshot never --snapshot-chunk-size 1MiB --snapshot-hold off
+    --optimize-interval off --cluster-replicas --vacuum-retention off --log-retention off
+    --master local[1] --conf a=b --jars . --ui --staging-shared no --checkpoint checkpoint"""
+"""Every option that `land` has not, with another value than its default; but --keep-changelog, which is Delta's."""
+
+
+class ReachedError(Exception):
+    """The command has made its configuration."""
+
+
+def config_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> RunConfig:
+    """Return what ``cdcpipe-spark run`` makes of its options."""
+    made: list[RunConfig] = []
+
+    def take(config: RunConfig) -> Any:
+        made.append(config)
+        raise ReachedError
+
+    monkeypatch.setattr(runner, "Runner", take)
+    needed = ["-S", "s", "--publication", "p", "--staging", str(tmp_path / "staging"), "--warehouse", str(tmp_path / "warehouse")]
+    with pytest.raises(ReachedError):
+        run_command.command.main([*needed, *arguments], standalone_mode=False)
+    return made[0]
+
+
+def launcher(tmp_path: Path, **options: Any) -> LauncherConfig:
+    return LauncherConfig("s", tmp_path / "staging", ("p",), **options)
+
+
+def test_the_command_has_the_defaults_of_the_api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert config_of(monkeypatch, tmp_path) == RunConfig(launcher(tmp_path), tmp_path / "warehouse")
+
+
+def test_the_api_has_what_the_command_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plain, full = config_of(monkeypatch, tmp_path), config_of(monkeypatch, tmp_path, *OPTIONS.split())
+    same = {field.name for field in fields(RunConfig) if getattr(plain, field.name) == getattr(full, field.name)}
+    assert same == {"launcher", "warehouse", "keep_changelog_s", "keys"}
+    assert config_of(monkeypatch, tmp_path, "--keep-changelog", "30d").keep_changelog_s == 30 * 86400
+    of_land, of_run = (
+        {name for option in command.params for name in option.opts if name.startswith("--")}
+        for command in (land.command, run_command.command)
+    )
+    assert of_run - of_land == {*re.findall(r"--[a-z-]+", OPTIONS), "--keep-changelog", "--warehouse"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"format": "iceberg"}, "format is 'iceberg'"),
+        ({"types": "spark"}, "types is 'spark'"),
+        ({"snapshot": "always"}, "snapshot is 'always'"),
+        ({"catalog_database": "a.b.c"}, "not 'a.b.c'"),
+        ({"json_variants": True}, "views in the catalog"),
+        ({"format": "parquet", "keep_changelog_s": 86400.0}, "is for Delta tables"),
+        ({"format": "parquet", "warehouse": "s3a://bucket/lake"}, "can't be in an object store"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentsError, match=message):
+        RunConfig(**{"launcher": launcher(tmp_path), "warehouse": tmp_path / "warehouse"} | options)
+
+
+def test_a_stop_before_there_is_anything_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(session, "find_java", lambda: None)
+    made = Runner(RunConfig(launcher(tmp_path, available_now=True), tmp_path / "warehouse"))
+    made.request_stop()
+    with made:
+        assert made.wait()
+    assert not made.is_complete
+    assert made.progress.tables is None
+    assert not (tmp_path / "staging").exists()
+
+
+def test_what_is_certain_to_fail_shows_at_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    made = Runner(RunConfig(launcher(tmp_path), tmp_path / "file/warehouse"))
+    with pytest.raises(InvalidArgumentsError, match="the warehouse can't be there"):
+        made.start()
+    made.stop()
+
+
+def test_an_error_is_raised_where_one_waits_and_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(session, "find_java", lambda: None)
+    config = launcher(tmp_path, command=("/nonesuch/cdcpipe",))
+    (tmp_path / "staging").mkdir(mode=0o700)
+    with pytest.raises(FileNotFoundError), Runner(RunConfig(config, tmp_path / "warehouse")) as made:
+        made.wait()
+    noted = last_error.read(tmp_path / "staging")
+    assert noted is not None
+    assert (noted["command"], noted["message"]) == ("run", "unexpected FileNotFoundError")

@@ -1,0 +1,42 @@
+"""``import spark_sink``: what programs may use, and that docs/spark/python.md says just that."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import spark_sink
+from spark_sink import LauncherConfig, RunConfig
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/spark/python.md").read_text()
+
+
+def first_column(heading: str) -> set[str]:
+    """The names in the first column of the page's table that has this heading."""
+    _, found, rest = PAGE.partition(f"\n| {heading} | ")
+    assert found
+    rows = rest.partition("\n\n")[0].splitlines()[2:]
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+
+
+@pytest.mark.parametrize("name", spark_sink.__all__)
+def test_a_public_name_is_there_and_explains_itself(name: str) -> None:
+    assert (getattr(spark_sink, name).__doc__ or "").strip()
+
+
+def test_the_page_has_what_is_public_and_nothing_else() -> None:
+    assert first_column("name") == set(spark_sink.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Warehouse'"):
+        spark_sink.Warehouse  # noqa: B018
+    pages = "".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+    imported = re.findall(r"^from spark_sink import (.*)$", pages, re.MULTILINE)
+    assert {name for names in imported for name in names.split(", ")} <= set(spark_sink.__all__)
+    assert not re.findall(r"^(?:from|import) spark_sink\.", pages, re.MULTILINE)
+
+
+@pytest.mark.parametrize("config", [LauncherConfig, RunConfig])
+def test_every_field_of_a_configuration_is_on_the_page(config: type) -> None:
+    of_tests = {"command", "hook"}
+    assert first_column(f"`{config.__name__}`") == {field.name for field in fields(config)} - of_tests
