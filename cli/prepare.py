@@ -33,6 +33,7 @@ Example:
 @connection_options
 @slot_options(is_required=True)
 @cloup.option("--in-use", is_flag=True, help="Accept a slot that another process streams from.")
+@cloup.option("-q", "--quiet", is_flag=True, help="Do not warn of tables on which the server refuses commands.")
 @cloup.option_group(
     "Snapshot",
     cloup.option(
@@ -56,7 +57,7 @@ Example:
         help="Refuse, before a slot is made, if this user may not read the table, or with * any published one; repeatable.",
     ),
 )
-def command(*, export_snapshot: bool, linger: float, readable: tuple[str, ...], in_use: bool, **options: Any) -> None:
+def command(*, export_snapshot: bool, linger: float, readable: tuple[str, ...], in_use: bool, quiet: bool, **options: Any) -> None:
     """Check everything that a stream from a pgoutput slot needs, and print what was found as one JSON object.
 
     With -c, make the publications and the slot first. The exit codes are those of streaming.
@@ -69,7 +70,7 @@ def command(*, export_snapshot: bool, linger: float, readable: tuple[str, ...], 
         raise click.UsageError("--check-select is for --export-snapshot")
     config = slot_config(**options)
     if not export_snapshot:
-        _print(_report(prepare(config, in_use=in_use)))
+        _print(_report(prepare(config, in_use=in_use, quiet=quiet)))
         return
     with exporting(config, (() if "*" in readable else readable) if readable else None) as (found, export):
         exported = {
@@ -112,6 +113,7 @@ def _report(found: Preparation) -> dict[str, Any]:
                 "replica_identity": table.replica_identity,
                 "primary_key": list(table.primary_key),
                 "has_deferrable_key": table.has_deferrable_key,
+                "refused": list(table.refused),
                 "columns": [asdict(column) for column in table.columns],
             }
             for table in found.tables

@@ -200,23 +200,28 @@ def check_published(connection: Connection, publications: list[str], *, is_told:
     return tables
 
 
-def prepare(config: SlotConfig, *, in_use: bool = False) -> Preparation:
-    """Do all that precedes streaming on a pgoutput slot, and say what was found; with ``in_use`` someone may stream from it."""
+def prepare(config: SlotConfig, *, in_use: bool = False, quiet: bool = False) -> Preparation:
+    """Do all that precedes streaming on a pgoutput slot, and say what was found; with ``in_use`` someone may stream from it.
+
+    With ``quiet`` it does not warn of tables on which the server refuses commands: `PublishedTable.refused` tells of them.
+    """
     with connected(config.parameters, replication=False) as connection, initialising():
         slot = find_or_create_slot(connection, config, list(config.publications))
         with connected(config.parameters, replication=True) as walsender:
             system = identify_system(walsender)
-        return _preparation(connection, config, slot, system, is_shared=in_use)
+        return _preparation(connection, config, slot, system, is_shared=in_use, quiet=quiet)
 
 
-def _preparation(connection: Connection, config: SlotConfig, slot: Slot, system: System, *, is_shared: bool = False) -> Preparation:
+def _preparation(
+    connection: Connection, config: SlotConfig, slot: Slot, system: System, *, is_shared: bool = False, quiet: bool = False
+) -> Preparation:
     """Check what a stream from the slot needs, and say what was found; ``is_shared``: somebody may be using it."""
     if slot.plugin != "pgoutput":
         msg = f"replication slot {slot.name!r} has the plugin {slot.plugin}; this needs one with pgoutput"
         raise InitError(msg, hint="name another slot, or create one with -c")
     if not is_shared:
         check_free(slot)
-    tables = check_published(connection, list(config.publications))
+    tables = check_published(connection, list(config.publications), is_told=quiet)
     return Preparation(
         server_version=connection.server_version,
         system=system,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
 import click
 import cloup
 
+from spark_sink.client.keyless import warnings_of
 from spark_sink.commands.options import CONTEXT_SETTINGS, launcher_config, launcher_options, log_to_stderr, verbose_option
 from spark_sink.commands.progress import ProgressLine
 from spark_sink.commands.signals import on_signals
@@ -15,6 +17,8 @@ from spark_sink.launcher.launcher import Launcher
 from spark_sink.staging import last_error
 
 __all__ = ["command"]
+
+_logger = logging.getLogger(__name__)
 
 _EXAMPLE = """\b
 Example:
@@ -38,6 +42,9 @@ def command(**options: Any) -> None:
         line = ProgressLine(time.monotonic())
         try:
             launcher.start()
+            if launcher.prepared is not None:
+                for text in warnings_of(table for table in launcher.prepared.tables if table["refused"]):
+                    _logger.warning("%s", text)
             while not launcher.wait(line.interval_s):
                 line.update(launcher.progress, time.monotonic())
         except Exception as ex:

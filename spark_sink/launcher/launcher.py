@@ -269,7 +269,10 @@ class Launcher:
         while not self._stopping.is_set():
             try:
                 answer = ask(
-                    ["prepare", *arguments], command=self.config.command, is_stopping=self._stopping.is_set, tell=self._tell
+                    ["prepare", "--quiet", *arguments],
+                    command=self.config.command,
+                    is_stopping=self._stopping.is_set,
+                    tell=self._tell,
                 )
             except InterruptedError:
                 return None

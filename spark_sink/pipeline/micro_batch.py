@@ -28,6 +28,7 @@ from spark_sink.changelog.interface import ChangelogState
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.changelog.versions import TableVersions
 from spark_sink.changelog.writer import Target
+from spark_sink.client.keyless import keyless_text
 from spark_sink.delta.commit import ChangedError
 from spark_sink.files import places as storage
 from spark_sink.schema.table import MESSAGES, has_key
@@ -71,6 +72,9 @@ _THREADS = 4
 _APPENDS = RetryPolicy(attempts=10)
 """How often a micro-batch is written whose changelogs another program changes meanwhile."""
 
+_KEYLESS = ""
+"""What is told of a table as a whole; of its columns something may be told, too."""
+
 
 @dataclass(slots=True)
 class TableState:
@@ -99,7 +103,7 @@ class TableState:
 class KnownTables:
     """What is known of a warehouse's tables, so that it is not read for every micro-batch; and what was said of them.
 
-    ``keys`` are those of `pipeline.Pipeline`.
+    ``keys`` and ``keyless_named`` are those of `pipeline.Pipeline`.
     """
 
     def __init__(
@@ -109,6 +113,7 @@ class KnownTables:
         history: SchemaHistory,
         published: PublishedTables,
         keys: Mapping[str, Sequence[str]] | None = None,
+        keyless_named: Iterable[str] = (),
     ) -> None:
         self.spark = spark
         self.warehouse = warehouse
@@ -118,7 +123,7 @@ class KnownTables:
         self.exact_counts: Counter[tuple[Table, str]] = Counter()
         """How many values of which column stand, since the start, as text in ``_cdc_exact``, because its type can't hold them."""
         self._states: dict[Table, TableState] = {}
-        self._told: set[tuple[Table, str]] = set()
+        self._told: set[tuple[str, str]] = {(name, _KEYLESS) for name in keyless_named}
 
     def __getitem__(self, table: Table) -> TableState:
         return self._states[table]
@@ -139,8 +144,8 @@ class KnownTables:
 
     def tell(self, table: Table, subject: str, message: str, *arguments: object) -> None:
         """Warn of this subject once for each table."""
-        if (table, subject) not in self._told:
-            self._told.add((table, subject))
+        if (str(table), subject) not in self._told:
+            self._told.add((str(table), subject))
             _logger.warning(message, *arguments)
 
     def tell_exact(self, table: Table, counts: Mapping[str, int]) -> None:
@@ -219,7 +224,7 @@ class MicroBatch:
             columns, uses = self._columns(table), self.contents[table].uses
             state.versions = self._tables.versions.record_new(table, state.versions, uses, state.done_lsn, state.columns, columns)
             if not state.versions[-1].key:
-                self._tables.tell(table, "", "table %s has no key: it has a changelog and no replica", table)
+                self._tables.tell(table, _KEYLESS, "%s", keyless_text([str(table)]))
             schema = typed_schema(columns)
         files = state.files = self._tables.changelogs.open_files(table, schema, state.files)
         name = None if table == MESSAGES else (table.schema, table.name)

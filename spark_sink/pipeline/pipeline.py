@@ -89,7 +89,7 @@ class Pipeline:
     with REPLICA IDENTITY FULL or NOTHING, whose changes do not say. No two rows may share such a key, also not amid a
     transaction. ``describe`` returns what ``cdcpipe prepare`` prints as
     ``tables``: it is asked for such keys, and for the columns of a table that is new or has changed.
-    A table without a key has a changelog and no replica.
+    A table without a key has a changelog and no replica. A warning names it, unless it is in ``keyless_named``.
 
     Executors read the staging directory at the path that it has here; without ``staging_shared`` they get its segments from this
     process. With ``catalog_database`` the tables are named in that database of the session's catalog (pipeline/catalog.py), and
@@ -108,6 +108,7 @@ class Pipeline:
         types: str = EXACT,
         keys: Mapping[str, Sequence[str]] | None = None,
         describe: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
+        keyless_named: Iterable[str] = (),
         checkpoint: Path | str | None = None,
         max_bytes_per_trigger: int | None = None,
         trigger_interval_s: float = 1.0,
@@ -126,7 +127,7 @@ class Pipeline:
         self.checkpoint = local_root / CHECKPOINT if checkpoint is None else local_directory(checkpoint, "the checkpoint")
         published = PublishedTables(describe)
         history = SchemaHistory(spark, self.warehouse, published)
-        self._tables = KnownTables(spark, self.warehouse, history, published, keys)
+        self._tables = KnownTables(spark, self.warehouse, history, published, keys, keyless_named)
         self._max_bytes_per_trigger = max_bytes_per_trigger
         self._trigger_interval_s = trigger_interval_s
         self._staging_shared = staging_shared

@@ -22,11 +22,12 @@ import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pyspark.sql import SparkSession
 
 from cdcpipe.errors import InvalidArgumentsError
+from spark_sink.client.keyless import has_key, table_name, warnings_of
 from spark_sink.client.prepare import PublishedNow
 from spark_sink.client.slot_monitor import Lag, SlotMonitor
 from spark_sink.files.local import check_usable
@@ -182,6 +183,7 @@ class Runner:
         self._snapshot = InitialSnapshot(
             config.launcher, self._warehouse, config.snapshot, config.snapshot_chunk_bytes, config.snapshot_hold_s or 0.0
         )
+        self._keyless_named: list[str] = []
         self._pipeline: Pipeline | None = None
         self._error: BaseException | None = None
         self._is_complete = False
@@ -289,16 +291,10 @@ class Runner:
         self._is_complete = config.launcher.available_now and not self._stopping.is_set()
 
     def _name_keyless(self, prepared: Prepared) -> None:
-        """Say which tables will have no replica."""
-        keyless = [table for table in prepared.tables if not _has_key(table)]
-        deferrable = [table for table in keyless if table["has_deferrable_key"]]
-        for tables, why in (
-            ([table for table in keyless if table not in deferrable], "no primary key"),
-            (deferrable, "a deferrable primary key, which two rows may share amid a transaction"),
-        ):
-            names = sorted(f"{table['schema']}.{table['name']}" for table in tables)
-            if names:
-                _logger.warning("%s, so a changelog and no replica: %s", why, ", ".join(names))
+        """Say which tables will have no replica; the pipeline says so of tables that come later."""
+        for text in warnings_of(prepared.tables, keyed=self.config.keys):
+            _logger.warning("%s", text)
+        self._keyless_named = [table_name(table) for table in prepared.tables if not has_key(table)]
 
     def _check_stopping(self) -> None:
         if self._stopping.is_set():
@@ -345,6 +341,7 @@ class Runner:
             types=config.types,
             keys=config.keys,
             describe=self._published.describe,
+            keyless_named=self._keyless_named,
             checkpoint=config.checkpoint,
             max_bytes_per_trigger=config.max_bytes_per_trigger,
             trigger_interval_s=config.trigger_interval_s,
@@ -419,8 +416,3 @@ def run(config: RunConfig, spark: SparkSession | None = None) -> None:
 
 class _StoppedError(Exception):
     """It was to stop before there was anything to put in order."""
-
-
-def _has_key(table: Mapping[str, Any]) -> bool:
-    # With REPLICA IDENTITY USING INDEX the index's columns do.
-    return bool(table["primary_key"]) or table["replica_identity"] == "i"

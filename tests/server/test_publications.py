@@ -244,7 +244,9 @@ def test_only_what_is_published_is_said_to_be_refused(database: postgres.Databas
                 ]
                 assert is_taken(connection, "update keyed set id = 2")
                 assert is_taken(connection, "delete from root")
-                _, said = prepared(database)
+                tables, said = prepared(database)
+                assert tables["public.keyless"]["refused"] == refused
+                assert prepared(database, "--quiet") == (tables, "")
                 if refused:
                     assert (
                         f"public.keyless has no usable replica identity: the server refuses {' and '.join(refused)} on it" in said

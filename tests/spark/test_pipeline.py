@@ -1,6 +1,7 @@
 """From a real server to tables: what a source table holds is what its replica holds, whatever happens on the way."""
 
 import contextlib
+import io
 import json
 import os
 import random
@@ -627,16 +628,18 @@ def test_progress_on_a_terminal_and_a_signal_to_all_processes(database: postgres
 
     The server falls silent before that: the line says so, and the command ends all the same.
     """
+    said = io.StringIO()
     with database.connect() as connection, FaultyProxy(database.cluster.port) as proxy:
         argv = command(database, tmp_path, "--snapshot", "never", dsn=proxy.dsn(database.tcp_dsn))
-        connection.execute("create table t (id int primary key)")
+        connection.execute("create table t (id int primary key); create table keyless (v int)")
         dimensions = (24, 400)
         terminal = pexpect.spawn(argv[0], argv[1:], env=environment(), timeout=240, dimensions=dimensions, encoding="utf-8")
+        terminal.logfile_read = said
         terminal.expect(r"\r\x1b\[Ktables 1:0/[0-9A-F]+, 0 rows/s, lag [0-9.]+ [KMGi]*B (≥ )?[0-9.]+ s, 0 changes in 0 tables")
-        connection.execute("insert into t select generate_series(1, 7)")
-        terminal.expect(r"\r\x1b\[Ktables 1:0/[0-9A-F]+, [0-9,]+ rows/s, lag 0 B 0.0 s, 7 changes in 1 tables, log 1:0/")
+        connection.execute("insert into t select generate_series(1, 7); insert into keyless values (1)")
+        terminal.expect(r"\r\x1b\[Ktables 1:0/[0-9A-F]+, [0-9,]+ rows/s, lag 0 B 0.0 s, 8 changes in 2 tables, log 1:0/")
         proxy.silence()
-        terminal.expect(r"\r\x1b\[Ktables 1:0/[0-9A-F]+, 0 rows/s, lag unknown, 7 changes in 1 tables")
+        terminal.expect(r"\r\x1b\[Ktables 1:0/[0-9A-F]+, 0 rows/s, lag unknown, 8 changes in 2 tables")
         for process in processes.running(terminal.pid):
             with contextlib.suppress(psutil.NoSuchProcess):  # the first of them ends others
                 process.terminate()
@@ -644,6 +647,8 @@ def test_progress_on_a_terminal_and_a_signal_to_all_processes(database: postgres
         terminal.close()
     assert terminal.exitstatus == 0, terminal.before
     assert "cdcpipe-spark: error" not in terminal.before
+    assert said.getvalue().count("public.keyless") == 1, said.getvalue()
+    assert "a changelog and no replica, and the server refuses UPDATE and DELETE on them: public.keyless;" in said.getvalue()
     assert last_error.read(tmp_path / "staging") is None
 
 

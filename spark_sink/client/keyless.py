@@ -1,0 +1,66 @@
+"""What to say of published tables without a key: once for each table, with all that it means and what to do.
+
+for text in warnings_of(prepared.tables):
+logger.warning("%s", text)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+__all__ = ["has_key", "keyless_text", "table_name", "warnings_of"]
+
+
+def table_name(table: Mapping[str, Any]) -> str:
+    """Return the name, "schema.name", of a table that ``cdcpipe prepare`` describes."""
+    return f"{table['schema']}.{table['name']}"
+
+
+def has_key(table: Mapping[str, Any]) -> bool:
+    """Tell whether the server knows what identifies the rows of a table that ``cdcpipe prepare`` describes."""
+    # With REPLICA IDENTITY USING INDEX the index's columns do.
+    return bool(table["primary_key"]) or table["replica_identity"] == "i"
+
+
+def warnings_of(tables: Iterable[Mapping[str, Any]], *, keyed: Collection[str] = ()) -> list[str]:
+    """Return what to say of tables that will have no replica, and of those on which the server refuses commands.
+
+    ``tables`` are as in `Prepared`. Those in ``keyed``, "schema.name", have a key that the user gave.
+    """
+    groups: dict[tuple[bool, bool, tuple[str, ...]], list[str]] = {}
+    for table in tables:
+        name, refused = table_name(table), tuple(table["refused"])
+        is_keyed = has_key(table) or name in keyed
+        if refused or not is_keyed:
+            groups.setdefault((is_keyed, bool(table["has_deferrable_key"]), refused), []).append(name)
+    return [
+        _refused_text(names, refused) if is_keyed else keyless_text(names, refused, is_deferrable=is_deferrable)
+        for (is_keyed, is_deferrable, refused), names in sorted(groups.items())
+    ]
+
+
+def keyless_text(names: Iterable[str], refused: Collection[str] = (), *, is_deferrable: bool = False) -> str:
+    """Return what to say of tables without a key, or with a deferrable one; the server refuses the commands ``refused`` on them."""
+    which, remedy = "without a primary key", "a primary key"
+    if is_deferrable:
+        which = "with a deferrable primary key, which two rows may share amid a transaction,"
+        remedy = "a key that is not deferrable"
+    also = f", and the server refuses {_listed(refused)} on them" if refused else ""
+    return (
+        f"tables {which} get a changelog and no replica{also}: {', '.join(sorted(names))}; "
+        f"for a replica give each {remedy}, then run cdcpipe-spark snapshot --table"
+    )
+
+
+def _refused_text(names: Iterable[str], refused: Collection[str]) -> str:
+    return (
+        f"the server refuses {_listed(refused)} on tables without a usable replica identity: {', '.join(sorted(names))}; "
+        "ALTER TABLE … REPLICA IDENTITY DEFAULT where there is a primary key, otherwise FULL"
+    )
+
+
+def _listed(commands: Collection[str]) -> str:
+    return " and ".join(commands)

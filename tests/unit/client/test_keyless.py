@@ -1,0 +1,48 @@
+"""What is said of published tables without a key."""
+
+from typing import Any
+
+from spark_sink.client.keyless import keyless_text, warnings_of
+
+BOTH = ["UPDATE", "DELETE"]
+
+
+def table(
+    name: str, *key: str, identity: str = "d", refused: list[str] | None = None, is_deferrable: bool = False
+) -> dict[str, Any]:
+    return {
+        "schema": "public",
+        "name": name,
+        "primary_key": key,
+        "replica_identity": identity,
+        "refused": refused or [],
+        "has_deferrable_key": is_deferrable,
+    }
+
+
+def test_a_table_is_named_once_with_all_that_it_means() -> None:
+    tables = [table("b", refused=BOTH), table("keyed", "id"), table("a", refused=BOTH), table("i", identity="i")]
+    (text,) = warnings_of(tables)
+    assert text == (
+        "tables without a primary key get a changelog and no replica, and the server refuses UPDATE and DELETE on them: public.a, "
+        "public.b; for a replica give each a primary key, then run cdcpipe-spark snapshot --table"
+    )
+
+
+def test_what_is_refused_and_what_has_no_replica_need_not_be_the_same() -> None:
+    nothing = table("nothing", "id", identity="n", refused=["DELETE"])
+    deferrable = table("late", identity="f", is_deferrable=True)
+    full = table("full", identity="f")
+    of_full, of_deferrable, of_nothing = (text.partition(";")[0] for text in warnings_of([nothing, full, deferrable]))
+    assert of_full == "tables without a primary key get a changelog and no replica: public.full"
+    assert of_deferrable.startswith("tables with a deferrable primary key, which two rows may share")
+    assert of_deferrable.endswith("get a changelog and no replica: public.late")
+    assert of_nothing == "the server refuses DELETE on tables without a usable replica identity: public.nothing"
+    assert keyless_text(["public.full"]).startswith(of_full)
+
+
+def test_a_key_that_the_user_gave_is_one() -> None:
+    assert warnings_of([table("full", identity="f")], keyed={"public.full": ["id"]}) == []
+    (text,) = warnings_of([table("default", refused=BOTH)], keyed={"public.default"})
+    assert "no replica" not in text
+    assert "refuses UPDATE and DELETE" in text
