@@ -1,6 +1,7 @@
 """Imports run one way only: cli -> cdcpipe <- spark_sink, and inside cdcpipe and spark_sink from the top down."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -153,6 +154,13 @@ def folder(module: str) -> str | None:
 
 def test_every_folder_has_a_floor() -> None:
     assert set(FLOORS) == {path.parent.name for path in (ROOT / "spark_sink").glob("*/__init__.py")}
+
+
+def test_the_map_has_the_floors() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    found = [(name, int(floor)) for floor, name in re.findall(r"^\| (\d+) \| `(\w+)/` \|", page, re.MULTILINE)]
+    assert dict(found) == FLOORS
+    assert [floor for _, floor in found] == sorted(FLOORS.values(), reverse=True)
 
 
 @pytest.mark.parametrize("path", source_files("spark_sink"), ids=by_path)
