@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cdcpipe.pgoutput.transactions import SPILL_THRESHOLD
-from cdcpipe.streamer import StreamOptions
 
-__all__ = ["PollConfig", "SlotConfig", "StreamConfig"]
+__all__ = ["PollConfig", "SlotConfig", "StreamConfig", "StreamOptions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +33,21 @@ class PollConfig:
 
     duration_s: float | None = None
     interval_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """How records and feedback travel."""
+
+    out_fd: int = 1
+    command_fd: int = 0
+    write_header: bool = False
+    write_newline: bool = False
+    auto_feedback: bool = False
+    wait_after_end: bool = False
+    """At the end position: close the output, and read commands until ``q`` or the end of stdin."""
+    needs_commands: bool = True
+    """False: the end of stdin ends nothing, because the stream ends by itself and needs no feedback."""
 
 
 @dataclass(frozen=True, slots=True)

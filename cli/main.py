@@ -17,11 +17,10 @@ from typing import Any, NoReturn
 import click
 import cloup
 
-from cdcpipe.config import PollConfig, StreamConfig
+from cdcpipe.config import PollConfig, StreamConfig, StreamOptions
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
-from cdcpipe.streamer import StreamOptions
 from cdcpipe.subcommands.prepare import poll_until_free, stream
 from cdcpipe.units import parse_seconds
 from cli.checksum import command as checksum_command

@@ -44,7 +44,8 @@ from cdcpipe.replication.slots import (
 )
 from cdcpipe.replication.tables import PublishedTable, check_binary_forms, check_readable, published_tables
 from cdcpipe.sql import SESSION_SETTINGS, patient
-from cdcpipe.streamer import Feeder, Streamer
+from cdcpipe.streaming.receiver import Feeder
+from cdcpipe.streaming.streamer import Streamer
 from cdcpipe.subcommands.poll import LOOK_S, wait_until_free
 
 __all__ = ["Export", "Preparation", "connected", "exporting", "poll_until_free", "prepare", "stream"]

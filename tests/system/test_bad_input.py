@@ -18,12 +18,11 @@ import postgres
 import pytest
 from faulty_proxy import Alter, FaultyProxy, wal_data
 
-from cdcpipe.config import SlotConfig, StreamConfig
+from cdcpipe.config import SlotConfig, StreamConfig, StreamOptions
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.replication.connection import connection_parameters
-from cdcpipe.streamer import StreamOptions
 from cdcpipe.subcommands import prepare
 from support.cli_process import CLI
 from support.published_table import Fixture

@@ -33,7 +33,8 @@ LAYERS = {
     "cdcpipe.replication": 4,
     "cdcpipe.doctor": 5,
     "cdcpipe": 5,
-    "cdcpipe.subcommands": 6,
+    "cdcpipe.streaming": 6,
+    "cdcpipe.subcommands": 7,
 }
 
 # A folder of spark_sink imports from itself and from lower floors (docs/architecture.md).
@@ -128,7 +129,7 @@ def test_the_cli_knows_the_core_alone(path: Path) -> None:
 @pytest.mark.parametrize("path", source_files("spark_sink"), ids=by_path)
 def test_the_sink_runs_the_command_and_does_not_import_it(path: Path) -> None:
     assert not tops(path) & {"cli", "psycopg"}
-    assert not {name for name in imports(path) if name.startswith(("cdcpipe.replication", "cdcpipe.streamer"))}
+    assert not {name for name in imports(path) if name.startswith(("cdcpipe.replication", "cdcpipe.streaming"))}
 
 
 @pytest.mark.parametrize("name", ["launcher/launcher", "staging/log"])

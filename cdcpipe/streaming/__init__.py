@@ -1,0 +1,1 @@
+"""The loop that moves records from the server to the pipe, and its parts."""

@@ -1,0 +1,125 @@
+"""The consumer's ends of the pipe: records go out, commands come in. Only `RecordsOut.drain` waits for the consumer."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import time
+
+from cdcpipe.errors import OutputError
+from cdcpipe.pipe.commands import CommandReader, Feedback
+from cdcpipe.pipe.input import Input
+from cdcpipe.pipe.output import Output
+from cdcpipe.replication.progress import Progress
+
+__all__ = ["CommandsIn", "RecordsOut"]
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 1.0
+"""How long the consumer may pause while the last records are written."""
+
+
+class RecordsOut:
+    """Writes records to ``fd``. What was written whole counts as written in ``progress``, with ``auto_feedback`` as confirmed."""
+
+    def __init__(self, fd: int, progress: Progress, *, auto_feedback: bool) -> None:
+        self._given_fd = fd
+        self._progress = progress
+        self._auto_feedback = auto_feedback
+        self._output = Output(fd)
+        self.is_closed = False
+        """Whether the reader has been told that nothing more comes."""
+
+    @property
+    def fd(self) -> int:
+        """The descriptor to poll."""
+        return self._output.fd
+
+    @property
+    def pending_bytes(self) -> int:
+        """How much waits to be written."""
+        return self._output.pending_bytes
+
+    def put(self, chunk: bytes, ends: list[int]) -> None:
+        """Queue a chunk, and the ends of the transactions whose last record is in it."""
+        self._output.put(chunk, ends)
+
+    def write(self) -> None:
+        """Write what the consumer takes now."""
+        ends = self._output.write()
+        if ends:
+            self._progress.written(ends)
+            if self._auto_feedback:
+                self._progress.confirm_written(time.monotonic())
+
+    def drain(self) -> None:
+        """Write the rest for a consumer that reads. A consumer that does not read holds this up for `DRAIN_S` only."""
+        if self.is_closed:
+            return
+        deadline = time.monotonic() + DRAIN_S
+        try:
+            self.write()
+            while self.pending_bytes and time.monotonic() < deadline:
+                before = self.pending_bytes
+                poll = select.poll()
+                poll.register(self.fd, select.POLLOUT)
+                poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+                self.write()
+                if self.pending_bytes < before:
+                    deadline = time.monotonic() + DRAIN_S
+        except OutputError as ex:
+            log.debug("while ending: %s", ex)
+
+    def close_descriptor(self) -> None:
+        """Close also the descriptor that was given: the reader meets the end."""
+        self._output.close()
+        os.close(self._given_fd)
+        self.is_closed = True
+
+    def close(self) -> None:
+        """Leave the descriptor as it was found. What is queued is dropped."""
+        self._output.close()
+
+
+class CommandsIn:
+    """Reads commands from ``fd``, and passes feedback on to ``progress``."""
+
+    def __init__(self, fd: int, progress: Progress) -> None:
+        self._progress = progress
+        self._input = Input(fd)
+        self._reader = CommandReader()
+        self.is_quit = False
+        """Whether ``q`` has come."""
+        self.is_closed = False
+        """Whether no more commands can come."""
+
+    @property
+    def fd(self) -> int:
+        """The descriptor to poll."""
+        return self._input.fd
+
+    def read(self) -> None:
+        """Read once, so that a flood of commands holds up nothing else. Only the highest feedback counts."""
+        feedback = 0
+        try:
+            data = self._input.read()
+            if data == b"":
+                self.is_closed = True
+            for command in self._reader.feed(data or b""):
+                if isinstance(command, Feedback):
+                    feedback = max(feedback, command.lsn)
+                else:
+                    self.is_quit = True
+                    return
+        except OSError as ex:
+            log.info("stdin can't be read: %s", ex.strerror)
+            self.is_closed = True
+        finally:
+            if feedback:
+                self._progress.feedback(feedback, time.monotonic())
+
+    def close(self) -> None:
+        """Close what was opened here."""
+        self._input.close()

@@ -1,0 +1,95 @@
+"""Ends a stream so that the server has read the last feedback.
+
+To close a socket with unread data on it throws away what was sent last. So the copy is ended, and what the server still sends is
+read and dropped until the server has ended the copy, too.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import time
+from collections.abc import Callable
+
+from cdcpipe.errors import ConnectionClosedError, ServerError
+from cdcpipe.lsn import format_lsn
+from cdcpipe.replication.connection import Connection
+from cdcpipe.streaming.notices import END_STEP_S
+from cdcpipe.streaming.status import StatusUpdates
+
+__all__ = ["end_stream"]
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.1
+_ASK_AGAIN_S = 0.05
+_MOST_DROPPED = 10_000
+"""So many messages are dropped between two looks at the clock."""
+
+
+def end_stream(
+    connection: Connection, status: StatusUpdates, confirmed_lsn: Callable[[], int], confirmed_on_server: Callable[[float], int]
+) -> None:
+    """Send the last status update, and end the stream.
+
+    ``confirmed_lsn`` returns what that update confirms. ``confirmed_on_server`` is as in `Streamer`.
+    """
+    _send_last(connection, status)
+    flush_lsn = confirmed_lsn()
+    connection.end_copy()
+    deadline = time.monotonic() + END_STEP_S
+    while not _is_drained(connection):
+        if time.monotonic() >= deadline:
+            # In the middle of a large transaction the server reads only when it can't send. So stop reading, and ask it.
+            _await_confirmation(flush_lsn, confirmed_on_server)
+            return
+        _wait_for_socket(connection, deadline)
+    try:
+        connection.copy_result(END_STEP_S)
+    except (ConnectionClosedError, ServerError) as ex:
+        log.info("after the end of the stream: %s", ex)
+
+
+def _send_last(connection: Connection, status: StatusUpdates) -> None:
+    deadline = time.monotonic() + END_STEP_S
+    _send_stuck(connection, status, deadline)
+    status.send(time.monotonic())
+    _send_stuck(connection, status, deadline)
+
+
+def _send_stuck(connection: Connection, status: StatusUpdates, deadline: float) -> None:
+    while status.is_stuck:
+        if time.monotonic() >= deadline:
+            raise ConnectionClosedError("the server does not take the last status update", hint="it will send again what followed")
+        _wait_for_socket(connection, deadline)
+        status.send(time.monotonic())
+
+
+def _wait_for_socket(connection: Connection, deadline: float) -> None:
+    is_flushed = connection.flush()
+    connection.wait(select.POLLIN | (0 if is_flushed else select.POLLOUT), min(deadline, time.monotonic() + _LOOK_S))
+
+
+def _is_drained(connection: Connection) -> bool:
+    """Drop what the server still sends, because it will send it again; return whether the copy has ended."""
+    try:
+        connection.consume_input()
+    except Connection.Lost:
+        return True
+    connection.flush()
+    for _ in range(_MOST_DROPPED):
+        length, _data = connection.receive(1)
+        if length < 0:
+            return True
+        if length == 0:
+            break
+    return False
+
+
+def _await_confirmation(flush_lsn: int, confirmed_on_server: Callable[[float], int]) -> None:
+    deadline = time.monotonic() + END_STEP_S
+    while flush_lsn and confirmed_on_server(deadline - time.monotonic()) < flush_lsn:
+        if time.monotonic() >= deadline:
+            log.warning("the server has not confirmed %s yet; it may send again what followed", format_lsn(flush_lsn))
+            return
+        time.sleep(_ASK_AGAIN_S)

@@ -1,0 +1,277 @@
+"""Turns the server's messages into chunks of the pipe's bytes. `Receiver.receive` has the only code that runs for each record.
+
+libpq ─▶ tracker ─▶ (whole transactions) ─▶ (output plugin) ─▶ pieces ─▶ a chunk, with the ends of the transactions in it
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from cdcpipe.config import StreamOptions
+from cdcpipe.pgoutput.transactions import Transactions
+from cdcpipe.pipe.framing import RecordReader
+from cdcpipe.replication.boundaries import BoundaryTracker
+from cdcpipe.replication.connection import Connection
+from cdcpipe.replication.copydata import WAL_DATA, WAL_DATA_HEADER_BYTES, parse_keepalive
+from cdcpipe.replication.progress import Progress
+from cdcpipe.streaming.notices import check_notices, raise_end
+
+__all__ = ["Feeder", "Receiver"]
+
+CHUNK_BYTES = 128 << 10
+"""Records are joined up to this size before they are written."""
+MAX_CHUNK_RECORDS = 4096
+
+LONG_RECORD_BYTES = 8 << 10
+"""From this size on to save a copy is worth more than to save a call."""
+
+
+class _Layouts(dict[int, tuple[Callable[[memoryview], tuple[int, int, int, Any]], bytes]]):
+    """Maps the length of a CopyData message to the function that takes it apart, and to the end of its record's header line.
+
+    The function returns the message's kind, the two halves of walStart that a header prints, and the record, in one call. (A slice
+    of the message alone costs as much.) A long record is not copied: it stays a memoryview.
+    """
+
+    def __init__(self, extra: int) -> None:
+        super().__init__()
+        self._extra = extra  # bytes after the record that its length counts
+
+    def __missing__(self, length: int) -> tuple[Callable[[memoryview], tuple[int, int, int, Any]], bytes]:
+        record_bytes = length - WAL_DATA_HEADER_BYTES
+        suffix = b" %d\n" % (record_bytes + self._extra)
+        if record_bytes < 0:
+            return (lambda data: (data[0] if data[0] != WAL_DATA else 0, 0, 0, b"")), suffix
+        if record_bytes > LONG_RECORD_BYTES:
+            return (lambda data: (*_WAL_START(data), data[WAL_DATA_HEADER_BYTES:])), suffix
+        # WALData: Byte1('w') Int64 walStart Int64 walEnd Int64 sendTime Byten
+        layout = self[length] = struct.Struct(f">BII16x{record_bytes}s").unpack, suffix
+        return layout
+
+
+_WAL_START = struct.Struct(">BII").unpack_from
+
+
+class _BlockSuffixes(dict[int, bytes]):
+    """Maps the length of a message with a change in a stream block to the end of its record's header line, without the xid."""
+
+    def __missing__(self, length: int) -> bytes:
+        suffix = self[length] = b" %d\n" % (length - WAL_DATA_HEADER_BYTES - _XID_BYTES)
+        return suffix
+
+
+_XID_BYTES = 4
+_LEAST_BLOCK_BYTES = WAL_DATA_HEADER_BYTES + 1 + _XID_BYTES
+"""A message of this length has a kind and an xid, and nothing else."""
+
+
+class Feeder(Protocol):
+    """What renders records: an output plugin that runs in this process."""
+
+    def feed(self, wal_start: int, data: bytes) -> None:
+        """Take one raw message. The records that come of it are written with the function that the feeder was made with."""
+
+    def close(self) -> None:
+        """End; called on every way out."""
+
+
+class Receiver:
+    """Receives from ``connection`` and hands chunks to ``put``. The other arguments are those of `Streamer`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        progress: Progress,
+        tracker: BoundaryTracker,
+        options: StreamOptions,
+        put: Callable[[bytes, list[int]], None],
+        *,
+        make_feeder: Callable[[Callable[[int, bytes], None]], Feeder] | None,
+        transactions: Transactions | None,
+    ) -> None:
+        self._connection = connection
+        self._progress = progress
+        self._tracker = tracker
+        self._options = options
+        self._put = put
+        self._pieces: list[bytes | memoryview] = []
+        self._feeder = make_feeder(self._add) if make_feeder else None
+        self._transactions = transactions
+        self._reader = RecordReader()
+        self._withheld_ends: list[int] = []
+        """The end of the transaction that is being taken out of ``transactions``."""
+        self._is_plain = self._feeder is None and options.write_header and not options.write_newline
+        """Whether the pipe's bytes are a header line and the record, as in `Transactions`."""
+        self._layouts = _Layouts(int(options.write_newline))
+        self._block_suffixes = _BlockSuffixes()
+        self.has_more = True
+        """Whether libpq or the socket may have another message."""
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether a committed transaction is on its way out. Until all of it is queued, nothing is received."""
+        return self._transactions is not None and self._transactions.has_pending
+
+    def receive(self) -> int:
+        """Queue what libpq and the socket have, up to a chunk; return how many bytes have come."""
+        if self.is_taking:
+            self._take()
+            self._progress.heard(time.monotonic())  # nobody listened
+            self.queue()
+            return 0
+        receive, notices, add, append = self._connection.receive, self._connection.notices, self._add, self._pieces.append
+        tracker, transactions, is_plain = self._tracker, self._transactions, self._is_plain
+        row_kinds, observe, feed = tracker.row_kinds, tracker.observe, self._feeder.feed if self._feeder else None
+        layouts, suffixes = self._layouts, self._block_suffixes
+        is_direct, block_xid = (True, None) if transactions is None else (transactions.is_direct, transactions.block_xid)
+        prefix, prefix_high = b"", -1
+        block: list[bytes] = []
+        hold = block.append
+        size = count = 0
+        self.has_more = True
+        while size < CHUNK_BYTES and count < MAX_CHUNK_RECORDS:
+            length, data = receive(1)
+            if length <= 0:
+                length, data = self._read_on(length)
+                if not length:
+                    self.has_more = False
+                    break
+            if notices:  # the server sent them before this record
+                self._keep(block)
+                check_notices(self._connection)
+            unpack, suffix = layouts[length]
+            kind, high, low, body = unpack(data)
+            if kind != WAL_DATA:
+                self._keepalive(data)
+                if tracker.is_finished:
+                    break
+                continue
+            count += 1
+            size += length
+            if not body or body[0] not in row_kinds:
+                if observe(high << 32 | low, body):
+                    break
+                if transactions is not None and not transactions.lets_by(body):
+                    size += self._hand_over(block, high << 32 | low, body)
+                    block_xid = transactions.block_xid
+                    if transactions.has_pending:
+                        break
+                elif feed is not None:
+                    feed(high << 32 | low, bytes(body))
+                else:
+                    add(high << 32 | low, body)
+                if transactions is not None:
+                    is_direct = transactions.is_direct
+                if tracker.is_finished:
+                    break
+            elif not is_direct:
+                if body[1:5] == block_xid and length > _LEAST_BLOCK_BYTES:
+                    if high != prefix_high:
+                        prefix, prefix_high = b"w %X/" % high, high
+                    hold(b"%b%X%b%c%b" % (prefix, low, suffixes[length], body[0], body[5:]))
+                    continue
+                assert transactions is not None
+                size += self._hand_over(block, high << 32 | low, body)
+                is_direct, block_xid = transactions.is_direct, transactions.block_xid
+            elif is_plain:
+                if high != prefix_high:
+                    prefix, prefix_high = b"w %X/" % high, high
+                append(b"%b%X%b%b" % (prefix, low, suffix, body))
+            elif feed is not None:
+                feed(high << 32 | low, bytes(body))
+            else:
+                add(high << 32 | low, body)
+        self._keep(block)
+        if size:
+            self._progress.heard(time.monotonic())
+        self.queue()
+        return size
+
+    def _read_on(self, length: int) -> tuple[int, Any]:
+        """Read the socket if ``length`` is 0, and return as libpq does; raise why the copy has ended if it is -1."""
+        data: Any = None
+        if length == 0:
+            try:
+                self._connection.consume_input()
+            except Connection.Lost:
+                raise self._connection.closed_error() from None
+            length, data = self._connection.receive(1)
+        if length < 0:
+            raise_end(self._connection)
+        return length, data
+
+    def _add(self, lsn: int, record: bytes | memoryview) -> None:
+        """Add a record to the chunk. This is an output plugin's function to write."""
+        options = self._options
+        if options.write_header:
+            self._pieces.append(b"w %X/%X %d\n" % (lsn >> 32, lsn & 0xFFFFFFFF, len(record) + options.write_newline))
+        self._pieces.append(record)
+        if options.write_newline:
+            self._pieces.append(b"\n")
+
+    def _keep(self, block: list[bytes]) -> None:
+        """Hand over the changes of a stream block gathered so far."""
+        if block:
+            assert self._transactions is not None
+            self._transactions.keep(b"".join(block))
+            block.clear()
+
+    def _hand_over(self, block: list[bytes], lsn: int, body: bytes | memoryview) -> int:
+        """Hand over a message after the changes before it, and take what comes out; return its size."""
+        assert self._transactions is not None
+        self._keep(block)
+        self._transactions.feed(lsn, body)
+        return self._take() if self._transactions.has_pending else 0
+
+    def _take(self) -> int:
+        """Take up to a chunk of the transactions that are whole; return its size."""
+        assert self._transactions is not None
+        taken = self._transactions.take(CHUNK_BYTES)
+        if self._is_plain:
+            self._pieces.append(taken)
+        elif taken:
+            self._reader.feed(taken)
+            for lsn, record in self._reader:
+                if self._feeder is not None:
+                    self._feeder.feed(lsn, record)
+                else:
+                    self._add(lsn, record)
+        return len(taken)
+
+    def _keepalive(self, data: memoryview) -> None:
+        message = parse_keepalive(data)
+        self.queue()
+        self._progress.heard(time.monotonic())
+        self._progress.keepalive(message.wal_end, reply_requested=message.reply_requested)
+        self._tracker.keepalive(message.wal_end)
+
+    def queue(self) -> None:
+        """Hand on the pieces as one chunk, with the ends of the transactions in it."""
+        ends = self._tracker.take()
+        if self._withheld_ends or self.is_taking:
+            # The last end belongs to the transaction that is on its way. It goes with the last of the transaction's records.
+            ends = self._withheld_ends + ends
+            self._withheld_ends = [ends.pop()] if self.is_taking else []
+        if self._pieces or ends:
+            self._put(b"".join(self._pieces), ends)
+            self._pieces.clear()
+
+    def queue_before_failure(self) -> None:
+        """Hand on the records before the one that failed, which would never come out otherwise.
+
+        The failed record may end its transaction. So no end of this chunk counts as written, and none is confirmed.
+        """
+        self._tracker.take()
+        self._withheld_ends.clear()
+        self._put(b"".join(self._pieces), [])
+        self._pieces.clear()
+
+    def close(self) -> None:
+        """End the output plugin, and drop what is held of transactions."""
+        if self._feeder is not None:
+            self._feeder.close()
+        if self._transactions is not None:
+            self._transactions.close()

@@ -1,0 +1,209 @@
+"""The one loop: it owns the socket, stdin, stdout and the timer, and moves records from the server to the pipe.
+
+    socket ─▶ Receiver ─▶ chunks ─▶ RecordsOut ─▶ stdout
+    stdin  ─▶ CommandsIn ─▶ Progress ─▶ StatusUpdates ─▶ socket
+
+What holds, whatever happens:
+
+- While stdout is blocked, the loop reads stdin and sends status updates. It holds no more than a few chunks.
+- It confirms nothing that `Progress` does not allow.
+- On every way out but a lost connection the server has read the last feedback (streaming/ending.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import time
+from collections.abc import Callable
+
+from cdcpipe.config import StreamOptions
+from cdcpipe.errors import CdcpipeError, CommandClosedError, ConnectionClosedError, OutputError, ServerError
+from cdcpipe.pgoutput.transactions import Transactions
+from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.replication.boundaries import BoundaryTracker
+from cdcpipe.replication.connection import Connection
+from cdcpipe.replication.progress import Progress
+from cdcpipe.streaming.burst import Burst
+from cdcpipe.streaming.consumer import CommandsIn, RecordsOut
+from cdcpipe.streaming.ending import end_stream
+from cdcpipe.streaming.receiver import Feeder, Receiver
+from cdcpipe.streaming.signals import StopSignals
+from cdcpipe.streaming.status import StatusUpdates
+
+__all__ = ["Streamer"]
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING_BYTES = 1 << 20
+"""With more than this unwritten the loop does not read the socket."""
+
+_KEEP_STDIN_OPEN = (
+    "the stream ends with its commands. Where nobody writes any (cron, systemd, docker run without -i) a named pipe stays open: "
+    "mkfifo commands; cdcpipe … <>commands. With -A and --endpos the end of stdin does not matter"
+)
+
+
+class _Stopped(BaseException):
+    """The stream is to end while a record is being rendered."""
+
+
+class Streamer:
+    """Streams from ``connection``, on which the copy has been started, until something ends it.
+
+    - ``confirmed_on_server`` asks, on another connection, for the slot's confirmed position when the server does not end the stream
+      in time. It gets the seconds that it may take, and returns 0 for a position that is not known.
+    - ``make_feeder`` gets the function that writes a record.
+    - ``transactions`` puts together what the server streams. The tracker is then a `WholeTracker` with the same object.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        progress: Progress,
+        tracker: BoundaryTracker,
+        options: StreamOptions,
+        *,
+        confirmed_on_server: Callable[[float], int],
+        make_feeder: Callable[[Callable[[int, bytes], None]], Feeder] | None = None,
+        transactions: Transactions | None = None,
+    ) -> None:
+        self._connection = connection
+        self._progress = progress
+        self._tracker = tracker
+        self._options = options
+        self._confirmed_on_server = confirmed_on_server
+        self._records = RecordsOut(options.out_fd, progress, auto_feedback=options.auto_feedback)
+        self._commands = CommandsIn(options.command_fd, progress)
+        self._receiver = Receiver(
+            connection, progress, tracker, options, self._records.put, make_feeder=make_feeder, transactions=transactions
+        )
+        self._status = StatusUpdates(connection, progress)
+        self._burst = Burst(connection, time.monotonic())
+        self._signals = StopSignals()
+        self._hung_up = False
+        """Whether the connection is lost. It shows once the records that came before are written."""
+        self._is_ending = False
+
+    def run(self) -> ExitCode:
+        """Return SUCCESS for ``q``, a signal or the end position; every other end is an error that is raised."""
+        with self._signals:
+            try:
+                try:
+                    self._loop()
+                except _Stopped:
+                    self._receiver.queue_before_failure()
+                except (ConnectionClosedError, ServerError):
+                    self._receiver.queue()
+                    self._records.drain()
+                    raise
+                except CdcpipeError:
+                    self._receiver.queue_before_failure()
+                    self._finish()
+                    raise
+                self._finish()
+                if self._is_abandoned and not self._is_asked_to_end and not self._tracker.is_finished:
+                    raise CommandClosedError("stdin was closed", hint=_KEEP_STDIN_OPEN)
+            finally:
+                self._receiver.close()
+                self._records.close()
+                self._commands.close()
+        return ExitCode.SUCCESS
+
+    def keep_serving(self) -> None:
+        """Do what can't wait while a record waits for an answer of the catalog; raise what ends the stream.
+
+        Call this now and then during such a wait: commands, output and status updates go on.
+        """
+        if self._is_ending:
+            return
+        if not self._commands.is_closed:
+            self._commands.read()
+        if self._is_asked_to_end or self._is_abandoned:
+            raise _Stopped
+        self._records.write()
+        self._status.send_if_due(time.monotonic())
+
+    def _finish(self) -> None:
+        """Write what is held, send the last feedback, and end the stream so that the server has read it."""
+        self._is_ending = True
+        self._records.drain()
+        end_stream(self._connection, self._status, lambda: self._progress.confirmed_lsn, self._confirmed_on_server)
+
+    # The loop
+
+    def _loop(self) -> None:
+        progress, records, receiver = self._progress, self._records, self._receiver
+        received = 0
+        while not (self._is_asked_to_end or self._is_abandoned):
+            if receiver.has_more and self._is_reading:
+                received = receiver.receive()
+            elif records.pending_bytes:
+                progress.heard(time.monotonic())  # nobody listened
+            records.write()
+            now = time.monotonic()
+            if self._tracker.is_finished and not records.pending_bytes and not receiver.is_taking and not self._stays_after_end():
+                return
+            self._status.send_if_due(now)
+            if progress.is_lost(now):
+                raise ConnectionClosedError(
+                    f"the server has said nothing for {progress.silence_limit_s:g} s, and did not answer when asked",
+                    hint="check the network, and the walsender on the server (pg_stat_replication)",
+                )
+            self._burst.measure(received, now)
+            received = 0
+            self._wait(now)
+
+    @property
+    def _is_asked_to_end(self) -> bool:
+        return self._commands.is_quit or self._signals.is_set
+
+    @property
+    def _is_abandoned(self) -> bool:
+        """Whether no more commands can come to a stream that needs them."""
+        return self._commands.is_closed and self._options.needs_commands
+
+    @property
+    def _is_reading(self) -> bool:
+        """Whether the socket is read: there is room for records, and more are wanted."""
+        return self._records.pending_bytes < MAX_PENDING_BYTES and (self._receiver.is_taking or not self._tracker.is_finished)
+
+    def _stays_after_end(self) -> bool:
+        """At the end position: tell whether to stay for feedback. If so, close the output."""
+        if not self._options.wait_after_end:
+            return False
+        if not self._records.is_closed:
+            self._records.close_descriptor()
+            log.info("the end position is reached; waiting for the last feedback")
+        return True
+
+    def _wait(self, now: float) -> None:
+        """Wait for the server, a command, room in the pipe, a signal or the timer. With records at hand only look."""
+        connection, records, commands = self._connection, self._records, self._commands
+        is_reading = self._is_reading
+        timeout_s = max(0.0, self._progress.due_at() - now)
+        if is_reading:
+            timeout_s = 0.0 if self._receiver.has_more else self._burst.gather(timeout_s)
+        poll = select.poll()
+        socket_fd = connection.socket
+        if is_reading or not self._hung_up:
+            poll.register(socket_fd, (select.POLLIN if is_reading else 0) | (0 if connection.flush() else select.POLLOUT))
+        poll.register(self._signals.fd, select.POLLIN)
+        if not commands.is_closed:
+            poll.register(commands.fd, select.POLLIN)
+        if not records.is_closed:
+            poll.register(records.fd, select.POLLOUT if records.pending_bytes else 0)
+        ready = dict(poll.poll(None if timeout_s == float("inf") else timeout_s * 1000))
+        if self._signals.fd in ready:
+            self._signals.clear()
+        if commands.fd in ready or self._signals.is_set:
+            commands.read()
+        if socket_fd in ready or self._burst.is_holding_back:
+            self._receiver.has_more = True
+            if not is_reading and ready.get(socket_fd, 0) & (select.POLLHUP | select.POLLERR):
+                # The records that came before are wanted still: the loss shows when the consumer lets us read on.
+                self._hung_up = True
+                if records.is_closed:
+                    raise ConnectionClosedError("the connection to the server was lost")
+        if ready.get(records.fd, 0) & (select.POLLERR | select.POLLNVAL) and not records.is_closed:
+            raise OutputError("records can't be written: the reader has closed the pipe")
