@@ -26,10 +26,10 @@ from typing import Any
 import cloup
 
 from cdcpipe.errors import CommandError
+from cdcpipe.libpq.connection import Connection
 from cdcpipe.lsn import LSN
-from cdcpipe.replication.connection import Connection
+from cdcpipe.replication.session import connected
 from cdcpipe.subcommands.checksum import Checksums, ServerTable, find_slot_state
-from cdcpipe.subcommands.prepare import connected
 from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of
 
 __all__ = ["command"]
@@ -54,7 +54,7 @@ def command(**options: Any) -> None:
     where a request asks for them.
     """
     parameters = connection_parameters_of(**options)
-    with connected(parameters, replication=False) as connection, connected(parameters, replication=False) as another:
+    with connected(parameters) as connection, connected(parameters) as another:
         server = _Server(Checksums(connection), another)
         for line in sys.stdin:
             sys.stdout.write(json.dumps(server.answer(line)) + "\n")

@@ -9,8 +9,8 @@ import click
 import cloup
 
 from cdcpipe.config import SlotConfig
+from cdcpipe.libpq.parameters import connection_parameters
 from cdcpipe.options import CONNECTION, CREATE_SLOT, CREATED_TABLE, PUBLICATION, SLOT
-from cdcpipe.replication.connection import connection_parameters
 from cdcpipe.units import parse_seconds, parse_size
 
 __all__ = [

@@ -12,13 +12,13 @@ import click
 import cloup
 
 from cdcpipe.lsn import LSN
-from cdcpipe.subcommands.prepare import connected
+from cdcpipe.replication.session import connected
 from cdcpipe.subcommands.slot import SlotPosition, find_position
 from cli.interrupt import Interrupted
 from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of, slot_option
 
 if TYPE_CHECKING:
-    from cdcpipe.replication.connection import Connection
+    from cdcpipe.libpq.connection import Connection
 
 __all__ = ["command"]
 
@@ -48,7 +48,7 @@ Example:
 )
 def command(*, slot: str, watch: float | None, **options: Any) -> None:
     """Print where a slot and its server are, as one JSON object in one line. The user does not need the REPLICATION attribute."""
-    with connected(connection_parameters_of(**options), replication=False) as connection:
+    with connected(connection_parameters_of(**options)) as connection:
         _print(connection, slot)
         if watch is None:
             return

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from typing import Protocol
 
 from cdcpipe.doctor import table_survey
 from cdcpipe.doctor.facts import Asked, Facts, Role, Server, SlotState, Transaction, Unreachable, WALRate
 from cdcpipe.errors import CdcpipeError
+from cdcpipe.libpq.connection import Connection
 from cdcpipe.lsn import LSN
-from cdcpipe.replication.connection import Connection
+from cdcpipe.replication.session import connect, connect_walsender
 
 __all__ = ["survey"]
 
@@ -72,21 +72,14 @@ ORDER BY coalesce(l.pid::text, x.gid), 4 DESC NULLS LAST
 """A transaction that has an id has a lock on it; who holds the lock everybody is shown, since when not."""
 
 
-class Connect(Protocol):
-    """Opens a connection; raises CdcpipeError."""
-
-    def __call__(self, parameters: Mapping[str, str], *, replication: bool) -> Connection:
-        """Return it; whoever asked for it closes it."""
-
-
-def survey(connection: Connection, asked: Asked, connect: Connect, *, quick: bool = False) -> Facts:
+def survey(connection: Connection, asked: Asked, *, quick: bool = False) -> Facts:
     """Return the facts about the server that ``connection`` leads to, and about the others that it was given to try."""
     server = look(connection)
     role = _role(connection)
     begun_at = time.monotonic()
-    others = tuple(_look_there(each, connect) for each in connection.parameters_elsewhere)
+    others = tuple(_look_there(each) for each in connection.parameters_elsewhere)
     tables = table_survey.Tables() if quick else table_survey.survey(connection, asked)
-    problem = _replication_problem(connection, connect)
+    problem = _replication_problem(connection)
     return Facts(
         asked=asked,
         server=server,
@@ -166,10 +159,10 @@ def _role(connection: Connection) -> Role:
     return Role(name or "", is_superuser == "t", can_replicate == "t", sees_others == "t", can_create == "t")
 
 
-def _look_there(parameters: Mapping[str, str], connect: Connect) -> Server | Unreachable:
+def _look_there(parameters: Mapping[str, str]) -> Server | Unreachable:
     """Look at another server that the connection names, whatever it is."""
     try:
-        connection = connect({**parameters, "target_session_attrs": "any"}, replication=False)
+        connection = connect({**parameters, "target_session_attrs": "any"})
         try:
             return look(connection)
         finally:
@@ -179,10 +172,10 @@ def _look_there(parameters: Mapping[str, str], connect: Connect) -> Server | Unr
         return Unreachable(f"{place}:{parameters.get('port', '')}", _short(ex.message))
 
 
-def _replication_problem(connection: Connection, connect: Connect) -> str | None:
+def _replication_problem(connection: Connection) -> str | None:
     """Return why no walsender can be had on this server, or None."""
     try:
-        connect(connection.parameters_here, replication=True).close()
+        connect_walsender(connection.parameters_here).close()
     except CdcpipeError as ex:
         return _short(ex.message)
     return None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cdcpipe.catalog_sql import identity_of, leaves_of, published, published_by_new
 from cdcpipe.doctor.facts import Asked, LeftOut, Partition, Publication, Restriction, Table
-from cdcpipe.replication.connection import Connection
+from cdcpipe.libpq.connection import Connection
 from cdcpipe.replication.tables import PublishedTable, TypeWithoutBinary, describe, types_without_binary, unreadable
 from cdcpipe.sql import quote_literal
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from cdcpipe import sqlstate
 from cdcpipe.errors import InitError, ServerError
+from cdcpipe.libpq.connection import Connection
 from cdcpipe.replication import table_locks
-from cdcpipe.replication.connection import Connection
 from cdcpipe.sql import quote_identifier, quote_literal
 
 __all__ = ["check_publications", "create_publication", "missing_publications"]

@@ -11,9 +11,10 @@ from cdcpipe.errors import (
     InitError,
     RewoundServerError,
 )
+from cdcpipe.libpq.connection import Connection
+from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.replication.commands import IDENTIFY_SYSTEM
-from cdcpipe.replication.connection import Connection
 
 __all__ = ["System", "check_start", "check_wal_level", "current_lsn", "expect_system", "identify_system"]
 
@@ -32,9 +33,9 @@ class System:
     timeline: int
 
 
-def identify_system(connection: Connection) -> System:
+def identify_system(walsender: Walsender) -> System:
     """Run IDENTIFY_SYSTEM."""
-    system_id, timeline, *_ = connection.execute(IDENTIFY_SYSTEM)[0]
+    system_id, timeline, *_ = walsender.execute(IDENTIFY_SYSTEM)[0]
     return System(system_id or "", int(timeline or 0))
 
 

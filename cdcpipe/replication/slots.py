@@ -14,9 +14,11 @@ from dataclasses import dataclass
 
 from cdcpipe import sqlstate
 from cdcpipe.errors import InitError, ServerError, SlotDoesNotExistError, SlotInUseError
+from cdcpipe.libpq.connection import Connection
+from cdcpipe.libpq.waiting import NO_LIMIT
+from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.lsn import LSN
 from cdcpipe.replication.commands import create_replication_slot, start_replication
-from cdcpipe.replication.connection import NO_LIMIT, Connection
 from cdcpipe.sql import quote_literal
 
 __all__ = [
@@ -141,7 +143,7 @@ def create_slot(connection: Connection, name: str, plugin: str, *, timeout_s: fl
         raise _creation_error(ex, name, plugin, timeout_s, time.monotonic() - started_at) from ex
 
 
-def export_snapshot(connection: Connection, slot: str, *, is_temporary: bool, timeout_s: float | None) -> ExportedSnapshot:
+def export_snapshot(walsender: Walsender, slot: str, *, is_temporary: bool, timeout_s: float | None) -> ExportedSnapshot:
     """Make a pgoutput slot and export the snapshot of its beginning, on the walsender's connection. Raise InitError.
 
     A temporary slot is gone with the connection: it serves to get a snapshot whose place in the WAL is known.
@@ -149,7 +151,7 @@ def export_snapshot(connection: Connection, slot: str, *, is_temporary: bool, ti
     command = create_replication_slot(slot, "pgoutput", is_temporary=is_temporary)
     started_at = time.monotonic()
     try:
-        _, consistent_point, name, *_ = connection.execute(command, timeout_s=NO_LIMIT if timeout_s is None else timeout_s)[0]
+        _, consistent_point, name, *_ = walsender.execute(command, timeout_s=NO_LIMIT if timeout_s is None else timeout_s)[0]
     except ServerError as ex:
         raise _creation_error(ex, slot, "pgoutput", timeout_s, time.monotonic() - started_at) from ex
     return ExportedSnapshot(name or "", LSN.parse(consistent_point or ""))
@@ -176,10 +178,10 @@ def _creation_error(ex: ServerError, name: str, plugin: str, timeout_s: float | 
     return InitError(f"replication slot {name!r} could not be created: {ex.message}", hint=ex.hint)
 
 
-def start_stream(connection: Connection, slot: str, start_lsn: int, options: Mapping[str, str | None]) -> None:
+def start_stream(walsender: Walsender, slot: str, start_lsn: int, options: Mapping[str, str | None]) -> None:
     """Run START_REPLICATION; raise SlotDoesNotExistError, SlotInUseError or InitError."""
     try:
-        connection.execute(start_replication(slot, start_lsn, options))
+        walsender.execute(start_replication(slot, start_lsn, options))
     except ServerError as ex:
         if ex.sqlstate == sqlstate.UNDEFINED_OBJECT:
             raise missing_slot_error(slot) from ex

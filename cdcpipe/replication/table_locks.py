@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from cdcpipe import sqlstate
 from cdcpipe.errors import InitError, ServerError
-from cdcpipe.replication.connection import Connection
+from cdcpipe.libpq.connection import Connection
 from cdcpipe.sql import quote_literal
 
 __all__ = ["LOCK_TIMEOUT", "naming_locks"]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from cdcpipe.catalog_sql import has_deferrable_key, is_identity_index, leaves_of, primary_key_of, published
 from cdcpipe.errors import InitError
-from cdcpipe.replication.connection import Connection
+from cdcpipe.libpq.connection import Connection
 
 __all__ = [
     "PublishedTable",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from cdcpipe.replication.connection import Connection
+from cdcpipe.libpq.walsender import Walsender
 
 __all__ = ["Burst"]
 
@@ -24,8 +24,8 @@ BULK_PAUSE_S = 0.0002
 class Burst:
     """Measures how fast records come. During a burst it lets them gather in the socket."""
 
-    def __init__(self, connection: Connection, now: float) -> None:
-        self._connection = connection
+    def __init__(self, walsender: Walsender, now: float) -> None:
+        self._walsender = walsender
         self._is_bulk = False
         self._recent_bytes = 0
         self._recent_since = now
@@ -50,7 +50,7 @@ class Burst:
         if self._has_low_water_mark:
             wanted = LOW_WATER_BYTES if self._is_bulk else 1
             if wanted != self._low_water:
-                self._has_low_water_mark = self._connection.set_low_water_mark(wanted)
+                self._has_low_water_mark = self._walsender.set_low_water_mark(wanted)
                 self._low_water = wanted if self._has_low_water_mark else 1
             if self._low_water > 1:
                 return min(timeout_s, BULK_WAIT_S)

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 
 from cdcpipe.errors import ConnectionClosedError, ServerError
+from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.lsn import format_lsn
-from cdcpipe.replication.connection import Connection
 from cdcpipe.streaming.notices import END_STEP_S
 from cdcpipe.streaming.status import StatusUpdates
 
@@ -28,57 +28,57 @@ _MOST_DROPPED = 10_000
 
 
 def end_stream(
-    connection: Connection, status: StatusUpdates, confirmed_lsn: Callable[[], int], confirmed_on_server: Callable[[float], int]
+    walsender: Walsender, status: StatusUpdates, confirmed_lsn: Callable[[], int], confirmed_on_server: Callable[[float], int]
 ) -> None:
     """Send the last status update, and end the stream.
 
     ``confirmed_lsn`` returns what that update confirms. ``confirmed_on_server`` is as in `Streamer`.
     """
-    _send_last(connection, status)
+    _send_last(walsender, status)
     flush_lsn = confirmed_lsn()
-    connection.end_copy()
+    walsender.end_copy()
     deadline = time.monotonic() + END_STEP_S
-    while not _is_drained(connection):
+    while not _is_drained(walsender):
         if time.monotonic() >= deadline:
             # In the middle of a large transaction the server reads only when it can't send. So stop reading, and ask it.
             _await_confirmation(flush_lsn, confirmed_on_server)
             return
-        _wait_for_socket(connection, deadline)
+        _wait_for_socket(walsender, deadline)
     try:
-        connection.copy_result(END_STEP_S)
+        walsender.copy_result(END_STEP_S)
     except (ConnectionClosedError, ServerError) as ex:
         log.info("after the end of the stream: %s", ex)
 
 
-def _send_last(connection: Connection, status: StatusUpdates) -> None:
+def _send_last(walsender: Walsender, status: StatusUpdates) -> None:
     deadline = time.monotonic() + END_STEP_S
-    _send_stuck(connection, status, deadline)
+    _send_stuck(walsender, status, deadline)
     status.send(time.monotonic())
-    _send_stuck(connection, status, deadline)
+    _send_stuck(walsender, status, deadline)
 
 
-def _send_stuck(connection: Connection, status: StatusUpdates, deadline: float) -> None:
+def _send_stuck(walsender: Walsender, status: StatusUpdates, deadline: float) -> None:
     while status.is_stuck:
         if time.monotonic() >= deadline:
             raise ConnectionClosedError("the server does not take the last status update", hint="it will send again what followed")
-        _wait_for_socket(connection, deadline)
+        _wait_for_socket(walsender, deadline)
         status.send(time.monotonic())
 
 
-def _wait_for_socket(connection: Connection, deadline: float) -> None:
-    is_flushed = connection.flush()
-    connection.wait(select.POLLIN | (0 if is_flushed else select.POLLOUT), min(deadline, time.monotonic() + _LOOK_S))
+def _wait_for_socket(walsender: Walsender, deadline: float) -> None:
+    is_flushed = walsender.flush()
+    walsender.wait(select.POLLIN | (0 if is_flushed else select.POLLOUT), min(deadline, time.monotonic() + _LOOK_S))
 
 
-def _is_drained(connection: Connection) -> bool:
+def _is_drained(walsender: Walsender) -> bool:
     """Drop what the server still sends, because it will send it again; return whether the copy has ended."""
     try:
-        connection.consume_input()
-    except Connection.Lost:
+        walsender.consume_input()
+    except Walsender.Lost:
         return True
-    connection.flush()
+    walsender.flush()
     for _ in range(_MOST_DROPPED):
-        length, _data = connection.receive(1)
+        length, _data = walsender.receive(1)
         if length < 0:
             return True
         if length == 0:

@@ -6,7 +6,7 @@ import logging
 from typing import NoReturn
 
 from cdcpipe.errors import ConnectionClosedError, ServerError
-from cdcpipe.replication.connection import Connection
+from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.sqlstate import NOT_IN_PREREQUISITE_STATE, UNDEFINED_OBJECT
 
 __all__ = ["END_STEP_S", "check_notices", "raise_end"]
@@ -17,23 +17,23 @@ END_STEP_S = 3.0
 """How long the server has for each step of a stream's end: to take the last status update, to end the copy, to say how it ended."""
 
 
-def check_notices(connection: Connection) -> None:
+def check_notices(walsender: Walsender) -> None:
     """Log the server's notices; raise ServerError for the one with which it skips changes.
 
     From version 18 on a server only warns, and goes on, where its catalog, as it was at the next change, lacks a publication.
     """
-    for notice in connection.notices:
+    for notice in walsender.notices:
         if notice.severity == "WARNING" and notice.sqlstate == NOT_IN_PREREQUISITE_STATE:
             raise _publication_gap(f"the server skips changes: {notice.message}", notice.sqlstate)
         log.info("%s from the server: %s", notice.severity.lower(), notice.message)
-    connection.notices.clear()
+    walsender.notices.clear()
 
 
-def raise_end(connection: Connection) -> NoReturn:
+def raise_end(walsender: Walsender) -> NoReturn:
     """Raise the error with which the server has ended the stream; ConnectionClosedError if it ended it in order."""
-    check_notices(connection)
+    check_notices(walsender)
     try:
-        connection.copy_result(END_STEP_S)
+        walsender.copy_result(END_STEP_S)
     except ServerError as ex:
         if ex.sqlstate == UNDEFINED_OBJECT:
             raise _publication_gap(ex.message, ex.sqlstate) from ex

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from cdcpipe.config import StreamOptions
+from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.pipe.framing import RecordReader
 from cdcpipe.replication.boundaries import BoundaryTracker
-from cdcpipe.replication.connection import Connection
 from cdcpipe.replication.copydata import WAL_DATA, WAL_DATA_HEADER_BYTES, parse_keepalive
 from cdcpipe.replication.progress import Progress
 from cdcpipe.streaming.notices import check_notices, raise_end
@@ -79,11 +79,11 @@ class Feeder(Protocol):
 
 
 class Receiver:
-    """Receives from ``connection`` and hands chunks to ``put``. The other arguments are those of `Streamer`."""
+    """Receives from ``walsender`` and hands chunks to ``put``. The other arguments are those of `Streamer`."""
 
     def __init__(
         self,
-        connection: Connection,
+        walsender: Walsender,
         progress: Progress,
         tracker: BoundaryTracker,
         options: StreamOptions,
@@ -92,7 +92,7 @@ class Receiver:
         make_feeder: Callable[[Callable[[int, bytes], None]], Feeder] | None,
         transactions: Transactions | None,
     ) -> None:
-        self._connection = connection
+        self._walsender = walsender
         self._progress = progress
         self._tracker = tracker
         self._options = options
@@ -122,7 +122,7 @@ class Receiver:
             self._progress.heard(time.monotonic())  # nobody listened
             self.queue()
             return 0
-        receive, notices, add, append = self._connection.receive, self._connection.notices, self._add, self._pieces.append
+        receive, notices, add, append = self._walsender.receive, self._walsender.notices, self._add, self._pieces.append
         tracker, transactions, is_plain = self._tracker, self._transactions, self._is_plain
         row_kinds, observe, feed = tracker.row_kinds, tracker.observe, self._feeder.feed if self._feeder else None
         layouts, suffixes = self._layouts, self._block_suffixes
@@ -141,7 +141,7 @@ class Receiver:
                     break
             if notices:  # the server sent them before this record
                 self._keep(block)
-                check_notices(self._connection)
+                check_notices(self._walsender)
             unpack, suffix = layouts[length]
             kind, high, low, body = unpack(data)
             if kind != WAL_DATA:
@@ -195,12 +195,12 @@ class Receiver:
         data: Any = None
         if length == 0:
             try:
-                self._connection.consume_input()
-            except Connection.Lost:
-                raise self._connection.closed_error() from None
-            length, data = self._connection.receive(1)
+                self._walsender.consume_input()
+            except Walsender.Lost:
+                raise self._walsender.closed_error() from None
+            length, data = self._walsender.receive(1)
         if length < 0:
-            raise_end(self._connection)
+            raise_end(self._walsender)
         return length, data
 
     def _add(self, lsn: int, record: bytes | memoryview) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 
+from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.lsn import format_lsn
-from cdcpipe.replication.connection import Connection
 from cdcpipe.replication.copydata import build_status_update
 from cdcpipe.replication.progress import Progress
 from cdcpipe.streaming.notices import check_notices
@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 class StatusUpdates:
     """The status updates of one stream."""
 
-    def __init__(self, connection: Connection, progress: Progress) -> None:
-        self._connection = connection
+    def __init__(self, walsender: Walsender, progress: Progress) -> None:
+        self._walsender = walsender
         self._progress = progress
         self._unsent: bytes | None = None
 
@@ -37,12 +37,12 @@ class StatusUpdates:
     def send(self, now: float) -> None:
         """Send the update that is stuck, or if there is none a new one."""
         if self._unsent is None:
-            if self._connection.notices:
-                check_notices(self._connection)
+            if self._walsender.notices:
+                check_notices(self._walsender)
             status = self._progress.status(now)
             self._unsent = build_status_update(
                 status.write_lsn, status.flush_lsn, unix_time_s=time.time(), reply_requested=status.reply_requested
             )
             log.debug("status update: write %s, flush %s", format_lsn(status.write_lsn), format_lsn(status.flush_lsn))
-        if self._connection.send(self._unsent):
+        if self._walsender.send(self._unsent):
             self._unsent = None

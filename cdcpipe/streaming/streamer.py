@@ -19,10 +19,10 @@ from collections.abc import Callable
 
 from cdcpipe.config import StreamOptions
 from cdcpipe.errors import CdcpipeError, CommandClosedError, ConnectionClosedError, OutputError, ServerError
+from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.replication.boundaries import BoundaryTracker
-from cdcpipe.replication.connection import Connection
 from cdcpipe.replication.progress import Progress
 from cdcpipe.streaming.burst import Burst
 from cdcpipe.streaming.consumer import CommandsIn, RecordsOut
@@ -49,9 +49,9 @@ class _Stopped(BaseException):
 
 
 class Streamer:
-    """Streams from ``connection``, on which the copy has been started, until something ends it.
+    """Streams from ``walsender``, on which the stream has been started, until something ends it.
 
-    - ``confirmed_on_server`` asks, on another connection, for the slot's confirmed position when the server does not end the stream
+    - ``confirmed_on_server`` asks, on another walsender, for the slot's confirmed position when the server does not end the stream
       in time. It gets the seconds that it may take, and returns 0 for a position that is not known.
     - ``make_feeder`` gets the function that writes a record.
     - ``transactions`` puts together what the server streams. The tracker is then a `WholeTracker` with the same object.
@@ -59,7 +59,7 @@ class Streamer:
 
     def __init__(
         self,
-        connection: Connection,
+        walsender: Walsender,
         progress: Progress,
         tracker: BoundaryTracker,
         options: StreamOptions,
@@ -68,7 +68,7 @@ class Streamer:
         make_feeder: Callable[[Callable[[int, bytes], None]], Feeder] | None = None,
         transactions: Transactions | None = None,
     ) -> None:
-        self._connection = connection
+        self._walsender = walsender
         self._progress = progress
         self._tracker = tracker
         self._options = options
@@ -76,10 +76,10 @@ class Streamer:
         self._records = RecordsOut(options.out_fd, progress, auto_feedback=options.auto_feedback)
         self._commands = CommandsIn(options.command_fd, progress)
         self._receiver = Receiver(
-            connection, progress, tracker, options, self._records.put, make_feeder=make_feeder, transactions=transactions
+            walsender, progress, tracker, options, self._records.put, make_feeder=make_feeder, transactions=transactions
         )
-        self._status = StatusUpdates(connection, progress)
-        self._burst = Burst(connection, time.monotonic())
+        self._status = StatusUpdates(walsender, progress)
+        self._burst = Burst(walsender, time.monotonic())
         self._signals = StopSignals()
         self._hung_up = False
         """Whether the connection is lost. It shows once the records that came before are written."""
@@ -128,7 +128,7 @@ class Streamer:
         """Write what is held, send the last feedback, and end the stream so that the server has read it."""
         self._is_ending = True
         self._records.drain()
-        end_stream(self._connection, self._status, lambda: self._progress.confirmed_lsn, self._confirmed_on_server)
+        end_stream(self._walsender, self._status, lambda: self._progress.confirmed_lsn, self._confirmed_on_server)
 
     # The loop
 
@@ -179,15 +179,15 @@ class Streamer:
 
     def _wait(self, now: float) -> None:
         """Wait for the server, a command, room in the pipe, a signal or the timer. With records at hand only look."""
-        connection, records, commands = self._connection, self._records, self._commands
+        walsender, records, commands = self._walsender, self._records, self._commands
         is_reading = self._is_reading
         timeout_s = max(0.0, self._progress.due_at() - now)
         if is_reading:
             timeout_s = 0.0 if self._receiver.has_more else self._burst.gather(timeout_s)
         poll = select.poll()
-        socket_fd = connection.socket
+        socket_fd = walsender.socket
         if is_reading or not self._hung_up:
-            poll.register(socket_fd, (select.POLLIN if is_reading else 0) | (0 if connection.flush() else select.POLLOUT))
+            poll.register(socket_fd, (select.POLLIN if is_reading else 0) | (0 if walsender.flush() else select.POLLOUT))
         poll.register(self._signals.fd, select.POLLIN)
         if not commands.is_closed:
             poll.register(commands.fd, select.POLLIN)

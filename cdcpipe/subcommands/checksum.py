@@ -26,10 +26,11 @@ from dataclasses import dataclass, replace
 
 from cdcpipe import catalog_sql
 from cdcpipe.errors import InitError, InvalidArgumentsError
+from cdcpipe.libpq.connection import Connection
+from cdcpipe.libpq.waiting import NO_LIMIT
 from cdcpipe.lsn import LSN
 from cdcpipe.replication import table_locks
 from cdcpipe.replication.commands import publication_names
-from cdcpipe.replication.connection import NO_LIMIT, Connection
 from cdcpipe.replication.server import current_lsn
 from cdcpipe.replication.slots import check_usable, find_slot, missing_slot_error
 from cdcpipe.sql import TRIM_NUMBERS, quote_identifier, quote_literal, reading_rows

@@ -41,8 +41,8 @@ from cdcpipe.plugins import load
 from cdcpipe.plugins.base import Query
 from cdcpipe.plugins.catalog import NoCatalogError
 from cdcpipe.plugins.renderer import Renderer
+from cdcpipe.replication.session import connected
 from cdcpipe.subcommands.explain import Explainer
-from cdcpipe.subcommands.prepare import connected
 from cdcpipe.types.binary.decoder import UnknownTypeError
 
 __all__ = ["Captures", "RenderConfig", "explain", "render"]
@@ -230,7 +230,7 @@ def _catalog(parameters: Mapping[str, str] | None) -> Iterator[Query]:
     if parameters is None:
         yield _no_catalog
         return
-    with connected(parameters, replication=False) as connection:
+    with connected(parameters) as connection:
         yield connection.execute
 
 

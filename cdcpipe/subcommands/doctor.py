@@ -12,7 +12,7 @@ from cdcpipe.doctor.facts import Asked, Facts
 from cdcpipe.doctor.findings import Finding, Level, examine
 from cdcpipe.doctor.survey import survey
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
-from cdcpipe.subcommands.prepare import connect, connected, initialising
+from cdcpipe.replication.session import connected, initialising
 
 __all__ = ["CHECKS", "CONNECTION", "Diagnosis", "doctor"]
 
@@ -38,8 +38,8 @@ def doctor(parameters: Mapping[str, str], asked: Asked, *, quick: bool = False) 
     A server that can't be asked is a finding. Raises InvalidArgumentsError for parameters that are none.
     """
     try:
-        with connected(parameters, replication=False) as connection, initialising():
-            facts = survey(connection, asked, connect, quick=quick)
+        with connected(parameters) as connection, initialising():
+            facts = survey(connection, asked, quick=quick)
     except InvalidArgumentsError:
         raise
     except CdcpipeError as ex:

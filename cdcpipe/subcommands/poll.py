@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 from cdcpipe.config import PollConfig
 from cdcpipe.errors import SlotInUseError
-from cdcpipe.replication.connection import ANSWER_TIMEOUT_S, NO_LIMIT, Connection
+from cdcpipe.libpq.connection import ANSWER_TIMEOUT_S, Connection
+from cdcpipe.libpq.waiting import NO_LIMIT
 from cdcpipe.replication.slots import Slot, find_slot, missing_slot_error, slot_in_use_message
 
 __all__ = ["LOOK_S", "wait_until_free"]

@@ -17,7 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from cdcpipe.config import PollConfig, SlotConfig, StreamConfig
-from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError, InvalidArgumentsError, ServerError
+from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError
+from cdcpipe.libpq.connection import Connection, Rows
+from cdcpipe.libpq.waiting import NO_LIMIT
+from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.pgoutput import options as pgoutput_options
 from cdcpipe.pgoutput.transactions import Transactions
@@ -27,10 +30,10 @@ from cdcpipe.plugins.base import OutputPlugin
 from cdcpipe.plugins.renderer import Renderer
 from cdcpipe.replication.boundaries import tracker_for
 from cdcpipe.replication.commands import parse_publication_names, publication_names
-from cdcpipe.replication.connection import NO_LIMIT, Connection, Rows
 from cdcpipe.replication.progress import Progress
 from cdcpipe.replication.publications import check_publications, create_publication, missing_publications
 from cdcpipe.replication.server import System, check_start, check_wal_level, current_lsn, expect_system, identify_system
+from cdcpipe.replication.session import connect, connected, connected_walsender, initialising
 from cdcpipe.replication.slots import (
     ExportedSnapshot,
     Slot,
@@ -43,12 +46,11 @@ from cdcpipe.replication.slots import (
     start_stream,
 )
 from cdcpipe.replication.tables import PublishedTable, check_binary_forms, check_readable, published_tables
-from cdcpipe.sql import SESSION_SETTINGS, patient
 from cdcpipe.streaming.receiver import Feeder
 from cdcpipe.streaming.streamer import Streamer
 from cdcpipe.subcommands.poll import LOOK_S, wait_until_free
 
-__all__ = ["Export", "Preparation", "connected", "exporting", "poll_until_free", "prepare", "stream"]
+__all__ = ["Export", "Preparation", "exporting", "poll_until_free", "prepare", "stream"]
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +84,7 @@ class Export:
     snapshot: ExportedSnapshot
     is_slot_new: bool
     connection: Mapping[str, str]
-    walsender: Connection
+    walsender: Walsender
 
     def hold(self, fd: int, linger_s: float = 0.0) -> None:
         """Keep the snapshot until ``fd`` says ``q`` in a line, or has been at its end for ``linger_s``.
@@ -98,7 +100,7 @@ class Export:
             if server in ready:
                 try:
                     self.walsender.consume_input()  # a setting that was changed, or the end
-                except Connection.Lost as ex:
+                except Walsender.Lost as ex:
                     raise self.walsender.closed_error() from ex
             if not select.select([fd], [], [], 0)[0]:
                 ended_at = None
@@ -114,46 +116,6 @@ class Export:
                 ended_at = now if ended_at is None else ended_at
                 if now - ended_at >= linger_s:
                     return
-
-
-@contextmanager
-def initialising() -> Iterator[None]:
-    """Before the stream has started, an error is INIT_FAILED: of the server, a lost connection, or arguments that don't fit it.
-
-    INVALID_ARGS is for what is wrong whatever the server is, which is found before there is a connection.
-    """
-    try:
-        yield
-    except (ServerError, ConnectionClosedError, InvalidArgumentsError) as ex:
-        raise InitError(ex.message, hint=ex.hint) from ex
-
-
-def connect(
-    parameters: Mapping[str, str],
-    *,
-    replication: bool,
-    within_s: float = NO_LIMIT,
-    while_waiting: Callable[[], None] | None = None,
-) -> Connection:
-    """Open a connection as `Connection` does; pin what the text of values depends on, and lift the server's limits of time."""
-    with initialising():
-        connection = Connection(parameters, replication=replication, within_s=within_s, while_waiting=while_waiting)
-        try:
-            connection.pin_session({**SESSION_SETTINGS, **patient(connection.server_version)})
-        except BaseException:
-            connection.close()
-            raise
-    return connection
-
-
-@contextmanager
-def connected(parameters: Mapping[str, str], *, replication: bool, within_s: float = NO_LIMIT) -> Iterator[Connection]:
-    """Open a connection as ``connect`` does, and close it at the end."""
-    connection = connect(parameters, replication=replication, within_s=within_s)
-    try:
-        yield connection
-    finally:
-        connection.close()
 
 
 def find_or_create_slot(
@@ -206,9 +168,9 @@ def prepare(config: SlotConfig, *, in_use: bool = False, quiet: bool = False) ->
 
     With ``quiet`` it does not warn of tables on which the server refuses commands: `PublishedTable.refused` tells of them.
     """
-    with connected(config.parameters, replication=False) as connection, initialising():
+    with connected(config.parameters) as connection, initialising():
         slot = find_or_create_slot(connection, config, list(config.publications))
-        with connected(config.parameters, replication=True) as walsender:
+        with connected_walsender(config.parameters) as walsender:
             system = identify_system(walsender)
         return _preparation(connection, config, slot, system, is_shared=in_use, quiet=quiet)
 
@@ -244,7 +206,7 @@ def exporting(config: SlotConfig, readable: Sequence[str] | None = None) -> Iter
     A slot that is made now is made so that the snapshot is that of its beginning; for one that exists, a temporary slot beside
     it tells where in the WAL the snapshot is.
     """
-    with connected(config.parameters, replication=False) as connection, connected(config.parameters, replication=True) as walsender:
+    with connected(config.parameters) as connection, connected_walsender(config.parameters) as walsender:
         made: list[ExportedSnapshot] = []
 
         def export(name: str, *, is_temporary: bool) -> None:
@@ -287,7 +249,7 @@ def stream(config: StreamConfig) -> ExitCode:
             transactions = _transactions(config, slot, server_options)
             if slot.plugin == "pgoutput":
                 _check_two_phase(config, slot, server_options)
-        with connected(config.slot.parameters, replication=True) as walsender:
+        with connected_walsender(config.slot.parameters) as walsender:
             with initialising():
                 if config.silence_limit_s:
                     walsender.answer_timeout_s = min(walsender.answer_timeout_s, config.silence_limit_s)
@@ -322,7 +284,7 @@ def stream(config: StreamConfig) -> ExitCode:
             return streamer.run()
 
 
-def _start(walsender: Connection, catalog: _Catalog, config: StreamConfig, slot: Slot, options: Mapping[str, str | None]) -> None:
+def _start(walsender: Walsender, catalog: _Catalog, config: StreamConfig, slot: Slot, options: Mapping[str, str | None]) -> None:
     """Start the stream; as a standby, wait for the slot first, and again when another one was quicker."""
     while True:
         if config.standby is not None:
@@ -425,7 +387,7 @@ class _Catalog:
         return self._connection
 
     def _connect(self, within_s: float) -> Connection:
-        return connect(self._config.parameters, replication=False, within_s=within_s, while_waiting=self._while_waiting)
+        return connect(self._config.parameters, within_s=within_s, while_waiting=self._while_waiting)
 
     def serve_a_stream(self, keep_serving: Callable[[], None], within_s: float) -> None:
         """From now on no answer may take longer than ``within_s``, and ``keep_serving`` is called again and again meanwhile."""
@@ -473,7 +435,7 @@ def poll_until_free(config: SlotConfig, poll: PollConfig) -> ExitCode:
     The duration bounds the wait for running transactions as well, when a slot is made.
     """
     within_s = NO_LIMIT if poll.duration_s is None else max(poll.duration_s, LOOK_S)
-    with connected(config.parameters, replication=False, within_s=within_s) as connection, initialising():
+    with connected(config.parameters, within_s=within_s) as connection, initialising():
         if config.create:
             if poll.duration_s is not None:
                 config = replace(config, create_timeout_s=max(poll.duration_s, 0.1))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cdcpipe.libpq.connection import Connection
 from cdcpipe.lsn import LSN
-from cdcpipe.replication.connection import Connection
 from cdcpipe.replication.slots import missing_slot_error
 from cdcpipe.sql import quote_literal
 

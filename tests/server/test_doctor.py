@@ -17,7 +17,7 @@ import pytest
 from cdcpipe.doctor import survey
 from cdcpipe.doctor.facts import Asked
 from cdcpipe.doctor.findings import Finding
-from cdcpipe.replication.connection import connection_parameters
+from cdcpipe.libpq.parameters import connection_parameters
 from cdcpipe.subcommands.doctor import CHECKS, doctor
 from cdcpipe.subcommands.prepare import connected
 from support.cli_process import CLI, run_cli

@@ -12,7 +12,7 @@ import pytest
 from cdcpipe.doctor import survey
 from cdcpipe.doctor.facts import Asked
 from cdcpipe.doctor.findings import Finding
-from cdcpipe.replication.connection import connection_parameters
+from cdcpipe.libpq.parameters import connection_parameters
 from cdcpipe.subcommands.doctor import doctor
 from support.requirements import need
 from support.waiting import until

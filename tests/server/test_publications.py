@@ -12,12 +12,12 @@ import pytest
 
 from cdcpipe import catalog_sql
 from cdcpipe.errors import InitError
+from cdcpipe.libpq.parameters import connection_parameters
 from cdcpipe.replication import table_locks
-from cdcpipe.replication.connection import connection_parameters
 from cdcpipe.replication.publications import create_publication
+from cdcpipe.replication.session import connected
 from cdcpipe.sql import quote_identifier
 from cdcpipe.subcommands.checksum import Checksums
-from cdcpipe.subcommands.prepare import connected
 from support.cli_process import CLI, run_cli
 
 _PUBLISHED = """
@@ -274,11 +274,11 @@ def test_who_has_a_lock_is_named(pg18: postgres.Cluster, monkeypatch: pytest.Mon
         tables = [("public", "t")]
 
         def refusals() -> Iterator[InitError]:
-            with connected(parameters, replication=False) as ours:
+            with connected(parameters) as ours:
                 with pytest.raises(InitError) as refused:
                     create_publication(ours, "made", tables)
                 yield refused.value
-            with connected(parameters, replication=False) as ours:
+            with connected(parameters) as ours:
                 checksums = Checksums(ours)
                 with pytest.raises(InitError) as refused:
                     checksums.begin(tables, [])
@@ -297,7 +297,7 @@ def test_who_has_a_lock_is_named(pg18: postgres.Cluster, monkeypatch: pytest.Mon
                 assert "is locked by a prepared transaction" in refused.message
         finally:
             other.execute("rollback prepared 'altered'")
-        with connected(parameters, replication=False) as ours:
+        with connected(parameters) as ours:
             create_publication(ours, "made", tables)
             assert ours.execute("show lock_timeout") == [("0",)]
             Checksums(ours).begin(tables, ["made"])

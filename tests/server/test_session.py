@@ -1,17 +1,23 @@
 """The session of a connection to the server: its settings, and how they get there."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 import postgres
 import pytest
 
-from cdcpipe.replication.connection import Connection, connection_parameters
+from cdcpipe.libpq.connection import Connection
+from cdcpipe.libpq.parameters import connection_parameters
+from cdcpipe.replication.session import connected, connected_walsender
 from cdcpipe.sql import SESSION_SETTINGS, patient
-from cdcpipe.subcommands.prepare import connected
 
 
-@pytest.mark.parametrize("replication", [False, True], ids=["ordinary", "walsender"])
-def test_all_settings_are_made_in_one_round_trip(any_pg: postgres.Cluster, replication: bool) -> None:
+@pytest.mark.parametrize("opened", [connected, connected_walsender])
+def test_all_settings_are_made_in_one_round_trip(
+    any_pg: postgres.Cluster, opened: Callable[..., AbstractContextManager[Connection]]
+) -> None:
     parameters = connection_parameters([("dbname", any_pg.dsn), ("application_name", "pinned")])
-    with connected(parameters, replication=replication) as connection, any_pg.connect() as other:
+    with opened(parameters) as connection, any_pg.connect() as other:
         (query,) = other.execute("select query from pg_stat_activity where application_name = 'pinned'").fetchone() or ("",)
         settings = SESSION_SETTINGS | patient(connection.server_version)
         assert query.count("SET ") == len(settings)
@@ -22,7 +28,7 @@ def test_all_settings_are_made_in_one_round_trip(any_pg: postgres.Cluster, repli
 def test_an_older_walsender_gets_its_settings_one_by_one(database: postgres.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "server_version", 140001)
     parameters = connection_parameters([("dbname", database.dsn), ("application_name", "pinned one by one")])
-    with connected(parameters, replication=True) as connection, database.connect() as other:
+    with connected_walsender(parameters) as connection, database.connect() as other:
         found = other.execute("select query from pg_stat_activity where application_name = 'pinned one by one'").fetchone()
         assert found == ("SET \"idle_session_timeout\" = '0'",)
         assert connection.execute("SHOW extra_float_digits") == [("3",)]

@@ -20,9 +20,9 @@ from faulty_proxy import Alter, FaultyProxy, wal_data
 
 from cdcpipe.config import SlotConfig, StreamConfig, StreamOptions
 from cdcpipe.errors import CdcpipeError
+from cdcpipe.libpq.parameters import connection_parameters
 from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
-from cdcpipe.replication.connection import connection_parameters
 from cdcpipe.subcommands import prepare
 from support.cli_process import CLI
 from support.published_table import Fixture

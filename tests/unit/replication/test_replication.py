@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdcpipe.errors import InvalidArgumentsError, ProtocolError
+from cdcpipe.libpq.parameters import connection_parameters
 from cdcpipe.replication.boundaries import BoundaryTracker, PgoutputTracker, RecordTracker, TextTracker, tracker_for
 from cdcpipe.replication.commands import parse_publication_names, publication_names, start_replication
-from cdcpipe.replication.connection import connection_parameters
 from cdcpipe.replication.copydata import WAL_DATA_HEADER_BYTES, PrimaryKeepalive, build_status_update, parse_keepalive
 from cdcpipe.replication.progress import Progress
 from cdcpipe.sql import quote_identifier, quote_literal

@@ -1,0 +1,93 @@
+"""Connects to a server within a deadline: libpq chooses among the hosts, and hosts that do not answer are left out."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Mapping
+
+from psycopg import conninfo, pq
+
+from cdcpipe.errors import InitError, InvalidArgumentsError
+from cdcpipe.libpq import hosts
+from cdcpipe.libpq.parameters import effective_parameters
+from cdcpipe.libpq.server_errors import connection_hint
+from cdcpipe.libpq.waiting import NO_LIMIT, wait
+
+__all__ = ["connect", "current_host", "named_hosts"]
+
+CONNECT_TIMEOUT_S = 30.0
+"""For each host, unless connect_timeout says otherwise (0 there: no limit)."""
+
+_KEEPALIVES = {"keepalives_idle": "60", "keepalives_interval": "10", "keepalives_count": "6"}
+"""In place of the system's two hours, unless the user has set one of them."""
+
+
+def connect(settings: Mapping[str, str], deadline: float, while_waiting: Callable[[], None] | None) -> pq.abc.PGconn:
+    """Return a connection made with libpq's parameters ``settings``; raise InitError if none can be made.
+
+    A host that does not answer in time is left out, and libpq chooses among the rest. So target_session_attrs and
+    load_balance_hosts keep their meaning.
+    """
+    effective = effective_parameters(settings)
+    timeout_s = _connect_timeout_s(effective.get("connect_timeout"))
+    keepalives = {} if effective.keys() & _KEEPALIVES.keys() else _KEEPALIVES
+    named = named_hosts(effective)
+    left, failures = hosts.look_up(named, min(deadline, time.monotonic() + timeout_s))
+    while left or not named:  # of lists that do not fit together libpq says so
+        parameters = {**keepalives, **settings, **hosts.parameters_of(left)}
+        pgconn = pq.PGconn.connect_start(conninfo.make_conninfo(**parameters).encode())
+        if _poll(pgconn, timeout_s, deadline, while_waiting):
+            return pgconn
+        message = pgconn.get_error_message().strip() if pgconn.status == pq.ConnStatus.BAD else ""
+        silent = current_host(pgconn)
+        pgconn.finish()
+        if message:
+            msg = "; ".join([f"connection to the server failed: {message}", *failures])
+            raise InitError(msg, hint=connection_hint(message))
+        failures.append(f"{silent} did not answer in time (connect_timeout)")
+        rest = [each for each in left if not each.is_at(silent)]
+        if rest == left or time.monotonic() >= deadline:
+            break
+        left = rest
+    msg = f"no connection to the server: {'; '.join(failures)}"
+    raise InitError(msg, hint="check host and port, and that the server is up")
+
+
+def _poll(pgconn: pq.abc.PGconn, timeout_s: float, deadline: float, while_waiting: Callable[[], None] | None) -> bool:
+    """Return True once connected; False if libpq has given up (its status is BAD), or if the current host is silent."""
+    host, host_deadline = None, deadline
+    while pgconn.status != pq.ConnStatus.BAD:
+        state = pgconn.connect_poll()
+        if state == pq.PollingStatus.OK:
+            return True
+        if state == pq.PollingStatus.FAILED:
+            return False
+        if host != (host := current_host(pgconn)):
+            host_deadline = min(deadline, time.monotonic() + timeout_s)
+        events = select.POLLIN if state == pq.PollingStatus.READING else select.POLLOUT
+        if not wait(pgconn.socket, events, host_deadline, while_waiting):
+            return False
+    return False
+
+
+def _connect_timeout_s(value: str | None) -> float:
+    """Return the time for each host; as in libpq 0 is no limit, and 1 is 2."""
+    if value is None:
+        return CONNECT_TIMEOUT_S
+    try:
+        seconds = int(value)
+    except ValueError:
+        msg = f"connect_timeout takes a number of seconds, not {value!r}"
+        raise InvalidArgumentsError(msg) from None
+    return max(seconds, 2) if seconds > 0 else NO_LIMIT
+
+
+def named_hosts(effective: Mapping[str, str]) -> list[hosts.Host]:
+    """Return the servers that libpq would try with these parameters."""
+    return hosts.split_hosts(*(effective.get(name, "") for name in ("host", "hostaddr", "port")))
+
+
+def current_host(pgconn: pq.abc.PGconn) -> hosts.Host:
+    """Return the server that libpq is connecting to, or connected to."""
+    return hosts.Host(*(value.decode("utf-8", "replace") for value in (pgconn.host, pgconn.hostaddr, pgconn.port)))

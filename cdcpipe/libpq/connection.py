@@ -1,0 +1,285 @@
+"""Connections to the server: ``psycopg.pq`` behind a small surface, with errors of ``cdcpipe.errors``.
+
+Commands use the simple query protocol, because a walsender knows no other. Every wait has a deadline, and wakes for a signal
+(libpq/waiting.py). No call of libpq blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import ClassVar, NamedTuple
+
+import psycopg
+from psycopg import pq
+
+from cdcpipe import sqlstate
+from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError, ServerError
+from cdcpipe.libpq import hosts
+from cdcpipe.libpq.connecting import connect, current_host, named_hosts
+from cdcpipe.libpq.parameters import effective_parameters
+from cdcpipe.libpq.server_errors import lost_error, server_error
+from cdcpipe.libpq.waiting import NO_LIMIT, OverdueError, wait
+from cdcpipe.sql import quote_identifier, quote_literal
+
+__all__ = ["ANSWER_TIMEOUT_S", "NO_LIMIT", "Connection", "Notice", "Rows"]
+
+log = logging.getLogger(__name__)
+
+Rows = list[tuple[str | None, ...]]
+
+ANSWER_TIMEOUT_S = 60.0
+"""How long a command may take, unless its caller says otherwise."""
+CANCEL_TIMEOUT_S = 2.0
+"""How long a request to cancel may take."""
+CANCELLED_TIMEOUT_S = 5.0
+"""How long a server that was asked to cancel has to say that it did."""
+
+_SEVERAL_COMMANDS_SINCE = 140002
+"""The walsenders of 14.0 and 14.1 take one SQL command in a message, and no more."""
+
+
+class Notice(NamedTuple):
+    """A NOTICE or WARNING that the server sent."""
+
+    severity: str
+    sqlstate: str
+    message: str
+
+
+class Connection:
+    """One libpq connection for commands, in non-blocking mode. `Walsender` is one that streams.
+
+    ``parameters`` are libpq's. Raise InitError if the connection can't be made; each host has its own ``connect_timeout``, as in
+    libpq. ``within_s`` bounds all hosts together, and then each command that has no limit of its own. ``while_waiting`` is called
+    again and again during every wait; what it raises ends the wait.
+    """
+
+    _MODE: ClassVar[Mapping[str, str]] = {}
+    """The parameter ``replication``, which decides what answers."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, str],
+        *,
+        within_s: float = NO_LIMIT,
+        while_waiting: Callable[[], None] | None = None,
+    ) -> None:
+        given = {name: value for name, value in parameters.items() if name != "replication"}
+        self._settings = {"fallback_application_name": "cdcpipe", **given, "client_encoding": "UTF8", **self._MODE}
+        self.notices: list[Notice] = []
+        self.answer_timeout_s = min(within_s, ANSWER_TIMEOUT_S)
+        """How long `execute` waits, unless it is told otherwise."""
+        self._while_waiting = while_waiting
+        self._pgconn = connect(self._settings, time.monotonic() + within_s, while_waiting)
+        self._pgconn.nonblocking = 1
+        self._pgconn.notice_handler = self._on_notice
+
+    def _on_notice(self, result: pq.abc.PGresult) -> None:
+        fields = [
+            (result.error_field(code) or b"").decode("utf-8", "replace")
+            for code in (
+                pq.DiagnosticField.SEVERITY_NONLOCALIZED,
+                pq.DiagnosticField.SQLSTATE,
+                pq.DiagnosticField.MESSAGE_PRIMARY,
+            )
+        ]
+        self.notices.append(Notice(*fields))
+
+    # What the server says of itself
+
+    def parameter_status(self, name: str) -> str | None:
+        """Return the server's report of one of its settings."""
+        value = self._pgconn.parameter_status(name.encode())
+        return None if value is None else value.decode("utf-8", "replace")
+
+    @property
+    def server_version(self) -> int:
+        """The server's version as a number, ``180004`` for 18.4."""
+        return self._pgconn.server_version
+
+    @property
+    def database(self) -> str:
+        """The name of the database."""
+        return self._pgconn.db.decode("utf-8", "replace")
+
+    @property
+    def address(self) -> dict[str, str]:
+        """Where the connection leads, as libpq's parameters: one server, also where several were given to try."""
+        pgconn = self._pgconn
+        values = {"host": pgconn.host, "port": pgconn.port, "user": pgconn.user, "dbname": pgconn.db}
+        return {name: value.decode("utf-8", "replace") for name, value in values.items() if value}
+
+    @property
+    def parameters_here(self) -> dict[str, str]:
+        """Parameters for another connection to the very server that this one leads to."""
+        return {**self._settings, **hosts.parameters_of([current_host(self._pgconn)])}
+
+    @property
+    def parameters_elsewhere(self) -> list[dict[str, str]]:
+        """Parameters for each other server that was given to try, one server each."""
+        named = named_hosts(effective_parameters(self._settings))
+        here = current_host(self._pgconn)
+        return [{**self._settings, **hosts.parameters_of([each])} for each in named if not each.is_at(here)]
+
+    # Commands
+
+    def execute(self, sql: str, *, timeout_s: float | None = None) -> Rows:
+        """Run one command and return its rows; raise ServerError, or ConnectionClosedError.
+
+        After ``timeout_s`` (None: `answer_timeout_s`) the command is cancelled. That is a ServerError with 57014, or a
+        ConnectionClosedError if the server does not react to that either.
+        """
+        timeout_s = self.answer_timeout_s if timeout_s is None else timeout_s
+        try:
+            return self._run(sql, time.monotonic() + timeout_s)
+        except OverdueError:
+            return self._give_up(timeout_s)
+        except CdcpipeError:
+            raise
+        except BaseException:  # a signal: what runs must not go on without us, and leave a slot behind
+            self.cancel()
+            raise
+
+    def _run(self, sql: str, deadline: float) -> Rows:
+        with self._translating_loss():
+            self._pgconn.send_query(sql.encode())
+            while self._pgconn.flush():
+                self._wait_by(select.POLLIN | select.POLLOUT, deadline)
+                self._pgconn.consume_input()
+        return self._rows(deadline)
+
+    def _rows(self, deadline: float) -> Rows:
+        """Take the results of a command; return the rows, or raise the server's error."""
+        rows: Rows = []
+        error: ServerError | ConnectionClosedError | None = None
+        with self._translating_loss():
+            while (result := self._result(deadline)) is not None:
+                if result.status == pq.ExecStatus.TUPLES_OK:
+                    rows = [
+                        tuple(
+                            None if (value := result.get_value(row, column)) is None else value.decode("utf-8", "replace")
+                            for column in range(result.nfields)
+                        )
+                        for row in range(result.ntuples)
+                    ]
+                elif result.status == pq.ExecStatus.COPY_BOTH:
+                    break
+                elif result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY):
+                    error = error or server_error(result)
+        if error is None:
+            return rows
+        if isinstance(error, ServerError) and error.sqlstate is None and self._pgconn.status == pq.ConnStatus.BAD:
+            raise self.closed_error()
+        raise error
+
+    def _result(self, deadline: float) -> pq.abc.PGresult | None:
+        """Return the next result of a command, None after the last one."""
+        while self._pgconn.is_busy():
+            self._wait_by(select.POLLIN, deadline)
+            self._pgconn.consume_input()
+        return self._pgconn.get_result()
+
+    def _give_up(self, timeout_s: float) -> Rows:
+        """Cancel what runs, and raise what comes of that; return the rows if they were on their way."""
+        try:
+            if self.cancel():
+                return self._rows(time.monotonic() + CANCELLED_TIMEOUT_S)
+        except OverdueError:
+            log.debug("no answer to the request to cancel")
+        except ServerError as ex:
+            if ex.sqlstate != sqlstate.QUERY_CANCELED:
+                raise
+            raise ServerError(
+                f"the server had not finished a command after {timeout_s:g} s, and was told to cancel it",
+                sqlstate=ex.sqlstate,
+                hint="it may be waiting for a lock: SELECT pid, query FROM pg_stat_activity WHERE wait_event_type = 'Lock'",
+            ) from ex
+        msg = f"the server has not answered a command within {timeout_s:g} s"
+        raise ConnectionClosedError(msg, hint="check the network, and that the server is not overloaded; then start again")
+
+    def cancel(self) -> bool:
+        """Ask the server to cancel what runs on this connection; False if it could not be asked within CANCEL_TIMEOUT_S."""
+        deadline = time.monotonic() + CANCEL_TIMEOUT_S
+        try:
+            canceller = self._pgconn.cancel_conn()
+        except psycopg.NotSupportedError:  # libpq 16 and older: what it has waits without end
+            return self._cancel_by_sql(deadline)
+        except psycopg.OperationalError:  # there is no connection any more
+            return False
+        try:
+            canceller.start()
+            while (state := canceller.poll()) not in (pq.PollingStatus.OK, pq.PollingStatus.FAILED):
+                events = select.POLLIN if state == pq.PollingStatus.READING else select.POLLOUT
+                if not wait(canceller.socket, events, deadline):
+                    return False
+            return state == pq.PollingStatus.OK
+        except psycopg.OperationalError as ex:
+            log.info("the request to cancel failed: %s", ex)
+            return False
+        finally:
+            canceller.finish()
+
+    def _cancel_by_sql(self, deadline: float) -> bool:
+        """Ask for the cancellation on another connection to the same server."""
+        try:
+            other = Connection(self.parameters_here, within_s=deadline - time.monotonic())
+            try:
+                return other._run(f"SELECT pg_cancel_backend({self._pgconn.backend_pid})", deadline) == [("t",)]
+            finally:
+                other.close()
+        except (CdcpipeError, OverdueError) as ex:
+            log.info("the request to cancel failed: %s", ex)
+            return False
+
+    def serve_meanwhile(self, while_waiting: Callable[[], None], answer_timeout_s: float) -> None:
+        """Call ``while_waiting`` during each wait from now on, and let no command take longer than ``answer_timeout_s``."""
+        self._while_waiting = while_waiting
+        self.answer_timeout_s = answer_timeout_s
+
+    def pin_session(self, settings: Mapping[str, str]) -> None:
+        """Set ``settings`` for this session in one round trip, and check those that the server reports."""
+        commands = [f"SET {quote_identifier(name.lower())} = {quote_literal(value)}" for name, value in settings.items()]
+        for command in ["; ".join(commands)] if self.server_version >= _SEVERAL_COMMANDS_SINCE else commands:
+            self.execute(command)
+        for name, value in settings.items():
+            reported = self.parameter_status(name)
+            if reported is not None and not reported.startswith(value):
+                msg = f"the server did not take {name} = {value}, it reports {reported}"
+                raise InitError(msg)
+
+    # Waiting, and the end
+
+    @property
+    def socket(self) -> int:
+        """The socket's descriptor; raise ConnectionClosedError if there is none any more."""
+        try:
+            return self._pgconn.socket
+        except psycopg.OperationalError as ex:
+            raise self.closed_error() from ex
+
+    def wait(self, events: int, deadline: float) -> bool:
+        """Wait until the socket is ready; False if the deadline came first."""
+        return wait(self.socket, events, deadline, self._while_waiting)
+
+    def _wait_by(self, events: int, deadline: float) -> None:
+        if not self.wait(events, deadline):
+            raise OverdueError
+
+    @contextmanager
+    def _translating_loss(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.OperationalError as ex:
+            raise self.closed_error() from ex
+
+    def closed_error(self) -> ConnectionClosedError:
+        """Return the error for this connection when it is lost."""
+        return lost_error(self._pgconn)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._pgconn.finish()

@@ -1,0 +1,100 @@
+"""Connection parameters: those of the command line, as libpq's, and those that libpq would use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import psycopg
+from psycopg import conninfo, pq
+
+from cdcpipe.errors import InvalidArgumentsError
+
+__all__ = ["connection_parameters", "effective_parameters"]
+
+_SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
+
+_URI = re.compile(r"\s*(postgres(ql)?:|\w+://)", re.IGNORECASE)
+_BEFORE_PATH = re.compile(r"\s*\w+:/*[^/?]*")
+_URI_HINT = "it is postgresql://user@host:port/database?name=value, with %-codes for : / @ ? # [ ] % inside a part of it"
+_STRING_HINT = "it is name=value name='a value with spaces', with \\' for a quote character and \\\\ for a backslash in a value"
+
+
+def connection_parameters(parameters: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Merge libpq parameters in the order given; ``dbname`` may be a conninfo string or a URI, as libpq has it.
+
+    Raise InvalidArgumentsError for a parameter that libpq does not know, and for a password: a command line is there for every
+    user of the machine to read.
+    """
+    merged: dict[str, str] = {}
+    for key, value in parameters:
+        if key in _SECRETS:
+            _refuse_secret(key)
+        expanded = _parse_conninfo(value) if key == "dbname" and _is_conninfo(value) else _checked(key, value)
+        for secret in _SECRETS:
+            if expanded.get(secret):
+                _refuse_secret(secret)
+        merged.update({name: str(setting) for name, setting in expanded.items() if setting is not None})
+    return merged
+
+
+def _is_conninfo(dbname: str) -> bool:
+    """Tell whether libpq takes it for a connection string, or its writer meant one (``postgres:/user:…``)."""
+    return "=" in dbname or _is_uri(dbname)
+
+
+def _parse_conninfo(text: str) -> dict[str, Any]:
+    """Split a connection string into parameters; no error shows a part of it.
+
+    A character that belongs to a password may have ended it (``/`` and ``@`` in a URI, a space in the other form), and what libpq
+    complains of, or takes for another parameter, is then the rest of the password.
+    """
+    try:
+        expanded: dict[str, Any] | None = conninfo.conninfo_to_dict(text)
+    except psycopg.Error:
+        expanded = None
+    if expanded is not None and not _has_misplaced_rest(text, expanded):
+        return expanded
+    what, hint = ("URI", _URI_HINT) if _is_uri(text) else ("connection string", _STRING_HINT)
+    raise InvalidArgumentsError(f"the {what} that was given as database can't be read (it is not shown)", hint=hint)
+
+
+def _has_misplaced_rest(text: str, expanded: Mapping[str, Any]) -> bool:
+    """Tell whether a port is no number, or an ``@`` is where a URI has the database's name."""
+    ports = str(expanded.get("port") or "").split(",")
+    path = _BEFORE_PATH.sub("", text).partition("?")[0] if _is_uri(text) else ""
+    return "@" in path or not all(port.strip().isdecimal() or not port for port in ports)
+
+
+def _is_uri(text: str) -> bool:
+    return _URI.match(text) is not None
+
+
+def _checked(key: str, value: str) -> dict[str, str]:
+    """Return one parameter; raise InvalidArgumentsError if libpq has none of this name."""
+    try:
+        conninfo.make_conninfo(**{key: value})
+    except psycopg.Error:
+        # A text that is no name may be the beginning of a connection string.
+        named = f"connection parameter {key!r}" if key.isidentifier() else "a connection parameter"
+        msg = f"{named} can't be used: libpq has none of this name"
+        raise InvalidArgumentsError(
+            msg, hint="PostgreSQL's manual lists them: Parameter Key Words, in the chapter on libpq"
+        ) from None
+    return {key: value}
+
+
+def _refuse_secret(key: str) -> None:
+    msg = f"{key} is not taken from the command line, where every user of this machine could read it"
+    raise InvalidArgumentsError(msg, hint="set PGPASSWORD, or use a password file (PGPASSFILE) or a service file")
+
+
+def effective_parameters(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters that libpq would use, those of its environment and of a service file included."""
+    # Of one value that it does not know libpq connects to nobody, and looks no name up.
+    pgconn = pq.PGconn.connect_start(conninfo.make_conninfo(**{**settings, "sslmode": "none"}).encode())
+    try:
+        return {each.keyword.decode(): each.val.decode("utf-8", "replace") for each in pgconn.info if each.val}
+    finally:
+        pgconn.finish()

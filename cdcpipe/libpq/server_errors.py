@@ -1,0 +1,63 @@
+"""Turns what the server and libpq report into errors of ``cdcpipe.errors``, with a hint for what the user can do."""
+
+from __future__ import annotations
+
+from psycopg import pq
+
+from cdcpipe import sqlstate
+from cdcpipe.errors import ConnectionClosedError, ServerError
+
+__all__ = ["connection_hint", "lost_error", "server_error"]
+
+_HINTS = {
+    sqlstate.INVALID_PASSWORD: "set PGPASSWORD, or use a password file or a service file",
+    sqlstate.INVALID_AUTHORIZATION: "check pg_hba.conf: the role needs a line for this database (and 'replication=database' "
+    "uses the database's lines)",
+    sqlstate.INVALID_CATALOG_NAME: "check the database's name (-d, PGDATABASE)",
+    sqlstate.UNDEFINED_FUNCTION: "where a type has no binary form, its values come only as text: leave the option 'binary' out",
+    sqlstate.INSUFFICIENT_PRIVILEGE: "see the server's message; streaming needs a role with the REPLICATION attribute: "
+    "ALTER ROLE name REPLICATION",
+    sqlstate.TOO_MANY_CONNECTIONS: "raise max_wal_senders or max_connections on the server",
+    sqlstate.CONFIGURATION_LIMIT_EXCEEDED: "raise max_replication_slots or max_wal_senders on the server",
+    sqlstate.TERMINATED_BY_ADMINISTRATOR: "an administrator ended it, or the server is shutting down: connect again later",
+    sqlstate.CANNOT_CONNECT_NOW: "the server is starting up or shutting down; try again",
+}
+"""SQLSTATE → what the user can do."""
+
+
+def server_error(result: pq.abc.PGresult) -> ServerError | ConnectionClosedError:
+    """Return the error for a failed result. A session that the server has ended is a lost connection, not an error in the data."""
+    state = _field(result, pq.DiagnosticField.SQLSTATE) or None
+    primary = _field(result, pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message.decode("utf-8", "replace").strip()
+    # The context of an error in decoding names the slot, the plugin's callback and the LSN; the detail may hold values.
+    context = _field(result, pq.DiagnosticField.CONTEXT)
+    parts = [primary, f"({state})" if state else "", f"[{context}]" if context else ""]
+    hint = _field(result, pq.DiagnosticField.MESSAGE_HINT) or _HINTS.get(state or "")
+    message = " ".join(part for part in parts if part)
+    if state and state.startswith(sqlstate.SESSION_ENDED):
+        return ConnectionClosedError(f"the server ended the connection: {message}", hint=hint or None)
+    return ServerError(message, sqlstate=state, hint=hint or None)
+
+
+def _field(result: pq.abc.PGresult, code: pq.DiagnosticField) -> str:
+    return (result.error_field(code) or b"").decode("utf-8", "replace").strip()
+
+
+def lost_error(pgconn: pq.abc.PGconn) -> ConnectionClosedError:
+    """Return the error for a connection that is lost."""
+    message = pgconn.get_error_message().strip()
+    first_line = message.splitlines()[0] if message else "connection lost"
+    return ConnectionClosedError(f"the connection to the server was lost: {first_line}")
+
+
+def connection_hint(message: str) -> str:
+    """Return what the user can do when libpq could not connect, from libpq's message: it gives no SQLSTATE."""
+    if "password" in message:
+        return _HINTS[sqlstate.INVALID_PASSWORD]
+    if "does not exist" in message and "database" in message:
+        return _HINTS[sqlstate.INVALID_CATALOG_NAME]
+    if "WAL sender" in message or "replication role" in message:
+        return _HINTS[sqlstate.INSUFFICIENT_PRIVILEGE]
+    if "pg_hba" in message:
+        return _HINTS[sqlstate.INVALID_AUTHORIZATION]
+    return "check host, port, user and database (-h -p -U -d, or libpq's environment variables), and that the server is up"

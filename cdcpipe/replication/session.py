@@ -1,0 +1,72 @@
+"""Opens sessions with the settings that this program needs, and turns errors before a stream starts into INIT_FAILED."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from cdcpipe.errors import ConnectionClosedError, InitError, InvalidArgumentsError, ServerError
+from cdcpipe.libpq.connection import Connection
+from cdcpipe.libpq.waiting import NO_LIMIT
+from cdcpipe.libpq.walsender import Walsender
+from cdcpipe.sql import SESSION_SETTINGS, patient
+
+__all__ = ["connect", "connect_walsender", "connected", "connected_walsender", "initialising"]
+
+
+@contextmanager
+def initialising() -> Iterator[None]:
+    """Turn errors into INIT_FAILED: the server's, a lost connection, and arguments that don't fit the server.
+
+    INVALID_ARGS is for arguments that are wrong for every server. They are found before there is a connection.
+    """
+    try:
+        yield
+    except (ServerError, ConnectionClosedError, InvalidArgumentsError) as ex:
+        raise InitError(ex.message, hint=ex.hint) from ex
+
+
+def connect(
+    parameters: Mapping[str, str], *, within_s: float = NO_LIMIT, while_waiting: Callable[[], None] | None = None
+) -> Connection:
+    """Open a connection as `Connection` does. Set what the text of values depends on, and lift the server's time limits."""
+    with initialising():
+        connection = Connection(parameters, within_s=within_s, while_waiting=while_waiting)
+        _pin(connection)
+    return connection
+
+
+def connect_walsender(parameters: Mapping[str, str]) -> Walsender:
+    """Open a walsender's connection, with the same settings as `connect`."""
+    with initialising():
+        walsender = Walsender(parameters)
+        _pin(walsender)
+    return walsender
+
+
+def _pin(connection: Connection) -> None:
+    try:
+        connection.pin_session({**SESSION_SETTINGS, **patient(connection.server_version)})
+    except BaseException:
+        connection.close()
+        raise
+
+
+@contextmanager
+def connected(parameters: Mapping[str, str], *, within_s: float = NO_LIMIT) -> Iterator[Connection]:
+    """Open a connection as `connect` does, and close it at the end."""
+    connection = connect(parameters, within_s=within_s)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+@contextmanager
+def connected_walsender(parameters: Mapping[str, str]) -> Iterator[Walsender]:
+    """Open a walsender's connection, and close it at the end."""
+    walsender = connect_walsender(parameters)
+    try:
+        yield walsender
+    finally:
+        walsender.close()
