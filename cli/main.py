@@ -238,18 +238,9 @@ def run(
     if (wal2json1 or wal2json2) and not slot_options["publications"] and slot_options["plugin"] is None:
         slot_options["plugin"] = "wal2json"  # as in pg_logical_cdc
     slot = slot_config(**slot_options)
-    pgoutput_options: dict[str, str | None] = {
-        name: value
-        for name, value in (
-            ("proto_version", None if proto_version is None else str(proto_version)),
-            ("binary", "true" if binary else None),
-            ("messages", "true" if messages else None),
-            ("streaming", streaming),
-            ("two_phase", "true" if two_phase else None),
-            ("origin", origin),
-        )
-        if value is not None
-    }
+    pgoutput_options = _pgoutput_options(
+        proto_version=proto_version, binary=binary, messages=messages, streaming=streaming, two_phase=two_phase, origin=origin
+    )
     poll = PollConfig(
         duration_s=poll_duration,
         interval_s=poll_interval if poll_interval is not None else STANDBY_INTERVAL_S if standby else 1.0,
@@ -284,6 +275,13 @@ def run(
         return stream(config)
     except Interrupted:  # before it has begun: as from then on
         return ExitCode.SUCCESS
+
+
+def _pgoutput_options(**given: str | int | None) -> dict[str, str | None]:
+    """Return pgoutput's options as the server takes them; those that were not given are left out."""
+    return {
+        name: "true" if value is True else str(value) for name, value in given.items() if value is not None and value is not False
+    }
 
 
 def _check_fd(fd: int) -> None:
