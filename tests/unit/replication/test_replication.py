@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdcpipe.errors import InvalidArgumentsError, ProtocolError
-from cdcpipe.libpq.parameters import connection_parameters
 from cdcpipe.replication.boundaries import BoundaryTracker, PgoutputTracker, RecordTracker, TextTracker, tracker_for
 from cdcpipe.replication.commands import parse_publication_names, publication_names, start_replication
 from cdcpipe.replication.copydata import WAL_DATA_HEADER_BYTES, PrimaryKeepalive, build_status_update, parse_keepalive
@@ -76,67 +75,6 @@ def test_unquoted_publication_names_fold() -> None:
 def test_not_a_list_of_identifiers(value: str) -> None:
     with pytest.raises(InvalidArgumentsError):
         parse_publication_names(value)
-
-
-PARAMETERS = [
-    ([("dbname", "shop")], {"dbname": "shop"}),
-    ([("dbname", "host=a dbname='b c'"), ("host", "x")], {"host": "x", "dbname": "b c"}),
-    ([("host", "x"), ("dbname", "host=a")], {"host": "a"}),
-    ([("dbname", "postgresql://")], {}),
-    (
-        [("dbname", "postgresql://h,[::1]:2/d%40e?options=-c%20a%3Db@c")],
-        {"host": "h,::1", "port": ",2", "dbname": "d@e", "options": "-c a=b@c"},
-    ),
-    (
-        [("dbname", "postgresql://u@h:1/d?application_name=n")],
-        {"user": "u", "host": "h", "port": "1", "dbname": "d", "application_name": "n"},
-    ),
-]
-
-
-@pytest.mark.parametrize(("pairs", "expected"), PARAMETERS)
-def test_connection_parameters(pairs: list[tuple[str, str]], expected: dict[str, str]) -> None:
-    assert connection_parameters(pairs) == expected
-
-
-@pytest.mark.parametrize(
-    "pair",
-    [
-        ("password", "CANARY"),
-        ("sslpassword", "CANARY"),
-        ("oauth_client_secret", "CANARY"),
-        ("nonsense", "1"),
-        ("postgresql://u:CANARY@h?a", "b"),
-        *(
-            ("dbname", conninfo)
-            for conninfo in [
-                "password=CANARY",
-                "password=CANARY b",
-                "host=h pasword=CANARY",
-                "host=h port=CANARY",
-                "user=r password=two CANARY",
-                "user=r password='CANARY",
-                "nonsense=1",
-                "postgres://u:CANARY@h",
-                "postgres:/r:CANARY@h",
-                "Postgresql://r:CANARY@h",
-                "http://u:CANARY@h",
-                "postgresql://r:CANARY%zz@h/db",
-                "postgresql://r:CANARY@[h/db",
-                "postgresql://r:CANARY/w@h/db",
-                "postgresql://r:p/CANARY@h",
-                "postgresql://r:1/CANARY@h/db",
-                "postgresql://r:p@CANARY@h/db",
-                "postgresql://h/db?pasword=CANARY",
-            ]
-        ),
-    ],
-)
-def test_connection_parameters_refused(pair: tuple[str, str]) -> None:
-    with pytest.raises(InvalidArgumentsError) as caught:
-        connection_parameters([pair])
-    assert "CANARY" not in f"{caught.value} {caught.value.hint}"
-    assert caught.value.hint
 
 
 # Boundaries
