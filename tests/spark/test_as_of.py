@@ -16,7 +16,6 @@ from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.commands.as_of import print_rows
 from spark_sink.replica import as_of
-from spark_sink.replica.as_of import parse_at
 from spark_sink.schema.table import Table, Version
 from spark_sink.staging import known_position
 from spark_sink.staging.log import Epoch, Position
@@ -26,7 +25,6 @@ from support.cli_process import run_spark_cli
 from support.road import Road, identity_workload
 
 pytestmark = pytest.mark.spark
-
 SEED = random.randrange(10**6)
 
 
@@ -193,21 +191,6 @@ def test_the_command(past: Past, tmp_path: Path) -> None:
     done = run_spark_cli(*arguments, str(tmp_path / "days"))
     assert done.returncode == 1
     assert "exists already" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "at"),
-    [
-        ("0/171F388", LSN(0x171F388)),
-        ("2:0/171F388", Position(2, 0x171F388)),
-        ("2026-03-01", datetime(2026, 3, 1, tzinfo=UTC)),
-        ("2026-03-01 12:30:00.5", datetime(2026, 3, 1, 12, 30, 0, 500000, tzinfo=UTC)),
-        ("2026-03-01T12:30:00.000001+01:00", datetime(2026, 3, 1, 11, 30, 0, 1, tzinfo=UTC)),
-    ],
-)
-def test_moments(text: str, at: Any) -> None:
-    assert parse_at(text) == at
-    assert type(parse_at(text)) is type(at)
 
 
 def test_commit_times_out_of_order_and_epochs(spark: Any, tmp_path: Path) -> None:

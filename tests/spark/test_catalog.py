@@ -12,7 +12,7 @@ from pyspark.sql.types import VariantType
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.pgoutput.messages import LogicalMessage, Update
-from spark_sink.pipeline.catalog import CatalogDatabase, parse_database
+from spark_sink.pipeline.catalog import CatalogDatabase
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.schema.table import Table
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
 
+pytestmark = pytest.mark.spark
 INT, TEXT, TIMESTAMPTZ = 23, 25, 1184
 FRUIT = relation(1, "fruit", ("id", INT), ("at", TIMESTAMPTZ))
 FRUIT_LATER = relation(1, "fruit", ("id", INT), ("at", TIMESTAMPTZ), ("colour", TEXT))
@@ -204,12 +204,6 @@ def test_json_as_variant(
             run()
             assert spark.table(view).first() == (8,)
             assert f"{view} in the catalog is something else" in caplog.text
-
-
-@pytest.mark.parametrize("name", ["", ".", "a.", ".b", "a.b.c"])
-def test_names_that_are_none(name: str) -> None:
-    with pytest.raises(InvalidArgumentsError, match="--catalog-database takes"):
-        parse_database(name)
 
 
 def test_a_database_of_another_catalog(spark: SparkSession, database: str, tmp_path: Path) -> None:

@@ -1,18 +1,16 @@
 """Merges without Spark: what they leave is what Spark reads; what is not ordinary is left alone."""
 
-import base64
 import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import commit as delta_files
-from spark_sink.delta import deletion_vector, rewrite
+from spark_sink.delta import rewrite
 from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog, commit_path, read_table
 from spark_sink.files import places as storage
@@ -341,32 +339,6 @@ def assert_noted(replica: Path, value: Any) -> None:
     cut = value[:32] if isinstance(value, str) else value
     assert bounds == (cut, f"{cut}\U0010ffff" if cut != value else value)
     assert all(each["nullCount"][column] == 0 for each in found)
-
-
-def test_deletion_vectors(tmp_path: Path) -> None:
-    rows = [np.array([0, 5, 70_000]), np.arange(0, 200_000, 3), np.array([], dtype=np.int64)]
-    said = deletion_vector.write(tmp_path, rows)
-    assert [each["cardinality"] for each in said] == [3, 66_667, 0]
-    for each, numbers in zip(said, rows, strict=True):
-        assert np.array_equal(deletion_vector.read(tmp_path, each), numbers)
-    (path,) = tmp_path.iterdir()
-    data = path.read_bytes()
-    path.write_bytes(data[:20] + bytes([data[20] ^ 1]) + data[21:])
-    with pytest.raises(ValueError, match="has no deletion vector"):
-        deletion_vector.read(tmp_path, said[0])
-    with pytest.raises(ValueError, match="storage type"):
-        deletion_vector.read(tmp_path, said[0] | {"storageType": "x"})
-
-
-def test_a_vector_in_the_log() -> None:
-    data = deletion_vector._ONE_BITMAP + deletion_vector.BitMap([3, 4, 7, 11, 18, 29]).serialize()
-    text = base64.b85encode(data, pad=True).decode().translate(deletion_vector._TO_Z85)
-    said = {"storageType": "i", "pathOrInlineDv": text, "sizeInBytes": len(data), "cardinality": 6}
-    assert deletion_vector.read(Path("/"), said).tolist() == [3, 4, 7, 11, 18, 29]
-    # The example in the protocol's text has another, older form.
-    text = "wi5b=000010000siXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L"
-    with pytest.raises(ValueError, match="of an unknown format: 6439d3d0"):
-        deletion_vector.read(Path("/"), said | {"pathOrInlineDv": text, "sizeInBytes": 40})
 
 
 def test_a_checkpoint_of_the_second_form(spark: Any, tmp_path: Path) -> None:

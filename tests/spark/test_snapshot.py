@@ -1,12 +1,7 @@
 """The initial snapshot, on a real server, into real tables: with what the stream brings afterwards a replica is its table."""
 
-import json
 import random
-import re
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -25,17 +20,15 @@ from spark_sink.snapshot import plan as snapshot_plan
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.staging.log import list_epochs
 from spark_sink.warehouse.warehouse import Warehouse
-from support.snapshots import HELD, InitialCopy
+from support.snapshots import InitialCopy
 from support.typed_values import NEWER_TYPES, TYPES
 from support.waiting import until
 
 pytestmark = pytest.mark.spark
-
 SEED = random.randrange(10**6)
 HOSTILE = "../{a,b}=1\n\"`'"
 BIG = 5000
 """Bytes of a value that is stored outside of its row."""
-
 KINDS = [*TYPES, *NEWER_TYPES]
 VALUES = [(number, value) for number, (_, _, fit, unfit) in enumerate(KINDS) for value in [*fit, *unfit]]
 
@@ -93,9 +86,7 @@ TABLES = [
     + quote_identifier(HOSTILE),
     "create publication rooted for table rooted with (publish_via_partition_root)",
 ]
-
 SIMPLE = ["altered", "many", "large", "rooted", "leaves_1", "leaves_2", "nothing"]
-
 AFTER = [
     typed_inserts(1001),
     "insert into made select id + 10, m, p, r, ms, c, i, k from made",
@@ -112,11 +103,6 @@ AFTER = [
     "update altered set c = 8 where id = 1",
     f"""update {quote_identifier(HOSTILE)} set "a.b" = 'z'""",
 ]
-
-
-WORKERS = """
-    select count(*) from pg_stat_activity
-    where datname = current_database() and query like '%FROM ONLY%' and pid <> pg_backend_pid()"""
 
 
 @pytest.fixture(scope="module")
@@ -242,126 +228,6 @@ def test_a_replica_is_made_again_from_a_changelog_that_begins_with_a_snapshot(co
     shutil.rmtree(delta_warehouse(copied).replica(Table("public", "large")))
     copied.run(delta_warehouse(copied))
     copied.assert_equal(delta_warehouse(copied), "large")
-
-
-KILLED = """
-import os, signal, sys
-from spark_sink import __main__
-from spark_sink.changelog import delta_changelogs
-
-move, moves = delta_changelogs._move, []
-
-def move_some(made, target):
-    moves.append(target)
-    if len(moves) == {count}:
-        os.kill(os.getpid(), signal.SIGKILL)
-    move(made, target)
-
-delta_changelogs._move = move_some
-sys.exit(__main__.invoke(sys.argv[1:]))
-"""
-
-
-def test_killed_in_the_middle_it_goes_on(pg18: postgres.Cluster, spark: Any, tmp_path: Path) -> None:
-    """Between a table's replica and its changelog: the other one stays, this one begins anew, with what happened since."""
-    with pg18.database() as database:
-        killed = InitialCopy(database, spark, tmp_path, "killed")
-        names = ["a", "b"]
-        for name in names:
-            killed.execute(f"create table {name} (id int primary key, v text); insert into {name} values (1, 'x'), (2, 'y')")
-        killed.execute("create publication p for all tables")
-        warehouse = Warehouse(tmp_path / "delta", "delta")
-        options = ["run", "-d", database.dsn, "-S", "killed", "--publication", "p", "-c", "--available-now"]
-        options += ["--staging", str(tmp_path / "staging"), "--warehouse", str(warehouse.root)]
-        program = [sys.executable, "-c", KILLED.format(count=4), *options]
-        done = subprocess.run(program, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        assert done.returncode == -signal.SIGKILL
-        finished = [name for name in names if warehouse.has_changelog(Table("public", name))]
-        assert len(finished) == 1
-        until(lambda: not killed.query("select 1 from pg_replication_slots where active"), "the slot's release")
-        for name in names:
-            killed.execute(
-                f"update {name} set v = 'z' where id = 1",
-                f"insert into {name} values (3, 'new')",
-                f"delete from {name} where id = 2",
-            )
-        # Without -c, too, what was begun is finished; and a third time there is nothing to do.
-        assert killed.run(warehouse, publications=("p",), create_slot=False).is_needed
-        for name in names:
-            killed.assert_equal(warehouse, name)
-            ops = Counter(row["_cdc_op"] for row in killed.changes(warehouse, name).collect())
-            assert ops == ({"snapshot": 2, "update": 1, "insert": 1, "delete": 1} if name in finished else {"snapshot": 2})
-        assert not killed.run(warehouse, publications=("p",)).is_needed
-        assert not list((warehouse.root / "_cdcpipe").glob("snapshot/*"))
-        killed.connection.close()
-
-
-def test_killed_in_the_middle_of_a_table_it_goes_on_with_the_next_chunk(
-    database: postgres.Database, spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """With the same snapshot, whatever has happened to the rows since. What the kill left half-written is not in the table."""
-    killed = InitialCopy(database, spark, tmp_path, f"s_{database.name}"[:63])
-    killed.execute(
-        "create table t (id int primary key, v text)",
-        "insert into t select g, repeat('x', 500) || g from generate_series(1, 4000) g",
-        "create publication p for table t",
-    )
-    for table_format in ("delta", "parquet"):
-        warehouse = Warehouse(tmp_path / table_format, table_format)
-        options = [
-            "run",
-            "-d",
-            database.dsn,
-            "-S",
-            killed.slot,
-            "--publication",
-            "p",
-            "-c",
-            "--available-now",
-            "--format",
-            table_format,
-        ]
-        options += ["--staging", str(tmp_path / "staging"), "--warehouse", str(warehouse.root), "--snapshot-chunk-size", "64KiB"]
-        program = [sys.executable, "-m", "spark_sink", *options]
-        other = database.connect()
-        other.autocommit = False
-        scratch = warehouse.root / "_cdcpipe/snapshot"
-
-        def done(scratch: Path = scratch) -> int:
-            return len(list(scratch.glob("*/notes/[0-9]*.json")))
-
-        with subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            until(lambda done=done, process=process: done() >= 3 or process.poll() is not None, "three chunks", 300)
-            other.execute("lock table t in access exclusive mode")  # so that it does not come to its end
-            process.kill()
-        other.rollback()
-        (begun,) = (json.loads(path.read_text()) for path in scratch.glob("*/notes/begun.json"))
-        (files,) = {path.parent for path in scratch.glob("*/changelog/part-*.parquet")}
-        (files / "part-half.parquet").write_bytes(b"half")
-        until(lambda: killed.query(WORKERS) == [(0,)], "the end of the executors' sessions")
-        assert 3 <= done() < len(begun["chunks"])
-        # Every row moves to another page.
-        killed.execute("update t set v = v || 'y' where id % 2 = 0", "delete from t where id < 100", "vacuum t")
-        killed.execute("update t set v = v || 'z' where id % 2 = 1", "insert into t select g, 'new' from generate_series(1, 50) g")
-        caplog.clear()
-        with caplog.at_level("INFO", "spark_sink"):
-            assert killed.run(warehouse, publications=("p",), hold_s=60.0).is_needed
-        (there,) = [
-            found
-            for text in caplog.messages
-            if (found := re.match(r"public.t: an earlier run has copied (\d+) of (\d+) chunks", text))
-        ]
-        assert 3 <= int(there[1]) < int(there[2]) == len(begun["chunks"])
-        killed.assert_equal(warehouse, "t")
-        rows = killed.changes(warehouse, "t").where("_cdc_op = 'snapshot'")
-        assert rows.count() == rows.select("_cdc_ordinal").distinct().count() == rows.select("id").distinct().count()
-        assert rows.select("_cdc_end_lsn").distinct().count() == 1
-        assert not list(scratch.parent.glob("snapshot/*"))
-        until(lambda: killed.query(HELD) == [(0,)], "the snapshot's end")
-        shutil.rmtree(tmp_path / "staging")
-        other.close()
-        killed.execute(f"select pg_drop_replication_slot('{killed.slot}')")
-    killed.connection.close()
 
 
 @pytest.mark.parametrize("version", ["pg14", "pg17"])

@@ -6,8 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +20,14 @@ from spark_sink.launcher.launcher import Launcher, LauncherConfig
 from spark_sink.replica import as_of, merge
 from spark_sink.schema.table import Table
 from spark_sink.staging.filler import SealPolicy
-from spark_sink.warehouse.lock import TableLock
 from support.cli_process import run_spark_cli
 from support.snapshots import TableCopies
 from support.waiting import until
 
 pytestmark = pytest.mark.spark
-
 SEED = random.randrange(10**6)
 BIG = 5000
 """Bytes of a value that is stored outside of its row."""
-
 TABLES = [
     "create table known (id int primary key, v text, total int); alter table known alter v set storage external",
     f"insert into known select g, repeat('x', {BIG}) || g, g from generate_series(1, 100) g",
@@ -280,35 +275,3 @@ def test_what_is_certain_to_fail_does_so_at_once(database: postgres.Database, sp
     (road.warehouse / "_cdcpipe/snapshot.json").write_text('{"version": 1, "slot": "tables", "is_complete": false}')
     assert "the initial snapshot of" in run_spark_cli("snapshot", *common, "--table", "public.t").stderr
     road.connection.close()
-
-
-def test_whoever_wants_the_tables_alone_is_let_in(tmp_path: Path) -> None:
-    """Also where others come and go without a gap; and those see that somebody was there."""
-    lock = TableLock(tmp_path)
-    stopping, states, waiting = threading.Event(), [], threading.Barrier(3)
-
-    def share(hold: Callable[[], AbstractContextManager[bytes | None]]) -> None:
-        is_first = True
-        while not stopping.is_set():
-            with hold() as state:
-                states.append(state)
-                if is_first:
-                    waiting.wait()
-                is_first = False
-                stopping.wait(0.01)
-
-    threads = [threading.Thread(target=share, args=(lock.append,)), threading.Thread(target=share, args=(lock.merge,))]
-    for thread in threads:
-        thread.start()
-    waiting.wait()
-    with lock.alone():
-        count = len(states)
-        assert not stopping.wait(0.05)
-        assert len(states) == count
-        with pytest.raises(InterruptedError), lock.alone(lambda: True):
-            pass
-    until(lambda: len(states) > count, "the others' going on")
-    stopping.set()
-    for thread in threads:
-        thread.join()
-    assert len(set(states) - {None}) == 2

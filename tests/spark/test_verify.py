@@ -2,7 +2,6 @@
 
 import json
 import random
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from psycopg import sql
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from cdcpipe.sql import quote_identifier
-from spark_sink.commands.verify import ProgressBar, exit_code
+from spark_sink.commands.verify import exit_code
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog
@@ -27,7 +26,6 @@ from spark_sink.verify import comparison
 from spark_sink.verify.canonical import Canonical
 from spark_sink.verify.comparison import (
     DIFFERENT,
-    NOT_COMPARED,
     Difference,
     TableResult,
     VerifyError,
@@ -41,10 +39,8 @@ from support.typed_values import INFINITE_NUMERICS, NEWER_TYPES, TYPES
 from support.waiting import SPARK_DEADLINE_S, until
 
 pytestmark = pytest.mark.spark
-
 KINDS = [*TYPES, *NEWER_TYPES, ("mood", None, ["so so"], []), ("price", None, ["1.5"], []), ("pair", None, ["(,)"], [])]
 COLUMNS = [f"c{number}" for number in range(len(KINDS))]
-
 SETUP = [
     "create type mood as enum ('so so')",
     "create domain price as numeric(8,2)",
@@ -61,7 +57,6 @@ SETUP = [
     "create table keyless (x int)",
     f'create table {quote_identifier(HOSTILE[-1])} (id int primary key, "ID" int, "a.b" text, _cdc_op int)',
 ]
-
 FIRST = [
     "insert into kinds values (0)",
     "insert into floats values (0.1, 0.1), ('-0', '-0'), ('NaN', 'NaN'), ('infinity', '-infinity'), (5e-324, 1e-45), (-1e99, null)",
@@ -74,7 +69,6 @@ FIRST = [
     "insert into keyless values (1)",
     f"insert into {quote_identifier(HOSTILE[-1])} values (1, 2, 'x', 5)",
 ]
-
 SECOND = [
     "update big set a = a + 1 where id < 10",
     "update big set id = id + 1000, a = 0 where id between 20 and 30",
@@ -281,14 +275,6 @@ def test_the_command(road: Verified) -> None:
     assert "hush" not in done.stderr
 
 
-def test_the_progress_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    bar = ProgressBar()
-    bar.show("public.t, 2 of 3", 0.5)
-    bar.clear()
-    assert capsys.readouterr().err == "\r\x1b[K[############............]  50%  public.t, 2 of 3\r\x1b[K"
-
-
 @pytest.mark.parametrize("table_format", ["delta", "parquet"])
 def test_while_it_is_written_to(pg18: postgres.Cluster, spark: Any, tmp_path: Path, table_format: str) -> None:
     """Writers, launcher and tables at work: equal; and a row that somebody changed is found among all that changes."""
@@ -474,14 +460,6 @@ def test_a_partition_that_is_not_published_as_itself_any_more(
     with pytest.raises(VerifyError, match=r"public\.part_1 is a partition now"):
         road.verify("part_1")
     road.connection.close()
-
-
-def test_exit_codes() -> None:
-    table = Table("public", "t")
-    equal, different, problem = TableResult(table, is_equal=True), TableResult(table, 1, 2), TableResult(table, problem="gone")
-    assert exit_code([equal, equal]) == 0
-    assert exit_code([equal, problem, different]) == DIFFERENT == 10
-    assert exit_code([equal, problem]) == exit_code([]) == NOT_COMPARED == 11
 
 
 def test_refusals(database: postgres.Database, pg18: postgres.Cluster, spark: Any, tmp_path: Path) -> None:

@@ -1,27 +1,32 @@
-"""A streamer without a server, for faults that a real one shows rarely: python fake_streamer.py DIRECTORY (prepare | options).
+"""A streamer without a server, for faults that a real one shows rarely: fake_streamer_program.py plays it, in a directory.
 
-DIRECTORY holds `transactions.json`, what the "server" has ([[end LSN, [[relation id, text], ...]], ...]), and `turns.json`,
-what goes wrong at each start, in order; after the last, nothing does. It notes there what it was asked: `starts` (the
+The directory holds `transactions.json`, what the "server" has ([[end LSN, [[relation id, text], ...]], ...]), and `turns.json`,
+what goes wrong at each start, in order; after the last, nothing does. The program notes there what it was asked: `starts` (the
 arguments, a line each), `commands` (what came on stdin), `confirmed` (the slot's position).
-It checks that nothing is confirmed that is not sealed in `staging`, the staging directory.
+The program checks that nothing is confirmed that is not sealed in `staging`, the staging directory.
 """
 
 import json
 import os
-import select
-import signal
 import sys
-import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cdcpipe.lsn import LSN, format_lsn
-from spark_sink.launcher.launcher import Launcher, LauncherConfig
-from spark_sink.staging.filler import SealPolicy
-from spark_sink.staging.log import list_segments, log_end
-from support.pgoutput_stream import Transaction, decode_segment, encode_stream
+import pytest
 
+from cdcpipe.lsn import LSN
+from cdcpipe.retry import RetryPolicy
+from spark_sink.launcher import launcher as launcher_module
+from spark_sink.launcher.launcher import Launcher, LauncherConfig
+from spark_sink.launcher.restart import RestartPolicy
+from spark_sink.staging.filler import SealPolicy
+from spark_sink.staging.log import list_segments
+from support.paths import ROOT
+from support.pgoutput_stream import Transaction, decode_segment
+
+PROGRAM = Path(__file__).with_name("fake_streamer_program.py")
 SMALL = SealPolicy(segment_bytes=400, seal_interval_s=0.05, held_bytes=300)
 
 WORK = [Transaction(0x100 + 0x20 * n, tuple((16384 + n % 3, b"value %d" % n) for _ in range(1 + n % 5))) for n in range(1, 60)]
@@ -49,7 +54,7 @@ class Fake:
             connection=("-d", "db"),
             available_now=True,
             seal=SMALL,
-            command=(sys.executable, __file__, str(self.directory)),
+            command=(sys.executable, str(PROGRAM), str(self.directory)),
         )
         return replace(config, **changes)
 
@@ -81,95 +86,18 @@ class Fake:
         assert self.read("liar") == []
 
 
-def note(path: Path, text: str) -> None:
-    with open(path, "a") as stream:
-        stream.write(text + "\n")
-
-
-def fail(turn: dict) -> None:
-    if "stderr" in turn:
-        sys.stderr.write(turn["stderr"])
-        sys.stderr.flush()
-    if "signal" in turn:
-        os.kill(os.getpid(), turn["signal"])
-        time.sleep(60)
-    if "exit" in turn:
-        os._exit(turn["exit"])
-
-
-def main() -> None:
-    directory, arguments = Path(sys.argv[1]), sys.argv[2:]
-    starts = directory / "starts"
-    number = len(starts.read_text().splitlines()) if starts.exists() else 0
-    note(starts, json.dumps(arguments))
-    note(directory / "temporary", os.environ.get("TMPDIR", ""))
-    turns = json.loads((directory / "turns.json").read_text())
-    turn = turns[number] if number < len(turns) else {}
-    transactions = [
-        Transaction(end_lsn, tuple((relation_id, value.encode()) for relation_id, value in rows))
-        for end_lsn, rows in json.loads((directory / "transactions.json").read_text())
-    ]
-    confirmed_path = directory / "confirmed"
-    confirmed_lsn = LSN.parse(confirmed_path.read_text()) if confirmed_path.exists() else LSN(0x100)
-    if "prepare" in arguments:
-        fail(turn)
-        end_lsn = transactions[-1].end_lsn if transactions else 0x100
-        prepared = {
-            "server_version": turn.get("server_version", 180004),
-            "system_id": turn.get("system_id", "7"),
-            "timeline": 1,
-            "database": "db",
-            "wal_lsn": format_lsn(end_lsn + 1),
-            "slot": {"name": "s", "confirmed_flush_lsn": str(confirmed_lsn)},
-            "tables": [],
-        }
-        sys.stdout.write(turn.get("output", json.dumps(prepared)))
-        return
-    start_lsn = max(confirmed_lsn, LSN.parse(arguments[arguments.index("--startpos") + 1]))
-    to_send = [transaction for transaction in transactions if transaction.end_lsn > start_lsn]
-    stream = encode_stream(to_send)[: turn.get("bytes")] + turn.get("garbage", "").encode()
-    emitted_lsn = to_send[-1].end_lsn if to_send else start_lsn
-    commands = b""
-    pieces = [stream[pos : pos + turn.get("piece", 1 << 16)] for pos in range(0, len(stream), turn.get("piece", 1 << 16))]
-    wait_for_end = "--endpos-wait" in arguments
-    is_written = False
-    while True:
-        if not pieces and not is_written:
-            is_written = True
-            if "linger" in turn:
-                os.close(1)
-                time.sleep(turn["linger"])
-            fail(turn)
-            if wait_for_end:
-                os.close(1)
-        ready, writable, _ = select.select([0], [1] if pieces else [], [])
-        if writable:
-            data = pieces.pop(0)
-            while data:
-                data = data[os.write(1, data) :]
-        if ready:
-            data = os.read(0, 1 << 16)
-            if not data:
-                os._exit(4)
-            commands += data
-            *lines, commands = commands.split(b"\n")
-            for line in lines:
-                note(directory / "commands", line.decode())
-                if line.startswith(b"F "):
-                    lsn = LSN.parse(line[2:].decode())
-                    end = log_end(directory / "staging")
-                    if end is None or lsn > end.lsn or lsn > emitted_lsn:
-                        note(directory / "liar", f"{lsn} while the log ended at {end} and {emitted_lsn} was emitted")
-                    # The launcher kills it at any moment.
-                    temporary_path = confirmed_path.with_suffix(".tmp")
-                    temporary_path.write_text(str(lsn))
-                    temporary_path.rename(confirmed_path)
-                elif line == b"q":
-                    if turn.get("ignores_quit"):
-                        time.sleep(60)
-                    os._exit(turn.get("quit_exit", 0))
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    main()
+def make_fake(
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    transactions: list[Transaction] = WORK,
+    turns: list[dict[str, Any]] | None = None,
+) -> Fake:
+    """Let launchers of this process start again at once, and make a fake for them."""
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
+    monkeypatch.setattr(
+        launcher_module, "RestartPolicy", partial(RestartPolicy, pauses=RetryPolicy(first_pause_s=0.01, longest_pause_s=10))
+    )
+    made = Fake(directory)
+    made.set_transactions(transactions)
+    made.set_turns(turns or [])
+    return made

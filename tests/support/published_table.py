@@ -56,3 +56,8 @@ def backlog(on: Fixture, rows: int = 100_000, per_transaction: int = 1000, width
             "insert into t select g, repeat('x', %s) from generate_series(%s::int, %s::int) g",
             (width, start + 1, start + per_transaction),
         )
+
+
+def insert(on: Fixture, *ids: int) -> None:
+    for number in ids:
+        on.connection.execute("insert into t values (%s, 'x')", (number,))

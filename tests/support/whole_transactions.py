@@ -3,10 +3,16 @@
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import (
     Insert,
+    Message,
     Relation,
+    StreamCommit,
+    StreamStart,
+    StreamStop,
+    Type,
 )
 from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.pipe.framing import RecordReader
+from support.pgoutput_build import build
 
 
 def take_all(transactions: Transactions, max_bytes: int = 1 << 20) -> list[tuple[int, bytes]]:
@@ -36,3 +42,44 @@ def rows_with_columns(records: list[tuple[int, bytes]]) -> list[tuple[str, tuple
                 columns = relations[message.relation_id].columns
                 rows.append((message.relation_id, tuple(zip((c.name for c in columns), message.new, strict=True))))
     return rows
+
+
+class FakeSpill:
+    open_count = 0
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        FakeSpill.open_count += 1
+
+    def append(self, data: bytearray) -> None:
+        self.data += data
+
+    def read(self, pos: int, size: int) -> bytes:
+        assert pos + size <= len(self.data)
+        return bytes(self.data[pos : pos + size])
+
+    def truncate(self, size: int) -> None:
+        assert size <= len(self.data)
+        del self.data[size:]
+
+    def close(self) -> None:
+        self.data.clear()
+        FakeSpill.open_count -= 1
+
+
+def whole(*messages: Message | bytes, **options: object) -> list[tuple[int, Message]]:
+    """Feed messages with WAL starts 1, 2, … and return what comes out, decoded."""
+    transactions = Transactions(**{"make_spill": FakeSpill, **options})  # type: ignore[arg-type]
+    for lsn, message in enumerate(messages, 1):
+        transactions.feed(
+            0 if isinstance(message, Relation | Type) else lsn, message if isinstance(message, bytes) else build(message)
+        )
+    return [(lsn, decode(record)) for lsn, record in take_all(transactions)]
+
+
+def row(xid: int | None, value: int) -> Insert:
+    return Insert(xid, 16385, (b"%d" % value,))
+
+
+S, E = StreamStart(7, True), StreamStop()
+COMMIT = StreamCommit(7, 0, 100, 200, 5)

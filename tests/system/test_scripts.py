@@ -15,19 +15,6 @@ from workload import KEYS, MESSAGES, Workload, make_tables
 
 from support.paths import ROOT
 
-SCRIPTS = [
-    path
-    for folder in ("scripts", "scripts/lib", "scripts/bench", ".ci")
-    for path in sorted((ROOT / folder).iterdir())
-    if path.suffix == ".sh" or (path.is_file() and path.read_bytes().startswith(b"#!/bin/sh\n"))
-]
-
-
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_shell_scripts_are_shell(path: Path) -> None:
-    assert subprocess.run(["sh", "-n", path]).returncode == 0
-    assert path.suffix == ".sh" or os.access(path, os.X_OK)
-
 
 def start_pg(*arguments: str) -> tuple[subprocess.Popen[str], str]:
     """Run scripts/pg without its virtual environment; return it and the DSN that it prints."""
@@ -68,25 +55,6 @@ def test_a_server_of_every_version(any_pg: postgres.Cluster) -> None:
         assert connection.info.server_version == any_pg.version_num
         assert str(any_pg.version_num // 10000) == any_pg.version
         connection.execute("select pg_create_logical_replication_slot('slot_of_this_version', 'pgoutput')")
-
-
-def test_pg_says_what_is_wrong() -> None:
-    done = subprocess.run([sys.executable, ROOT / "scripts/lib/postgres.py", "9"], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "PostgreSQL 9 is not among" in done.stderr
-
-
-def test_the_demo_leaves_other_directories_alone(tmp_path: Path) -> None:
-    (tmp_path / "precious").touch()
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts/lib/demo.py", "--directory", tmp_path],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 2
-    assert "not from an earlier demo" in done.stderr
-    assert (tmp_path / "precious").exists()
 
 
 def test_the_workload_counts_what_it_commits(database: postgres.Database) -> None:

@@ -4,9 +4,7 @@ import errno
 import json
 import os
 import signal
-import subprocess
 import sys
-import textwrap
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -35,26 +33,14 @@ from spark_sink.staging.log import Position, StagingError, list_epochs, list_seg
 from spark_sink.staging.readers import register_reader
 from spark_sink.staging.writer import Failpoint
 from support.cli_process import run_spark_cli
-from support.fake_streamer import WORK, Fake
-from support.paths import ROOT
-from support.pgoutput_stream import Transaction, encode_stream
+from support.fake_streamer import WORK, Fake, make_fake
+from support.pgoutput_stream import encode_stream
 from support.waiting import until
 
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Fake]:
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
-    monkeypatch.setattr(
-        launcher_module, "RestartPolicy", partial(RestartPolicy, pauses=RetryPolicy(first_pause_s=0.01, longest_pause_s=10))
-    )
-
-    def make(transactions: list[Transaction] = WORK, turns: list[dict[str, Any]] | None = None) -> Fake:
-        made = Fake(tmp_path)
-        made.set_transactions(transactions)
-        made.set_turns(turns or [])
-        return made
-
-    return make
+    return partial(make_fake, tmp_path, monkeypatch)
 
 
 def test_all_that_is_available_is_landed_and_confirmed(fake: Callable[..., Fake]):
@@ -331,53 +317,6 @@ def test_what_all_readers_have_is_removed(fake: Callable[..., Fake], monkeypatch
     landed = made.landed()
     assert landed == WORK[-len(landed) :]
     assert landed[0].end_lsn >= WORK[29].end_lsn
-
-
-RUN_AND_DIE = """
-    import os, signal, sys
-    from functools import partial
-    sys.path[:0] = sys.argv[4:]
-    from pathlib import Path
-    from support.fake_streamer import Fake
-    from cdcpipe.retry import RetryPolicy
-    from spark_sink.launcher import launcher as module
-    from spark_sink.launcher.launcher import Launcher
-    from spark_sink.launcher.restart import RestartPolicy
-
-    module.RestartPolicy = partial(RestartPolicy, pauses=RetryPolicy(first_pause_s=0.01, longest_pause_s=10))
-    fake = Fake(Path(sys.argv[1]))
-    left = int(sys.argv[3])
-
-    def hook(failpoint):
-        global left
-        if failpoint.name == sys.argv[2]:
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    launcher = Launcher(fake.config(hook=hook))
-    launcher.start()
-    launcher.wait()
-"""
-
-
-@pytest.mark.parametrize("failpoint", Failpoint)
-def test_a_launcher_killed_at_any_point_goes_on(fake: Callable[..., Fake], failpoint: Failpoint):
-    made = fake()
-    program = textwrap.dedent(RUN_AND_DIE)
-    for turn in (1, 2, 2):
-        argv = [sys.executable, "-c", program, str(made.directory), failpoint.name, str(turn)]
-        argv += [str(ROOT), str(ROOT / "tests")]
-        ended = subprocess.run(argv, capture_output=True, timeout=60)
-        assert ended.returncode in (-signal.SIGKILL, 0), ended.stderr.decode()
-        if turn == 1:
-            assert ended.returncode == -signal.SIGKILL
-        landed = made.landed()
-        assert landed == WORK[: len(landed)]
-        assert made.confirmed_lsn <= max([0x100, *(t.end_lsn for t in landed)])
-    made.run()
-    made.check(WORK)
-    assert not list(made.staging.glob("*/*.open"))
 
 
 def test_status(fake: Callable[..., Fake]):

@@ -1,0 +1,270 @@
+"""Ways out of the stream on real servers: pipes that close, backends and publications that go, silence."""
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import postgres
+import pytest
+
+from cdcpipe.lsn import LSN
+from cdcpipe.pgoutput.decode import decode
+from cdcpipe.pgoutput.messages import Commit, Insert
+from support.published_table import Fixture, backlog, insert
+from support.requirements import need
+from support.waiting import until
+
+
+@pytest.mark.parametrize("way", ["q", "SIGINT", "SIGTERM"])
+def test_ways_out_lose_no_feedback_under_a_backlog(on: Fixture, way: str) -> None:
+    """Feedback, then the end at once, with unread data on the socket and stdout blocked (PITFALLS A9)."""
+    backlog(on, rows=40_000)
+    for _ in range(3):
+        with on.cli() as cli:
+            end, _ = cli.transactions(1)[0]
+            cli.say(f"F {end}\n" + ("q\n" if way == "q" else ""))
+            if way != "q":
+                cli.signal(signal.Signals[way])
+            assert cli.wait_without_reading() == 0, cli.stderr
+        assert on.confirmed() == end
+
+
+def test_quit_in_the_middle_of_a_huge_transaction(on18: Fixture) -> None:
+    insert(on18, 0)
+    on18.sql("insert into t select g, repeat('x', 100) from generate_series(1, 200000) g")
+    with on18.cli() as cli:
+        end, _ = cli.transactions(1)[0]
+        cli.take(10)
+        cli.say(f"F {end}\nq\n")
+        assert cli.wait_without_reading() == 0, cli.stderr
+    assert on18.confirmed() == end
+
+
+def test_stdin_closed_is_4_and_keeps_feedback(on: Fixture) -> None:
+    insert(on, 1)
+    with on.cli() as cli:
+        end, _ = cli.transactions(1)[0]
+        cli.say(f"F {end}\n")
+        cli.close_stdin()
+        assert cli.wait() == 4
+    assert on.confirmed() >= end
+
+
+def test_with_auto_feedback_and_an_end_nobody_needs_stdin(on18: Fixture) -> None:
+    """As from cron and systemd. All other streams end with stdin, and say how to keep it open."""
+    end = str(on18.value("select pg_current_wal_insert_lsn() + 65536"))
+    with on18.cli("-A", "--endpos", end) as cli:
+        cli.close_stdin()
+        insert(on18, 1)
+        assert cli.transactions(1)[0][1] == [b"1"]
+        on18.sql("select pg_logical_emit_message(true, '', repeat('x', 100000))")
+        assert cli.wait() == 0, cli.stderr
+    on18.released()
+    for options in (("-A",), ("--endpos", "FF/0"), ("-A", "--endpos", "FF/0", "--endpos-wait")):
+        with on18.cli(*options) as cli:
+            cli.close_stdin()
+            assert cli.wait() == 4
+            assert "mkfifo commands; cdcpipe … <>commands" in cli.stderr
+        on18.released()
+
+
+def test_a_named_pipe_keeps_stdin_open(on18: Fixture, tmp_path: Path) -> None:
+    """The way that the hint of exit code 4 shows."""
+    os.mkfifo(tmp_path / "commands")
+    insert(on18, 1)
+    command = shlex.join(CLI_ARGS(on18))
+    with subprocess.Popen(["sh", "-c", f"exec {command} -A <>{tmp_path}/commands"]) as process:
+        until(lambda: on18.confirmed() >= LSN.parse(str(on18.value("select pg_current_wal_flush_lsn()"))))
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(("closed", "code"), [("<&-", 4), ("2>&- </dev/null", 4), ("-A --endpos 0/1 <&- 2>&-", 0)])
+def test_descriptors_that_are_closed_at_the_start(on18: Fixture, closed: str, code: int) -> None:
+    """Nothing else takes their place: a socket, say, that would be read as commands."""
+    command = shlex.join(CLI_ARGS(on18))
+    done = subprocess.run(["sh", "-c", f"exec {command} {closed}"], stdout=subprocess.PIPE, timeout=60)
+    assert done.returncode == code
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_stdout_closed_is_7(on18: Fixture, busy: bool) -> None:
+    if busy:
+        backlog(on18, rows=20_000)
+    with on18.cli() as cli:
+        until(on18.is_active)
+        assert cli.process.stdout is not None
+        cli.process.stdout.close()
+        assert cli.wait_without_reading() == 7
+        assert "Traceback" not in cli.stderr
+
+
+def test_stdout_full_is_7(on18: Fixture) -> None:
+    insert(on18, 1)
+    with open("/dev/full", "wb") as full:
+        code = subprocess.Popen([*CLI_ARGS(on18)], stdin=subprocess.PIPE, stdout=full, stderr=subprocess.DEVNULL).wait(60)
+    assert code == 7
+
+
+def CLI_ARGS(on: Fixture) -> list[str]:  # noqa: N802 - reads as the class beside it
+    import sys
+
+    return [sys.executable, "-m", "cli", "-d", on.database.dsn, "-S", on.slot, "--publication", "p", "-H"]
+
+
+def test_a_terminated_backend_is_3(on: Fixture) -> None:
+    with on.cli() as cli:
+        pid = until(lambda: on.value("select active_pid from pg_replication_slots where slot_name = %s", on.slot))
+        on.connection.execute("select pg_terminate_backend(%s)", (pid,))
+        assert cli.wait() == 3
+        assert "57P01" in cli.stderr
+
+
+def test_a_publication_dropped_in_mid_stream(on: Fixture) -> None:
+    """Up to 17 the server says so; from 18 on it only warns, and skips: both end the stream, and nothing is confirmed."""
+    before = on.confirmed()
+    with on.cli("-s", "0.1") as cli:
+        until(on.is_active)
+        on.sql("drop publication p")
+        insert(on, 1)
+        assert cli.wait() == 5
+        assert "p" in cli.stderr
+    on.released()
+    assert on.confirmed() < LSN.parse(str(on.value("select pg_current_wal_lsn()")))
+    assert on.confirmed() >= before
+
+
+def test_a_publication_younger_than_the_slot_loses_nothing_silently(on: Fixture) -> None:
+    on.sql("drop publication p")
+    on.connection.execute("select pg_drop_replication_slot(%s)", (on.slot,))
+    on.make_slot()
+    before = on.confirmed()
+    insert(on, 1)
+    on.sql("create publication p for table t")
+    with on.cli("-s", "0.1") as cli:
+        assert cli.wait() == 5
+    on.released()
+    assert on.confirmed() == before
+
+
+def test_changes_made_while_there_was_no_publication_end_the_stream_before_them(on: Fixture) -> None:
+    """Whatever came after them, and whatever messages the database's sessions are to get: a later version only warns."""
+    on.sql(f'alter database "{on.database.name}" set client_min_messages = error')
+    insert(on, 1)
+    on.sql("drop publication p")
+    insert(on, 2)
+    on.sql("create publication p for table t")
+    insert(on, 3)
+    for found in ([b"1"], []):
+        with on.cli("-A") as cli:
+            records = [decode(record) for _, record in cli.records()]
+            assert cli.wait() == 5
+        assert [record.new[0] for record in records if isinstance(record, Insert)] == found
+        assert "made while no publication had this name" in cli.stderr
+        on.released()
+        on.sql(*[f"select pg_replication_slot_advance('{on.slot}', '{LSN(r.end_lsn)}')" for r in records if isinstance(r, Commit)])
+    if on.database.cluster.version != "15":
+        return  # only Debian's packages have test_decoding
+    # As the hint says:
+    on.sql(f"select pg_copy_logical_replication_slot('{on.slot}', '{on.slot}_gap', false, 'test_decoding')")
+    gap = on.connection.execute("select data from pg_logical_slot_peek_changes(%s, null, null)", [on.slot + "_gap"]).fetchall()
+    assert [f"table public.t: INSERT: id[integer]:{number}" in str(gap) for number in (2, 3)] == [True, True]
+
+
+def test_a_publication_that_had_another_name_is_streamed_under_it(on: Fixture) -> None:
+    insert(on, 1)
+    on.sql("alter publication p rename to q")
+    insert(on, 2)
+    on.sql("alter publication q rename to p")
+    insert(on, 3)
+    on.sql("create publication q")
+    start = on.confirmed()
+    for name, row, code in (("p", b"1", 5), ("q", b"2", 5), ("p", b"3", 0)):
+        with on.cli("--startpos", str(start), publication=name) as cli:
+            start, found = cli.transactions(1)[0]
+            assert found == [row]
+            assert (cli.wait() if code else cli.quit()) == code
+        on.released()
+
+
+def test_a_server_that_is_gone_is_3() -> None:
+    """kill -9 of the walsender, then a fast stop with unconfirmed data: the server stops, the stream ends, nothing is confirmed."""
+    version = "18"
+    need(version)
+    with postgres.Cluster(version) as cluster:
+        with cluster.database("db") as database, contextlib.closing(Fixture(database)) as on:
+            insert(on, 1)
+            with on.cli() as cli:
+                cli.transactions(1)
+                os.kill(int(str(on.value("select active_pid from pg_replication_slots"))), signal.SIGKILL)
+                assert cli.wait() == 3
+            until(lambda: _connects(cluster))
+        with cluster.database("db2") as database, contextlib.closing(Fixture(database)) as on:
+            insert(on, 1)
+            before = on.confirmed()
+            with on.cli() as cli:
+                cli.transactions(1)
+                cluster.restart("fast")
+                assert cli.wait() == 3
+            on.connection = database.connect()
+            assert on.confirmed() == before
+            with on.cli() as cli:
+                assert cli.transactions(1)[0][1] == [b"1"]
+                assert cli.quit() == 0
+
+
+def _connects(cluster: postgres.Cluster) -> bool:
+    import psycopg
+
+    try:
+        cluster.connect().close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def test_a_frozen_walsender_is_given_up(on18: Fixture) -> None:
+    with on18.cli("--receive-timeout", "2") as cli:
+        pid = int(str(until(lambda: on18.value("select active_pid from pg_replication_slots where slot_name = %s", on18.slot))))
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            assert cli.wait() == 3
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    on18.released()
+    insert(on18, 1)
+    with on18.cli("--receive-timeout", "2") as cli:
+        assert cli.transactions(1)[0][1] == [b"1"]
+
+
+def test_silence_is_no_loss_while_the_server_answers(on18: Fixture) -> None:
+    with on18.cli("--receive-timeout", "1", "-s", "0") as cli:
+        until(on18.is_active)
+        deadline = time.monotonic() + 3
+        while time.monotonic() < deadline:
+            assert cli.process.poll() is None, cli.stderr
+            time.sleep(0.1)
+        insert(on18, 1)
+        cli.transactions(1)
+        assert cli.quit() == 0
+
+
+def test_a_parent_that_dies_takes_the_streamer_along(on18: Fixture, tmp_path: Path) -> None:
+    """kill -9 of the parent closes stdin: no orphan keeps the slot (PITFALLS D20)."""
+    script = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "time.sleep(1000)\n"
+    )
+    import sys
+
+    parent = subprocess.Popen([sys.executable, "-c", script, *CLI_ARGS(on18)])
+    until(on18.is_active)
+    parent.kill()
+    parent.wait()
+    on18.released()

@@ -1,0 +1,70 @@
+"""Poll mode and standby: who has the slot, and when another one takes it over."""
+
+import signal
+
+from support.cli_process import CLI, run_cli
+from support.published_table import Fixture, insert
+from support.waiting import until
+
+
+def test_poll_mode(on: Fixture) -> None:
+    base = ["-d", on.database.dsn, "-S", on.slot, "-L"]
+    assert run_cli(*base)[:2] == (0, b"")
+    assert run_cli("-d", on.database.dsn, "-S", "nope", "-L")[0] == 8
+    assert run_cli("-d", on.database.dsn, "-S", "nope", "-L", "-u", "0")[0] == 8
+    with on.cli() as active:
+        until(on.is_active)
+        assert run_cli(*base, "-u", "0")[0] == 9
+        assert run_cli(*base, "-u", "0.5", "-i", "0.1")[0] == 9
+        waiting = CLI(*base, "-i", "0.05", header=False)
+        with waiting:
+            assert active.quit() == 0
+            assert waiting.wait() == 0
+
+
+def test_poll_mode_needs_no_replication_role(on18: Fixture) -> None:
+    on18.sql("create role poller login")
+    try:
+        assert run_cli("-d", on18.database.dsn, "-U", "poller", "-S", on18.slot, "-L")[0] == 0
+    finally:
+        on18.sql("drop role poller")
+
+
+def test_standby_takes_over(on: Fixture) -> None:
+    """The active one is killed; one of two standbys goes on where it was, the other goes on waiting."""
+    insert(on, 1, 2)
+    with on.cli() as active:
+        end, _ = active.transactions(1)[0]
+        active.say(f"F {end}\n")
+        until(lambda: on.confirmed() == end)
+        with on.cli("--standby", "-v") as one, on.cli("--standby", "-v") as two:
+            until(lambda: "waiting" in one.stderr and "waiting" in two.stderr)
+            active.process.kill()
+            winner = until(lambda: next((cli for cli in (one, two) if "streaming" in cli.stderr), None))
+            loser = two if winner is one else one
+            assert winner.transactions(1)[0][1] == [b"2"]
+            assert loser.process.poll() is None
+            assert winner.quit() == 0
+            until(lambda: "streaming" in loser.stderr)
+            assert loser.quit() == 0
+
+
+def test_standby_honours_the_poll_duration(on18: Fixture) -> None:
+    with on18.cli():
+        until(on18.is_active)
+        assert on18.run("--standby", "-u", "0.3")[0] == 9
+        with on18.cli("--standby", "-v") as standby:
+            until(lambda: "waiting" in standby.stderr)
+            standby.signal(signal.SIGTERM)
+            assert standby.wait() == 0
+
+
+def test_a_stopped_consumer_holds_the_slot_until_the_servers_timeout(on18: Fixture) -> None:
+    with on18.cli("-m", "options=-c wal_sender_timeout=2s") as active:
+        until(on18.is_active)
+        active.signal(signal.SIGSTOP)
+        try:
+            assert on18.run("-L", "-u", "0.2", publication="")[0] == 9
+            assert on18.run("-L", "-u", "60", "-i", "0.1", publication="")[0] == 0
+        finally:
+            active.signal(signal.SIGCONT)

@@ -1,0 +1,90 @@
+"""The `cdcpipe` command as a child process."""
+
+import signal
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from cdcpipe.errors import CdcpipeError, ConnectionClosedError
+from cdcpipe.pipe.exitcode import ExitCode
+from spark_sink.client.prepare import slot_exists
+from spark_sink.client.process import Child, ask
+from spark_sink.client.slot_monitor import SlotMonitor
+from spark_sink.launcher.launcher import LauncherConfig
+from spark_sink.snapshot.initial import InitialSnapshot
+from spark_sink.warehouse.warehouse import Warehouse
+from support.children import MUTE, STUBBORN, python
+from support.waiting import DEADLINE_S
+
+
+def test_a_command_is_asked() -> None:
+    answer = ask(["x"], command=python("import sys; print(sys.argv[1])"))
+    assert (answer.code, answer.output) == (0, b"x\n")
+    told: list[str] = []
+    failing = "import sys; sys.stderr.write('cdcpipe: error: so\\ncdcpipe: hint: go\\n'); sys.exit(8)"
+    answer = ask(["x"], command=python(failing), tell=told.append)
+    assert (answer.code, answer.failure.message, answer.failure.hint) == (8, "so", "go")
+    assert told == ["cdcpipe: error: so", "cdcpipe: hint: go"]
+
+
+def test_a_command_that_does_not_answer_counts_as_a_lost_connection() -> None:
+    answer = ask(["slot"], command=python("import time; time.sleep(600)"), timeout_s=1.0)
+    assert (answer.code, answer.failure.message) == (ExitCode.PG_CLOSED, "'cdcpipe slot' has not answered for 1 s")
+
+
+def test_a_wait_for_an_answer_ends_with_a_stop() -> None:
+    asked = iter([False, False, True])
+    with pytest.raises(InterruptedError):
+        ask(["x"], command=python(STUBBORN), is_stopping=lambda: next(asked))
+    config = LauncherConfig("s", Path("staging"), command=python(STUBBORN))
+    with pytest.raises(InterruptedError):
+        slot_exists(config, lambda: True)
+
+
+def test_lines_and_requests_of_any_size() -> None:
+    echo = "import sys\nfor line in sys.stdin: sys.stdout.write(line * 2); sys.stdout.flush()"
+    with Child(["x"], command=python(echo)) as child:
+        line = b"x" * 1_000_000 + b"\n"
+        assert child.write(line, DEADLINE_S)
+        assert [child.read_line(DEADLINE_S) for _ in range(2)] == [line, line]
+        with pytest.raises(TimeoutError):
+            child.read_line(0.1)
+    assert child.code == -signal.SIGTERM
+
+
+def test_a_child_that_does_not_end_is_killed() -> None:
+    with Child(["x"], command=python(STUBBORN)) as child:
+        assert child.read_line(DEADLINE_S) == b"ready\n"
+    assert child.code == -signal.SIGKILL
+
+
+def test_a_monitor_of_a_server_that_says_nothing() -> None:
+    with SlotMonitor((), "s", command=python(MUTE)) as monitor:
+        with pytest.raises(CdcpipeError, match="has not reported the position of the slot yet"):
+            monitor.wait_for_report(0.1)
+        with pytest.raises(InterruptedError):
+            monitor.wait_for_report(DEADLINE_S, lambda: True)
+    # Its silence has an end, too.
+    with SlotMonitor((), "s", 0.1, command=python(MUTE), silence_s=0.5) as monitor, pytest.raises(ConnectionClosedError):
+        monitor.wait_for_report(DEADLINE_S)
+
+
+def test_what_is_known_of_the_server_grows_old() -> None:
+    line = '{"wal_lsn": "0/200", "sent_lsn": null, "confirmed_flush_lsn": "0/100"}'
+    once = f"print({line!r}, flush=True); {MUTE}"
+    with SlotMonitor((), "s", command=python(once)) as monitor:
+        report = monitor.wait_for_report(DEADLINE_S)
+        now = time.monotonic()
+        assert monitor.report(now) is report
+        assert monitor.lag(0x200, now) is not None
+        late = now + monitor.stale_s + 1
+        assert (monitor.report(late), monitor.lag(0x200, late)) == (None, None)
+
+
+def test_the_staging_directory_is_private_whoever_makes_it(tmp_path: Path) -> None:
+    """With -c the snapshot comes before the launcher."""
+    config = LauncherConfig("s", tmp_path / "new/staging", command=python(MUTE))
+    InitialSnapshot(config, Warehouse(tmp_path / "warehouse", "delta"), "initial").prepare(lambda: True)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new", config.staging)} == {0o700}

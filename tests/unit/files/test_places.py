@@ -1,0 +1,67 @@
+"""Places in object stores, of which none is asked."""
+
+from pathlib import Path
+
+import pytest
+
+from cdcpipe.errors import InvalidArgumentsError
+from spark_sink.delta import sql as delta
+from spark_sink.files import places as storage
+from spark_sink.files.places import place
+from spark_sink.warehouse.warehouse import Warehouse
+from support import object_stores
+from support.blocked_imports import import_without
+from support.cli_process import run_spark_cli
+from support.paths import ROOT
+
+
+def test_what_a_store_is_not_for(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentsError, match="Parquet tables can't be in an object store"):
+        Warehouse("s3a://bucket/lake", "parquet")
+    for url in ("hdfs://node/lake", "file:///srv/lake", "https://host/lake"):
+        with pytest.raises(InvalidArgumentsError, match="the warehouse can't be there"):
+            Warehouse(url, "delta")
+    with pytest.raises(InvalidArgumentsError, match="not a URL"):
+        Warehouse(Path("s3a://bucket/lake"), "delta")
+    assert place(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("option", ["--staging", "--checkpoint", "--spill"])
+def test_all_else_is_in_a_file_system(option: str) -> None:
+    options = {"--staging": "staging", "--warehouse": "s3a://bucket/lake"} | {option: "s3a://bucket/x"}
+    arguments = [text for pair in options.items() for text in pair]
+    done = run_spark_cli("run", "-S", "s", "--publication", "p", *arguments)
+    assert done.returncode == 1
+    assert f"{option} must be a directory of a local or mounted file system, not a URL" in done.stderr
+
+
+def test_what_reaches_a_store_is_named_where_it_is_missing() -> None:
+    for url, module, extra in (("s3a://b/x", "upath", "s3"), ("s3a://b/x", "s3fs", "s3"), ("gs://b/x", "gcsfs", "gcs")):
+        done = import_without({module}, f"spark_sink.__main__ as m; sys.exit(m.invoke(['verify', '--warehouse', {url!r}]))")
+        assert f"error: {url}: " in done.stderr
+        assert f"hint: pip install 'cdcpipe[{extra}]'" in done.stderr
+
+
+def test_the_names_that_spark_takes() -> None:
+    assert storage.name(place("s3a://bucket/lake/") / "t") == "s3a://bucket/lake/t"
+    assert delta.table_name(place("s3a://bucket/a b") / "public.%41") == "delta.`s3a://bucket/a b/public.%41`"
+    assert storage.name(place("gs://bucket/lake") / "t") == "gs://bucket/lake/t"
+
+
+@pytest.mark.parametrize("scheme", ["abfs", "abfss"])
+def test_a_place_in_azure_has_an_account(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", object_stores.ACCOUNT_KEY)
+    url = f"{scheme}://lake@account.dfs.core.windows.net"
+    assert storage.name(place(url)) == f"{url}/"
+    assert storage.name(place(f"{url}/shop/") / "t") == f"{url}/shop/t"
+    assert storage.name(place(storage.name(place(f"{url}/shop")))) == f"{url}/shop"
+    one, two = (Warehouse(f"{scheme}://lake@{account}.dfs.core.windows.net/shop", "delta") for account in ("one", "two"))
+    assert one.local_root(ROOT) != two.local_root(ROOT)
+    for wrong in (
+        "lake/shop",
+        "lake@account/shop",
+        "lake@account.dfs.core.chinacloudapi.cn/shop",
+        "@account.dfs.core.windows.net/shop",
+    ):
+        with pytest.raises(InvalidArgumentsError, match=r"write abfss?://CONTAINER@ACCOUNT\.dfs\.core\.windows\.net/PATH"):
+            place(f"{scheme}://{wrong}")

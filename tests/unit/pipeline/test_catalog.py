@@ -1,0 +1,14 @@
+"""Names of a catalog's schema that are none."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdcpipe.errors import InvalidArgumentsError
+from spark_sink.pipeline.catalog import parse_database
+
+
+@pytest.mark.parametrize("name", ["", ".", "a.", ".b", "a.b.c"])
+def test_names_that_are_none(name: str) -> None:
+    with pytest.raises(InvalidArgumentsError, match="--catalog-database takes"):
+        parse_database(name)

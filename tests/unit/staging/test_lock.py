@@ -1,0 +1,121 @@
+"""One launcher at a time: the lock of a staging directory, also where the file system has no locks."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_sink.staging import writer as staging_writer
+from spark_sink.staging.lock import lock_owner
+from spark_sink.staging.log import StagingError, list_epochs, list_segments
+from spark_sink.staging.writer import Failpoint, StagingWriter
+from support.staged import SOURCE, WORK, fill, landed
+
+
+def tree(root: Path) -> dict[str, tuple[int, int]]:
+    return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in root.rglob("*")}
+
+
+def test_a_second_launcher_is_refused_and_touches_nothing(tmp_path: Path):
+    with StagingWriter(tmp_path, slot="s") as writer:
+        writer.begin_epoch(**SOURCE, first_lsn=0x100)
+        before = tree(tmp_path)
+        assert lock_owner(tmp_path)["pid"] == os.getpid()
+        with pytest.raises(StagingError, match=f"another launcher uses .* process {os.getpid()} on"):
+            StagingWriter(tmp_path, slot="s")
+        assert tree(tmp_path) == before
+    assert lock_owner(tmp_path) is None
+    with StagingWriter(tmp_path, slot="s"):
+        pass
+
+
+def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path):
+    program = (
+        "import sys, time; from spark_sink.staging.writer import StagingWriter; "
+        "StagingWriter(sys.argv[1], slot='s'); print('x', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"x\n"
+            assert lock_owner(tmp_path)["pid"] == process.pid
+            with pytest.raises(StagingError, match=str(process.pid)):
+                StagingWriter(tmp_path, slot="s")
+        finally:
+            process.send_signal(signal.SIGKILL)
+    assert lock_owner(tmp_path) is None
+    with StagingWriter(tmp_path, slot="s"):
+        assert lock_owner(tmp_path)["pid"] == os.getpid()
+
+
+@pytest.fixture
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that does not keep locks."""
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_a_replaced_launcher_cannot_seal(tmp_path: Path):
+    with StagingWriter(tmp_path, slot="s") as old:
+        old.begin_epoch(**SOURCE, first_lsn=0x100)
+        old.seal(fill(old, WORK[:2]))
+        sealing = fill(old, WORK[2:3])  # and here it is paused
+        with StagingWriter(tmp_path, slot="s") as new:
+            assert new.begin_epoch(**SOURCE, first_lsn=0x100).start_lsn == WORK[1].end_lsn
+            with pytest.raises(StagingError, match="another launcher has taken over"):
+                old.seal(sealing)
+            new.seal(fill(new, WORK[2:]))
+    assert landed(tmp_path) == WORK
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_a_launcher_that_is_replaced_after_its_rename_does_not_confirm(tmp_path: Path):
+    made: list[StagingWriter] = []
+
+    def replace(failpoint: Failpoint) -> None:
+        if failpoint == Failpoint.AFTER_RENAME and not made:
+            made.append(StagingWriter(tmp_path, slot="s"))
+            # The segment is there already, so it is in the log, and not sent again.
+            assert made[0].begin_epoch(**SOURCE, first_lsn=0x100).start_lsn == WORK[1].end_lsn
+
+    with StagingWriter(tmp_path, slot="s", hook=replace) as old:
+        old.begin_epoch(**SOURCE, first_lsn=0x100)
+        with pytest.raises(StagingError, match="another launcher has taken over"):
+            old.seal(fill(old, WORK[:2]))
+    with made[0] as new:
+        new.seal(fill(new, WORK[2:]))
+    assert landed(tmp_path) == WORK
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_a_launcher_that_is_replaced_right_before_its_rename_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with StagingWriter(tmp_path, slot="s") as old, StagingWriter(tmp_path, slot="s") as new:
+        old.begin_epoch(**SOURCE, first_lsn=0x100)
+        # Its open file stays this time: the new launcher has cleaned up before it was made.
+        assert new.begin_epoch(**SOURCE, first_lsn=0x100).start_lsn == 0x100
+        (tmp_path / "000001").mkdir(exist_ok=True)
+        passed = iter([True])
+        check = StagingWriter._check_fence
+        monkeypatch.setattr(StagingWriter, "_check_fence", lambda self: next(passed, False) or check(self))
+        with pytest.raises(StagingError, match="another launcher has taken over"):
+            old.seal(fill(old, WORK[:2]))
+        staging_writer._write_epoch(tmp_path / "000001" / "epoch.json", list_epochs(tmp_path)[-1])
+        assert list((tmp_path / "000001").glob("*.cdc"))
+        assert list_segments(tmp_path) == []
+        monkeypatch.undo()
+        new.seal(fill(new, WORK))
+    assert landed(tmp_path) == WORK
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_an_epoch_begins_where_the_log_ends_once_it_is_made(tmp_path: Path):
+    with StagingWriter(tmp_path, slot="s") as old, StagingWriter(tmp_path, slot="s") as new:
+        old.begin_epoch(**SOURCE, first_lsn=0x100)
+        old.seal(fill(old, WORK[:2]))  # the new one has looked at the log before, and makes its epoch after
+        assert new.begin_epoch(**SOURCE, first_lsn=0x100).start_lsn == WORK[1].end_lsn
+        new.seal(fill(new, WORK[2:]))
+    assert landed(tmp_path) == WORK

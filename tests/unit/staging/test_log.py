@@ -1,0 +1,194 @@
+"""The staging log: positions, its layout, and damage."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spark_sink.files.local import DamagedFileError
+from spark_sink.staging.log import Position, StagingError, list_epochs, list_segments, log_end
+from support.staged import make_epoch, ranges
+
+
+@pytest.mark.parametrize(
+    ("text", "position"),
+    [("1:0/171F388", (1, 0x171F388)), ("0:0/0", (0, 0)), ("12:FFFFFFFF/FFFFFFFF", (12, 2**64 - 1)), ("7:a/0b", (7, 0xA0000000B))],
+)
+def test_position_text(text: str, position: tuple[int, int]):
+    assert Position.parse(text) == position
+    assert type(Position.parse(text).lsn) is int  # no LSN: Spark takes that for a text
+    assert Position.parse(str(Position(*position))) == position
+
+
+@pytest.mark.parametrize("text", ["", "1", "1:", "1:0", ":0/0", "-1:0/0", "1:0/0 ", "1:0/0\n", "1:123456789/0", "\uff11:0/0"])
+def test_position_text_that_is_none(text: str):
+    with pytest.raises(ValueError, match="not a position"):
+        Position.parse(text)
+
+
+def test_the_log_is_a_chain_over_epochs(tmp_path: Path):
+    assert list_epochs(tmp_path) == []
+    assert list_segments(tmp_path) == []
+    assert log_end(tmp_path) is None
+    make_epoch(tmp_path, 1, 0x100, (0x100, 0x200), (0x200, 0x300))
+    make_epoch(tmp_path, 2, 0x300)
+    make_epoch(tmp_path, 4, 0x300, (0x300, 0x400))
+    (tmp_path / "000005").mkdir()  # its launcher ended before it had described it
+    assert ranges(tmp_path) == [(1, 0x100, 0x200), (1, 0x200, 0x300), (4, 0x300, 0x400)]
+    assert log_end(tmp_path) == (4, 0x400)
+    assert [epoch.number for epoch in list_epochs(tmp_path)] == [1, 2, 4]
+    assert list_epochs(tmp_path)[0].publications == ("p",)
+    segment = list_segments(tmp_path)[0]
+    assert (segment.start, segment.end) == ((1, 0x100), (1, 0x200))
+    assert segment.index_path.name == "0000000000000100-0000000000000200.idx"
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        (None, [0x200, 0x300, 0x400]),
+        (Position(0, 0), [0x200, 0x300, 0x400]),
+        (Position(1, 0x100), [0x200, 0x300, 0x400]),
+        (Position(1, 0x150), [0x200, 0x300, 0x400]),
+        (Position(1, 0x200), [0x300, 0x400]),
+        (Position(1, 0x300), [0x400]),
+        (Position(2, 0x300), [0x400]),
+        (Position(2, 0x400), []),
+    ],
+)
+def test_segments_after_a_position(tmp_path: Path, after: Position | None, expected: list[int]):
+    make_epoch(tmp_path, 1, 0x100, (0x100, 0x200), (0x200, 0x300))
+    make_epoch(tmp_path, 2, 0x300, (0x300, 0x400))
+    assert [end for _, _, end in ranges(tmp_path, after)] == expected
+
+
+@pytest.mark.parametrize(
+    "after",
+    [Position(1, 0xFF), Position(1, 0x301), Position(2, 0x401), Position(3, 0x400)],
+    ids=["before the beginning", "beyond the fence", "beyond the end", "in an epoch to come"],
+)
+def test_a_position_of_another_log(tmp_path: Path, after: Position):
+    make_epoch(tmp_path, 1, 0x100, (0x100, 0x200), (0x200, 0x300))
+    make_epoch(tmp_path, 2, 0x300, (0x300, 0x400))
+    with pytest.raises(StagingError, match="not"):
+        list_segments(tmp_path, after)
+
+
+def test_a_position_in_a_log_that_has_not_begun(tmp_path: Path):
+    with pytest.raises(StagingError, match="which is empty"):
+        list_segments(tmp_path, Position(1, 0x100))
+
+
+def test_what_a_replaced_launcher_sealed_is_not_in_the_log(tmp_path: Path):
+    make_epoch(tmp_path, 1, 0x100, (0x100, 0x200), (0x200, 0x280), (0x280, 0x500))
+    make_epoch(tmp_path, 2, 0x200, (0x200, 0x300))
+    assert ranges(tmp_path) == [(1, 0x100, 0x200), (2, 0x200, 0x300)]
+    with pytest.raises(StagingError, match="not in this log"):
+        list_segments(tmp_path, Position(1, 0x280))
+
+
+def _without_first(root: Path) -> None:
+    next(root.glob("000001/*100-*.cdc")).unlink()
+
+
+def _without_middle(root: Path) -> None:
+    next(root.glob("000001/*200-*.cdc")).unlink()
+
+
+def _without_last_of_epoch(root: Path) -> None:
+    next(root.glob("000001/*300-*.cdc")).unlink()
+
+
+def _overlap(root: Path) -> None:
+    (root / "000001" / "0000000000000180-0000000000000200.cdc").write_bytes(b"")
+
+
+def _over_the_fence(root: Path) -> None:
+    next(root.glob("000001/*300-*.cdc")).rename(root / "000001" / "0000000000000300-0000000000000401.cdc")
+
+
+def _bad_name(root: Path) -> None:
+    (root / "000001" / "copy of 1.cdc").write_bytes(b"")
+
+
+def _backward_name(root: Path) -> None:
+    (root / "000001" / "0000000000000300-0000000000000300.cdc").write_bytes(b"")
+
+
+def _no_description(root: Path) -> None:
+    (root / "000001" / "epoch.json").unlink()
+
+
+def _description(text: str) -> Callable[[Path], None]:
+    return lambda root: (root / "000001" / "epoch.json").write_text(text) and None
+
+
+def _changed(**fields: object) -> Callable[[Path], None]:
+    def damage(root: Path) -> None:
+        path = root / "000001" / "epoch.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (_without_first, "missing"),
+        (_without_middle, "missing"),
+        (_without_last_of_epoch, "missing"),
+        (_overlap, "overlaps"),
+        (_over_the_fence, "overlaps"),
+        (_bad_name, "not a segment's name"),
+        (_backward_name, "not a segment's name"),
+        (_no_description, "no epoch.json"),
+        (_description("{"), "not JSON"),
+        (_description("[]"), "not a JSON object"),
+        (_description("\x80\x04K\x01."), "not JSON"),  # a pickle
+        (_description("[" * 100_000), "not JSON"),
+        (_changed(format=2), "format 2"),
+        (_changed(start_lsn="x"), "not an LSN"),
+        (_changed(start_lsn=7), "start_lsn"),
+        (_changed(timeline="1"), "timeline"),
+        (_changed(timeline=True), "timeline"),
+        (_changed(publications="p"), "publications"),
+        (_changed(slot="another"), "differ"),
+        (_changed(system_id="8"), "differ"),
+        (_changed(timeline=2), "differ"),
+        (_changed(database="another"), "differ"),
+        (_changed(start_lsn="0/500"), "before epoch"),
+    ],
+)
+def test_damage_is_reported(tmp_path: Path, damage: Callable[[Path], None], words: str):
+    make_epoch(tmp_path, 1, 0x100, (0x100, 0x200), (0x200, 0x300), (0x300, 0x400))
+    make_epoch(tmp_path, 2, 0x400, (0x400, 0x500))
+    damage(tmp_path)
+    with pytest.raises(StagingError if "JSON" not in words else DamagedFileError, match=words):
+        list_segments(tmp_path)
+
+
+def test_not_a_staging_directory(tmp_path: Path):
+    with pytest.raises(StagingError, match="no such directory"):
+        list_segments(tmp_path / "nowhere")
+
+
+def test_what_is_not_sealed_is_not_in_the_log(tmp_path: Path):
+    directory = make_epoch(tmp_path, 1, 0x100, (0x100, 0x200))
+    for name in ("0000000000000200.open", "0000000000000100-0000000000000200.idx", ".tmp-x", "notes.txt"):
+        (directory / name).write_bytes(b"x")
+    assert ranges(tmp_path) == [(1, 0x100, 0x200)]
+
+
+def test_a_listing_that_a_writer_overtook_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from spark_sink.staging import log as staging
+
+    make_epoch(tmp_path, 1, 0x100, (0x100, 0x200), (0x200, 0x300))
+    listing, turns = staging.epoch_segments, iter([1, 2])
+
+    def miss_the_first(root: Path, number: int):
+        found = listing(root, number)
+        return found[1:] if next(turns, 3) < 3 else found
+
+    monkeypatch.setattr(staging, "epoch_segments", miss_the_first)
+    assert ranges(tmp_path) == [(1, 0x100, 0x200), (1, 0x200, 0x300)]

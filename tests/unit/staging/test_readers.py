@@ -1,0 +1,78 @@
+"""Readers of the staging log: how far they are, and which segments may go."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from spark_sink.staging.log import Position, StagingError, list_segments, log_end
+from spark_sink.staging.readers import Retention, read_readers, register_reader, remove_consumed, unregister_reader
+from support.staged import make_epoch, ranges
+
+
+def test_segments_go_once_all_readers_are_past_them(tmp_path: Path):
+    make_epoch(tmp_path, 1, 0x100, (0x100, 0x200), (0x200, 0x300))
+    make_epoch(tmp_path, 2, 0x300, (0x300, 0x400), (0x400, 0x500))
+    list_segments(tmp_path)[0].index_path.write_bytes(b"x")
+    assert remove_consumed(tmp_path) == []
+
+    register_reader(tmp_path, "fast", Position(2, 0x500))
+    register_reader(tmp_path, "slow", Position(1, 0x250))
+    assert read_readers(tmp_path) == {"fast": (2, 0x500), "slow": (1, 0x250)}
+    assert [segment.end_lsn for segment in remove_consumed(tmp_path)] == [0x200]
+    assert ranges(tmp_path) == [(1, 0x200, 0x300), (2, 0x300, 0x400), (2, 0x400, 0x500)]
+    assert not list(tmp_path.glob("*/*.idx"))
+    assert len(list_segments(tmp_path, Position(1, 0x250))) == 3
+    with pytest.raises(StagingError, match="do not exist any more"):
+        list_segments(tmp_path, Position(1, 0x150))
+
+    unregister_reader(tmp_path, "slow")
+    assert [segment.end_lsn for segment in remove_consumed(tmp_path)] == [0x300, 0x400]
+    assert ranges(tmp_path) == [(2, 0x400, 0x500)]  # the last one stays: the log's end stays known
+    assert not (tmp_path / "000001").exists()
+    assert log_end(tmp_path) == (2, 0x500)
+    assert remove_consumed(tmp_path) == []
+
+
+def test_segments_are_kept_for_a_time_or_up_to_a_size(tmp_path: Path):
+    make_epoch(tmp_path, 1, 0x100, *((start, start + 0x100) for start in range(0x100, 0x700, 0x100)))
+    segments = list_segments(tmp_path)
+    register_reader(tmp_path, "r", segments[-1].end)
+    now = time.time()
+    for hours, segment in zip((9, 7, 5, 3, 1, 0), segments, strict=True):
+        segment.path.write_bytes(b"x" * 10)
+        os.utime(segment.path, (now - 3600 * hours, now - 3600 * hours))
+
+    def removed(retention: Retention) -> list[int]:
+        return [segment.end_lsn for segment in remove_consumed(tmp_path, retention)]
+
+    assert removed(Retention(seconds=10 * 3600)) == []
+    assert removed(Retention(seconds=6 * 3600)) == [0x200, 0x300]
+    assert removed(Retention(size=30)) == []
+    assert removed(Retention(size=29)) == [0x400]
+    assert removed(Retention(seconds=4 * 3600, size=10)) == []
+    assert removed(Retention()) == [0x500, 0x600]
+
+
+def test_a_removal_that_was_cut_short_is_no_gap(tmp_path: Path):
+    make_epoch(tmp_path, 1, 0x100, (0x100, 0x200), (0x200, 0x300), (0x300, 0x400))
+    (tmp_path / "removed.json").write_text('{"position": "1:0/300"}')
+    next(tmp_path.glob("000001/*200-*.cdc")).unlink()  # and the one before it is still there
+    assert ranges(tmp_path) == [(1, 0x300, 0x400)]
+    register_reader(tmp_path, "r", Position(1, 0x300))
+    assert remove_consumed(tmp_path) == []
+    assert len(list(tmp_path.glob("000001/*.cdc"))) == 1
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "x" * 101, "a b", "é"])
+def test_names_of_readers(tmp_path: Path, name: str):
+    with pytest.raises(StagingError, match="not a reader's name"):
+        register_reader(tmp_path, name, Position(1, 1))
+
+
+def test_a_damaged_reader_is_reported(tmp_path: Path):
+    register_reader(tmp_path, "r", Position(1, 1))
+    (tmp_path / "readers" / "r.json").write_text('{"position": "x"}')
+    with pytest.raises(StagingError, match="damaged"):
+        read_readers(tmp_path)

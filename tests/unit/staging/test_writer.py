@@ -1,0 +1,162 @@
+"""The writer of the staging log: crashes and errors at every step, and the order of what is durable."""
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spark_sink.staging import writer as staging_writer
+from spark_sink.staging.filler import Cut, SegmentFiller, Write
+from spark_sink.staging.log import StagingError, list_segments
+from spark_sink.staging.writer import Boundaries, Failpoint, Sealing, StagingWriter
+from support.pgoutput_stream import (
+    encode_stream,
+)
+from support.staged import BIG, SOURCE, WORK, Server, fill, land, landed, seal_all
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+def test_the_writer_lands_everything_once(tmp_path: Path):
+    server = Server(WORK)
+    land(tmp_path, server)
+    assert landed(tmp_path) == WORK
+    assert server.confirmed_lsn == WORK[-1].end_lsn == list_segments(tmp_path)[-1].end_lsn
+    assert len(list_segments(tmp_path)) > 4
+    assert not list(tmp_path.glob("*/*.open"))
+
+
+class At:
+    """A hook that raises at the n-th pass of a failpoint."""
+
+    def __init__(self, failpoint: Failpoint, turn: int, error: BaseException) -> None:
+        self.failpoint, self.turn, self.error = failpoint, turn, error
+        self.passed = 0
+
+    def __call__(self, failpoint: Failpoint) -> None:
+        if failpoint == self.failpoint:
+            self.passed += 1
+            if self.passed == self.turn:
+                raise self.error
+
+
+@pytest.mark.parametrize("failpoint", Failpoint)
+@pytest.mark.parametrize("turn", [1, 2, 3])
+def test_a_crash_at_any_point_loses_nothing_and_repeats_nothing(tmp_path: Path, failpoint: Failpoint, turn: int):
+    server, crashes = Server(WORK), 0
+    for attempt in range(40):
+        hook = At(failpoint, turn, Crash())
+        try:
+            land(tmp_path, server, hook if attempt < 8 else None)
+        except Crash:
+            crashes += 1
+            ends = [segment.end_lsn for segment in list_segments(tmp_path)]
+            assert server.confirmed_lsn <= max([0x100, *ends])
+            assert landed(tmp_path) == WORK[: len(landed(tmp_path))]
+        else:
+            break
+    assert crashes > 0 or (turn > 1 and failpoint.name.startswith("EPOCH"))
+    assert landed(tmp_path) == WORK
+    assert server.confirmed_lsn <= WORK[-1].end_lsn
+    assert not list(tmp_path.glob("*/*.open"))
+    assert not list(tmp_path.glob("**/.tmp-*"))
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("turn", [1, 2])
+@pytest.mark.parametrize(
+    "failpoint",
+    [
+        Failpoint.BEFORE_WRITE,
+        Failpoint.AFTER_WRITE,
+        Failpoint.BEFORE_FSYNC,
+        Failpoint.AFTER_FSYNC,
+        Failpoint.AFTER_RENAME,
+        Failpoint.AFTER_DIRECTORY_FSYNC,
+        Failpoint.EPOCH_MADE,
+    ],
+)
+def test_an_error_of_the_disk_stops_and_confirms_nothing(tmp_path: Path, failpoint: Failpoint, turn: int, code: int):
+    server = Server(WORK)
+    if failpoint == Failpoint.EPOCH_MADE:
+        turn = 1
+    with pytest.raises(StagingError, match=os.strerror(code)) as caught:
+        land(tmp_path, server, At(failpoint, turn, OSError(code, os.strerror(code))))
+    assert caught.value.hint
+    assert server.confirmed_lsn <= max([0x100, *(segment.end_lsn for segment in list_segments(tmp_path))])
+    land(tmp_path, server)
+    assert landed(tmp_path) == WORK
+
+
+@pytest.mark.parametrize("name", ["write", "fsync"])
+def test_the_system_call_itself_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    with StagingWriter(tmp_path, slot="s") as writer:
+        epoch = writer.begin_epoch(**SOURCE, first_lsn=0x100)
+        filler = SegmentFiller(epoch.start_lsn, BIG)
+        operations = filler.feed(encode_stream(WORK[:3]), 0) + filler.finish()
+        calls = 0
+
+        def fail(*_: object) -> int:
+            nonlocal calls
+            calls += 1
+            raise OSError(errno.EIO, "Input/output error")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(staging_writer.os, name, fail)
+            with pytest.raises(StagingError, match="Input/output error"):
+                seal_all(writer, operations)
+        assert calls == 1
+        # The disk works again, which proves nothing: nothing is tried again.
+        with pytest.raises(StagingError, match="an earlier write"):
+            writer.seal(Sealing(-1, tmp_path, Cut(0, 1, 1, 1, 1), Boundaries()))
+        with pytest.raises(StagingError, match="an earlier write"):
+            writer.apply(Write(bytes(2 << 20), np.array([]), np.array([]), 0))
+    assert list_segments(tmp_path) == []
+    server = Server(WORK)
+    land(tmp_path, server)
+    assert landed(tmp_path) == WORK
+
+
+def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write = os.write
+    monkeypatch.setattr(staging_writer.os, "write", lambda fd, data: write(fd, data[:7]))
+    land(tmp_path, Server(WORK))
+    assert landed(tmp_path) == WORK
+
+
+def test_the_order_of_durability(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each file before its name, each name before the directory's fsync, and all of it before `seal` returns."""
+    done: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def note_fsync(fd: int) -> None:
+        done.append(f"fsync {Path(os.readlink(f'/proc/self/fd/{fd}')).relative_to(tmp_path)}")
+        fsync(fd)
+
+    def note_rename(self: Path, target: Path) -> Path:
+        done.append(f"rename {target.relative_to(tmp_path)}")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(Path, "rename", note_rename)
+    root = tmp_path / "staging"
+    with StagingWriter(root, slot="s") as writer:
+        assert done[0] == "fsync ."
+        assert done[1:4] == [done[1], "rename staging/.tmp-trial", "fsync staging"]  # what the file system can do
+        assert len(done) == 4
+        done.clear()
+        writer.begin_epoch(**SOURCE, first_lsn=0x100)
+        assert done[0] == "fsync staging"
+        assert done[1].startswith("fsync staging/000001/.tmp-")
+        assert done[2:] == ["rename staging/000001/epoch.json", "fsync staging/000001"]
+        done.clear()
+        segment = writer.seal(fill(writer, WORK))
+        assert done == [
+            "fsync staging/000001/0000000000000100.open",
+            f"rename {segment.path.relative_to(tmp_path)}",
+            "fsync staging/000001",
+        ]

@@ -1,0 +1,58 @@
+"""The pages: none lacks an example's output, their links lead somewhere, the site is built."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.pages import ALONE, BLOCK, CHAIN, PAGES
+from support.paths import ROOT
+
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
+FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+
+
+def test_no_example_is_missed() -> None:
+    marked = {page for page, text in PAGES.items() if re.search(r"^```\w+ run", text, re.MULTILINE)}
+    assert marked == {*CHAIN, *ALONE}
+    for page in marked:
+        assert len(list(BLOCK.finditer(PAGES[page]))) == len(re.findall(r"^```\w+ run", PAGES[page], re.MULTILINE)), page
+
+
+def anchors(text: str) -> set[str]:
+    """Return what GitHub and the site call the headings."""
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    for path, anchor in LINK.findall(FENCED.sub("", PAGES[page])):
+        target = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+        assert target.exists(), f"{page}: {path}"
+        if anchor:
+            assert anchor in anchors(target.read_text()), f"{page}: {path}#{anchor}"
+
+
+def test_every_page_is_linked() -> None:
+    linked = {
+        ((ROOT / page).parent / path).resolve() if path else ROOT / page
+        for page, text in PAGES.items()
+        for path, _ in LINK.findall(text)
+    }
+    assert [page for page in PAGES if (ROOT / page) not in linked and page not in ("README.md", "docs/README.md")] == []
+
+
+def test_the_site_is_built(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Five minutes of cdcpipe-spark" in (tmp_path / "site/start/index.html").read_text()
