@@ -1,1 +1,1 @@
-"""pgoutput, PostgreSQL's built-in logical decoding output plugin: its messages, read without any I/O."""
+"""Reads the messages of pgoutput, PostgreSQL's built-in output plugin. No I/O, except for large transactions (held.py)."""

@@ -1,4 +1,4 @@
-"""Rows that have values in binary form -> rows of texts, as pgoutput would have sent them without the option ``binary``."""
+"""Turns the binary values of a row into text, so that the row is as pgoutput sends it without the option ``binary``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["row_to_text"]
 
 
 def row_to_text(relation: Relation, row: Row, decoder: ValueDecoder = BUILT_IN) -> Row:
-    """Return the row with text in place of binary values; the errors name table and column.
+    """Return the row with text in place of binary values. Errors name table and column.
 
     Without a ``decoder`` only values of built-in types become text.
     """
@@ -25,7 +25,7 @@ def row_to_text(relation: Relation, row: Row, decoder: ValueDecoder = BUILT_IN) 
     for column, value in zip(relation.columns, row, strict=True):
         if isinstance(value, Binary):
             try:
-                # As plain bytes: a Binary equals none, and what is returned as it is would still be one.
+                # Pass plain bytes. A function that returns its argument would otherwise return a Binary.
                 value = decoder.to_text(column.type_id, bytes(value))
             except (ProtocolError, UnknownTypeError, InvalidArgumentsError) as ex:
                 name_column(ex, f"{relation.namespace}.{relation.name}", column.name)

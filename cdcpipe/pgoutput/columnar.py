@@ -1,10 +1,10 @@
-"""Many Insert, Update and Delete records of one relation -> where each column's values are, without Python per row.
+"""Finds the values of each column in many Insert, Update and Delete records of one relation, without Python per row.
 
-The records stay where they are, in one buffer; the caller says where each begins and how long it is, in the order in which
-they stand there. `decode_changes` walks all rows at once, column by column, with numpy, and notes where each value's bytes
-are (`Values`). `cdcpipe.types.arrow.readers.to_arrow` makes an Arrow array of one column's values.
+The records stay in their buffer. The caller gives the begin and the length of each record, in their order in the buffer.
+`decode_changes` reads all rows at once, column by column, with numpy, and returns where each value's bytes are (`Values`).
+`cdcpipe.types.arrow.readers.to_arrow` makes an Arrow array of one column's values.
 
-Every count and length is compared with what is there before it is believed: malformed bytes are a `ProtocolError`.
+Every count and length is checked against the available bytes before it is used. Malformed bytes raise `ProtocolError`.
 Source: the manual, "Logical Replication Message Formats", TupleData.
 """
 
@@ -39,11 +39,11 @@ _MARKER_POS = 5  # after the kind and the relation id
 
 @dataclass(slots=True)
 class Changes:
-    """Changes of one relation, row by row as the caller gave them.
+    """Changes of one relation, in the order of the caller's records.
 
-    ``columns`` is the row after the change: the new tuple, for a delete the old one as far as it was sent. An unchanged
-    TOAST value that the old tuple has is filled in from there: of a whole row, or of a key, which may be TOASTed, too.
-    ``old`` is the old tuple, None when no row has one; in a row whose ``old_kind`` is K only the key's columns are there.
+    ``columns`` is the row after the change: the new tuple; for a delete the sent part of the old tuple. An unchanged TOAST value is
+    taken from the old tuple if that has it (a whole row, or a key, which may be TOASTed, too). ``old`` is the old tuple; None if no
+    row has one. In a row whose ``old_kind`` is K it has only the key's columns.
     """
 
     kind: UInt8s
@@ -53,9 +53,9 @@ class Changes:
 
 
 def decode_changes(buffer: Bytes, offset: Int64s, length: Int64s, relation: Relation) -> Changes:
-    """Find every value of the records at ``offset``, which are Inserts, Updates and Deletes of ``relation``, in order.
+    """Find every value of the records at ``offset``: Inserts, Updates and Deletes of ``relation``, in order.
 
-    Raise ProtocolError for malformed records.
+    Raises ProtocolError for malformed records.
     """
     reader = _TupleReader(buffer, relation)
     end = offset + length
@@ -102,14 +102,14 @@ def decode_changes(buffer: Bytes, offset: Int64s, length: Int64s, relation: Rela
 
 
 def _fill_in(after: Values, before: Values, is_delete: Mask) -> None:
-    """Give a delete's row its old values, and an unchanged TOAST value what the old tuple says it is."""
+    """Give a delete's row its old values, and replace unchanged TOAST values by those of the old tuple."""
     known = is_delete | (after.unchanged & before.sent)
     for mine, theirs in ((after.kind, before.kind), (after.start, before.start), (after.length, before.length)):
         np.copyto(mine, theirs, where=known)
 
 
 def _spread(values: Values, rows: Int64s, offset: Int64s) -> Values:
-    """Put what was read for some rows into arrays over all; the other rows get their record's place, so starts stay in order."""
+    """Spread values of some rows over all rows. The other rows get the place of their record, so that starts stay in order."""
     kind, length, start = np.zeros(len(offset), np.uint8), np.zeros(len(offset), np.int64), offset.copy()
     kind[rows], length[rows], start[rows] = values.kind, values.length, values.start
     return replace(values, kind=kind, start=start, length=length)
@@ -133,7 +133,7 @@ class _TupleReader:
         return self._uint32[pos].astype(np.int64)
 
     def require(self, fine: Mask, pos: Int64s, problem: str) -> None:
-        """Raise ProtocolError for the first row that is not fine."""
+        """Raise ProtocolError for the first row for which ``fine`` is False."""
         if not fine.all():
             self._fail(int(pos[np.argmin(fine)]), problem)
 
@@ -142,7 +142,7 @@ class _TupleReader:
         raise ProtocolError(msg)
 
     def read_tuple(self, pos: Int64s, end: Int64s) -> tuple[list[Values], Int64s]:
-        """Read the TupleData that begins at ``pos`` in each row; return its columns and where it ends."""
+        """Read the TupleData that begins at ``pos`` in each row. Returns its columns, and where it ends."""
         columns = self._relation.columns
         self.require(pos + 2 <= end, pos, "it ends before the number of columns")
         self.require(self._uint16[pos] == len(columns), pos, f"its number of columns is not {len(columns)}")

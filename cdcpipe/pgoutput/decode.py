@@ -1,14 +1,12 @@
-"""Bytes of one pgoutput message -> a message object, for protocol versions 1 to 4. No state, no I/O.
+"""Decodes the bytes of one pgoutput message to a message object, for protocol versions 1 to 4. No state, no I/O.
 
-The layout depends on two things that the bytes do not say, so the caller does: ``in_stream`` (between Stream Start and
-Stream Stop every change, Relation, Type and Message carries an xid) and ``streaming_parallel`` (Stream Abort carries an
-LSN and a time). Where nobody knows what the server was asked for, as in a capture, ``streaming_parallel`` is None: the size
-of the message tells, which is one of two.
+The layout depends on two facts that are not in the bytes, so the caller passes them: ``in_stream`` (between Stream Start and Stream
+Stop every change, Relation, Type and Message has an xid) and ``streaming_parallel`` (Stream Abort has an LSN and a time). For a
+capture, whose options are not known, ``streaming_parallel`` is None: then the size of the message decides.
 
-Whatever the bytes, the answer is a message or a `ProtocolError` that names the kind and the position, in time and
-memory proportional to ``len(data)``: counts and lengths are compared with what is there before they are believed. A
-message must end where the data ends.
-Source: the manual, "Logical Replication Message Formats" (integers are big-endian, strings end with a NUL and come in
+For any bytes the result is a message, or a `ProtocolError` that names the kind and the position, in time and memory proportional to
+``len(data)``. Counts and lengths are checked against the available bytes before they are used. A message must end where the data
+ends. Source: the manual, "Logical Replication Message Formats" (integers are big-endian, strings end with a NUL and come in
 client_encoding, which is UTF8).
 """
 
@@ -92,18 +90,18 @@ NAMES: Final = {
     "r": "Rollback Prepared",
     "p": "Stream Prepare",
 }
-"""Kinds of messages, as the manual names them."""
+"""The manual's names for the kinds of messages."""
 
 
 def malformed(data: bytes, pos: int, what: str) -> ProtocolError:
-    """Return the error for ``data``: kind, size, where it went wrong; none of its bytes (they may be a row's)."""
+    """Return the error for ``data``, with kind, size and position. It shows no bytes of the message, which may belong to a row."""
     kind = chr(data[0]) if data else ""
     name = f"{kind!r} ({NAMES[kind]})" if kind in NAMES else "an unknown kind"
     return ProtocolError(f"malformed pgoutput message of {len(data)} bytes, {name}: {what} at byte {pos}")
 
 
 def decode(data: bytes | memoryview, *, in_stream: bool = False, streaming_parallel: bool | None = False) -> Message:
-    """Decode one message; raise ProtocolError for anything that is not exactly one."""
+    """Decode one message. Raises ProtocolError if the data is not exactly one message."""
     if not isinstance(data, bytes):
         data = bytes(data)
     if not data:
@@ -122,7 +120,7 @@ def decode(data: bytes | memoryview, *, in_stream: bool = False, streaming_paral
         else:
             raise malformed(data, 0, f"no message has kind 0x{kind:02x}")
     except (struct.error, IndexError):
-        # Only reads past the end raise these: every position is non-negative.
+        # Only reads past the end raise these errors, because every position is non-negative.
         raise malformed(data, len(data), "it is cut short") from None
     if pos != len(data):
         raise malformed(data, pos, "it should end")
@@ -145,7 +143,7 @@ def _check_flags(data: bytes, pos: int, flags: int) -> None:
 
 
 def _read_row(data: bytes, pos: int) -> tuple[Row, int]:
-    """Read TupleData: a count, and for each column a kind and, for two of the kinds, a length and the bytes."""
+    """Read TupleData: a count, then a kind for each column; two of the kinds are followed by a length and the bytes."""
     (count,) = _U16.unpack_from(data, pos)
     pos += 2
     size = len(data)
@@ -172,7 +170,7 @@ def _read_row(data: bytes, pos: int) -> tuple[Row, int]:
     return tuple(values), pos
 
 
-# Changes, and what describes them: they carry an xid inside a stream block, and start at ``pos`` after it.
+# Changes and descriptions. Inside a stream block they begin with an xid; ``pos`` is the place after it.
 
 
 def _read_relation(data: bytes, pos: int, xid: int | None) -> tuple[Message, int]:
@@ -250,7 +248,7 @@ def _read_message(data: bytes, pos: int, xid: int | None) -> tuple[Message, int]
     return LogicalMessage(xid, flags, lsn, prefix, data[start : start + length]), start + length
 
 
-# The others, which are never inside a stream block.
+# Messages that are never inside a stream block.
 
 
 def _read_begin(data: bytes) -> tuple[Message, int]:
@@ -302,7 +300,7 @@ def _read_begin_prepare(data: bytes) -> tuple[Message, int]:
 
 
 def _read_prepare(data: bytes) -> tuple[Message, int]:
-    """Read any of the three kinds that have this layout."""
+    """Read a message of one of the three kinds with this layout."""
     flags, lsn, end_lsn, time_us, xid = _PREPARE.unpack_from(data, 1)
     _check_flags(data, 1, flags)
     gid, pos = _read_string(data, 1 + _PREPARE.size)

@@ -1,9 +1,10 @@
-"""Descriptions of relations when transactions do not come out in the order in which they came in.
+"""Keeps descriptions of relations correct although transactions are written in another order than the server sent them.
 
-The server sends a relation's description (a Relation message, with the Types before it) before the first change that needs it, and
-takes the description that it sent last for known. A description in a streamed transaction counts for that transaction only, until
-its commit. A reader sees transactions in commit order, so it may have an older description than the server thinks. Then the newer
-one is written again before the next transaction's first change: `Descriptions.stale` has these relations.
+The server sends a relation's description (a Relation message, with the Types before it) before the first change that needs it.
+After that it assumes that the reader knows this description. A description in a streamed transaction counts only for that
+transaction, until its commit. But the reader gets transactions in commit order. So its last description may be older than the
+server assumes. Then the newer one is written again before the first change of the next transaction: `Descriptions.stale` has these
+relations.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from cdcpipe.pipe.framing import encode_header
 __all__ = ["RELATION_ID", "Description", "Descriptions", "frame"]
 
 RELATION_ID: Final = struct.Struct(">xI")
-"""Of Insert, Update, Delete and Relation: Byte1 kind, Int32 relation id …"""
+"""The beginning of Insert, Update, Delete and Relation: Byte1 kind, Int32 relation id …"""
 
 
 def frame(wal_start: int, data: bytes) -> bytes:
@@ -38,25 +39,25 @@ class Description:
 
 
 class Descriptions:
-    """What the server believes to be known, and what came out."""
+    """The descriptions that the server assumes to be known, and those that were written."""
 
     def __init__(self) -> None:
         self.sent: dict[int, Description] = {}
-        """For each relation the description that the server believes to be known outside of stream blocks."""
+        """For each relation, the description that the server assumes to be known outside of stream blocks."""
         self.stale: set[int] = set()
-        """The relations for which another description came out last."""
+        """The relations for which another description was written last."""
         self._written: dict[int, bytes] = {}
-        """For each relation the description that came out last."""
+        """For each relation, the description that was written last."""
         self._types = bytearray()
         self._count = 0
 
     def add_type(self, data: bytes) -> None:
-        """Take a Type: it belongs to the next relation."""
+        """Take a Type message. It belongs to the next Relation."""
         decode(data)
         self._types += frame(0, data)
 
     def add(self, data: bytes, pos: int = 0) -> Description:
-        """Return the description that a Relation makes with the Types before it; ``pos`` is its place among records held."""
+        """Return the description from a Relation and the Types before it. ``pos`` is its place among held records."""
         decode(data)
         records = bytes(self._types) + frame(0, data)
         self._types.clear()
@@ -64,22 +65,22 @@ class Descriptions:
         return Description(RELATION_ID.unpack_from(data)[0], records, self._count, pos)
 
     def note_sent_and_written(self, description: Description) -> None:
-        """Note a description that comes out as it came in."""
+        """Note that a description was sent, and is written at once."""
         self.sent[description.relation_id] = description
         self.note_written(description)
 
     def note_written(self, description: Description) -> None:
-        """Note that this description comes out now."""
+        """Note that this description is written now."""
         self._written[description.relation_id] = description.records
         self._compare(description.relation_id)
 
     def note_committed(self, description: Description) -> None:
-        """Note that this description comes out now, with a transaction that was held."""
+        """Note that this description is written now, with a held transaction."""
         self._written[description.relation_id] = description.records
         self.note_sent(description)
 
     def note_sent(self, description: Description) -> None:
-        """Note that the server takes this description for known, unless it sent a later one."""
+        """Note that the server assumes this description to be known, unless it has sent a later one."""
         known = self.sent.get(description.relation_id)
         if known is None or known.number < description.number:
             self.sent[description.relation_id] = description

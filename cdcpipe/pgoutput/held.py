@@ -1,10 +1,11 @@
-"""Transactions that have not committed yet: their records, in memory up to a limit and beyond it in spills.
+"""Holds the records of transactions that have not committed yet: in memory up to a limit, beyond it in spills.
 
-`HeldTransactions` has the streamed and the prepared ones and keeps to the limit: when all together take more memory, the largest is
-moved to a spill (`cdcpipe.pipe.spill`). A `HeldTransaction` has the records of one, and takes them back to a savepoint.
+`HeldTransactions` has the streamed and the prepared transactions, and enforces the limit: when all together take more memory, it
+moves the largest one to a spill (`cdcpipe.pipe.spill`). A `HeldTransaction` has the records of one transaction, and can undo
+subtransactions.
 
-Savepoints nest. When a subtransaction is undone, all that came after its first record is its own or nested in it, so
-the end of what is held is cut off there. Descriptions of relations in that part go with it; the server sends them again.
+Savepoints nest. So all records after the first record of a subtransaction belong to it, or to subtransactions inside it. Undoing it
+cuts these records off. This removes descriptions of relations in that part, too; the server sends them again.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ Data: TypeAlias = bytes | memoryview
 PIECE_BYTES: Final = 64 << 10
 
 XID: Final = struct.Struct(">xI")
-"""Inside a stream block: Byte1 kind, Int32 xid …"""
+"""The beginning of a message inside a stream block: Byte1 kind, Int32 xid …"""
 
 
 class Starts:
-    """Where the first record of each subtransaction of ``xid`` stands: 12 bytes for each.
+    """Where the first record of each subtransaction of ``xid`` is. Takes 12 bytes for each.
 
-    They get their xids in order, and nearly all their first records come in that order. Those that do not (of one that nests in
-    another which had an xid, and no record yet) are in a dictionary.
+    Subtransactions get their xids in order, and nearly all their first records come in this order. The others are in a dictionary:
+    a subtransaction inside another one that had an xid, but no record yet.
     """
 
     __slots__ = ("_ages", "_late", "_positions", "_xid")
@@ -46,7 +47,7 @@ class Starts:
         self._late: dict[int, int] = {}
 
     def add(self, xid: int, pos: int) -> None:
-        """Note that the next record, at ``pos``, is of this subtransaction, unless it has one already."""
+        """Note that the next record, at ``pos``, belongs to this subtransaction, unless it has an earlier record."""
         age = xid - self._xid & 0xFFFFFFFF  # xids wrap
         if not self._ages or age > self._ages[-1]:
             self._ages.append(age)
@@ -55,13 +56,13 @@ class Starts:
             self._late[age] = pos
 
     def find(self, xid: int) -> int | None:
-        """Return where it begins."""
+        """Return where the first record of a subtransaction is; None if it has none."""
         age = xid - self._xid & 0xFFFFFFFF
         i = bisect_left(self._ages, age)
         return self._positions[i] if i < len(self._ages) and self._ages[i] == age else self._late.get(age)
 
     def cut(self, pos: int) -> None:
-        """Forget those that begin at ``pos`` or later."""
+        """Forget the subtransactions that begin at ``pos`` or later."""
         i = bisect_left(self._positions, pos)
         del self._ages[i:], self._positions[i:]
         while self._late and next(reversed(self._late.values())) >= pos:
@@ -69,7 +70,7 @@ class Starts:
 
 
 class HeldTransaction:
-    """Records of one transaction that has not committed: framed bytes, the older ones in ``spill``, the newer in ``buffer``."""
+    """The framed records of one transaction that has not committed: older ones in ``spill``, newer ones in ``buffer``."""
 
     __slots__ = (
         "buffer",
@@ -94,26 +95,26 @@ class HeldTransaction:
         self.spilled_bytes = 0
         self.starts = Starts(xid)
         self.last_xid: bytes | None = None
-        """Of the last record, as it stands in the message."""
+        """The xid of the last record, as bytes of the message."""
         self.marks: list[int] = []
-        """Ends of records, about ``PIECE_BYTES`` apart: where pieces are cut."""
+        """Ends of records, about ``PIECE_BYTES`` apart, at which pieces are cut."""
         self.descriptions: list[Description] = []
         self.current: dict[int, Description] = {}
-        """For each relation the last of them."""
+        """For each relation its last description here."""
 
     @property
     def size(self) -> int:
-        """How many bytes the records are."""
+        """The size of the records in bytes."""
         return self.spilled_bytes + len(self.buffer)
 
     def enter(self, data: Data) -> None:
-        """Note which subtransaction the next record is of."""
+        """Note the subtransaction of the next record."""
         self.last_xid = bytes(data[1 : XID.size])
         (xid,) = XID.unpack_from(data)
         self.starts.add(xid, self.size)
 
     def cut(self, subxid: int) -> None:
-        """Undo the subtransaction; one without records here has nothing to undo."""
+        """Undo the subtransaction. Does nothing if it has no records here."""
         pos = self.starts.find(subxid)
         if pos is None:
             return
@@ -136,7 +137,7 @@ class HeldTransaction:
         self.last_xid = None
 
     def describe(self, description: Description) -> None:
-        """Note a description that stands at the end; one that says nothing new only takes the number of the one before."""
+        """Note a description at the end of the records. If it equals the one before, it only replaces its number."""
         current = self.current.get(description.relation_id)
         if current is not None and current.records == description.records:
             current.number = description.number
@@ -145,7 +146,7 @@ class HeldTransaction:
             self.current[description.relation_id] = description
 
     def move_out(self, make_spill: Callable[[], Spill]) -> None:
-        """Free the memory."""
+        """Move the records from memory to the spill."""
         if self.spill is None:
             self.spill = make_spill()
         self.spill.append(self.buffer)
@@ -153,7 +154,7 @@ class HeldTransaction:
         self.buffer = bytearray()
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield all records, in pieces of whole ones."""
+        """Yield all records, in pieces that have whole records."""
         pos = 0
         for end in [*self.marks, self.size]:
             piece = b""
@@ -173,7 +174,7 @@ class HeldTransaction:
 
 
 class HeldTransactions:
-    """Those that are held: ``streamed`` by xid, ``prepared`` by gid. `open` says which one gets records, `keep` adds them."""
+    """The held transactions: ``streamed`` by xid, ``prepared`` by gid. `open` chooses the one to which `keep` adds records."""
 
     def __init__(self, spill_threshold: int, make_spill: Callable[[], Spill]) -> None:
         self.streamed: dict[int, HeldTransaction] = {}
@@ -181,10 +182,10 @@ class HeldTransactions:
         self._spill_threshold = spill_threshold
         self._make_spill = make_spill
         self.room = 0
-        """How large the buffer of the transaction that gets records may become before something is to be done."""
+        """How large the buffer of the opened transaction may become before `make_room` has to be called."""
 
     def open(self, held: HeldTransaction) -> None:
-        """Say that `keep` gets this transaction's records from here on."""
+        """Choose the transaction to which `keep` adds records from now on."""
         self.room = self._room_for(held)
 
     def keep(self, held: HeldTransaction, record: bytes) -> None:
@@ -198,7 +199,7 @@ class HeldTransactions:
         return [*self.streamed.values(), *self.prepared.values()]
 
     def free_bytes(self) -> int:
-        """Return how much memory is left, less than 0 if there is too much in it."""
+        """Return how many bytes of memory are left; negative if there are too many."""
         return self._spill_threshold - sum(len(held.buffer) for held in self.all())
 
     def close(self) -> None:
@@ -209,9 +210,9 @@ class HeldTransactions:
         self.prepared.clear()
 
     def make_room(self, held: HeldTransaction) -> None:
-        """Note where a piece may end; move the largest ones out until the rest is within the threshold.
+        """Note the end of a piece, and move the largest transactions to spills until the rest is within the threshold.
 
-        To be called when the buffer of the transaction that was opened last is larger than ``room``.
+        Call this when the buffer of the opened transaction is larger than ``room``.
         """
         if held.size >= (held.marks[-1] if held.marks else 0) + PIECE_BYTES:
             held.marks.append(held.size)

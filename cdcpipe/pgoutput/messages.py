@@ -1,16 +1,16 @@
-"""pgoutput's messages: one small class each, fields named as in the manual, "Logical Replication Message Formats".
+"""pgoutput's messages: a small class for each, with the manual's names of fields ("Logical Replication Message Formats").
 
-They are facts as the server sent them; nothing here knows relations, transactions or types. A row is a Python tuple
-with one value for each column of its relation:
+A message has what the server sent, and nothing else: no state of relations, transactions or types. A row is a Python tuple with one
+value for each column of its relation:
 
     None              SQL NULL (in a key tuple also: "not a key column, not sent")
-    UNCHANGED_TOAST   a large value that the server did not send, because the update did not touch it. Never NULL
+    UNCHANGED_TOAST   a large value that the server did not send, because the update did not change it. Never NULL
     bytes             the value in text form
     Binary            the value in binary form (option ``binary``)
 
-``*_time_us`` are microseconds since 2000-01-01 UTC. A change has an ``xid`` only inside a stream block (protocol
-version 2 and later); it is then the id of the subtransaction. Treat messages as immutable: they are not frozen only
-because that triples the cost of making one.
+``*_time_us`` are microseconds since 2000-01-01 UTC. A change has an ``xid`` only inside a stream block (protocol version 2 and
+later): the id of the subtransaction. Treat messages as immutable. They are not frozen only because this would triple the cost of
+making one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = [
 
 
 class UnchangedToast(enum.Enum):
-    """The type of the one value `UNCHANGED_TOAST` (an enumeration, so that it stays itself when copied or pickled)."""
+    """The type of the single value `UNCHANGED_TOAST`. It is an enumeration, so that copies and pickles give the same object."""
 
     UNCHANGED_TOAST = "u"
 
@@ -81,7 +81,7 @@ Row: TypeAlias = tuple[Value, ...]
 
 @dataclass(slots=True)
 class Begin:
-    """'B'. ``final_lsn`` is where the commit record starts: the same number as the Commit's ``commit_lsn``."""
+    """'B'. ``final_lsn`` is the start of the commit record, the same as the Commit's ``commit_lsn``."""
 
     final_lsn: int
     commit_time_us: int
@@ -90,7 +90,7 @@ class Begin:
 
 @dataclass(slots=True)
 class Commit:
-    """'C'. ``end_lsn``, one past the commit record, is the only position to confirm once the transaction is safe."""
+    """'C'. ``end_lsn``, right after the commit record, is the position that confirms the transaction."""
 
     flags: int
     commit_lsn: int
@@ -108,7 +108,7 @@ class Origin:
 
 @dataclass(slots=True, frozen=True)
 class Column:
-    """One column of a Relation; ``type_modifier`` is atttypmod, -1 for none."""
+    """A column of a Relation. ``type_modifier`` is atttypmod, -1 for none."""
 
     flags: int
     name: str
@@ -123,7 +123,7 @@ class Column:
 
 @dataclass(slots=True)
 class Relation:
-    """'R'. How the relation looks from here on in the stream.
+    """'R'. The description of a relation, which applies from this place of the stream on.
 
     ``replica_identity`` is d(efault), n(othing), f(ull) or i(ndex).
     """
@@ -138,7 +138,7 @@ class Relation:
 
 @dataclass(slots=True)
 class Type:
-    """'Y'. A type that is not built in; for a domain, namespace and name are those of its base type."""
+    """'Y'. A type that is not built in. For a domain, namespace and name are those of its base type."""
 
     xid: int | None
     type_id: int
@@ -157,7 +157,7 @@ class Insert:
 
 @dataclass(slots=True)
 class Update:
-    """'U'. ``key`` ('K') comes if the key changed, ``old`` ('O') if the identity is FULL; never both, often neither."""
+    """'U'. Has ``key`` ('K') if the key changed, or ``old`` ('O') if the identity is FULL; often neither, never both."""
 
     xid: int | None
     relation_id: int
@@ -168,7 +168,7 @@ class Update:
 
 @dataclass(slots=True)
 class Delete:
-    """'D'. ``old`` ('O') if the identity is FULL, else ``key`` ('K'), in which only key columns mean something."""
+    """'D'. Has ``old`` ('O') if the identity is FULL, else ``key`` ('K'), in which only the key columns are set."""
 
     xid: int | None
     relation_id: int
@@ -178,7 +178,7 @@ class Delete:
 
 @dataclass(slots=True)
 class Truncate:
-    """'T'. One statement, all its relations."""
+    """'T'. One TRUNCATE statement with all its relations."""
 
     xid: int | None
     flags: int
@@ -199,7 +199,7 @@ class Truncate:
 class LogicalMessage:
     """'M' (the manual: "Message"). From pg_logical_emit_message(); ``content`` is any bytes.
 
-    One that is not transactional comes before the Begin of the transaction that wrote it, outside any transaction.
+    A message that is not transactional comes outside of any transaction, before the Begin of the transaction that wrote it.
     """
 
     xid: int | None
@@ -210,13 +210,13 @@ class LogicalMessage:
 
     @property
     def is_transactional(self) -> bool:
-        """True if the message belongs to its transaction and goes with it when that is rolled back."""
+        """True if the message belongs to its transaction, and disappears with it on rollback."""
         return bool(self.flags & 1)
 
 
 @dataclass(slots=True)
 class StreamStart:
-    """'S'. Opens a block of changes of a transaction in progress; ``first_segment`` for the first block of this xid."""
+    """'S'. Opens a block of changes of a transaction in progress. ``first_segment`` is set in the first block of this xid."""
 
     xid: int
     first_segment: bool
@@ -240,7 +240,7 @@ class StreamCommit:
 
 @dataclass(slots=True)
 class StreamAbort:
-    """'A'. Subtransaction ``subxid`` of ``xid`` is undone; all of the transaction if the two are equal.
+    """'A'. Subtransaction ``subxid`` of ``xid`` is undone. If the two are equal, the whole transaction is undone.
 
     ``abort_lsn`` and ``abort_time_us`` are sent only with streaming=parallel (protocol version 4).
     """
@@ -253,7 +253,7 @@ class StreamAbort:
 
 @dataclass(slots=True)
 class BeginPrepare:
-    """'b'. Like Begin, for a transaction that comes at its PREPARE."""
+    """'b'. Like Begin, for a transaction that the server sends at its PREPARE."""
 
     prepare_lsn: int
     end_lsn: int
@@ -264,7 +264,7 @@ class BeginPrepare:
 
 @dataclass(slots=True)
 class Prepare:
-    """'P'. Ends what BeginPrepare began: prepared, not committed."""
+    """'P'. Ends the transaction of a BeginPrepare: it is prepared, but not committed."""
 
     flags: int
     prepare_lsn: int

@@ -1,7 +1,7 @@
-"""pgoutput's options: which there are, since when, and the lowest protocol version that serves them.
+"""pgoutput's options: their values, the first server version with each, and the lowest protocol version for each.
 
-Source: the manual, "Logical Streaming Replication Protocol", Logical Streaming Replication Parameters. A server says of an option
-that it is too old for only that it does not know it (XX000), or worse; here it is named before the stream starts.
+Source: the manual, "Logical Streaming Replication Protocol", Logical Streaming Replication Parameters. An old server's error for a
+newer option says at best that it does not know the option (XX000). So the options are checked here, before the stream starts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FALSE = frozenset({"false", "off", "no", "0", "f", "n"})
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """``values``: value → (the first server version with it, the lowest protocol version for it)."""
+    """An option. ``values``: value → (the first server version with it, the lowest protocol version for it)."""
 
     values: Mapping[str, tuple[int, int]]
 
@@ -33,17 +33,17 @@ _OPTIONS = {
 }
 
 NAMES = frozenset({"proto_version", "publication_names", *_OPTIONS})
-"""The options that pgoutput knows; with a client-side output plugin all others are that plugin's."""
+"""The options that pgoutput knows. With a client-side output plugin, all other options belong to that plugin."""
 
 _LAST_VERSION = ((160000, 4), (150000, 3), (140000, 2), (0, 1))
 """Server version → the last protocol version that it speaks."""
 
 
 def complete(options: Mapping[str, str | None], server_version: int) -> dict[str, str | None]:
-    """Check ``options`` against the server, and add ``proto_version``, the lowest that serves them, where it is left out.
+    """Check ``options`` against the server, and add the lowest possible ``proto_version`` if there is none.
 
-    Raise InitError naming what is too new, has no such value, or contradicts ``proto_version``. Options that pgoutput does not know
-    pass: the server refuses them by name.
+    Raises InitError if an option is too new, has a wrong value, or contradicts ``proto_version``. Does not check options that
+    pgoutput does not know: the server refuses them with a good message.
     """
     needed = 1
     for name, option in _OPTIONS.items():
@@ -63,20 +63,20 @@ def complete(options: Mapping[str, str | None], server_version: int) -> dict[str
     if given is None:
         return {"proto_version": str(needed), **{name: value for name, value in options.items() if name != "proto_version"}}
     if not given.isascii() or not given.isdigit() or not 1 <= int(given) <= last:
-        msg = f"proto_version {given} is not to be had: PostgreSQL {server_version // 10000} speaks 1 to {last}"
+        msg = f"proto_version {given} is not possible: PostgreSQL {server_version // 10000} speaks 1 to {last}"
         raise InitError(msg)
     if int(given) < needed:
         msg = f"proto_version {given} is too low for the other options: they need {needed}"
-        raise InitError(msg, hint="leave proto_version out: the lowest that serves is chosen")
+        raise InitError(msg, hint="leave proto_version out: cdcpipe chooses the lowest possible version")
     return dict(options)
 
 
 def setting(options: Mapping[str, str | None], name: str) -> str:
-    """Return what an option is set to, as the server reads it, booleans as ``on`` and ``off``; ``off`` if it is not there."""
+    """Return the value of an option as the server reads it: booleans as ``on`` and ``off``, a missing option as ``off``."""
     return _normalise(options[name]) if name in options else "off"
 
 
 def _normalise(value: str | None) -> str:
-    """Return ``on`` and ``off`` for all that the server reads as a boolean."""
+    """Return ``on`` or ``off`` for any text that the server reads as a boolean; other values unchanged."""
     text = "on" if value is None else value.lower()
     return "on" if text in _TRUE else "off" if text in _FALSE else text

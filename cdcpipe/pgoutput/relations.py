@@ -1,9 +1,10 @@
-"""What the stream has said about relations so far.
+"""Keeps the stream's latest description of each relation.
 
 pgoutput describes a relation ('R', and 'Y' for its types that are not built in) before the first change to it, and again
-after whatever may have changed it: a description holds from its place in the stream to the next one with the same id.
-So the cache must see every Relation message, in stream order, and lives no longer than the connection.
-An id that was never described is a `ProtocolError`: there is no catalog to ask here, and today's would be the wrong one.
+after a possible change of the relation. A description applies from its place in the stream to the next one with the same id.
+So the cache must see every Relation message, in stream order, and must not live longer than the connection.
+
+A relation id without a description raises `ProtocolError`. Today's catalog could not help: it may describe another state.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ class RelationCache:
         self._relations: dict[int, Relation] = {}
 
     def add(self, relation: Relation) -> None:
-        """Take a description; it replaces an earlier one of the same id."""
+        """Add a description. It replaces an earlier one with the same id."""
         self._relations[relation.relation_id] = relation
 
     def relation(self, relation_id: int) -> Relation:
-        """Return the relation as it is at this point of the stream; raise ProtocolError if it was never described."""
+        """Return the relation as of this point of the stream. Raises ProtocolError if the stream has not described it."""
         try:
             return self._relations[relation_id]
         except KeyError:

@@ -1,20 +1,20 @@
-"""Raw pgoutput messages of any protocol version in; the pipe's bytes of whole committed transactions out, in commit order.
+"""Assembles whole committed transactions: takes raw pgoutput messages of any protocol version, returns records in commit order.
 
-A server that streams sends transactions before they commit, in blocks that interleave, and prepared ones before it is known
-whether they will. `Transactions` holds these until their commit, and then gives out what protocol version 1 would have
-sent: Begin, the changes without the xid that each carries in a block, Commit. Everything else passes at its place. Records
-are never decoded: rows are moved as bytes.
+With streaming, the server sends transactions before they commit, in interleaved blocks. It sends prepared transactions before it is
+known whether they will commit. `Transactions` holds these until their commit. Then it returns what the server would have sent with
+protocol version 1: Begin, the changes without the xid that they have in a block, Commit. All other messages keep their place. Rows
+are moved as bytes and never decoded.
 
-What it rests on (the manual, "Logical Streaming Replication Protocol", and the server's reorder buffer):
+Two facts about the server (the manual, "Logical Streaming Replication Protocol", and its reorder buffer) have consequences:
 
-- The Begin of a streamed transaction is made from its commit, and has the WAL start of its first block. The server does
-  not say where a streamed transaction was replayed from (its Origin is known at the commit only).
-- A logical message in a block carries the xid of its top-level transaction. So one that comes before the first change of
-  a subtransaction that is undone can't be told from its parent's, and stays.
+- The commit of a streamed transaction gives the contents of its Begin, which gets the WAL start of its first block. The server does
+  not send the Origin of a streamed transaction.
+- A logical message in a block has the xid of its top-level transaction. So a message before the first change of a subtransaction
+  can't be distinguished from a message of the parent. It stays if the subtransaction is undone.
 
-held.py has the records of transactions that have not committed, and keeps them to ``spill_threshold`` bytes of memory.
-descriptions.py has the relations' descriptions, which a reader sees in another order than the server sent them.
-What comes out is pulled, so that the commit of a large transaction takes no memory. No I/O but spills, no time.
+held.py holds the records of transactions that have not committed, in at most ``spill_threshold`` bytes of memory. descriptions.py
+keeps the relations' descriptions correct, because the reader gets transactions in another order than the server sent them. The
+caller pulls the records, so that the commit of a large transaction takes no memory. No I/O except spills; no clock.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ _KINDS: Final = {
     _PREPARING: (frozenset(b"IUDTMRYOP"), "inside a transaction that is being prepared"),
     _BLOCK: (frozenset(b"IUDTMRYOE"), "inside a stream block"),
 }
-"""Which messages may come where."""
+"""Which messages are allowed in which state."""
 
 
 class Transactions:
-    """`feed` takes the server's messages, `take` gives the records of committed transactions, as they stand on the pipe.
+    """`feed` takes the server's messages; `take` returns the records of committed transactions, with headers, as on the pipe.
 
     Raises ProtocolError for what the protocol does not allow. ``streaming_parallel`` as in `cdcpipe.pgoutput.decode`.
-    Prepared transactions are held until they are committed, and are lost with this object, so the server must be told
-    of nothing after a PREPARE before the COMMIT PREPARED is safe (see ``Progress.prepare``).
+    Prepared transactions are held until they are committed, and are lost with this object. So no position after a PREPARE may be
+    confirmed to the server before the COMMIT PREPARED is safe (see ``Progress.prepare``).
     """
 
     def __init__(
@@ -84,21 +84,21 @@ class Transactions:
         self._state = _IDLE
         self._held = HeldTransactions(spill_threshold, make_spill or Spills().open)
         self._current: HeldTransaction | None = None
-        """The transaction of the block that is open, or that is being prepared."""
+        """The transaction of the open block, or the one that is being prepared."""
         self._output: deque[bytearray | Iterator[bytes]] = deque()
         self._committing: deque[HeldTransaction] = deque()
         self._descriptions = Descriptions()
 
-    # What comes in
+    # Input
 
     def feed(self, wal_start: int, data: Data) -> None:
-        """Take one message; ``wal_start`` is what its WALData said."""
+        """Take one message. ``wal_start`` comes from its WALData."""
         if self._state == _BLOCK and len(data) > XID.size and data[0] in _CHANGES:
             held = self._current
             assert held is not None
             if data[1 : XID.size] != held.last_xid:
                 held.enter(data)
-            # As HeldTransactions.keep, without a call for each change.
+            # The same as HeldTransactions.keep, without a call for each change.
             held.buffer += encode_header(wal_start, len(data) - 4) + data[:1] + data[XID.size :]
             if len(held.buffer) > self._held.room:
                 self._held.make_room(held)
@@ -121,7 +121,7 @@ class Transactions:
             raise
 
     def lets_by(self, data: Data) -> bool:
-        """Take a Begin or a Commit that would come out as it is, and at once: it may be written then, and is not to be fed."""
+        """Return True for a Begin or a Commit that `take` would return unchanged and at once: write it directly, don't feed it."""
         if self._output:
             return False
         if self._state == _IDLE and len(data) == _BEGIN.size and data[0] == _B:
@@ -168,7 +168,7 @@ class Transactions:
             case RollbackPrepared():
                 if message.gid in self._held.prepared:
                     self._held.prepared.pop(message.gid).close()
-            case _:  # a logical message
+            case _:  # it is a logical message
                 if data[1] & 1:
                     raise malformed(data, 1, "a transactional message can't come outside a transaction")
                 self._put(wal_start, data)
@@ -199,7 +199,7 @@ class Transactions:
                 self._release()
                 return
             case "R":
-                # The server counts it as known from here on, whatever becomes of the transaction.
+                # From here on the server assumes that this description is known, even if the transaction rolls back.
                 description = self._descriptions.add(data, held.size)
                 held.describe(description)
                 self._descriptions.note_sent(description)
@@ -212,7 +212,7 @@ class Transactions:
             case "M":
                 pass
             case _:
-                # By its commit another description may hold: it takes those along that hold now.
+                # Other descriptions may apply when it commits. So it keeps those that apply now.
                 for relation_id in _relation_ids(data):
                     known = self._descriptions.sent.get(relation_id)
                     if known is not None and relation_id not in held.current:
@@ -244,17 +244,17 @@ class Transactions:
 
     @property
     def block_xid(self) -> bytes | None:
-        """The xid, as it stands in the message, whose changes `keep` takes; None if there is none.
+        """The xid (as bytes of the message) whose changes `keep` takes; None if there is none.
 
-        It is that of the last change of the stream block that is open, so the next record is most often of it, too.
+        It is the xid of the last change in the open stream block. Most often the next record has it, too.
         """
         return self._current_held.last_xid if self._state == _BLOCK else None
 
     def keep(self, records: bytes) -> None:
-        """Take changes of ``block_xid`` as records, with headers and without the xid: what `feed` would make of them."""
+        """Take changes of ``block_xid`` as records, with headers and without the xid, as `feed` would make them."""
         self._held.keep(self._current_held, records)
 
-    # What is held
+    # Held transactions
 
     @property
     def _current_held(self) -> HeldTransaction:
@@ -279,35 +279,35 @@ class Transactions:
     def _abort(self, message: StreamAbort) -> None:
         held = self._held.streamed.get(message.xid)
         if held is None:
-            # Servers have been seen to send this without any stream block before it.
-            log.warning("the server says that transaction %d was rolled back, which it has sent nothing of", message.xid)
+            # Some servers send this without a stream block before it.
+            log.warning("the server rolled back transaction %d, of which it has sent nothing", message.xid)
         elif message.subxid == message.xid:
             del self._held.streamed[message.xid]
             held.close()
         else:
             held.cut(message.subxid)
 
-    # What goes out
+    # Output
 
     @property
     def is_direct(self) -> bool:
-        """Whether changes, until the next message of another kind, may pass this object by: they would come out as they are."""
+        """Whether the caller may write changes directly, up to the next message of another kind: `take` would not change them."""
         return self._state == _PLAIN and not self._descriptions.stale
 
     @property
     def has_pending(self) -> bool:
-        """Whether `take` has something to give."""
+        """Whether `take` has records to return."""
         return bool(self._output)
 
     def is_empty(self, key: int | str) -> bool:
-        """Whether the streamed transaction with this xid, or the prepared one with this gid, would commit without any record."""
+        """Tell whether the streamed transaction with this xid, or the prepared one with this gid, has no record."""
         held = self._held.streamed.get(key) if isinstance(key, int) else self._held.prepared.get(key)
         return held is not None and held.size == 0
 
     def take(self, max_bytes: int) -> bytes:
-        r"""Return the next records, each as ``w LSN LENGTH\n`` and its bytes; nothing if there are none.
+        r"""Return the next records, each as ``w LSN LENGTH\n`` and its bytes; b"" if there are none.
 
-        They are more than ``max_bytes`` by at most a piece. What is not of a transaction that was held comes all at once.
+        They exceed ``max_bytes`` by at most one piece. Records that do not belong to a held transaction are returned all at once.
         """
         taken = bytearray()
         while self._output and (len(taken) < max_bytes or isinstance(self._output[0], bytearray)):
@@ -321,7 +321,7 @@ class Transactions:
         return bytes(taken)
 
     def close(self) -> None:
-        """Drop everything that is held."""
+        """Drop all held transactions."""
         self._held.close()
         for held in self._committing:
             held.close()
@@ -338,7 +338,7 @@ class Transactions:
             self._output.append(bytearray(records))
 
     def _commit(self, held: HeldTransaction, wal_start: int, message: StreamCommit | CommitPrepared) -> None:
-        """Let the transaction out, unless nothing of it is left: then the server, too, would have sent nothing."""
+        """Queue the transaction for `take`, unless it has no records left: then the server would have sent nothing, either."""
         if held.size == 0:
             held.close()
             return
@@ -358,7 +358,7 @@ class Transactions:
 
 
 def _relation_ids(data: bytes) -> tuple[int, ...]:
-    """Return the relations that a change is about."""
+    """Return the ids of the relations of a change."""
     try:
         if data[0] == ord("T"):
             count = RELATION_ID.unpack_from(data)[0]

@@ -1,6 +1,6 @@
-"""PostgreSQL's types: what they are called, what their values look like as bytes and as text, and which column holds them.
+"""PostgreSQL's types: their names, the binary and text forms of their values, and the columns that hold them. No I/O.
 
-`table.py` says in one row for each built-in type what is done with its values. `binary/` makes texts of values in binary form.
-`arrow/` makes Arrow columns of many values, in either form; it alone needs numpy and pyarrow. `pg_type.py` and `names.py` have
-what the server's catalog says of built-in types. No I/O.
+`table.py` has a row for each built-in type, with all rules for its values. `binary/` turns values in binary form into text.
+`arrow/` turns many values, in either form, into Arrow columns; only this folder needs numpy and pyarrow. `pg_type.py` and
+`names.py` have the catalog's facts about built-in types.
 """

@@ -1,6 +1,6 @@
 """The names that PostgreSQL's format_type() gives to types: ``character varying(10)``, ``numeric(12,2)[]``, ``mood``.
 
-For built-in types only, so that their names are there without a server.
+Only for built-in types, so that no server is needed.
 Source: src/backend/utils/adt/format_type.c and the types' typmod output functions.
 """
 
@@ -40,7 +40,7 @@ def format_built_in_type(type_id: int, typmod: int) -> str | None:
 
 
 def numeric_modifier(typmod: int) -> tuple[int, int]:
-    """Return precision and scale; the scale has 11 bits and a sign (numeric.c, make_numeric_typmod)."""
+    """Return precision and scale. The scale is a signed number of 11 bits (numeric.c, make_numeric_typmod)."""
     bits = typmod - 4
     return bits >> 16 & 0xFFFF, ((bits & 0x7FF) ^ 1024) - 1024
 

@@ -1,7 +1,7 @@
-"""The built-in types as the server's catalog has them (pg_type): OID, names, and what a type is made of.
+"""The server's catalog of built-in types (pg_type): OID, names, and the types of which a type is made.
 
-A built-in type is one with an OID below 10000: every server has it under the same OID. scripts/generate-pg-type writes the rows
-below from the servers at hand. What cdcpipe does with a type's values is in table.py.
+A built-in type has an OID below 10000, the same on every server. scripts/generate-pg-type writes the rows below from running
+servers. table.py has the rules for the values of each type.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ __all__ = ["PG_TYPES", "PgType", "type_id_of", "type_ids_of"]
 class PgType(NamedTuple):
     """One row of pg_type.
 
-    ``name`` is typname. ``formatted`` is format_type() without a type modifier. ``kind`` and ``of`` say of which type an array, a
-    vector, a range or a multirange is made; None and 0 for all other types.
+    ``name`` is typname. ``formatted`` is format_type() without a type modifier. For an array, a vector, a range or a multirange,
+    ``kind`` and ``of`` name the type of its parts; they are None and 0 for all other types.
     """
 
     name: str

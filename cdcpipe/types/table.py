@@ -1,4 +1,4 @@
-"""The table of built-in types: one row says everything that cdcpipe and cdcpipe-spark do with the values of a type.
+"""The table of built-in types: one row has all rules of cdcpipe and cdcpipe-spark for the values of a type.
 
 A new mapping of a type begins here, in `_ROWS`, and most mappings end here. Each column of a row is the rule for one place that
 values pass:
@@ -10,8 +10,8 @@ values pass:
 - ``is_plain``: the text needs no escaping in JSON (plugins/).
 - ``delimiter``: what stands between the elements of an array (binary/decoder.py).
 
-Arrays, vectors, ranges and multiranges have no row of their own in `_ROWS`. `TYPES` has a row for each, made of pg_type.py (what
-it is made of) and of its element's row. A type that is not in `TYPES` is a user's or an extension's: its row is `UNKNOWN`.
+Arrays, vectors, ranges and multiranges have no row in `_ROWS`. `TYPES` has a row for each of them, derived from the type of its
+parts (pg_type.py) and that type's row. A type that is not in `TYPES` belongs to a user or an extension: its row is `UNKNOWN`.
 
 The text of a type is the text of its output function under the settings that cdcpipe pins (`cdcpipe.sql.SESSION_SETTINGS`).
 """
@@ -44,7 +44,7 @@ __all__ = [
 
 
 class ColumnType(enum.Enum):
-    """The kinds of columns that hold values exactly, where the types' own text is not the best that there is.
+    """The kinds of columns that hold values exactly, for types for which text is not the best representation.
 
     arrow/casts.py has the Arrow type of each and the cast from text, spark_sink/schema/types.py the Spark type, and
     spark_sink/spark/value_text.py the way back to text.
@@ -54,7 +54,7 @@ class ColumnType(enum.Enum):
     BOOLEAN = "boolean"
     DATE = "date"
     DECIMAL = "decimal"
-    """For a numeric with a modifier that a decimal of Spark's can have; a string for other ones."""
+    """For a numeric with a precision and scale that Spark's decimal can have. Other numerics are strings."""
     FLOAT32 = "float32"
     FLOAT64 = "float64"
     INT16 = "int16"
@@ -69,11 +69,11 @@ class ColumnType(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """How a SELECT gives a column to a snapshot: SQL with ``{0}`` for the column.
+    """How a snapshot selects a column: an SQL expression with ``{0}`` for the column.
 
-    With ``is_text`` the expression is the type's text, which is cast as the stream's texts are. Otherwise the expression's values
-    arrive exactly in the Arrow column. ``fits`` is the condition for values that the Arrow column can hold; the text of the others
-    is selected beside it.
+    With ``is_text`` the expression gives the type's text, which is cast like the stream's texts. Otherwise the expression's values
+    arrive exactly in the Arrow column. ``fits`` is the condition for values that the Arrow column can hold. The text of all others
+    is selected in a second column.
     """
 
     expression: str
@@ -84,9 +84,9 @@ class Selected:
 AS_IS: Final = Selected("{0}")
 AS_INT8: Final = Selected("{0}::pg_catalog.int8")
 CAST_TO_TEXT: Final = Selected("{0}::pg_catalog.text", is_text=True)
-"""For types whose cast to text is their output function."""
+"""For types whose cast to text gives the same as their output function."""
 PRINTED: Final = Selected("CASE WHEN {0} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {0}) END", is_text=True)
-"""Not a cast: that of char, inet or somebody's own type is not what the type's output function writes."""
+"""No cast: for char, inet or a user's type the cast to text differs from the type's output function."""
 
 
 def _in_years_1_to_9999(name: str, time: str = "") -> Selected:
@@ -96,19 +96,18 @@ def _in_years_1_to_9999(name: str, time: str = "") -> Selected:
 
 
 OUTPUT: Final = "CASE WHEN {0} IS DISTINCT FROM NULL THEN concat({0}) END"
-"""A cast to text is not the output function (boolean, character(n), inet); concat uses that, but has no NULL.
-
-IS NULL would be true for a composite value all of whose fields are NULL.
+"""The text of a type's output function. A cast to text gives another text for some types (boolean, character(n), inet). concat uses
+the output function, but never returns NULL. IS NULL would be true for a composite value whose fields are all NULL.
 """
 
 
 def _bits(send: str, nan: str) -> str:
-    """Return the expression for a number's bits; PostgreSQL may have several NaN."""
+    """Return the expression for a number's bits. All of PostgreSQL's NaN get the bits ``nan``."""
     return f"CASE WHEN {{0}} = 'NaN' THEN '{nan}' ELSE encode({send}({{0}}), 'hex') END"
 
 
 class NoText(NamedTuple):
-    """Why a value in binary form has no text without the server's catalog."""
+    """The reason why cdcpipe can't turn a binary value into text without the server's catalog."""
 
     reason: str
 
@@ -161,7 +160,7 @@ _ROWS: Final[Mapping[str, BuiltInType]] = {
     "float8": BuiltInType(numbers.float8_text, ColumnType.FLOAT64, AS_IS, _bits("float8send", "7ff8000000000000"), is_plain=True),
     "numeric": BuiltInType(numbers.numeric_text, ColumnType.DECIMAL, CAST_TO_TEXT, is_plain=True),
     "money": BuiltInType(
-        NoText("a value of type money has no currency and no decimal point in binary form: the server's lc_monetary says them")
+        NoText("a value of type money has no currency and no decimal point in binary form: the server's lc_monetary has them")
     ),
     # Dates and times
     "date": BuiltInType(times.date_text, ColumnType.DATE, _in_years_1_to_9999("date"), is_plain=True),
@@ -203,7 +202,7 @@ _ROWS: Final[Mapping[str, BuiltInType]] = {
     "path": BuiltInType(geometry.path_text),
     "polygon": BuiltInType(geometry.polygon_text),
     "circle": BuiltInType(geometry.circle_text),
-    # Identifiers of the server's
+    # Identifiers that the server makes
     "xid": BuiltInType(numbers.oid_text, is_plain=True),
     "xid8": BuiltInType(numbers.xid8_text, is_plain=True),
     "cid": BuiltInType(numbers.oid_text, is_plain=True),
@@ -215,7 +214,7 @@ _ROWS: Final[Mapping[str, BuiltInType]] = {
         name: BuiltInType(NoText(f"a value of type {name} is a number in binary form: the name is in the server's catalog"))
         for name in _OBJECT_NAMES
     },
-    # Types of the catalog's columns, and pseudo-types
+    # Types of columns of the catalog, and pseudo-types
     "aclitem": BuiltInType(NoText("type aclitem has no binary form")),
     "gtsvector": BuiltInType(NoText("type gtsvector has no binary form")),
     "pg_ndistinct": BuiltInType(NoText("the text of type pg_ndistinct depends on the server's version")),
@@ -231,7 +230,7 @@ _ROWS: Final[Mapping[str, BuiltInType]] = {
 
 def _types() -> dict[int, BuiltInType]:
     rows = dict(zip(type_ids_of(*_ROWS), _ROWS.values(), strict=True))
-    # A range may be a multirange's, and each of them an array's.
+    # In this order, because a multirange is made of ranges, and an array may be made of either.
     for kinds in ((Kind.VECTOR, Kind.RANGE), (Kind.MULTIRANGE,), (Kind.ARRAY,)):
         made = {type_id: row for type_id, row in PG_TYPES.items() if row.kind in kinds and row.of in rows}
         for type_id, row in made.items():
@@ -248,10 +247,10 @@ ARRAYS: Final[Mapping[int, int]] = {
     for type_id, row in TYPES.items()
     if PG_TYPES[type_id].kind is Kind.ARRAY and isinstance(row.to_text, Shape) and row.to_text.delimiter == b","
 }
-"""The elements' type of each array type that is a list in Arrow and in Spark: of all but box[], whose delimiter is not a comma."""
+"""For each array type that becomes a list in Arrow and Spark: the type of its elements. Only box[], with another delimiter, does not."""
 
 NUMERIC_IDS: Final = type_ids_of("numeric", "_numeric")
-"""The types whose texts end with no zero behind the point where numbers are compared without their scale."""
+"""The types whose texts lose trailing zeros when numbers are compared without their scale."""
 
 PLAIN_IDS: Final = tuple(type_id for type_id, row in TYPES.items() if row.is_plain)
 """The types whose texts have no character that JSON escapes."""

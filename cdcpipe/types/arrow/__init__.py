@@ -1,1 +1,1 @@
-"""Many values of a column, as text or in binary form -> an Arrow array, without Python per row. Needs numpy and pyarrow."""
+"""Turns many values of a column, as text or in binary form, into an Arrow array, without Python per row."""

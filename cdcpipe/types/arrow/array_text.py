@@ -1,7 +1,7 @@
-"""Arrays as text, ``{1,NULL,"a b"}``, cut into their elements, all rows of a column at once: no Python per row or element.
+"""Cuts arrays as text, ``{1,NULL,"a b"}``, into their elements: all rows of a column at once, without Python per row or element.
 
-Only arrays of one dimension that begin at index 1 are cut, those whose shape is that of a list; the others, and what no server
-writes, are left to the caller. The delimiter is a comma, as in every built-in type but box.
+Only arrays of one dimension that begin at index 1 are cut, because only these are lists. All other arrays, and malformed texts, are
+left to the caller. The delimiter is a comma, as in every built-in type but box.
 
 Source: array_out in PostgreSQL's arrayfuncs.c.
 """
@@ -30,7 +30,7 @@ _OPEN, _CLOSE, _COMMA, _QUOTE, _BACKSLASH = b'{},"\\'
 
 @dataclass(slots=True)
 class Split:
-    """The elements' texts, row after row; ``fine``: which rows were cut; ``count``: how many elements each has."""
+    """The texts of the elements, row after row. ``fine``: which rows were cut. ``count``: how many elements each row has."""
 
     elements: pa.StringArray
     fine: Mask
@@ -38,11 +38,11 @@ class Split:
 
 
 def split_arrays(text: pa.StringArray) -> Split:
-    """Cut arrays into elements; a row that is null, or no list, is not ``fine`` and has none."""
+    """Cut arrays into elements. A row that is null or no list is not ``fine`` and has no elements."""
     fine = _in_braces(text)
     rows = np.flatnonzero(fine)
     count = np.zeros(len(text), np.int64)
-    # The rows are looked at as one string: an odd quote would turn all that follow it inside out.
+    # All rows are treated as one string. A row with an odd number of quotes would swap inside and outside for all later rows.
     while len(rows):
         chosen = text if len(rows) == len(text) else text.take(pa.array(rows))
         found = _Characters(chosen)
@@ -57,7 +57,7 @@ def split_arrays(text: pa.StringArray) -> Split:
 
 
 def _layout(text: pa.StringArray) -> tuple[UInt8s, Int64s]:
-    """Return the array's bytes, and where each text begins and the last ends."""
+    """Return the array's bytes, the begin of each text, and the end of the last one."""
     _, offset_buffer, data_buffer = text.buffers()
     offset = np.frombuffer(offset_buffer, np.int32)[text.offset : text.offset + len(text) + 1].astype(np.int64)
     return np.frombuffer(data_buffer or b"", np.uint8), offset
@@ -72,7 +72,7 @@ def _in_braces(text: pa.StringArray) -> Mask:
 
 
 class _Characters:
-    """What the characters of texts without nulls, each in braces, are."""
+    """Classifies the characters of texts, each of which is in braces. There must be no nulls."""
 
     def __init__(self, text: pa.StringArray) -> None:
         data, offset = _layout(text)
@@ -84,16 +84,16 @@ class _Characters:
         self.inside: Mask = np.logical_xor.accumulate(self.quote) if self.quote.any() else self.quote
 
     def outside(self, character: int) -> Int64s:
-        """Return where a character stands outside of quotes."""
+        """Return the places of a character outside of quotes."""
         return np.flatnonzero((self.data == character) & ~self.inside)
 
     def row(self, pos: Int64s) -> Int64s:
-        """Return in which rows some places are."""
+        """Return the rows of some places."""
         return np.searchsorted(self.begin, pos, side="right") - 1
 
 
 def _escapes(data: UInt8s) -> Int64s:
-    """Return the backslashes that are not themselves behind one: of a run of them every second."""
+    """Return the places of backslashes that escape the next character: in a run of backslashes every second one."""
     backslash = np.flatnonzero(data == _BACKSLASH)
     number = np.arange(len(backslash))
     first = np.ones(len(backslash), np.bool_)
@@ -104,7 +104,7 @@ def _escapes(data: UInt8s) -> Int64s:
 
 
 def _cut(found: _Characters) -> tuple[pa.StringArray, Int64s, Mask]:
-    """Return the elements of the rows that are lists, how many each row has, and which rows these are."""
+    """Return the elements of the rows that are lists, the number of elements of each row, and which rows are lists."""
     row_count = len(found.begin)
     braces = found.row(np.concatenate([found.outside(_OPEN), found.outside(_CLOSE)]))
     fine = np.bincount(braces, minlength=row_count) == 2
@@ -128,7 +128,7 @@ def _cut(found: _Characters) -> tuple[pa.StringArray, Int64s, Mask]:
 
 
 def _bounds(found: _Characters, comma: Int64s, fine: Mask, comma_row: Int64s) -> tuple[Int64s, Int64s, Mask]:
-    """Return where the elements of the rows that are fine begin and end, with their quotes, and which are NULL."""
+    """Return begin and end (with quotes) of the elements of the fine rows, and which elements are NULL."""
     comma = comma[fine[comma_row]]
     filled = fine & (found.end - found.begin > 2)
     start = np.sort(np.concatenate([found.begin[filled], comma]), kind="stable") + 1
@@ -140,7 +140,7 @@ def _bounds(found: _Characters, comma: Int64s, fine: Mask, comma_row: Int64s) ->
 
 
 def _has_odd_quotes(found: _Characters, start: Int64s, end: Int64s, is_quoted: Mask) -> Mask:
-    """Tell which elements have quotes elsewhere than around them."""
+    """Tell which elements have quotes at other places than around them."""
     quote = np.flatnonzero(found.quote)
     if not len(quote):
         return np.zeros(len(start), np.bool_)

@@ -1,4 +1,4 @@
-"""Parts of a buffer of bytes -> numpy and Arrow arrays, and rows of Arrow arrays: many at once, without Python per row."""
+"""Turns parts of a buffer into numpy and Arrow arrays, and replaces rows of Arrow arrays, without Python per row."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 __all__ = ["MAX_SPAN_BYTES", "gather", "put", "view"]
 
 MAX_SPAN_BYTES: Final = 0x7FFFFFFF
-"""How far the last byte of an array's values may be from its first: Arrow's strings have 32-bit offsets."""
+"""The most bytes between the first and the last byte of an array's values, because Arrow's strings have 32-bit offsets."""
 
 
 def view(buffer: bytes | memoryview, layout: str) -> NDArray[Any]:
-    """Return the numbers that begin at each byte: an array whose elements overlap."""
+    """Return an array with the number that begins at each byte. Its elements overlap."""
     return np.ndarray(max(len(buffer) - np.dtype(layout).itemsize + 1, 0), layout, buffer, strides=(1,))
 
 
 def gather(buffer: Any, start: Int64s, length: Int64s, valid: Mask | None = None) -> pa.BinaryArray:
     """Return the byte strings at ``start`` in ``buffer``, null where ``valid`` is False.
 
-    They must not overlap, must stand in order, and must be within 2 GiB of one another. Values and the gaps between them
-    are taken for one long Arrow array, of which every second element is wanted: Arrow copies those in C++, at a quarter
-    of the cost of indexing bytes with numpy.
+    They must be in order, must not overlap, and must be within 2 GiB of one another. Values and the gaps between them are treated
+    as one long Arrow array, of which every second element is taken. Arrow copies these in C++, at a quarter of the cost of indexing
+    bytes with numpy.
     """
     count = len(start)
     if not count:

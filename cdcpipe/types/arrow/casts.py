@@ -1,8 +1,8 @@
-"""Texts, as the server prints values -> a column of an Arrow type, all at once, without Python per row.
+"""Casts texts, as the server prints values, to a column of an Arrow type, all at once, without Python per row.
 
-A cast is exact or it does not happen: what the type cannot hold (infinity, BC, a numeric NaN, year 10000) is null in the
-column, and its text is in `Converted.exact`. Only columns that have such a value pay for it. For a text the Arrow type alone says
-how it is read, in the forms that a server writes under DateStyle ISO, whatever its TimeZone.
+A cast is exact. A value that the type cannot hold (infinity, BC, a numeric NaN, year 10000) becomes null in the column, with its
+text in `Converted.exact`. Only columns with such a value cost more time. The Arrow type alone decides how a text is read: in the
+formats that a server writes with DateStyle ISO, in any TimeZone.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ ARROW_TYPES: Final[Mapping[ColumnType, pa.DataType]] = {
     ColumnType.TIMESTAMP: pa.timestamp("us", "UTC"),
     ColumnType.TIMESTAMP_NTZ: pa.timestamp("us"),
 }
-"""The columns in Arrow. A decimal's precision and scale are those of the column; `_CASTS` has the casts from text."""
+"""The Arrow type for each kind of column. A decimal has the precision and scale of its column. `_CASTS` has the casts from text."""
 
 
 @dataclass(slots=True)
 class Converted:
-    """One column as Arrow values; ``exact`` has the texts at ``exact_rows`` that the type cannot hold (null in ``array``)."""
+    """A column as an Arrow array. For values that the type cannot hold, ``array`` is null, and ``exact`` has the texts."""
 
     array: pa.Array
     exact_rows: Int64s
@@ -81,7 +81,7 @@ _MAX_DECIMAL_DIGITS: Final = 38
 
 
 def convert_text(text: pa.StringArray, arrow_type: pa.DataType) -> Converted:
-    """Return values, as the server writes them as text, as ``arrow_type``."""
+    """Cast the server's texts to ``arrow_type``."""
     if arrow_type == pa.string():
         return Converted(text, NO_ROWS, NO_TEXTS)
     array = _CASTS[arrow_type.id](text, arrow_type)
@@ -93,7 +93,7 @@ def convert_text(text: pa.StringArray, arrow_type: pa.DataType) -> Converted:
 
 
 def _cast(text: pa.StringArray, arrow_type: pa.DataType, pattern: str) -> pa.Array:
-    """Cast all texts at once; if Arrow refuses, only those that look like ``pattern``, and then what it refuses singly."""
+    """Cast all texts at once. If Arrow refuses, cast those that match ``pattern``, and find the refused ones one by one."""
     try:
         return text.cast(arrow_type)
     except pa.ArrowInvalid:
@@ -101,7 +101,7 @@ def _cast(text: pa.StringArray, arrow_type: pa.DataType, pattern: str) -> pa.Arr
 
 
 def _cast_some(text: pa.StringArray, arrow_type: pa.DataType) -> pa.Array:
-    """Cast what can be cast, halving what cannot: few calls when few texts are wrong."""
+    """Cast the texts that can be cast, by halving the ones that cannot: few calls if few texts are wrong."""
     try:
         return text.cast(arrow_type)
     except pa.ArrowInvalid:
@@ -116,7 +116,7 @@ def _only(array: pa.Array, wanted: pa.BooleanArray) -> pa.Array:
 
 
 def _only_between(array: pa.Array, numbers: pa.Array, low: int, high: int) -> pa.Array:
-    """Null what is not in [low, high): Arrow has a year 0, and an offset can lead beyond year 9999; Spark ends there."""
+    """Replace values outside of [low, high) by null: Spark has no year 0, which Arrow has, and no year 10000."""
     extremes = pc.min_max(numbers).as_py()
     if extremes["min"] is None or (low <= extremes["min"] and extremes["max"] < high):
         return array
@@ -141,7 +141,7 @@ def _to_float(text: pa.StringArray, arrow_type: pa.DataType) -> pa.Array:
 def _to_decimal(text: pa.StringArray, arrow_type: pa.DataType) -> pa.Array:
     longest = pc.max(pc.binary_length(text)).as_py()
     if longest is not None and longest > _MAX_DECIMAL_DIGITS:
-        # Arrow lets more than 38 digits overflow without a word, zeros behind the point among them: 1e-45 would be 0.
+        # Arrow overflows silently beyond 38 digits, which include trailing zeros; 1e-45 would become 0. So remove trailing zeros.
         text = pc.replace_substring_regex(text, r"(\.[0-9]*[1-9])0+$|\.0+$", r"\1")
         digits = pc.replace_substring_regex(text, r"^-?0*|\.", "")
         text = _only(text, pc.less_equal(pc.binary_length(digits), _MAX_DECIMAL_DIGITS))
@@ -159,7 +159,7 @@ def _to_timestamp(text: pa.StringArray, arrow_type: pa.DataType) -> pa.Array:
 
 
 def _to_binary(text: pa.StringArray, arrow_type: pa.DataType) -> pa.Array:
-    """Read bytea_output=hex; other texts, such as those of bytea_output=escape, are not touched."""
+    """Read texts of bytea_output=hex. Other texts, such as those of bytea_output=escape, are not cast."""
     del arrow_type
     try:
         return _unhex(text)
@@ -168,12 +168,12 @@ def _to_binary(text: pa.StringArray, arrow_type: pa.DataType) -> pa.Array:
 
 
 def _unhex(text: pa.StringArray) -> pa.BinaryArray:
-    """Decode all texts of a whole array at once; ValueError if one is not a backslash, an x and pairs of hexadecimal digits."""
+    """Decode all texts at once. Raises ValueError if one is not a backslash, an x and pairs of hexadecimal digits."""
     validity, offset_buffer, data_buffer = text.buffers()
     offset = np.frombuffer(offset_buffer, np.int32)[: len(text) + 1]
     present = valid_rows(text)
     data = np.frombuffer(data_buffer or b"", np.uint8)[: offset[-1]]
-    space = np.diff(offset)  # a null may have some, too
+    space = np.diff(offset)  # a null may take space, too
     length = np.where(present, space, 2)
     begin = offset[:-1][present]
     if (length < 2).any() or (length & 1).any() or (data[begin] != ord("\\")).any() or (data[begin + 1] != ord("x")).any():
@@ -201,14 +201,14 @@ def _to_list(text: pa.StringArray, arrow_type: pa.DataType) -> pa.Array:
 
 
 def list_array(elements: pa.Array, count: Int64s, valid: Mask, arrow_type: pa.DataType) -> pa.ListArray:
-    """Return lists of so many elements each, null where ``valid`` is False."""
+    """Return lists with ``count`` elements each; null where ``valid`` is False."""
     offset = np.zeros(len(count) + 1, np.int32)
     np.cumsum(count, out=offset[1:])
     return pa.ListArray.from_arrays(pa.array(offset), elements, type=arrow_type, mask=pa.array(~valid))
 
 
 def valid_rows(array: pa.Array) -> Mask:
-    """Tell of each row whether it has a value."""
+    """Return for each row whether it has a value."""
     valid: Mask = array.is_valid().to_numpy(zero_copy_only=False)
     return valid
 

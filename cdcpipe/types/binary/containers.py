@@ -1,4 +1,4 @@
-"""Types that are made of other types: their binary form -> their text, by way of the texts of their parts."""
+"""Arrays, vectors, ranges and multiranges: turns their binary form into text, from the texts of their parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NO_QUOTES: Final = bytes(range(256))
 
 
 def _finder(special: bytes) -> Callable[[bytes], bool]:
-    """Return a function that says whether a text has any of these characters; translate() deletes them in C."""
+    """Return a function that tells whether a text has any of these characters. It uses translate(), which runs in C."""
 
     def has_special(text: bytes) -> bool:
         return len(text.translate(_NO_QUOTES, special)) != len(text)
@@ -33,7 +33,7 @@ def _doubled(text: bytes) -> bytes:
 
 
 def record_field(text: bytes) -> bytes:
-    """Return a field's text as it stands in its composite's."""
+    """Return a field's text, quoted for the text of its composite."""
     return _doubled(text) if not text or _record_needs_quotes(text) else text
 
 

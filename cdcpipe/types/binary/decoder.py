@@ -1,8 +1,8 @@
-"""A value of any type in binary form -> its text, by the type's OID.
+"""Turns a value of any type in binary form into text, by the type's OID.
 
-`to_text` knows the built-in types: what the table of types says of them. A `ValueDecoder` made with a ``find`` function also knows
-what that says: enums, domains, arrays, ranges and composites of users' types (`Shape`), and functions for types whose text is not
-in their bytes (money, regclass and the like). A decoder keeps the functions that it found, and no other state. Nesting is limited.
+`to_text` knows the built-in types, from the table of types. A `ValueDecoder` with a ``find`` function also knows the types that
+this function describes: enums, domains, arrays, ranges and composites of users' types (`Shape`), and types whose text is not in
+their bytes (money, regclass and the like). A decoder keeps the functions that it has found, and no other state. Nesting is limited.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cdcpipe.types.table import TYPES, NoText
 __all__ = ["BUILT_IN", "Find", "UnknownTypeError", "ValueDecoder", "name_column", "to_text"]
 
 Find: TypeAlias = Callable[[int], Shape | ToText | None]
-"""Tells about a type that is not built in, or whose text is not in its bytes; None if it does not know it either."""
+"""Describes a type that is not built in, or whose text is not in its bytes; None if it does not know the type."""
 
 _FUNCTIONS: Final[dict[int, ToText]] = {
     type_id: row.to_text for type_id, row in TYPES.items() if not isinstance(row.to_text, Shape | NoText)
@@ -31,15 +31,15 @@ _MAX_DEPTH: Final = 16
 
 
 class UnknownTypeError(CdcpipeError):
-    """Nothing here knows how values of a type look as text."""
+    """The text of a type's values is not known."""
 
     def __init__(self, type_id: int, problem: str) -> None:
-        super().__init__(problem, hint="leave the option 'binary' out, and its values come as text")
+        super().__init__(problem, hint="leave the option 'binary' out: then the server sends text")
         self.type_id = type_id
 
 
 class ValueDecoder:
-    """The functions of types, by id; those that are not built in as ``find`` says."""
+    """Turns values into text. ``find`` describes the types that are not built in."""
 
     def __init__(self, find: Find | None = None) -> None:
         self._find = find
@@ -47,16 +47,16 @@ class ValueDecoder:
         self._depth = 0
 
     def forget(self) -> None:
-        """Ask again for what was found."""
+        """Forget the types that were found, so that ``find`` is asked again."""
         self._functions = dict(_FUNCTIONS)
 
     def to_text(self, type_id: int, data: bytes) -> bytes:
-        """Return a value's text; raise ProtocolError for malformed bytes, UnknownTypeError for a type that is not known."""
+        """Return a value's text. Raises ProtocolError for malformed bytes, UnknownTypeError for an unknown type."""
         function = self._functions.get(type_id) or self._function(type_id)
         try:
             return function(data)
         except (struct.error, IndexError):
-            # Only reads past the end, and fixed sizes that do not fit, raise these.
+            # Only reads past the end, and wrong sizes of fixed layouts, raise these errors.
             raise malformed(f"{len(data)} bytes are too few or too many") from None
         finally:
             self._depth = 0
@@ -91,8 +91,8 @@ class ValueDecoder:
 
     def _record(self, data: bytes) -> bytes:
         """record_send: the number of fields; for each its type, length (-1: NULL) and bytes."""
-        # Here alone the bytes say of which types they are, so here alone they could nest without end. Each level
-        # doubles the quotes within, so nobody gets far with types that nest deep.
+        # Only here the bytes themselves name the types of their parts. So only here nesting could be endless. (Real types don't
+        # nest deep, because each level doubles the quotes inside.)
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise malformed(f"composite types nest more than {_MAX_DEPTH} deep")
@@ -111,16 +111,16 @@ class ValueDecoder:
 
 
 def to_text(type_id: int, data: bytes) -> bytes:
-    """Return the text of a built-in type's value; raise ProtocolError for malformed bytes, UnknownTypeError for other types."""
+    """Return the text of a built-in type's value. Raises ProtocolError for malformed bytes, UnknownTypeError for other types."""
     return BUILT_IN.to_text(type_id, data)
 
 
 BUILT_IN: Final = ValueDecoder()
-"""Knows the built-in types alone."""
+"""A decoder that knows only the built-in types."""
 
 
 def name_column(ex: CdcpipeError, table: str, column: str) -> None:
-    """Let an error of a value's conversion name its column."""
+    """Add the column's name to an error of a value's conversion."""
     ex.message = f"column {column!r} of table {table!r} came in binary form: {ex.message}"
     ex.args = (ex.message,)
 

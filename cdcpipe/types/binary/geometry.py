@@ -1,4 +1,4 @@
-"""Geometric types: their binary form -> their text."""
+"""Geometric types: turns their binary form into text."""
 
 from __future__ import annotations
 

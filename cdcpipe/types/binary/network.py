@@ -1,4 +1,4 @@
-"""Network addresses: their binary form -> their text."""
+"""Network addresses: turns their binary form into text."""
 
 from __future__ import annotations
 

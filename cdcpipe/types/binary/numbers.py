@@ -1,4 +1,4 @@
-"""Numbers and booleans: their binary form -> their text."""
+"""Numbers and booleans: turns their binary form into text."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def float8_text(data: bytes) -> bytes:
 def float_text(number: float) -> bytes:
     """Return the shortest decimal number that reads back as this one.
 
-    Unlike Python, the server does not rely on the reader's rounding half to even: a decimal halfway to the next number
-    is out of the question. Such a number has no more than 17 digits only from 2 ** 53 on and below 1e41.
+    Unlike Python, the server never writes a decimal halfway between two numbers, because it does not assume that readers round half
+    to even. Such a decimal can have at most 17 digits only from 2 ** 53 on and below 1e41.
     """
     magnitude = abs(number)
     if 1e15 <= magnitude < 1e41:
@@ -115,12 +115,12 @@ def float4_text(data: bytes) -> bytes:
     above = 2 * magnitude - below if bits == _LARGEST_FLOAT4 else F4.unpack(U4.pack(bits + 1))[0]
     low, high = (below + magnitude) / 2, (magnitude + above) / 2
     if magnitude >= _MIN_NORMAL_FLOAT4 and bits & 0x7FFFFF:
-        # Six digits always survive, so if six do, they are the shortest when their zeros are gone.
+        # Any decimal of six digits survives. So if six digits are enough, they are the shortest, after trailing zeros are removed.
         for precision in (5, 6, 7, 8):
             text = f"{magnitude:.{precision}e}"
             value = float(text)
             if value in (low, high):
-                break  # It may be rounded to there; in all other cases the comparison is exact.
+                break  # the decimal may be rounded to the boundary; in all other cases the comparison is exact
             if low < value < high:
                 mantissa, _, power = text.partition("e")
                 return _decimal(number < 0, mantissa.replace(".", ""), int(power), 6)
@@ -132,7 +132,7 @@ _LARGEST_FLOAT4: Final = 0x7F7FFFFF
 
 
 def _shortest(number: Fraction, low: Fraction, high: Fraction) -> tuple[str, int]:
-    """Return the digits of the shortest decimal between ``low`` and ``high``, of several the nearest, and the first one's power."""
+    """Return the digits of the shortest decimal between ``low`` and ``high`` (the nearest of several), and its exponent."""
     exponent = len(str(int(number))) - 1 if number >= 1 else -len(str(int(1 / number)))
     if Fraction(10) ** exponent > number:
         exponent -= 1
@@ -150,7 +150,7 @@ def _shortest(number: Fraction, low: Fraction, high: Fraction) -> tuple[str, int
 
 
 def _decimal(is_negative: bool, digits: str, exponent: int, limit: int) -> bytes:
-    """Write digits, of which the first counts 10 ** exponent, without that power if it is from -4 to below the limit."""
+    """Write digits, the first of which counts 10 ** exponent. The exponent is written unless it is from -4 to below the limit."""
     digits = digits.rstrip("0") or "0"
     if -4 <= exponent < 0:
         text = "0." + "0" * (-exponent - 1) + digits

@@ -31,7 +31,7 @@ __all__ = [
 ToText: TypeAlias = Callable[[bytes], bytes]
 
 MAX_TEXT_BYTES: Final = 0x3FFFFFFF
-"""MaxAllocSize: the server cannot make a larger text either."""
+"""MaxAllocSize: the server has the same limit for a text."""
 
 I2, I4, I8 = struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
 U2, U4, U8 = struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">Q")
@@ -39,7 +39,7 @@ F4, F8 = struct.Struct(">f"), struct.Struct(">d")
 
 
 def malformed(problem: str) -> ProtocolError:
-    """Return the error for bytes that no send function writes."""
+    """Return the error for bytes that a send function can't have written."""
     return ProtocolError(f"a malformed value in binary form: {problem}")
 
 
@@ -72,14 +72,14 @@ def take_cstring(data: bytes, pos: int) -> tuple[bytes, int]:
 
 
 class Parts:
-    """Texts, as long as they are not too long together: a few bytes can be a number of many digits."""
+    """Collects texts, and limits their size together: a few bytes can be a number with many digits."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
         self._room = MAX_TEXT_BYTES
 
     def add(self, text: bytes) -> None:
-        """Take one more; ProtocolError if they are too long."""
+        """Add a text. Raises ProtocolError if all together are too long."""
         self._room -= len(text) + 1
         if self._room < 0:
             raise malformed(f"its text has more than {MAX_TEXT_BYTES} bytes")

@@ -1,4 +1,4 @@
-"""Texts, bytes, bits and uuids: their binary form -> their text."""
+"""Texts, bytes, bits and uuids: turns their binary form into text."""
 
 from __future__ import annotations
 

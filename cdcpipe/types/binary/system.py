@@ -1,4 +1,4 @@
-"""Identifiers that the server makes, such as WAL positions: their binary form -> their text."""
+"""Identifiers that the server makes, such as WAL positions: turns their binary form into text."""
 
 from __future__ import annotations
 

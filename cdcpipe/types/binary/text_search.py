@@ -1,4 +1,4 @@
-"""The types of text search: their binary form -> their text."""
+"""The types of text search: turns their binary form into text."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Query(NamedTuple):
     operator: int
 
     def as_part_of(self, operator: int, *, is_right: bool = False) -> deque[bytes]:
-        """Put it into parentheses if they are needed there."""
+        """Return the text, in parentheses if the surrounding operator needs them."""
         if self.operator and (
             _PRIORITIES[self.operator] < _PRIORITIES[operator] or (is_right and operator == self.operator == _PHRASE)
         ):
@@ -82,7 +82,8 @@ def tsquery_text(data: bytes) -> bytes:
         else:
             raise malformed(f"no tsquery has such an item as at byte {pos}")
     check_end(data, pos)
-    # Backwards, the operands come before their operator, the left one first. No recursion: a query may be one long chain.
+    # Read backwards, so that the operands come before their operator, the left one first. No recursion, because a query may be one
+    # long chain.
     stack: list[_Query] = []
     for operator, text in reversed(items):
         if not operator:
@@ -96,7 +97,7 @@ def tsquery_text(data: bytes) -> bytes:
             stack.append(_Query(right, operator))
             continue
         left = stack.pop().as_part_of(operator)
-        # The shorter one is moved, so that a chain of either kind is not moved again and again.
+        # Move the shorter operand, so that a chain on either side is not moved again and again.
         if len(left) < len(right):
             right.appendleft(text)
             right.extendleft(reversed(left))

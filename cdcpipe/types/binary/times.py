@@ -1,4 +1,4 @@
-"""Dates, times and intervals: their binary form -> their text."""
+"""Dates, times and intervals: turns their binary form into text."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def date_text(data: bytes) -> bytes:
 
 
 def _day_text(days: int) -> tuple[str, bool]:
-    """Return the date so many days after 2000-01-01, and whether its year is one before Christ."""
+    """Return the date ``days`` days after 2000-01-01, and whether its year is BC."""
     ordinal = days + _2000_ORDINAL
     if 0 < ordinal <= _MAX_ORDINAL:
         return date.fromordinal(ordinal).isoformat(), False
-    # Years that begin in March, in eras of 400 years, which are all alike.
+    # Count years from March, in eras of 400 years, which all have the same length.
     era, day = divmod(ordinal + 305, 146_097)
     year = (day - day // 1460 + day // 36_524 - day // 146_096) // 365
     day -= 365 * year + year // 4 - year // 100
@@ -70,7 +70,7 @@ def time_text(data: bytes) -> bytes:
 
 
 def _check_time(time_us: int) -> None:
-    if not 0 <= time_us <= _DAY_US:  # 24:00 is one
+    if not 0 <= time_us <= _DAY_US:  # 24:00 is valid
         raise malformed("no time of day is so far away")
 
 
@@ -114,7 +114,7 @@ def interval_text(data: bytes) -> bytes:
     was_negative = False
     for number, unit in ((years, "year"), (months, "mon"), (days, "day")):
         if number:
-            # The sign of each decides about a plus before the next one only.
+            # After a negative part, PostgreSQL writes a plus before a positive one.
             plus = "+" if was_negative and number > 0 else ""
             texts.append(f"{plus}{number} {unit}{'' if number == 1 else 's'}")
             was_negative = number < 0
