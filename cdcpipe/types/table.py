@@ -247,7 +247,7 @@ ARRAYS: Final[Mapping[int, int]] = {
     for type_id, row in TYPES.items()
     if PG_TYPES[type_id].kind is Kind.ARRAY and isinstance(row.to_text, Shape) and row.to_text.delimiter == b","
 }
-"""For each array type that becomes a list in Arrow and Spark: the type of its elements. Only box[], with another delimiter, does not."""
+"""The type of the elements of each array type that becomes a list in Arrow and Spark. Not box[]: it has another delimiter."""
 
 NUMERIC_IDS: Final = type_ids_of("numeric", "_numeric")
 """The types whose texts lose trailing zeros when numbers are compared without their scale."""

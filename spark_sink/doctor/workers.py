@@ -49,7 +49,7 @@ def look(spark: SparkSession, needed: Sequence[Path]) -> list[Worker]:
         import time
 
         missing = [name for name in names if importlib.util.find_spec(name) is None]
-        unseen = [path for path in paths if not os.access(path, os.R_OK | os.X_OK)]  # noqa: PTH - nothing of ours
+        unseen = [path for path in paths if not os.access(path, os.R_OK | os.X_OK)]
         yield socket.gethostname(), platform.python_version(), missing, unseen, time.time()
 
     before = time.time()
