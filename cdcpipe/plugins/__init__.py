@@ -1,7 +1,7 @@
-"""Output plugins on our side of the wire: a pgoutput slot rendered as wal2json and others render it on the server.
+"""Output plugins that run on the client: they render a pgoutput slot as wal2json and others render it on the server.
 
-`load` finds one by name: those that come with cdcpipe, then the entry-point group ``cdcpipe.output_plugins``, in which
-other packages register a subclass of `cdcpipe.plugins.base.OutputPlugin`.
+`load` finds a plugin by name: first those of cdcpipe, then those in the entry-point group ``cdcpipe.output_plugins``, in which
+other packages register subclasses of `cdcpipe.plugins.base.OutputPlugin`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def names() -> list[str]:
 
 
 def load(name: str, options: Options, query: Query) -> OutputPlugin:
-    """Return the plugin ``name`` with its options; raise InvalidArgumentsError for a name or an option that is unknown.
+    """Return the plugin ``name`` with its options. Raises InvalidArgumentsError for an unknown name or option.
 
-    ``query`` runs SQL on an ordinary connection; the plugin calls it only once rendering has started.
+    ``query`` runs SQL on an ordinary connection. The plugin calls it only after rendering has started.
     """
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name].partition(":")
@@ -44,4 +44,4 @@ def load(name: str, options: Options, query: Query) -> OutputPlugin:
     for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
         made: OutputPlugin = point.load()(options, query)
         return made
-    raise InvalidArgumentsError(f"there is no output plugin {name!r}", hint=f"known are: {', '.join(names())}")
+    raise InvalidArgumentsError(f"there is no output plugin {name!r}", hint=f"the output plugins are {', '.join(names())}")

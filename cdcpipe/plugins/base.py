@@ -1,35 +1,36 @@
-"""PostgreSQL's output plugin API, on our side of the wire.
+"""PostgreSQL's output plugin API, on the client.
 
-A logical decoding output plugin on the server is a set of callbacks that are handed transactions and write records. Here
-a plugin is a subclass of `OutputPlugin` with the same callbacks under the same names, called in the same order, over the
-messages of a pgoutput slot. `cdcpipe.plugins.renderer.Renderer` does the calling. ``startup`` comes first, ``shutdown`` last.
-For each committed transaction::
+On the server, an output plugin is a set of callbacks that take the parts of a transaction and write records. Here a plugin is a
+subclass of `OutputPlugin` with the same callbacks, under the same names and in the same order, over the messages of a pgoutput
+slot. `cdcpipe.plugins.renderer.Renderer` calls them. ``startup`` comes first, ``shutdown`` last. For each committed transaction::
 
     [filter_by_origin], begin, (change | truncate | message)*, commit
 
-and between transactions ``message`` for logical messages that are not transactional. With pgoutput's option ``two_phase``, a
-prepared transaction comes at its PREPARE, and later what became of it::
+Between transactions ``message`` is called for logical messages that are not transactional. With pgoutput's option ``two_phase``, a
+prepared transaction comes at its PREPARE, and its outcome later::
 
     [filter_by_origin], begin_prepare, (change | truncate | message)*, prepare  …  commit_prepared | rollback_prepared
 
-With ``streaming``, a large one comes in blocks while it is in progress, and between the blocks come other transactions::
+With ``streaming``, a large transaction comes in blocks while it is in progress. Other transactions come between its blocks::
 
     [filter_by_origin], (stream_start, (stream_change | stream_truncate | stream_message)*, stream_stop | stream_abort)*,
     stream_commit | stream_abort | stream_prepare
 
-``filter_by_origin`` is asked once for each transaction that has an origin; if it says so, nothing else is called for it.
-``relation`` and ``type``, which PostgreSQL's plugins don't need, come where descriptions do. What is different from the server:
+``filter_by_origin`` is called once for each transaction with an origin. If it returns True, nothing else is called for the
+transaction. ``relation`` and ``type`` are called at the stream's descriptions; PostgreSQL's plugins do not need them. Differences
+to the server:
 
-- A transaction without a published change is never sent (since PostgreSQL 15), so there is no ``begin`` for it.
-- There is no ``filter_prepare``: the option ``two_phase`` decides, and pgoutput has acted on it already.
-- Relations are as the publication shows them: column lists, no generated columns before PostgreSQL 18, no catalog facts
-  beyond name, type, type modifier and "part of the replica identity". `OutputPlugin.query` asks the catalog, as it is now.
-- Values come as text (`bytes`), as the type's output function gives it, also when the server sends them in binary form; see
+- Since PostgreSQL 15 the server does not send a transaction without a published change. So there is no ``begin`` for it.
+- There is no ``filter_prepare``: pgoutput itself follows the option ``two_phase``.
+- Relations are as the publication shows them: with column lists, and before PostgreSQL 18 without generated columns. The only facts
+  about a column are its name, type, type modifier, and whether it is part of the replica identity. `OutputPlugin.query` asks
+  today's catalog for others.
+- Values are text (`bytes`) from the type's output function, even if the server sends them in binary form. See
   `cdcpipe.pgoutput.messages` for NULL and values that were not sent.
 
 Source: the manual, "Logical Decoding Output Plugins".
 """
-# ruff: noqa: ARG002 - a callback that does nothing does not use what it is given
+# ruff: noqa: ARG002 - a callback that does nothing does not use its arguments
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ Handler: TypeAlias = Callable[[int, bytes], object]
 
 @dataclass(slots=True)
 class Transaction:
-    """What the server's plugins know as ReorderBufferTXN; ``end_lsn`` is 0 until the commit."""
+    """A transaction, like ReorderBufferTXN on the server. ``end_lsn`` is 0 until the commit."""
 
     xid: int
     first_lsn: int
@@ -69,151 +70,151 @@ class Transaction:
 
 
 class OutputWriter:
-    """What a plugin writes its records to; ``lsn`` goes into the record's header."""
+    """Takes a plugin's records. ``lsn`` goes into the record's header."""
 
     def __init__(self, write: Callable[[int, bytes], None], fallback: Handler) -> None:
         self.write = write
         """OutputPluginWrite: ``write(lsn, record)``."""
         self.fallback = fallback
-        """For handlers: render this message by decoding it and calling ``change``."""
+        """For handlers: decode this message and call ``change``."""
 
 
 class OutputPlugin:
-    """The callbacks. A plugin overrides the ones that it has something to write for."""
+    """The callbacks. A plugin overrides those for which it writes something."""
 
     name: ClassVar[str]
 
     pgoutput_options: Mapping[str, str] = {}
-    """Options of pgoutput without which the plugin's output would not be whole, such as ``messages``.
+    """Options of pgoutput that the plugin needs for complete output, such as ``messages``.
 
-    Leave ``proto_version`` out: the lowest that serves all options together is chosen.
+    Leave ``proto_version`` out: cdcpipe chooses the lowest version that all options together need.
     """
 
     def __init__(self, options: Options, query: Query) -> None:
-        """Take the options, and raise InvalidArgumentsError for any that is unknown or can't be honoured.
+        """Take the options. Raises InvalidArgumentsError for an option that is unknown or not supported.
 
-        Nothing is connected to yet: ``query`` may be kept, but is not to be called before ``startup``.
+        There is no connection yet: keep ``query``, but do not call it before ``startup``.
         """
         self.options = options
         self.query = query
         self.catalog = Catalog(query)
-        """What the stream does not say; it has been told of a type before ``type`` is called."""
+        """Facts that the stream does not have. It gets each type before ``type`` is called."""
 
     def startup(self, output: OutputWriter) -> None:
-        """Start: called once, before anything else. Gets where the records go, which is kept as ``self.output``."""
+        """Start: called once, before anything else. Gets the writer for records, and keeps it as ``self.output``."""
         self.output = output
 
     def shutdown(self) -> None:
-        """End: called once, after the last message, also when the stream ends inside a transaction or with an error."""
+        """End: called once, after the last message, even if the stream ends inside a transaction or with an error."""
 
     def filter_by_origin(self, origin: Origin) -> bool:
-        """Decide about a transaction that was replayed from elsewhere: True drops all of it.
+        """Decide about a transaction that was replayed from another server: True drops the whole transaction.
 
-        Called before ``begin``, ``begin_prepare`` or the first ``stream_start``, only for a transaction that has an origin. Gets
-        the origin's name, and where the transaction's commit is there.
+        Called before ``begin``, ``begin_prepare`` or the first ``stream_start``, only for a transaction with an origin. Gets the
+        origin's name, and the LSN of the transaction's commit there.
         """
         return False
 
     def relation(self, relation: Relation) -> Mapping[bytes, Callable[[], Handler]]:
-        """Learn how a relation looks from here on; called before its first change, and whenever it may have changed.
+        """Take a relation's description, which applies from here on. Called before its first change, and when it may have changed.
 
-        What is returned is for speed only: makers of handlers of raw messages by their first eight bytes (kind,
-        relation id, kind of the first tuple, number of its columns). A message with these first bytes then goes to the
-        handler, made when it is first needed, instead of to ``change``; it must write the very same bytes, and hand what
-        it does not understand to `OutputWriter.fallback`.
+        The result is only for speed: by the first eight bytes of a raw message (kind, relation id, kind of the first tuple, number
+        of its columns) a function that makes a handler. Such a message then goes to the handler, which is made when it is first
+        needed, instead of to ``change``. The handler must write exactly the same bytes as ``change``, and must pass any message
+        that it does not understand to `OutputWriter.fallback`.
         """
         return {}
 
     def type(self, type_: Type) -> None:
-        """Learn about a type that is not built in; called before the relation that has it."""
+        """Take a type that is not built in. Called before the relation that uses it."""
 
     def begin(self, txn: Transaction) -> None:
-        """Begin a transaction: called before its first change. All that is in it is committed.
+        """Begin a committed transaction: called before its first change.
 
-        Gets its xid, the position and the time of its commit, and its origin; ``txn.end_lsn`` is not known before ``commit``, which
-        gets the same object, as all that comes between them does.
+        ``txn`` has its xid, position and time of its commit, and its origin; ``txn.end_lsn`` is not known before ``commit``. All
+        callbacks up to ``commit`` get the same object.
         """
 
     def change(self, txn: Transaction, relation: Relation, change: Change, lsn: int) -> None:
-        """Take one row's insert, update or delete: called for each, in the order in which the transaction made them.
+        """Take an insert, update or delete of one row: called for each, in the transaction's order.
 
-        Gets the relation as it was then, the message with the rows' values, and where the change is in WAL.
+        Gets the relation as of the change, the message with the rows' values, and the position of the change in the WAL.
         """
 
     def truncate(self, txn: Transaction, relations: Sequence[Relation], change: Truncate, lsn: int) -> None:
-        """Take a TRUNCATE: called once for each statement. Gets all published tables that it emptied."""
+        """Take a TRUNCATE: called once for each statement, with all published tables that it emptied."""
 
     def message(self, txn: Transaction | None, message: LogicalMessage, lsn: int) -> None:
-        """Take what pg_logical_emit_message() wrote: called for each, if pgoutput's option ``messages`` is set.
+        """Take a message of pg_logical_emit_message(): called for each, if pgoutput's option ``messages`` is set.
 
-        A transactional one comes in its place within its transaction. For others ``txn`` is None: they come when they are written,
-        before the transaction that wrote them, and also if that is rolled back.
+        A transactional message comes at its place in its transaction. For other messages ``txn`` is None: they come at the time
+        when they are written, before the transaction that wrote them, even if that rolls back.
         """
 
     def commit(self, txn: Transaction, commit_lsn: int, lsn: int) -> None:
-        """End the transaction: called after its last change. ``txn.end_lsn`` is known now; ``lsn``, the header's, is the same."""
+        """End the transaction: called after its last change. ``txn.end_lsn`` is known now, and ``lsn`` is the same."""
 
-    # Two-phase commit. A plugin that does not override them can't be given prepared transactions.
+    # Two-phase commit. A plugin without these callbacks cannot take prepared transactions.
 
     def begin_prepare(self, txn: Transaction) -> None:
-        """Begin a transaction that comes at its PREPARE: called before its first change; ``prepare`` follows.
+        """Begin a transaction that comes at its PREPARE: called before its first change. ``prepare`` ends it.
 
-        Gets its gid as well, and the position and time of its PREPARE where ``begin`` has those of the commit.
+        ``txn`` also has its gid, and position and time of the PREPARE instead of those of the commit.
         """
         raise self._unsupported("prepared transactions", "two_phase")
 
     def prepare(self, txn: Transaction, prepare_lsn: int, lsn: int) -> None:
-        """End what ``begin_prepare`` began: called after the last change. The transaction is prepared, not committed."""
+        """End the transaction of ``begin_prepare``: called after its last change. It is prepared, but not committed."""
         raise self._unsupported("prepared transactions", "two_phase")
 
     def commit_prepared(self, txn: Transaction, commit_lsn: int, lsn: int) -> None:
-        """Take a COMMIT PREPARED: called when it is committed, maybe in a later run than its PREPARE. Gets no changes."""
+        """Take a COMMIT PREPARED, which may come in a later run than its PREPARE. There are no changes."""
         raise self._unsupported("prepared transactions", "two_phase")
 
     def rollback_prepared(self, txn: Transaction, prepare_end_lsn: int, prepare_time_us: int, lsn: int) -> None:
-        """Take a ROLLBACK PREPARED: called as ``commit_prepared`` is. Gets end and time of the PREPARE, to tell it by."""
+        """Take a ROLLBACK PREPARED, as ``commit_prepared``. Gets end and time of the PREPARE, which identify it."""
         raise self._unsupported("prepared transactions", "two_phase")
 
-    # Transactions in progress. A plugin that does not override them can't be given streamed transactions.
+    # Transactions in progress. A plugin without these callbacks cannot take streamed transactions.
 
     def stream_start(self, txn: Transaction, lsn: int) -> None:
         """Begin a block of a transaction in progress: called before the block's first change.
 
-        Gets its xid and origin; positions and time of its commit are not known, and 0. A transaction's first block is told by its
-        xid, which was not there before.
+        ``txn`` has its xid and origin. Positions and time of its commit are not known, and 0. In a transaction's first block the
+        xid is new.
         """
         raise self._unsupported("transactions in progress", "streaming")
 
     def stream_stop(self, txn: Transaction, lsn: int) -> None:
-        """End the block: called after its last change. Others' blocks and whole transactions may come before the next one."""
+        """End the block: called after its last change. Other blocks, and whole transactions, may come before its next block."""
         raise self._unsupported("transactions in progress", "streaming")
 
     def stream_change(self, txn: Transaction, relation: Relation, change: Change, lsn: int) -> None:
-        """Take one row's change: called for each in a block. ``change.xid`` is the id of its subtransaction."""
+        """Take a change of one row in a block. ``change.xid`` is the id of its subtransaction."""
         raise self._unsupported("transactions in progress", "streaming")
 
     def stream_truncate(self, txn: Transaction, relations: Sequence[Relation], change: Truncate, lsn: int) -> None:
-        """Take a TRUNCATE: called for each in a block."""
+        """Take a TRUNCATE in a block."""
         raise self._unsupported("transactions in progress", "streaming")
 
     def stream_message(self, txn: Transaction, message: LogicalMessage, lsn: int) -> None:
-        """Take a transactional message: called for each in a block."""
+        """Take a transactional message in a block."""
         raise self._unsupported("transactions in progress", "streaming")
 
     def stream_abort(self, txn: Transaction, subxid: int, lsn: int) -> None:
-        """Undo a subtransaction and those in it: called between blocks. All is undone if ``subxid`` is the transaction's own id."""
+        """Undo a subtransaction and those inside it: called between blocks. If ``subxid`` equals ``txn.xid``, undo everything."""
         raise self._unsupported("transactions in progress", "streaming")
 
     def stream_prepare(self, txn: Transaction, prepare_lsn: int, lsn: int) -> None:
-        """End the blocks: called after the last one, at the PREPARE; ``commit_prepared`` or ``rollback_prepared`` follows."""
+        """End the blocks at the PREPARE. ``commit_prepared`` or ``rollback_prepared`` follows."""
         raise self._unsupported("transactions in progress", "streaming")
 
     def stream_commit(self, txn: Transaction, commit_lsn: int, lsn: int) -> None:
-        """End the blocks: called after the last one. What was not undone is committed; positions and time are known now."""
+        """End the blocks at the commit: everything that was not undone is committed. Positions and time are known now."""
         raise self._unsupported("transactions in progress", "streaming")
 
     def check_callbacks(self, options: Iterable[str]) -> None:
-        """Raise InvalidArgumentsError for an option of pgoutput that brings what the plugin has no callbacks for."""
+        """Raise InvalidArgumentsError for an option of pgoutput for whose messages the plugin has no callbacks."""
         for option in options:
             callback, what = _CALLBACKS[option]
             if getattr(type(self), callback) is getattr(OutputPlugin, callback):
@@ -222,7 +223,7 @@ class OutputPlugin:
     def _unsupported(self, what: str, option: str) -> InvalidArgumentsError:
         return InvalidArgumentsError(
             f"the output plugin {self.name} can't render {what}",
-            hint=f"leave the option {option!r} out, or have the transactions put together (--whole-transactions)",
+            hint=f"leave the option {option!r} out, or let cdcpipe assemble the transactions (--whole-transactions)",
         )
 
 
@@ -230,4 +231,4 @@ _CALLBACKS = {
     "two_phase": ("begin_prepare", "prepared transactions"),
     "streaming": ("stream_start", "transactions in progress"),
 }
-"""Options of pgoutput: the first of the callbacks that they take, and what they bring."""
+"""For options of pgoutput: the first callback that they need, and what they add to the stream."""

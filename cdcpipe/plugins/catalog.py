@@ -1,11 +1,11 @@
-"""What the stream does not say: what types are, primary keys, defaults. Asked of the server's catalog, when needed.
+"""Asks the server's catalog for facts that the stream does not have: names and kinds of types, primary keys, defaults.
 
-The catalog is as it is now, not as it was when the change was made: a column that has been dropped since has no facts, a
-type that has been dropped only the name that the stream gave. Types are kept, they don't change under one id within a
-connection's life except for their names, which are asked for again when the stream describes the type again.
+The catalog is of today, not of the time of a change. A column that was dropped since has no facts, and a dropped type has only the
+name from the stream. Facts about types are kept, because a type with one id does not change, except for its name. The name is asked
+again when the stream describes the type again.
 
-Without a server (`NoCatalogError`), as for a capture, types have the names that the stream gave: that of its base type for a
-domain, and no type modifiers. What the stream does not say at all is then an error that names it.
+Without a server (`NoCatalogError`), as for a capture, types have the names from the stream: for a domain that of its base type, and
+no type modifiers. Any other fact raises an error that names it.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ Query: TypeAlias = Callable[[str], Sequence[tuple[str | None, ...]]]
 
 
 class NoCatalogError(InvalidArgumentsError):
-    """Raised by a ``query`` that has no server to ask; ``what`` is what is to be known."""
+    """There is no server to ask for the fact ``what``."""
 
-    def __init__(self, what: str = "what the output plugin asks for") -> None:
+    def __init__(self, what: str = "a fact that the output plugin needs") -> None:
         super().__init__(
             f"{what} can't be found in the stream, and there is no server to ask",
-            hint="name the server that the changes came from (-d, -h, -p, -U, -m), or leave out the option that needs its catalog",
+            hint="name the server of the changes (-d, -h, -p, -U, -m), or leave out the option that needs its catalog",
         )
 
 
 class TypeFacts(NamedTuple):
-    """From pg_type; ``kind`` is typtype, empty for a type that is not there any more.
+    """Facts from pg_type. ``kind`` is typtype; it is empty for a type that does not exist any more.
 
-    ``element`` is an array's, ``base_type`` and ``base_typmod`` are a domain's, and 0, 0 and -1 for other types.
+    ``element`` is for arrays, ``base_type`` and ``base_typmod`` are for domains; for other types they are 0, 0 and -1.
     """
 
     name: str
@@ -58,7 +58,7 @@ class TypeFacts(NamedTuple):
 
 
 class ColumnFacts(NamedTuple):
-    """``default`` is the expression as pg_get_expr() gives it; ``is_primary_key``: part of it."""
+    """Facts about a column. ``default`` is the text of pg_get_expr(). ``is_primary_key``: part of the primary key."""
 
     position: int
     is_not_null: bool
@@ -66,14 +66,14 @@ class ColumnFacts(NamedTuple):
     is_primary_key: bool
 
 
-# With the modifier -1 these are other types than with none: bpchar is not character(1), "bit" not bit(1).
+# With the modifier -1 these types differ from those without a modifier: bpchar is not character(1), "bit" is not bit(1).
 _WITHOUT_MODIFIER: Final = {"bpchar": "character", "bpchar[]": "character[]", '"bit"': "bit", '"bit"[]': "bit[]"}
 
 (_MONEY_ID,) = type_ids_of("money")
 _INT8, _UINT4 = struct.Struct(">q"), struct.Struct(">I")
 _MAX_TEXTS: Final = 10_000
 
-# A type of an extension's may have the functions of a built-in one: citext has those of text, and so its binary form.
+# A type of an extension may use the functions of a built-in type. citext uses those of text, and so has its binary form.
 _BINARY_FORM: Final = """
 select t.typtype, e.oid, t.typbasetype, r.rngsubtype, m.rngtypid,
        (select min(b.oid)
@@ -89,7 +89,7 @@ from pg_type t
 where t.oid = {type_id}
 """
 
-# An array has typlen -1 and an element type, and so do some that are none (box, point): those have no array_out.
+# An array has typlen -1 and an element type. So do some types that are no arrays (box, point), but these do not use array_out.
 _TYPE: Final = """
 select typname, typtype, case when typoutput = 'array_out'::regproc then typelem else 0 end, typbasetype, typtypmod
 from pg_type
@@ -100,7 +100,7 @@ _DEFAULT_SEARCH_PATH: Final = frozenset({"public", "pg_catalog"})
 
 
 class Catalog:
-    """Answers from memory where it can, else with ``query``."""
+    """Answers from memory if it can, else with ``query``."""
 
     def __init__(self, query: Query) -> None:
         self._query = query
@@ -112,19 +112,19 @@ class Catalog:
         self._texts: dict[str, bytes] = {}
 
     def describe(self, type_: Type) -> None:
-        """Take what the stream says about a type; what was known about it is to be asked again."""
+        """Take the stream's description of a type, and forget what was known about the type."""
         self._described[type_.type_id] = type_
         self._facts.pop(type_.type_id, None)
         self._formatted = {key: text for key, text in self._formatted.items() if key[0] != type_.type_id}
 
     def described(self, type_id: int) -> Type | None:
-        """Return what the stream said about a type."""
+        """Return the stream's description of a type."""
         return self._described.get(type_id)
 
     def format_type(self, type_id: int, typmod: int | None) -> str:
         """Return the type's name with its modifier, ``character varying(10)``, as the SQL function of this name does.
 
-        A modifier of None is SQL's NULL: the name alone, ``character varying``.
+        With the modifier None (SQL's NULL) the result is only the name, ``character varying``.
         """
         text = format_built_in_type(type_id, -1 if typmod is None else typmod)
         if text is not None and typmod is None:
@@ -132,7 +132,7 @@ class Catalog:
         if text is None:
             text = self._formatted.get((type_id, typmod))
         if text is None:
-            # Cast: a negative constant would bind as an operator.
+            # The cast is needed because the minus of a negative constant would bind as an operator.
             sql = (
                 f"select format_type(t.oid, ({'null' if typmod is None else typmod})::int4) from pg_type t where t.oid = {type_id}"
             )
@@ -174,7 +174,7 @@ class Catalog:
         try:
             rows = self._ask(f"the text of values of type {type_id} in binary form", _BINARY_FORM.format(type_id=type_id))
         except NoCatalogError:
-            # A type that is not built in, and described as one that is, is a domain over that.
+            # A type that is not built in, but is described as a built-in type, is a domain over that type.
             described = self._described.get(type_id)
             base_id = type_id_of(described.name) if described and described.namespace == "pg_catalog" else None
             if base_id is None:
@@ -204,13 +204,13 @@ class Catalog:
         return self._text(f"'{oid}'::oid::{type_name}")
 
     def _money(self, data: bytes) -> bytes:
-        """Return the amount as lc_monetary has it; the number counts its smallest unit."""
+        """Return the text of an amount according to lc_monetary. The binary number counts its smallest unit."""
         (units,) = _INT8.unpack(data)
         scale = len(self._text("1::money::numeric").partition(b".")[2])
         return self._text(f"'{units}e-{scale}'::numeric::money")
 
     def _text(self, expression: str) -> bytes:
-        """Return the text of an expression; asked once, until there are too many."""
+        """Return the text of an expression. The server is asked once for each, until too many are kept."""
         text = self._texts.get(expression)
         if text is None:
             if len(self._texts) >= _MAX_TEXTS:
@@ -221,13 +221,14 @@ class Catalog:
         return text
 
     def columns(self, relation_id: int, *, with_defaults: bool) -> dict[str, ColumnFacts]:
-        """Return the facts of a relation's columns by name; never from memory. Empty if the relation is gone.
+        """Return the facts of a relation's columns by name, never from memory; empty if the relation does not exist any more.
 
-        Without ``with_defaults`` every default is None: for the text of one the server waits while the table is locked exclusively.
+        Without ``with_defaults`` every default is None. To get the text of a default, the server waits while the table is locked
+        exclusively.
         """
         default_text = "case when a.attgenerated = '' then pg_get_expr(d.adbin, d.adrelid) end" if with_defaults else "null"
         rows = self._ask(
-            "what a column is in the catalog (include-not-null, include-default, include-column-positions, include-pk)",
+            "a column's entry in the catalog (include-not-null, include-default, include-column-positions, include-pk)",
             f"""
             select a.attname, a.attnum, a.attnotnull,
                    {default_text},
@@ -265,7 +266,7 @@ class Catalog:
 
     @property
     def keywords(self) -> frozenset[str]:
-        """The words that must be quoted to be names."""
+        """The words that must be quoted when they are names."""
         if self._keywords is None:
             try:
                 rows = self._query("select word from pg_get_keywords() where catcode <> 'U'")
@@ -281,7 +282,7 @@ class Catalog:
             raise NoCatalogError(what) from None
 
     def _described_name(self, type_id: int) -> str:
-        """Return the name of a type that the catalog does not have, or no longer, from the stream."""
+        """Return the name from the stream for a type that is not in the catalog."""
         type_ = self._described.get(type_id)
         if type_ is None:
             return "???"

@@ -1,4 +1,4 @@
-"""Records that wait for the end of their transaction, because they, or the one before them, name it."""
+"""Holds records until the end of their transaction is known, because one of them contains it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _READ_BYTES: Final = 256 << 10
 
 
 class Held:
-    """Records of the open transaction, in order; in memory up to a limit and, if they may, then in a spill, as the pipe's bytes."""
+    """The records of the open transaction, in order: in memory up to a limit, beyond it in a spill, if that is allowed."""
 
     EMIT: ClassVar[str] = "append((wal_start, {record}))\nif len(held) > {limit}:\n    spill()"
-    """Counting records is cheaper than counting their bytes; compiled rows are seldom long."""
+    """Compiled rows count records instead of bytes, because this is cheaper, and compiled rows are seldom long."""
 
     @staticmethod
     def row_limit(columns: int) -> int:
-        """Return ``{limit}`` for rows of so many columns."""
+        """Return ``{limit}`` for rows with this number of columns."""
         return max(16, _HELD_BYTES // (400 * max(1, columns)))
 
     def __init__(self, *, may_spill: bool) -> None:
@@ -36,18 +36,18 @@ class Held:
 
     @property
     def names(self) -> dict[str, object]:
-        """What `EMIT` refers to."""
+        """The names that `EMIT` uses."""
         return {"append": self._records.append, "held": self._records, "spill": self.spill}
 
     def add(self, lsn: int, record: bytes) -> None:
-        """Hold one more."""
+        """Add a record."""
         self._records.append((lsn, record))
         self._size += len(record)
         if self._size > _HELD_BYTES:
             self.spill()
 
     def spill(self) -> None:
-        """Move what is in memory to the spill; raise OutputError where the disk fails."""
+        """Move the records from memory to the spill. Raises OutputError if the disk fails."""
         if not self._may_spill:
             return
         if self._spill is None:
@@ -64,13 +64,13 @@ class Held:
         yield from self._records
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all records."""
         self._forget()
         if self._spill is not None:
             self._spill.close()
             self._spill = None
 
     def _forget(self) -> None:
-        # Not a new list: the compiled rows know this one.
+        # Clear the list instead of making a new one, because compiled rows use this list.
         self._records.clear()
         self._size = 0

@@ -1,16 +1,18 @@
-"""cdcpipe's own JSON (``--output json``): one record for each change, nothing lost, every record with its position.
+"""cdcpipe's own JSON (``--output json``): one record for each change, without loss, and each with its position.
 
 ``json.schema.json`` in this directory describes the records. In short:
 
-- ``end_lsn`` and ``ordinal`` order all changes and identify each one: the end of its transaction and its number in it, from 0.
-  The last record of a transaction is ``"op": "commit"``; what is to be fed back is its ``end_lsn``, which its header has as well.
-- ``new`` and ``old`` are objects from column to value. ``old`` is what the server sent of the old row: the replica identity, or all
-  of it with REPLICA IDENTITY FULL. A large value that an update did not touch is not in ``new``; ``unchanged`` names it.
-- Numbers that a reader with 64-bit floats would change (bigint, numeric) are strings, and so are NaN and the infinities; int2,
-  int4, oid and floats are numbers, booleans are booleans, and all other values are strings: the text that PostgreSQL gives.
-- A message's content is ``content`` if it is UTF-8, else ``content_base64``. One that is not transactional has only an ``lsn``.
+- ``end_lsn`` (the end of the transaction) and ``ordinal`` (the number of the change in it, from 0) identify a change, and order all
+  changes. The last record of a transaction is ``"op": "commit"``. Its ``end_lsn``, also in its header, is the position to confirm.
+- ``new`` and ``old`` are objects from column to value. ``old`` has what the server sent of the old row: the replica identity, or
+  the whole row with REPLICA IDENTITY FULL. A large value that an update did not change is not in ``new``; ``unchanged`` names its
+  column.
+- Numbers that a reader with 64-bit floats would change (bigint, numeric) are strings. So are NaN and the infinities. int2, int4,
+  oid and floats are numbers, booleans are booleans. All other values are strings with PostgreSQL's text.
+- A message's content is in ``content`` if it is UTF-8, else in ``content_base64``. A message that is not transactional has only an
+  ``lsn``.
 
-The position is known at the commit, so a transaction is held until then, beyond 8 MiB in a temporary file.
+The position is known only at the commit. So a transaction is held until then, beyond 8 MiB in a temporary file.
 """
 # ruff: noqa: ARG002, D102 - the callbacks are those of OutputPlugin, and described there
 
@@ -67,7 +69,7 @@ class JsonLines(TemplatePlugin[_Table]):
         super().__init__(options, query)
         for name in options:
             msg = f"the output plugin json has no option {name!r}"
-            raise InvalidArgumentsError(msg, hint="it has none at all")
+            raise InvalidArgumentsError(msg, hint="it has no options")
 
     def startup(self, output: OutputWriter) -> None:
         super().startup(output)

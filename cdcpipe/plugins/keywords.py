@@ -1,6 +1,6 @@
-"""SQL's keywords that must be quoted to be names, for want of a server that could be asked: those of PostgreSQL 18.
+"""SQL's keywords that must be quoted when they are names, for use without a server. Those of PostgreSQL 18.
 
-Older servers have some ten fewer. Source: pg_get_keywords(), all but catcode U.
+Older servers have about ten fewer. Source: pg_get_keywords(), all but catcode U.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Calls an output plugin's callbacks: raw pgoutput messages in, in stream order; the plugin's records out.
+"""Calls an output plugin's callbacks for raw pgoutput messages, in stream order, and passes on the plugin's records.
 
-A relation's usual changes go to handlers of raw messages, if the plugin has made some (`OutputPlugin.relation`); all other messages
-are decoded. The order of the callbacks is that of `cdcpipe.plugins.base`. Messages out of place are a `ProtocolError`.
+A relation's usual changes go to the plugin's handlers of raw messages, if there are any (`OutputPlugin.relation`). All other
+messages are decoded. `cdcpipe.plugins.base` describes the order of the callbacks. A message out of place raises `ProtocolError`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CHANGE_KINDS = (b"I", b"U", b"D")
 
 
 class _Handlers(dict[bytes, Handler]):
-    """Handlers by a message's first eight bytes, and one for all others."""
+    """Handlers by a message's first eight bytes, with one handler for all other messages."""
 
     def __init__(self, other: Handler) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class _Handlers(dict[bytes, Handler]):
 class Renderer:
     """Drives a plugin with raw pgoutput messages, in stream order.
 
-    ``write(lsn, record)`` gets what the plugin writes. ``streaming_parallel`` as in `cdcpipe.pgoutput.decode`.
+    It calls ``write(lsn, record)`` with the plugin's records. ``streaming_parallel`` as in `cdcpipe.pgoutput.decode`.
     """
 
     def __init__(
@@ -71,28 +71,28 @@ class Renderer:
         self._types = ValueDecoder(plugin.catalog.binary_form)
         self._txn: Transaction | None = None
         self._has_begun = False
-        """False between Begin and what follows it: the transaction's origin comes in a message of its own."""
+        """False between Begin and the next message, because that may be the transaction's Origin."""
         self._is_filtered = False
         self._is_preparing = False
         self._stream_txn: Transaction | None = None
         self._stream_origins: dict[int, Origin | None] = {}
-        """Of transactions in progress, by xid: their first block tells it, and it holds for all that follows."""
+        """The origins of transactions in progress, by xid. The first block has it; it applies to all later blocks."""
         self._held_back: set[int | str] = set()
-        """Xids of transactions in progress, and gids of prepared ones, that are dropped for their origin."""
+        """Xids of transactions in progress, and gids of prepared ones, that are dropped because of their origin."""
         self._handlers = _Handlers(self._feed_unusual)
         self._makers: dict[bytes, Callable[[], Handler]] = {}
         self._heads: dict[int, list[bytes]] = {}
-        # Outside transactions, and inside those that are dropped, no message goes to a handler.
+        # Outside of transactions, and inside dropped ones, no message goes to a handler.
         self._no_handlers = _Handlers(self._feed_unusual)
         self._active = self._no_handlers
         plugin.startup(OutputWriter(write, self._feed_decoded))
 
     def feed(self, wal_start: int, data: bytes) -> None:
-        """Render one message; ``data`` is exactly one, ``wal_start`` is what its WALData said."""
+        """Render one message. ``data`` is exactly one message; ``wal_start`` comes from its WALData."""
         try:
             self._active[data[:8]](wal_start, data)
         except ProtocolError as ex:
-            # Relation and Type come without a position; the transaction's end is near.
+            # Relation and Type have no position. Then use the commit of the transaction, which is near.
             ex.locate(wal_start or (self._txn.final_lsn if self._txn else 0))
             raise
 
@@ -101,7 +101,7 @@ class Renderer:
         self._plugin.shutdown()
 
     def _feed_unusual(self, wal_start: int, data: bytes) -> None:
-        """Find or make the handler after all: for a transaction's first change, and for a relation's."""
+        """Find or make the handler, for the first change of a transaction or of a relation."""
         if self._txn is not None and data[:1] in _CHANGE_KINDS:
             self._begin(self._txn)
             head = data[:8]
@@ -152,7 +152,7 @@ class Renderer:
                 self._rare(message, lsn)
 
     def _rare(self, message: Message, lsn: int) -> None:
-        """Take what comes with streaming and two-phase commit only."""
+        """Take a message that exists only with streaming or two-phase commit."""
         match message:
             case StreamStart():
                 if self._txn is not None:
@@ -232,7 +232,7 @@ class Renderer:
                 raise _out_of_place(message, "inside a stream block")
 
     def _begin_block(self, txn: Transaction) -> None:
-        """Call ``stream_start``, once it is known where the transaction is from; only its first block says so."""
+        """Call ``stream_start``, after the transaction's origin is known; only its first block has it."""
         self._has_begun = True
         if txn.xid not in self._stream_origins:
             self._stream_origins[txn.xid] = txn.origin
@@ -244,13 +244,13 @@ class Renderer:
             self._plugin.stream_start(txn, txn.first_lsn)
 
     def _end_stream(self, xid: int) -> tuple[Origin | None, bool]:
-        """Forget a transaction in progress; return its origin, and whether it is dropped for that."""
+        """Forget a transaction in progress. Returns its origin, and whether it was dropped because of it."""
         is_filtered = xid in self._held_back
         self._held_back.discard(xid)
         return self._stream_origins.pop(xid, None), is_filtered
 
     def _check(self, relation: Relation, change: Change) -> None:
-        """Check that a change fits its relation, and put text in place of values in binary form."""
+        """Check that a change fits its relation, and replace values in binary form by text."""
         _check_columns(relation, change)
         for name in ("key", "old", "new"):
             row = getattr(change, name, None)
@@ -283,11 +283,11 @@ class Renderer:
         if self._txn is None or self._has_begun:
             raise _out_of_place(message, "not after Begin")
         self._txn.origin = message
-        # With an origin, Begin comes without a position of its own.
+        # For a transaction with an origin, Begin has no position.
         self._txn.first_lsn = self._txn.first_lsn or lsn
 
     def _transaction(self, message: Message) -> Transaction:
-        """Return the open transaction, begun: what comes after Begin and Origin says that there is no more to know."""
+        """Return the open transaction. Calls its ``begin`` at the first message after Begin and Origin."""
         txn = self._txn
         if txn is None:
             raise _out_of_place(message, "outside a transaction")
@@ -318,7 +318,7 @@ def _prepared(message: CommitPrepared | StreamPrepare, final_lsn: int, lsn: int)
 
 
 def _check_columns(relation: Relation, change: Change) -> None:
-    """Compare the number of values with the number of columns: they belong together by position alone."""
+    """Raise ProtocolError if the numbers of values and columns differ. They belong together by position."""
     rows = [None if isinstance(change, Delete) else change.new]
     if not isinstance(change, Insert):
         rows += [change.key, change.old]

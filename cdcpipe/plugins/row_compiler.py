@@ -1,17 +1,16 @@
-r"""Compiles, for one kind of change of one relation, a function from the raw message to the rendered record.
+r"""Compiles a function that turns raw messages into rendered records, for one kind of change of one relation.
 
-Rendering a row is the one thing that happens millions of times, and most of what it takes is the same for all rows of a
-relation: names, types and punctuation around the values. A plugin gives those as a template, a list of bytes and of
-`Field`s, and gets a function that fills it straight from the message's bytes, without decoding the message first. Two
-functions are made of a template:
+Rendering a row happens millions of times, and most of a record is the same for all rows of a relation: names, types and
+punctuation. A plugin gives these as a template, a list of bytes and `Field`s. The compiled function fills the template from the
+message's bytes, without decoding the message. There are two functions for a template:
 
-- the fast one, for rows in which every value is text of fewer than 256 bytes. Such a message is cut at ``t\0\0\0``: text
-  holds no NUL, so these four bytes are always a value's kind and the upper bytes of its length. What is left of each
-  value is the length's last byte and the text; comparing the two for all values makes the cut a complete check.
-- one that walks from value to value, for NULLs and long values.
+- The fast one is for rows in which every value is text of fewer than 256 bytes. It splits the message at ``t\0\0\0``. Text contains
+  no NUL, so these four bytes are always a value's kind and the upper bytes of its length. Each part begins with the last byte of
+  the length, followed by the text. Comparing the two for all values checks the message completely.
+- The other one walks from value to value, for rows with NULLs and long values.
 
-Whatever else there is (values that were not sent, binary ones, malformed bytes) goes to ``fallback``, which decodes
-the message and either renders it the slow way or raises ProtocolError: these functions never raise for what they read.
+All other messages (with unsent or binary values, or malformed) go to ``fallback``, which decodes the message, and either renders it
+the slow way or raises ProtocolError. The compiled functions themselves never raise an error for a message.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ __all__ = [
 
 def escape(text: bytes) -> bytes:
     """Return the inside of the JSON string for ``text`` as PostgreSQL's escape_json() writes it."""
-    # Latin-1 carries any bytes through unchanged; only ASCII is ever escaped.
+    # Decoding as Latin-1 and encoding again keeps all bytes. Only ASCII characters are escaped.
     return encode_basestring(text.decode("latin-1"))[1:-1].encode("latin-1")
 
 
@@ -67,11 +66,11 @@ def json_string(text: str) -> bytes:
 
 
 _SAFE: Final = bytes(ord("x") if c < 0x20 or c in b'"\\' else c for c in range(256))
-"""For bytes.translate, which returns the very same object if nothing changes: then nothing needs escaping."""
+"""For bytes.translate. If it returns the same object, nothing has changed, and so nothing needs escaping."""
 
 
 class Style:
-    """How a value is written: the constants below, and what plugins make themselves."""
+    """How a value is written. There are the constants below, and plugins can make others."""
 
     def __init__(
         self, name: str, before: bytes, code: str, after: bytes | None = None, *, names: Mapping[str, object] | None = None
@@ -79,21 +78,21 @@ class Style:
         self.name = name
         self.before = before
         self.after = before if after is None else after
-        """What goes around the value, if it is not NULL."""
+        """The quote around the value, if it is not NULL."""
         self.code = code
-        """An expression for what goes between the quotes; ``{v}`` is the variable that holds the text."""
+        """An expression for the bytes between the quotes. ``{v}`` is the variable with the text."""
         self.names = names or {}
-        """What the code refers to, beyond what all styles can."""
+        """The names that the code uses, besides those of all styles."""
 
     @classmethod
     def call(cls, function: Callable[[bytes], bytes], quote: bytes = b"") -> Style:
-        """Return the style that writes what the function makes of the text; for what is none of its type's it raises ValueError."""
+        """Return the style that writes the function's result. The function raises ValueError if a text is not of its type."""
         name = f"convert_{next(_numbers)}"
         return cls(name, quote, name + "({v})", names={name: function})
 
     @cached_property
     def render(self) -> Callable[[bytes], bytes]:
-        """Render one value of this style, the same way as the compiled functions do."""
+        """Return a function that renders one value of this style, as the compiled functions do."""
         source = f"lambda v: {_quoted(self, 'v')}"
         function: Callable[[bytes], bytes] = eval(source, {**_NAMESPACE, **self.names})  # noqa: S307 - made of a plugin's constants
         return function
@@ -108,19 +107,19 @@ _numbers = itertools.count()
 VERBATIM: Final = Style("VERBATIM", b"", "{v}")
 """Integers."""
 NUMBER: Final = Style("NUMBER", b"", "({v} if {v}[-1:] < b':' else null)")
-"""Other numbers; NaN and the infinities, which JSON has not, become null. They are the ones that end in a letter."""
+"""Other numbers. NaN and the infinities, which JSON lacks, become null: they are the ones that end in a letter."""
 EXACT_NUMBER: Final = Style("EXACT_NUMBER", b"", "({v} if {v}[-1:] < b':' else b'\"' + {v} + b'\"')")
-"""Other numbers again; NaN and the infinities become strings."""
+"""Other numbers. NaN and the infinities become strings."""
 BOOLEAN: Final = Style("BOOLEAN", b"", "(true if {v} == b't' else false)")
 HEX: Final = Style("HEX", b'"', "{v}[2:]")
 """bytea in hex format, without its backslash and x."""
 QUOTED: Final = Style("QUOTED", b'"', "{v}")
-"""Types whose text never holds anything to escape."""
+"""Types whose text never needs escaping."""
 LITERAL: Final = Style("LITERAL", b"'", '{v}.replace(b"\'", b"\'\'")')
 """A string constant of SQL."""
 BIT_LITERAL: Final = Style("BIT_LITERAL", b"B'", "{v}", b"'")
 STRING: Final = Style("STRING", b'"', "({v} if {v}.translate(safe) is {v} else escape({v}))")
-"""Everything else."""
+"""All other types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +137,9 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """No place: a condition. A row in which one of these columns differs between the two tuples goes to the fallback.
+    """A condition, not a place. A row in which one of these columns differs between the two tuples goes to the fallback.
 
-    The template has both as fields.
+    The template must have the column of both tuples as fields.
     """
 
     columns: tuple[int, ...]
@@ -148,13 +147,13 @@ class Same:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A place for what ``code`` gives, an expression over the namespace, ``wal_start`` and ``data``."""
+    """A place for the result of the expression ``code``, which may use the namespace, ``wal_start`` and ``data``."""
 
     code: str
 
 
 class _Highs(dict[int, bytes]):
-    """The upper half of LSNs as text, with the slash; there are few of them, and formatting costs."""
+    """The upper halves of LSNs as text, with the slash. They are kept, because there are few, and formatting takes time."""
 
     def __missing__(self, high: int) -> bytes:
         text = self[high] = b"%X/" % high
@@ -168,7 +167,7 @@ Part: TypeAlias = "bytes | Field | Expression | Same"
 Template: TypeAlias = "Sequence[Part]"
 
 _UNREADABLE: Final = (ValueError, IndexError, struct.error)
-"""What is raised for bytes that are not what they should be."""
+"""The errors of a style's code for a text that is not of its type."""
 
 _NAMESPACE: Final[Mapping[str, object]] = {
     "__builtins__": {"len": len, "IndexError": IndexError},
@@ -190,9 +189,9 @@ def _quoted(style: Style, variable: str) -> str:
 
 
 def fill(template: Template, rows: Sequence[Row], names: Mapping[str, object], wal_start: int) -> bytes:
-    """Return the record for one decoded change: what the compiled functions do, the slow way.
+    """Return the record for one decoded change: the slow way to do the same as the compiled functions.
 
-    ``rows`` are the message's tuples in its order; the template has no field for a value that was not sent.
+    ``rows`` are the message's tuples in order. The template has no field for an unsent value.
     """
     space = {**_NAMESPACE, **names, "wal_start": wal_start}
     parts = []
@@ -213,7 +212,7 @@ def _render(field: Field, value: bytes) -> bytes:
         return field.style.render(value)
     except _UNREADABLE:
         msg = f"the value of column {field.column + 1}, of {len(value)} bytes, is not text of its type"
-        # The cause would show the value.
+        # No cause, because it would show the value.
         raise ProtocolError(msg) from None
 
 
@@ -226,11 +225,10 @@ def compile_row(
     *,
     second_row: bytes = b"",
 ) -> Handler:
-    """Return the function ``(wal_start, data)`` that fills the template and hands the record on.
+    """Return the function ``(wal_start, data)`` that fills the template and passes on the record.
 
-    ``head`` is what the caller has found in the message's first eight bytes. ``second_row`` is the kind of the second
-    tuple, if there is one. ``emit`` is the statement that hands on; ``{record}`` stands for the record, ``names`` are
-    what it and the template's expressions refer to.
+    ``head`` are the first eight bytes of the messages. ``second_row`` is the kind of the second tuple, if there is one. ``emit`` is
+    the statement that passes on ``{record}``. ``names`` are the names that it and the template's expressions use.
     """
     values = _values(template)
     columns = int.from_bytes(head[6:8], "big")
@@ -239,7 +237,7 @@ def compile_row(
     space = {**_NAMESPACE, **styles, **names, "fallback": fallback}
 
     def walk(wal_start: int, data: bytes) -> object:
-        # Compiled at the first row that needs it, and then called without this detour.
+        # Compile the walking function at the first row that needs it. Later rows call it directly.
         space["walk"] = walk = _function(_walk_source(template, values, rows, columns, emit), space)
         return walk(wal_start, data)
 
@@ -254,7 +252,7 @@ def _function(source: str, space: dict[str, object]) -> Handler:
 
 
 def _values(template: Template) -> dict[tuple[int, int], Field]:
-    """Return the fields by their place in the message, in its order; one that is used twice is rendered once."""
+    """Return the fields by their place in the message, in its order. A field that is used twice is rendered once."""
     fields: dict[tuple[int, int], Field] = {}
     for part in template:
         if isinstance(part, Field):
@@ -266,7 +264,7 @@ def _values(template: Template) -> dict[tuple[int, int], Field]:
 
 
 def _join(template: Template, quote: bool) -> str:
-    """Return the expression for the record; ``quote``: the variables hold values without their quotes."""
+    """Return the expression for the record. ``quote``: the variables have values without their quotes."""
     parts: list[bytes | str] = []
     for part in template:
         pieces: list[bytes | str]

@@ -1,8 +1,8 @@
-"""For plugins that render each change by a template: a list of bytes and of places for values, per kind of change.
+"""The base of plugins that render each change by a template: for each kind of change a list of bytes and places for values.
 
-A plugin says what it wants to know about a relation (`TemplatePlugin.describe`) and gives the template of each kind of change
-(`TemplatePlugin.template`); the rows are rendered here, by compiled functions where they can be, else with the same template
-from the decoded message. See `cdcpipe.plugins.row_compiler`.
+A plugin returns what it has to know about a relation (`TemplatePlugin.describe`), and a template for each kind of change
+(`TemplatePlugin.template`). This module renders the rows: with compiled functions if possible, else with the same template from the
+decoded message. See `cdcpipe.plugins.row_compiler`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Absent", "TemplatePlugin"]
 
 Absent: TypeAlias = "frozenset[tuple[int, int]]"
-"""Values that were not sent, and NULLs where these are left out: number of the tuple in the message, number of the column."""
+"""Unsent values, and NULLs if these are left out: number of the tuple in the message, number of the column."""
 
 T = TypeVar("T")
 
@@ -32,30 +32,30 @@ _AT_MOST_TEMPLATES: Final = 100
 
 
 class TemplatePlugin(OutputPlugin, Generic[T]):
-    """An output plugin whose changes are templates; ``T`` is what it keeps about a relation."""
+    """An output plugin with templates. ``T`` is the type of the facts that it keeps about a relation."""
 
     leaves_out_null_in_old: ClassVar[bool] = False
-    """True: a NULL in an old row or key is `Absent`."""
+    """Whether a NULL in an old row or key is `Absent`."""
 
     def __init__(self, options: Options, query: Query) -> None:
         super().__init__(options, query)
         self._tables: dict[int, T] = {}
-        # For rows that the compiled functions don't take, by relation; then by kind of change and by what is absent.
+        # Templates for rows that the compiled functions don't take: by relation, then by kind of change and absent values.
         self._templates: dict[int, dict[object, Template]] = {}
         self._names: dict[str, object] = {}
         self._emit = "write(wal_start, {record})"
 
     def describe(self, relation: Relation) -> T:
-        """Return what is to be known about the relation as it is now."""
+        """Return the facts about the relation as it is now."""
         raise NotImplementedError
 
     def renders(self, table: T, kind: str) -> bool:
-        """Return whether changes of this kind, I, U or D, are written at all."""
+        """Tell whether changes of this kind (I, U or D) are written."""
         del table, kind
         return True
 
     def template(self, table: T, kind: str, first: str, absent: Absent) -> Template:
-        """Return the record of a kind of change; ``first``, the kind of the message's first tuple, is N, K or O."""
+        """Return the template for a kind of change. ``first`` is the kind of the message's first tuple: N, K or O."""
         raise NotImplementedError
 
     def add(self, lsn: int, record: bytes) -> None:
@@ -63,7 +63,7 @@ class TemplatePlugin(OutputPlugin, Generic[T]):
         self.output.write(lsn, record)
 
     def emit(self, table: T) -> str:
-        """Return the statement by which compiled functions hand on ``{record}``: what `add` does."""
+        """Return the statement with which compiled functions pass on ``{record}``; it does the same as `add`."""
         del table
         return self._emit
 
@@ -73,7 +73,7 @@ class TemplatePlugin(OutputPlugin, Generic[T]):
         self._names["write"] = output.write
 
     def relation(self, relation: Relation) -> Mapping[bytes, Callable[[], Handler]]:
-        """Offer a function for each kind of change."""
+        """Return a maker of a compiled function for each kind of change."""
         table = self._tables[relation.relation_id] = self.describe(relation)
         self._templates[relation.relation_id] = {}
         relation_id = relation.relation_id.to_bytes(4, "big")

@@ -1,8 +1,7 @@
 """test_decoding's output from a pgoutput slot: the same bytes as PostgreSQL's example plugin, with all its options.
 
-It knows streamed and prepared transactions, as the original does; ``stream-changes`` asks pgoutput for the former. Where the
-original differs between versions of PostgreSQL, the server's version counts. docs/output-plugins.md
-lists the differences that remain.
+Like the original it can render streamed and prepared transactions; ``stream-changes`` asks pgoutput for the former. If the original
+differs between versions of PostgreSQL, the server's version counts. docs/output-plugins.md lists the remaining differences.
 """
 # ruff: noqa: ARG002, D102 - the callbacks are those of OutputPlugin, and described there
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["TestDecoding"]
 
 _STYLES: Final[Mapping[int, Style]] = {
-    # As they are, also NaN and the infinities.
+    # Written verbatim, NaN and the infinities included.
     **dict.fromkeys(type_ids_of("int2", "int4", "int8", "oid", "float4", "float8", "numeric"), row_compiler.VERBATIM),
     **dict.fromkeys(type_ids_of("bit", "varbit"), row_compiler.BIT_LITERAL),
     **dict.fromkeys(type_ids_of("bool"), row_compiler.BOOLEAN),
@@ -50,7 +49,7 @@ _MESSAGES_COUNT_SINCE: Final = 170000
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A relation: its name and, for each column, what goes before the value and how that is written."""
+    """A relation: its name, and for each column the bytes before the value and the style of the value."""
 
     name: bytes
     columns: Sequence[tuple[bytes, Style]]
@@ -61,7 +60,7 @@ class TestDecoding(TemplatePlugin[_Table]):
     """PostgreSQL's contrib/test_decoding."""
 
     __test__ = False
-    """Not a test, whatever pytest makes of its name."""
+    """Tells pytest that this class is not a test, in spite of its name."""
 
     name = "test_decoding"
     leaves_out_null_in_old = True
@@ -81,10 +80,10 @@ class TestDecoding(TemplatePlugin[_Table]):
         self._only_local = asked["only-local"]
         self._skips_empty = asked["skip-empty-xacts"]
         self._pending: Transaction | None = None
-        """With skip-empty-xacts: a transaction or block whose BEGIN waits for its first change."""
+        """With skip-empty-xacts: the transaction or block whose BEGIN is written at its first change."""
         self._wrote: dict[int, bool] = {}
         """Whether a streamed transaction that is still in progress has had any change."""
-        # The server's plugin writes messages, and streams only if it is asked to.
+        # The server's plugin always writes messages, and streams only if asked to.
         self.pgoutput_options = {"messages": "true"} | ({"streaming": "on"} if asked["stream-changes"] else {})
 
     def filter_by_origin(self, origin: Origin) -> bool:
@@ -105,7 +104,7 @@ class TestDecoding(TemplatePlugin[_Table]):
             if kind == "U":
                 parts.append(b" old-key:")
             for number, (head, style) in enumerate(table.columns):
-                # In a key, what is not part of it is NULL, and NULLs are left out.
+                # In a key tuple, columns that are not part of the key are NULL. NULLs are left out.
                 if (0, number) not in absent and (first == "O" or number in table.keys):
                     parts += [head, Field(number, style, 0, is_required=True)]
             if kind == "U":
@@ -210,18 +209,18 @@ class TestDecoding(TemplatePlugin[_Table]):
 
     @property
     def _counts_messages(self) -> bool:
-        """Whether a transaction with nothing but messages is not empty: since PostgreSQL 17, and where no server is asked."""
+        """Whether a transaction with only messages counts as not empty: since PostgreSQL 17, and without a server."""
         version = self.catalog.server_version
         return version is None or version >= _MESSAGES_COUNT_SINCE
 
     def _is_empty(self) -> bool:
-        """End a transaction or block; return whether nothing is to be written for it."""
+        """End a transaction or block. Returns True if nothing has to be written for it."""
         is_empty = self._pending is not None
         self._pending = None
         return is_empty
 
     def _write_pending(self) -> None:
-        """Write the BEGIN that has waited; such a record comes without a position, as on the server."""
+        """Write the delayed BEGIN. Such a record has no position, as on the server."""
         if self._pending is not None:
             self._write(0, "BEGIN", self._pending)
             self._pending = None

@@ -1,4 +1,4 @@
-"""Text as PostgreSQL reads and writes it, for the plugins: option values, timestamps, quoted names and literals, values."""
+"""Reads and writes text as PostgreSQL does, for the plugins: option values, timestamps, quoted names and literals, values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def invalid_value(name: str, value: str) -> InvalidArgumentsError:
 
 
 def parse_bool(name: str, value: str | None) -> bool:
-    """Read any unambiguous beginning of true, false, yes, no, on, off; 1 and 0; an option without a value says yes."""
+    """Read a boolean: an unambiguous beginning of true, false, yes, no, on, off; 1 or 0. No value means True."""
     if value is None:
         return True
     text = value.lower()
@@ -32,7 +32,7 @@ _EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def format_timestamp(time_us: int) -> bytes:
-    """Return the time as the server prints it in UTC: no more digits of the second than there are."""
+    """Return the time as the server prints it in UTC, without trailing zeros of the second."""
     try:
         time = _EPOCH + timedelta(microseconds=time_us)
     except OverflowError:
@@ -45,7 +45,7 @@ def format_timestamp(time_us: int) -> bytes:
 
 
 def quote_identifier(name: str, keywords: frozenset[str]) -> str:
-    """Quote a name where it must be; ``keywords`` are those that can't be names as they are."""
+    """Quote a name if necessary. ``keywords`` are the words that must be quoted when they are names."""
     is_plain = name.isascii() and name.replace("_", "a").isalnum() and name == name.lower() and not name[0].isdigit()
     if is_plain and name not in keywords:
         return name
@@ -61,7 +61,7 @@ def quote_literal(text: str) -> str:
 
 
 def match_value(pattern: re.Pattern[bytes], value: bytes) -> re.Match[bytes]:
-    """Return the match of a value's whole text; ValueError if it has not the form of its type."""
+    """Return the match of a value's whole text. Raises ValueError if the text is not of its type."""
     match = pattern.fullmatch(value)
     if match is None:
         msg = "the text does not have the form of its type"

@@ -1,4 +1,4 @@
-"""The output plugin ``debezium``: plugin.py has the events, values.py how each type's values are written in them."""
+"""The output plugin ``debezium``: plugin.py writes the events, values.py chooses the form of each type's values."""
 
 from cdcpipe.plugins.debezium.plugin import Debezium
 

@@ -1,4 +1,4 @@
-"""Bytes, bits and points as Debezium's connector writes them: the text of a type -> JSON."""
+"""Turns the text of bytes, bits and points into JSON, as Debezium's connector writes them."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def unhex(value: bytes) -> bytes:
 
 
 def bit(value: bytes) -> bytes:
-    """Return the boolean that a single bit is."""
-    # Neither is an empty varbit, nor a value of a column "bit", which quoted has no length.
+    """Return a single bit as a boolean."""
+    # An empty varbit is no boolean. Neither is a value of a column "bit" (quoted), which has no length.
     return {b"0": b"false", b"1": b"true"}.get(value) or b'"%b"' % bits(value)
 
 
 def bits(value: bytes) -> bytes:
-    """Return base64 of the bits in little-endian order, up to the last that is set."""
+    """Return base64 of the bits in little-endian order, up to the last bit that is set."""
     number = int(value, 2) if value else 0
     return base64.b64encode(number.to_bytes((number.bit_length() + 7) // 8, "little"))
 
@@ -57,5 +57,5 @@ def point(value: bytes) -> bytes:
 
 
 def uuid_of(name: bytes) -> bytes:
-    """Return what java.util.UUID.nameUUIDFromBytes() makes of the name."""
+    """Return the UUID that java.util.UUID.nameUUIDFromBytes() makes of the name."""
     return str(uuid.UUID(bytes=hashlib.md5(name, usedforsecurity=False).digest(), version=3)).encode()

@@ -1,4 +1,4 @@
-"""Arrays and hstore as Debezium's connector writes them: the text of a type -> JSON."""
+"""Turns the text of arrays and hstore into JSON, as Debezium's connector writes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ARRAY_TOKEN: Final = re.compile(rb'([{},;])|"((?:[^"\\]|\\.)*)"|([^{},;"]+)', r
 
 
 def array(element: ToJson, delimiter: bytes, value: bytes) -> bytes:
-    """Return the JSON array, nested where the array has more dimensions; its lower bounds are left out."""
+    """Return the JSON array. An array with several dimensions is nested. Lower bounds are left out."""
     if value.startswith(b"["):
         value = value[value.index(b"=") + 1 :]
     parts = []

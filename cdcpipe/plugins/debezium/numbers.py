@@ -1,4 +1,4 @@
-"""Numbers as Debezium's connector writes them: the text of a type -> JSON."""
+"""Turns the text of numbers into JSON, as Debezium's connector writes them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def _whole_float(value: bytes) -> bytes:
     return value + b".0" if value[-1:] < b":" else b'"%b"' % value
 
 
-# With a point or an exponent it is a floating point number as it stands; NaN and the infinities have neither.
+# A text with a point or an exponent is a JSON number already. NaN and the infinities have neither.
 FLOAT: Final = Style("FLOAT", b"", "({v} if b'.' in {v} or b'e' in {v} else whole({v}))", names={"whole": _whole_float})
 
 
 def _integer(digits: bytes) -> int:
-    """Read an integer of any length: Python's int() refuses more than some thousand digits."""
+    """Read an integer of any length. Python's int() refuses more than some thousand digits."""
     if len(digits) <= 4000:
         return int(digits)
     sign = -1 if digits.startswith(b"-") else 1
@@ -45,7 +45,7 @@ def decimal(mode: str, typmod: int) -> Style:
         return FLOAT
     if typmod < 4:
         return Style.call(_variable_decimal)
-    # Eleven bits, and signed: the connector takes -2 for 2046.
+    # The scale is a signed number of eleven bits. The connector reads it without sign: -2 becomes 2046.
     scale = typmod - 4 & 0x7FF
     return _SCALED_DECIMAL if scale < 1024 else Style.call(partial(_scaled_decimal, 10**scale), b'"')
 
@@ -54,11 +54,11 @@ _SPECIAL: Final = {b"NaN": b"NAN", b"Infinity": b"POSITIVE_INFINITY", b"-Infinit
 
 
 def _scaled_decimal(factor: int, value: bytes) -> bytes:
-    # The server writes all digits of the scale.
+    # The server always writes all digits of the scale.
     return value if value == b"NaN" else _unscaled(_integer(value.replace(b".", b"", 1)) * factor)
 
 
-# What _scaled_decimal() does with a factor of 1: there are many of them, and few are long.
+# The same as _scaled_decimal() with a factor of 1, inlined, because there are many such values, and few are long.
 _SCALED_DECIMAL: Final = Style(
     "SCALED_DECIMAL",
     b'"',
@@ -83,7 +83,7 @@ def money(mode: str, digits: int, value: bytes) -> bytes:
     """Return an amount in this decimal.handling.mode."""
     match = _MONEY.fullmatch(value)
     if match is None:
-        # Of another locale: what is a fraction can't be told.
+        # The text is of another locale, in which the fraction can't be found.
         return b'"%b"' % escape(value)
     sign, whole, fraction = match[1], match[2].replace(b",", b""), match[3] or b""
     if mode == "string":
@@ -92,7 +92,7 @@ def money(mode: str, digits: int, value: bytes) -> bytes:
         return b"%b%b.%b" % (sign, whole, fraction or b"0")
     number = int(sign + whole + fraction) * 10 ** max(0, digits - len(fraction))
     if len(fraction) > digits:
-        # As BigDecimal.setScale(HALF_UP) rounds: away from zero.
+        # Round half away from zero, like BigDecimal.setScale(HALF_UP).
         unit = 10 ** (len(fraction) - digits)
         number = (abs(number) * 2 + unit) // (2 * unit) * (-1 if number < 0 else 1)
     return b'"%b"' % _unscaled(number)

@@ -1,19 +1,20 @@
 """Debezium's change events (``--output debezium``), as its PostgreSQL connector writes them through the JSON converter.
 
-The reference is Debezium 3.6 with the converter's ``schemas.enable=false``; ``tests/server/test_debezium.py`` compares the two. One
-record for each event, no keys. What differs, and why, is on the numbered list in docs/output-plugins.md.
+The reference is Debezium 3.6 with the converter's ``schemas.enable=false``; ``tests/server/test_debezium.py`` compares the two.
+There is one record for each event, without a key. docs/output-plugins.md has a numbered list of all differences.
 
 - ``before``, ``after``: the rows; ``op``: c, u, d, t (truncate), and m for logical messages. An update that changes the key is
   a delete and a create, both with the update's position.
-- ``source``: where the change comes from. ``lsn`` is where the change is in WAL, ``sequence`` has the end of the last
-  transaction before this one (null at the start) and ``lsn``; ``ts_ms`` is the time of the commit.
-- ``ts_ms`` outside of ``source``: when we began with the transaction.
+- ``source``: where the change comes from. ``lsn`` is the position of the change in the WAL. ``sequence`` has the end of the
+  previous transaction (null at the start) and ``lsn``. ``ts_ms`` is the time of the commit.
+- ``ts_ms`` outside of ``source``: the time at which cdcpipe began with the transaction.
 
-There is no event for a commit: the header of a transaction's last record has the end of the transaction, so that feedback on it
-is exact. Therefore a record waits for what follows it, which is never long: a transaction comes with its commit.
+There is no event for a commit. Instead the header of a transaction's last record has the end of the transaction, so that feedback
+on it is exact. For this, each record waits for the next one. That is never long, because a transaction comes together with its
+commit.
 
-What is the key of a table with REPLICA IDENTITY FULL, what a type that is not built in is, and the name of the database are
-asked of the catalog, as it is now.
+Three facts come from today's catalog: the key of a table with REPLICA IDENTITY FULL, the kind of a type that is not built in, and
+the name of the database.
 """
 # ruff: noqa: ARG002, D102 - the callbacks are those of OutputPlugin, and described there
 
@@ -48,7 +49,7 @@ __all__ = ["Debezium"]
 _VERSION: Final = b'"3.6.3.Final"'
 _OPS: Final = {"I": b'"c"', "U": b'"u"', "D": b'"d"', "T": b'"t"'}
 _EPOCH_US: Final = 946_684_800_000_000
-"""2000-01-01, from where PostgreSQL counts, since 1970."""
+"""2000-01-01, the beginning of PostgreSQL's times, in microseconds since 1970."""
 
 _MODES: Final[Mapping[str, Sequence[str]]] = {
     "decimal.handling.mode": ("precise", "string", "double"),
@@ -66,7 +67,7 @@ _OTHERS: Final = (
     "unavailable.value.placeholder",
 )
 
-# The connector's options that can be taken with these values only, and why not with others.
+# The connector's options that can have only these values, each with the reason.
 _FIXED: Final[Mapping[str, tuple[Sequence[str], str]]] = {
     "schemas.enable": (("false",), "records have no schemas"),
     "tombstones.on.delete": (("false",), "records have no keys, so there is nothing that a tombstone could name"),
@@ -86,25 +87,25 @@ _REFUSED: Final[Mapping[str, str]] = {
     "column.include.list": "a publication's column list says which columns are streamed",
     "column.exclude.list": "a publication's column list says which columns are streamed",
     "signal.data.collection": "there are no signals",
-    "heartbeat.interval.ms": "the position moves on by itself while nothing is published",
+    "heartbeat.interval.ms": "cdcpipe confirms the position by itself while nothing is published",
 }
 
-# The parts of a record that are the same for a transaction; made by _set_transaction().
+# The parts of a record that are the same in a whole transaction. _set_transaction() makes them.
 _SOURCE_BEFORE_LSN, _SOURCE_AFTER_LSN, _TXID, _AFTER_SOURCE, _NOW = (Expression(f"txn[{number}]") for number in range(5))
-# It is there twice, and is formatted once.
+# The LSN is in a record twice, but formatted once.
 _LSN, _LSN_AGAIN = Expression("(lsn := b'%d' % wal_start)"), Expression("lsn")
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
     name: bytes
-    """What ``source`` says after its times: the members ``schema`` and ``table``."""
+    """The end of ``source``: the members ``schema`` and ``table``."""
     columns: Sequence[tuple[int, bytes, Form]]
-    """Number, name and form of those that are written."""
+    """Number, name and form of the columns that are written."""
     identity: frozenset[int]
-    """What the server sends of an old row, unless it sends all."""
+    """The columns of an old row that the server sends, unless it sends all."""
     key: tuple[int, ...]
-    """What makes an update a delete and a create when it changes."""
+    """The columns of the key. An update that changes one of them becomes a delete and a create."""
 
 
 class Debezium(TemplatePlugin[_Table]):
@@ -136,7 +137,7 @@ class Debezium(TemplatePlugin[_Table]):
     def startup(self, output: OutputWriter) -> None:
         super().startup(output)
         self._put, self._end = _one_behind(output.write)
-        # The compiled functions know this list: only its items change.
+        # The compiled functions use this list. So only its items may change.
         self._names |= {"txn": self._txn, "put": self._put}
         self._source = b""
 
@@ -158,8 +159,8 @@ class Debezium(TemplatePlugin[_Table]):
         return _Table(name, columns, frozenset(identity), key)
 
     def _key(self, relation: Relation) -> tuple[int, ...]:
-        """Return the columns of the key: with FULL the stream says that all columns are."""
-        # As the connector looks for it: the primary key, else the first unique index.
+        """Return the columns of the key. With FULL the stream marks all columns, so the catalog is asked."""
+        # Find the key as the connector does: the primary key, else the first unique index.
         sql = f"""
             select a.attname
             from (select i.indrelid, {key_numbers("i")} as columns
@@ -204,7 +205,7 @@ class Debezium(TemplatePlugin[_Table]):
         if old is None:
             super().change(txn, relation, change, lsn)
             return
-        # What the update did not touch may be in the old row.
+        # An unchanged TOAST value may be in the old row.
         new = tuple(
             before if value is UNCHANGED_TOAST and before is not None else value
             for before, value in zip(old, change.new, strict=True)
@@ -234,7 +235,7 @@ class Debezium(TemplatePlugin[_Table]):
     def message(self, txn: Transaction | None, message: LogicalMessage, lsn: int) -> None:
         now_ns = time.time_ns()
         if txn is None:
-            # It has no time of its own.
+            # The message has no commit time.
             self._last_commit = lsn
             self._set_transaction(now_ns // 1000 if self._last_time_us is None else self._last_time_us, None)
         content = self._values.binary(message.content)
@@ -277,11 +278,11 @@ class Debezium(TemplatePlugin[_Table]):
 def _one_behind(
     write: Callable[[int, bytes], None],
 ) -> tuple[Callable[[int, bytes], None], Callable[[int | None], None]]:
-    """Return what takes records and writes the one before, and what writes the last, at the position given instead of its own."""
+    """Return two functions: one takes a record and writes the previous one; one writes the last record, at a given position."""
     held_lsn = 0
     held: bytes | None = None
 
-    # A closure is the cheapest way of keeping the two: this runs for each row.
+    # This runs for each row, and a closure is the fastest way to keep a record.
     def put(lsn: int, record: bytes) -> None:
         nonlocal held_lsn, held
         if held is not None:
@@ -302,7 +303,7 @@ def _name(schema: str, table: str) -> bytes:
 
 
 def _row(table: _Table, row: int, absent: Absent, sent: frozenset[int] | None = None) -> list[Part]:
-    """Return the object of a row; ``sent``: the others are null."""
+    """Return the template of a row's object. Columns that are not in ``sent`` are null."""
     parts: list[Part] = [b"{"]
     for number, name, form in table.columns:
         parts += [b"," if len(parts) > 1 else b"", name, b":"]
@@ -327,7 +328,7 @@ def _after_rows(name: bytes, op: bytes) -> list[Part]:
 
 
 def _parse(options: Options) -> dict[str, str]:
-    """Return the options that matter; raise InvalidArgumentsError for those that can't be honoured."""
+    """Return the options that matter. Raises InvalidArgumentsError for options that are not supported."""
     given = {}
     for name, value in options.items():
         if name in _REFUSED:
@@ -347,7 +348,7 @@ def _parse(options: Options) -> dict[str, str]:
             msg = f"could not parse value {value!r} of debezium's option {name!r}"
             raise InvalidArgumentsError(msg, hint=f"it is one of {', '.join(_MODES[name])}")
         given[name] = value.lower() if name in _MODES else value
-    # As the connector has it, because topics are named with it.
+    # The connector's rule, because names of topics contain the prefix.
     if not re.fullmatch(r"[\w.-]+", given.get("topic.prefix", "cdcpipe"), re.ASCII):
         raise InvalidArgumentsError("debezium's option 'topic.prefix' has only letters, digits, underscores, hyphens and dots")
     return given
@@ -371,6 +372,6 @@ def _parse_digits(value: str) -> int:
 
 def _check_placeholder(options: ValueOptions) -> None:
     try:
-        options.placeholder  # noqa: B018 - whether it can be read
+        options.placeholder  # noqa: B018 - raises ValueError if it can't be read
     except ValueError:
         raise invalid_value("unavailable.value.placeholder", options.unavailable_value_placeholder) from None

@@ -1,6 +1,6 @@
-"""Dates, times and intervals as Debezium's connector writes them: the text of a type -> JSON.
+"""Turns the text of dates, times and intervals into JSON, as Debezium's connector writes them.
 
-The text is that of a session with DateStyle ISO, TimeZone UTC and IntervalStyle postgres.
+The text must come from a session with DateStyle ISO, TimeZone UTC and IntervalStyle postgres.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TIME_ZONED: Final = re.compile(rb"([\d:.]+)([+-])(\d\d)(?::(\d\d))?(?::(\d\d))?
 
 
 def _days_since_1970(year: int, month: int, day: int) -> int:
-    """Count days in the proleptic Gregorian calendar; years start in March, so that the leap day is the last."""
+    """Count days in the proleptic Gregorian calendar. Years start in March, so that the leap day is the last day."""
     year -= month <= 2
     era, year_of_era = divmod(year, 400)
     day_of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
@@ -49,7 +49,7 @@ def _days_since_1970(year: int, month: int, day: int) -> int:
 
 
 class _Dates(dict[bytes, int]):
-    """Microseconds of days since 1970 by their text; tables have few different ones."""
+    """Microseconds of days since 1970, by their text. They are kept, because tables have few different days."""
 
     def __missing__(self, text: bytes) -> int:
         year, month, day = match_value(_DATE, text).groups()
@@ -73,7 +73,7 @@ class _Seconds(dict[bytes, int]):
 _dates: Final = _Dates()
 _seconds: Final = _Seconds()
 
-# What becomes of the connector's java.time values for infinity.
+# The numbers that the connector gets from its java.time values for infinity.
 _INFINITE_DAYS: Final = {b"infinity": b"-2147472692", b"-infinity": b"-2147472691"}
 _INFINITE_ISO_DATES: Final = {b"infinity": b"-5877611-06-21Z", b"-infinity": b"-5877611-06-22Z"}
 _INFINITE_MS: Final = {b"infinity": 9_223_372_036_825_200, b"-infinity": -9_223_372_036_832_400}
@@ -95,14 +95,14 @@ def _date(value: bytes) -> tuple[int, int, int]:
 
 
 def iso_date(value: bytes) -> bytes:
-    """Return a date as ISO 8601 has it."""
+    """Return a date in ISO 8601."""
     if value in _INFINITE_ISO_DATES:
         return _INFINITE_ISO_DATES[value]
     return _iso(value) + b"Z"
 
 
 def _iso(value: bytes) -> bytes:
-    """Return the date as ISO 8601 has it: year 0 is 1 BC, years beyond 9999 have a sign."""
+    """Return the date in ISO 8601: year 0 is 1 BC, and years beyond 9999 have a sign."""
     year, month, day = _date(value)
     sign = b"-" if year < 0 else b"+" if year > 9999 else b""
     return b"%b%04d-%02d-%02d" % (sign, abs(year), month, day)
@@ -158,7 +158,7 @@ TIMES: Final = {
 
 
 def zoned_timestamp(digits: int) -> Style:
-    """Write as many digits of the second as the column has, always."""
+    """Return the style that always writes as many digits of the second as the column has."""
     length = 22 + (digits + 1 if digits else 0)
     is_usual = f"len({{v}}) == {length} and {{v}}[10] == 32 and {{v}}[-3:] == b'+00'"
     style = Style.call(partial(_zoned, digits), b'"')
@@ -200,7 +200,7 @@ class _Interval(NamedTuple):
     hours: int
     minutes: int
     seconds: bytes
-    """With its sign, and without zeros at the end of its fraction."""
+    """With its sign, and without trailing zeros of its fraction."""
 
 
 def _interval(value: bytes) -> _Interval:
@@ -235,7 +235,7 @@ def interval_us(value: bytes) -> bytes:
 
 
 def duration(value: bytes) -> bytes:
-    """Return an interval as ISO 8601 has it."""
+    """Return an interval in ISO 8601."""
     if value in (b"infinity", b"-infinity"):
         return b'"%b"' % value
     return b'"P%dY%dM%dDT%dH%dM%bS"' % _interval(value)

@@ -1,7 +1,7 @@
-"""How Debezium's PostgreSQL connector writes values: which form the values of a type have, under the connector's options.
+"""Chooses how the values of a type are written, as Debezium's PostgreSQL connector does under its options.
 
-`Values` finds the form of a type. What it does for each type was read off the connector (``tests/data/debezium``), and where it
-differs on purpose is on the numbered list in docs/output-plugins.md. numbers.py, times.py, binary.py and containers.py have the
+`Values` finds the form of a type. The forms come from recorded events of the connector (``tests/data/debezium``).
+docs/output-plugins.md has a numbered list of intended differences. numbers.py, times.py, binary.py and containers.py have the
 functions that write values.
 """
 
@@ -42,7 +42,7 @@ __all__ = ["Form", "ValueOptions", "Values"]
 
 @dataclass(frozen=True, slots=True)
 class ValueOptions:
-    """The connector's options for values, by their names with underscores; the defaults are its own."""
+    """The connector's options for values, with underscores in their names, and with the connector's defaults."""
 
     decimal_handling_mode: str = "precise"
     time_precision_mode: str = "adaptive"
@@ -55,28 +55,28 @@ class ValueOptions:
 
     @property
     def placeholder(self) -> bytes:
-        """What stands for a value that was not sent; ``hex:`` gives its bytes."""
+        """The placeholder for an unsent value. An option that begins with ``hex:`` gives its bytes."""
         text = self.unavailable_value_placeholder
         return bytes.fromhex(text[4:]) if text.startswith("hex:") else text.encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How the values of a type are written, and what is written for one that was not sent."""
+    """How the values of a type are written, and what is written for an unsent value."""
 
     style: Style
     unavailable: bytes
     is_integer: bool = False
 
 
-# Types of the connector's whose text is written as a string, by pg_type.typname.
+# Types whose text the connector writes as a string, by pg_type.typname.
 _QUOTED: Final = frozenset(["uuid", "inet", "cidr", "macaddr", "macaddr8"])
 _STRINGS: Final = _QUOTED | {
     *("char", "name", "text", "varchar", "bpchar", "json", "jsonb", "xml", "tsvector", "citext", "ltree", "isbn"),
     *("int4range", "int8range", "numrange", "tsrange", "tstzrange", "daterange"),
 }
 _INTEGERS: Final = frozenset(["int2", "int4", "int8", "oid"])
-# Arrays that the connector has no form for, though it has one for their elements.
+# Arrays for which the connector has no form, although it has one for their elements.
 _UNKNOWN_ARRAYS: Final = frozenset(["_money", "_name", "_interval", "_varbit", "_xml", "_point", "_refcursor"])
 
 
@@ -93,7 +93,7 @@ class Values:
         self._binary_unavailable = self._text_unavailable if is_text else b'"%b"' % self._binary(placeholder)
 
     def binary(self, data: bytes) -> bytes:
-        """Return the string for bytes."""
+        """Return the JSON string for bytes."""
         return b'"%b"' % self._binary(data)
 
     def form(self, type_id: int, typmod: int) -> Form | None:
@@ -196,13 +196,13 @@ class Values:
             facts = self._catalog.type(type_id)
         except NoCatalogError:
             return self._type_as_described(type_id)
-        # One that has been dropped since: its text is all that can be known of a value.
+        # If the type was dropped since, only the text of its values is known.
         return facts if facts.kind else TypeFacts("text", "b")
 
     def _type_as_described(self, type_id: int) -> TypeFacts:
-        """Return what the stream says, if that is enough."""
+        """Return the facts about a type from the stream, if they are sufficient."""
         described = self._catalog.described(type_id)
-        # The stream has a domain under the name of its base type.
+        # In the stream, a domain has the name of its base type.
         if described is not None and described.namespace == "pg_catalog":
             return TypeFacts(described.name, "d", base_type=type_id_of(described.name) or 0)
         if described is not None and described.name in {*_STRINGS, "hstore"}:

@@ -1,4 +1,4 @@
-"""What wal2json's format versions 1 and 2 have in common: the tables as they are described, values, facts of a transaction."""
+"""The common part of wal2json's format versions 1 and 2: descriptions of tables, values, facts about a transaction."""
 # ruff: noqa: D102 - the callbacks are those of OutputPlugin, and described there
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _NUMBERS: Final = frozenset({*_INTEGERS, *_REALS})
 def _json_type(text: str) -> bytes:
     """Return the JSON for a type's name.
 
-    The server takes a name that PostgreSQL quotes, ``"Qt"``, for JSON as it is, so it loses its quotes. Where that is
-    not JSON (``"a""b"``, ``"My Schema".t``), the server's record is not JSON either; ours keeps all quotes.
+    The server's plugin writes a name that PostgreSQL quotes, ``"Qt"``, unchanged as JSON, so the name loses its quotes. If the name
+    is not valid JSON (``"a""b"``, ``"My Schema".t``), the server's record is not JSON, either. Here it keeps all quotes.
     """
     if re.fullmatch(r'"[^"\\\x00-\x1f]*"', text):
         return text.encode()
@@ -55,10 +55,10 @@ def _json_type(text: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a relation, with all that is the same for each of its values; names, types and defaults as JSON."""
+    """A column of a relation, with everything that is the same for all of its values. Names, types and defaults are JSON."""
 
     number: int
-    """The place in the message's tuples, from 0."""
+    """The number of the column in the message's tuples, from 0."""
     name: bytes
     type: bytes
     type_id: int
@@ -77,7 +77,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A relation as it is from its description to the next one."""
+    """A relation, from one of its descriptions to the next."""
 
     schema: bytes
     name: bytes
@@ -98,17 +98,17 @@ ACTIONS: Final = {"I": "insert", "U": "update", "D": "delete"}
 
 
 class Wal2Json(TemplatePlugin[Table]):
-    """What both format versions have in common."""
+    """The base of both format versions."""
 
     name = "wal2json"
-    # The server's wal2json writes logical messages unless they are filtered.
+    # The server's wal2json writes all logical messages that its options do not filter out.
     pgoutput_options: Mapping[str, str] = {"messages": "true"}
 
     def __init__(self, options: Options, query: Query) -> None:
         super().__init__(options, query)
         self._settings = parse_settings(options)
         self._txn_part = [b""]
-        """What version 2 says about the transaction in each record; a list, because compiled rows look into it."""
+        """The facts about the transaction in each record of version 2. It is a list, because compiled rows use it."""
         self._names["txn_part"] = self._txn_part
 
     def filter_by_origin(self, origin: Origin) -> bool:
@@ -116,7 +116,7 @@ class Wal2Json(TemplatePlugin[Table]):
         return bool(filtered) and self.catalog.origin_id(origin.name) in filtered
 
     def type_of(self, column: messages.Column) -> tuple[int, str]:
-        """Return the type that decides how values look, and the name that is printed."""
+        """Return the type that determines how values are written, and the type name to print."""
         raise NotImplementedError
 
     def emit(self, table: Table) -> str:
@@ -137,7 +137,7 @@ class Wal2Json(TemplatePlugin[Table]):
             if relation.replica_identity == "d":
                 fact = fact._replace(is_primary_key=column.is_key)
             elif self._settings.format_version == 1:
-                # The server's version 1 knows no primary key but the one that is the replica identity.
+                # In version 1 the server's plugin knows only a primary key that is the replica identity.
                 fact = fact._replace(is_primary_key=False)
             columns.append(
                 Column(
@@ -156,11 +156,11 @@ class Wal2Json(TemplatePlugin[Table]):
         return table
 
     def renders(self, table: Table, kind: str) -> bool:
-        """Return whether changes of this kind are written; those of a table without identity are not, as on the server."""
+        """Tell whether changes of this kind are written. As on the server, those of a table without identity are not."""
         return table.is_selected and ACTIONS[kind] in self._settings.actions and (kind == "I" or bool(table.identity))
 
     def _transaction_facts(self, txn: Transaction) -> list[tuple[bytes, bytes]]:
-        """Return what is asked for about the transaction: names and JSON, without the positions."""
+        """Return the requested facts about the transaction as names and JSON, without positions."""
         settings = self._settings
         facts = []
         if settings.include_xids:
@@ -179,5 +179,5 @@ def message_parts(message: LogicalMessage) -> tuple[bytes, bytes, bytes]:
 
 
 def lsn_text(lsn: int) -> bytes:
-    """Return an LSN as the server's records have it."""
+    """Return an LSN as in the server's records."""
     return format_lsn(lsn).encode()

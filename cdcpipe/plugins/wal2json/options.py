@@ -1,4 +1,4 @@
-"""wal2json's options: what they are called, what they may be, and what they select."""
+"""wal2json's options: their names and values, and the changes that they select."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Settings", "parse_format_version", "parse_settings"]
 
 @dataclass(frozen=True, slots=True)
 class _TableName:
-    """A table in a list; None stands for any."""
+    """A table in a list. None stands for any name."""
 
     schema: str | None
     name: str | None
@@ -30,7 +30,7 @@ class _TableName:
 
 @dataclass(slots=True)
 class Settings:
-    """The options, by their names with underscores; the defaults are the server's."""
+    """The options, with underscores in their names, and with the server's defaults."""
 
     include_transaction: bool = True
     include_xids: bool = False
@@ -68,7 +68,7 @@ class Settings:
         return prefix not in self.filter_msg_prefixes and (not self.add_msg_prefixes or prefix in self.add_msg_prefixes)
 
     def needs_column_facts(self, relation: Relation) -> bool:
-        """Return whether the catalog must be asked; what the key is with REPLICA IDENTITY DEFAULT, the stream says."""
+        """Tell whether the catalog must be asked. With REPLICA IDENTITY DEFAULT the stream has the key."""
         needs_key = self.include_pk and relation.replica_identity != "d" and self.format_version == 2
         return needs_key or self.include_not_null or self.include_default or self.include_column_positions
 
@@ -80,11 +80,11 @@ _REFUSED: Final = {
         "leave it out, and ALTER PUBLICATION … SET (publish_via_partition_root = true)",
     ),
 }
-"""Options that wal2json had before 2.5, or after 2.6: what is to be said of them, and what to do."""
+"""Options that wal2json had before 2.5, or has since 2.6: the error message and the hint for each."""
 
 
 def parse_settings(options: Options) -> Settings:
-    """Return the settings that the options make; InvalidArgumentsError for one that is unknown or has a wrong value."""
+    """Return the settings from the options. Raises InvalidArgumentsError if one is unknown or has a wrong value."""
     settings = Settings()
     for name, value in options.items():
         attribute = name.replace("-", "_")
@@ -131,7 +131,7 @@ def parse_format_version(options: Options) -> int:
 
 
 def _parse_number(text: str) -> int:
-    """Read the leading number, and 0 where there is none, as C's atoi() does."""
+    """Read the number at the beginning, 0 if there is none, like C's atoi()."""
     match = re.match(r"\d+", text)
     return int(match[0]) if match else 0
 
@@ -140,7 +140,7 @@ _SPACE: Final = " \t\n\v\f\r"
 
 
 def _split(name: str, value: str) -> list[str]:
-    """Cut at commas, with white space around them; a backslash keeps the next character from being either of these."""
+    """Split at commas and the white space around them. A backslash escapes the next character."""
     value = value.lstrip(_SPACE)
     if not value:
         return []

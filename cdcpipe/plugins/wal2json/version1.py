@@ -52,8 +52,8 @@ class Wal2Json1(Wal2Json):
         else:
             before = newline + tab + tab
             changes = (before + b",").join(record for _, record in self._held)
-            # The server's plugin gives the record its first change's position: feedback on that brings the transaction again.
-            # With the end of the transaction, which is what a record of all of it stands for, feedback is exact.
+            # The server's plugin gives the record the position of its first change. After feedback on that, the server sends the
+            # transaction again. Here the record has the end of the transaction, so that feedback is exact.
             self.output.write(lsn, head + (before + changes if changes else b"") + newline + tail)
         self._held.clear()
 
@@ -98,7 +98,7 @@ class Wal2Json1(Wal2Json):
         if has_pk:
             members.append(self._object(b"pk", self._primary_key(table)))
         if kind == "U":
-            # Of an old row that was sent, all that is not NULL is taken to be its key.
+            # If the server sent an old row, all columns that are not NULL count as its key.
             columns = table.columns if first != "N" and absent else table.identity
             members.append(self._object(b"oldkeys", self._lists(b"key", columns, old_row, absent)))
         elif kind == "D":

@@ -124,7 +124,7 @@ class Wal2Json2(Wal2Json):
         if self._settings.include_types:
             parts.append(b'"type":%b' % column.type)
         if self._settings.include_type_oids:
-            # The server prints it as a signed number.
+            # The server prints the OID as a signed number.
             signed = column.type_id - (1 << 32) if column.type_id >= 1 << 31 else column.type_id
             parts.append(b'"typeoid":%d' % signed)
         return b",".join(parts)
