@@ -154,7 +154,7 @@ def test_a_rollback_of_something_that_was_never_seen_changes_nothing(caplog: pyt
         *(S, row(7, 1), E, StreamAbort(7, 99, None, None), COMMIT),
     )
     assert values(out) == [b"1"]
-    assert "transaction 7 was rolled back" in caplog.text
+    assert "the server rolled back transaction 7, of which it has sent nothing" in caplog.text
 
 
 MALFORMED = [

@@ -65,7 +65,7 @@ def test_the_api_has_what_the_command_has(monkeypatch: pytest.MonkeyPatch, tmp_p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"format": "iceberg"}, "format is 'iceberg'"),
+        ({"format": "iceberg"}, "unknown table format 'iceberg'"),
         ({"types": "spark"}, "types is 'spark'"),
         ({"snapshot": "always"}, "snapshot is 'always'"),
         ({"catalog_database": "a.b.c"}, "not 'a.b.c'"),
