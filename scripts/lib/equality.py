@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from model import Change, Ledger, Relation, quote
+from model import Relation, quote
+from model_ledger import Change, Ledger
 
 from cdcpipe.lsn import format_lsn
 from spark_sink.changelog.tables import changelogs_of

@@ -20,104 +20,20 @@ from __future__ import annotations
 
 import random
 import time
-from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import random_transaction
-from psycopg import sql
+from model_ledger import SCHEMA, Ledger
+from model_values import EDGES, KEY_COUNT, KEYS, WIDER, literal, value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["PUBLICATION", "Change", "Ledger", "Model", "quote"]
+__all__ = ["PUBLICATION", "Model", "Relation", "quote"]
 
 PUBLICATION = "model"
-
-# PostgreSQL 15 has what this takes: publications of schemas, ON DELETE of a row that moves to another partition.
-_SCHEMA = """
-create schema app;
-create schema ledger;
-create sequence ledger.stamp;
-create table ledger.change (
-    seq bigint not null default nextval('ledger.stamp'), xid bigint not null default pg_current_xact_id()::text::bigint,
-    name text not null, op text not null, stamp bigint, old_stamp bigint);
-create table ledger.message (lsn pg_lsn not null);
-create function ledger.published(id oid, via_root text) returns text language sql stable as $$
-    select relname from pg_class where oid = case via_root when 'true' then coalesce(pg_partition_root(id), id) else id end $$;
-create function ledger.stamp() returns trigger language plpgsql as $$
-begin
-    new.stamp := nextval('ledger.stamp');
-    return new;
-end $$;
-create function ledger.note() returns trigger language plpgsql as $$
-begin
-    insert into ledger.change (name, op, stamp, old_stamp) values (
-        ledger.published(tg_relid, tg_argv[0]), lower(tg_op),
-        case when tg_op in ('INSERT', 'UPDATE') then new.stamp end, case when tg_op in ('UPDATE', 'DELETE') then old.stamp end);
-    return null;
-end $$;
-create function ledger.note_truncate() returns trigger language plpgsql as $$
-begin
-    -- Of a partitioned table's truncate pgoutput sends what it publishes: the root, or the leaves.
-    if (select case tg_argv[0] when 'true' then not relispartition else relkind = 'r' end from pg_class where oid = tg_relid) then
-        insert into ledger.change (name, op) values (ledger.published(tg_relid, tg_argv[0]), 'truncate');
-    end if;
-    return null;
-end $$"""
-
-_EDGES: dict[str, list[str]] = {
-    "boolean": ["t", "f"],
-    "smallint": ["-32768", "32767"],
-    "integer": ["-2147483648", "0", "2147483647"],
-    "bigint": ["-9223372036854775808", "9007199254740993"],
-    "real": ["0.1", "-0", "1e-45", "NaN", "Infinity"],
-    "double precision": ["0.30000000000000004", "5e-324", "-Infinity", "NaN"],
-    "numeric(12,2)": ["9999999999.99", "-0.01", "NaN"],
-    "numeric": ["1e40", "1.10", "NaN", "0.12345678901234567890123"],
-    "text": ["", "a\nb\t\\ \"'\u00e9\U0001f600", "NULL"],
-    "varchar(10)": ["ab  ", ""],
-    "bytea": ["\\x", "\\x00ff5c0a"],
-    "date": ["0001-01-01", "1582-10-10", "9999-12-31", "infinity", "0044-03-15 BC"],
-    "timestamp": ["1969-12-31 23:59:59.999999", "9999-12-31 23:59:59.999999", "-infinity", "294276-12-31 23:59:59.999999"],
-    "timestamptz": ["2024-03-10 02:30:00.1-05", "0001-01-01 00:00:00+00", "infinity", "0044-03-15 01:02:03+00 BC"],
-    "time": ["24:00:00", "00:00:00.000001"],
-    "interval": ["1 year -2 days 03:04:05.678"],
-    "uuid": ["00000000-0000-0000-0000-00000000000a"],
-    "json": ['{"a":  1.10, "a": 2}'],
-    "jsonb": ["12345678901234567890.123456789", '{"a": [1, null]}'],
-    "inet": ["::1/64"],
-    "integer[]": ["{1,NULL,3}", "{}", "[0:1]={1,2}"],
-    "text[]": ['{"a,b",NULL,"NULL","\\"x\\\\"}'],
-    "int4range": ["empty", "[1,5)"],
-    "app.mood": ["so so", "ok"],
-}
-
-_KEYS: dict[str, str] = {
-    # A key from the small number {x}, so that rows come again under a key that was there before.
-    "integer": "{x}",
-    "bigint": "({x}) * 1000000007::bigint",
-    "text": "'k ' || ({x})",
-    "uuid": "md5(({x})::text)::uuid",
-    "date": "case when {x} = 3 then 'infinity' else date '2020-01-01' + ({x})::int end",
-    "numeric(8,2)": "({x}) / 4.0",
-    "timestamptz": "case when {x} = 5 then '-infinity' else timestamptz '2024-01-01' + ({x}) * interval '1 microsecond' end",
-    "bytea": "int4send(({x})::int)",
-}
-_KEY_COUNT = 120
-
-_WIDER: dict[str, list[str]] = {
-    # Changes of type after which a value's old text, read as the new type, is the new value.
-    "smallint": ["integer", "bigint", "text"],
-    "integer": ["bigint", "numeric(12,2)", "text"],
-    "bigint": ["numeric", "text"],
-    "real": ["double precision"],
-    "numeric(12,2)": ["numeric(14,2)", "text"],
-    "varchar(10)": ["varchar(20)", "text"],
-    "date": ["timestamp"],
-    "app.mood": ["text"],
-}
 
 _NAMES = ["a", "B", "two words", 'q"u', "\u00e4\u4e16", "select", "x.y", "%s"]
 _IDENTITIES = ["default"] * 4 + ["full"] * 3 + ["index"] * 2 + ["nothing"]
@@ -126,10 +42,6 @@ _IDENTITIES = ["default"] * 4 + ["full"] * 3 + ["index"] * 2 + ["nothing"]
 def quote(name: str) -> str:
     """Return a name as an SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
-
-
-def _literal(text: str) -> str:
-    return sql.Literal(text).as_string(None)
 
 
 @dataclass
@@ -152,36 +64,6 @@ class Relation:
     def data(self) -> dict[str, str]:
         """The columns that are neither key nor stamp nor the identity index's."""
         return {name: kind for name, kind in self.columns.items() if name not in (*self.key, "stamp", "other")}
-
-
-@dataclass(frozen=True)
-class Change:
-    """One entry of the ledger."""
-
-    xid: int
-    op: str
-    stamp: int | None
-    old_stamp: int | None
-
-
-@dataclass
-class Ledger:
-    """What was committed: the changes of each table, by its name then, in order; and the LSNs of transactional messages."""
-
-    changes: dict[str, list[Change]] = field(default_factory=lambda: defaultdict(list))
-    messages: list[str] = field(default_factory=list)
-
-    @staticmethod
-    def stamps(changes: list[Change]) -> set[int]:
-        """Return the stamps of the rows that some changes, the first of a table, leave."""
-        found: set[int] = set()
-        for change in changes:
-            if change.op in ("truncate", "drop"):
-                found.clear()
-            found.discard(change.old_stamp or 0)
-            if change.stamp is not None:
-                found.add(change.stamp)
-        return found
 
 
 class _LostError(Exception):
@@ -210,7 +92,7 @@ class _Session:
                 prefix = f"model {self.number} %"
                 # A prepared transaction outlives its server, and keeps its locks.
                 for (gid,) in self._connection.execute("select gid from pg_prepared_xacts where gid like %s", [prefix]).fetchall():
-                    self._connection.execute(f"rollback prepared {_literal(gid)}".encode())
+                    self._connection.execute(f"rollback prepared {literal(gid)}".encode())
             except psycopg.OperationalError:
                 if time.monotonic() > deadline:
                     raise
@@ -270,7 +152,7 @@ class Model:
     def prepare(self) -> None:
         """Make the tables, empty, and the publication."""
         with self._connect() as connection:
-            connection.execute(_SCHEMA.encode())
+            connection.execute(SCHEMA.encode())
             connection.execute(b"create type app.mood as enum ('so so', 'ok')")
             via_root = str(self.via_root).lower()
             connection.execute(
@@ -292,14 +174,8 @@ class Model:
 
     def ledger(self) -> Ledger:
         """Return what has been committed."""
-        found = Ledger()
         with self._connect() as connection:
-            for name, *values in connection.execute(
-                b"select name, xid & 4294967295, op, stamp, old_stamp from ledger.change order by seq"
-            ):
-                found.changes[name].append(Change(*values))
-            found.messages = [lsn for (lsn,) in connection.execute("select lsn::text from ledger.message")]
-        return found
+            return Ledger.read(connection)
 
     def relations(self) -> dict[str, Relation]:
         """Return the tables whose changes are published under their own names, by name."""
@@ -329,7 +205,7 @@ class Model:
             rng,
             session.run,
             lambda: self._statements(session),
-            lambda: _literal(f"model {session.number} {next(self._numbers)}"),
+            lambda: literal(f"model {session.number} {next(self._numbers)}"),
             count=rng.choice([1, 1, 2, 4, 8]),
             chances=random_transaction.Chances(make=0.25, leave=0.3, prepare=0.06, commit=0.86),
         )
@@ -378,37 +254,22 @@ class Model:
         salt = self._rng.randrange(1 << 30)
         return f"stamp in (select stamp from {table.sql} order by md5(stamp::text || '{salt}') limit {count})"
 
-    def _value(self, kind: str, number: str = "i") -> str:
-        """Return an expression for a value of a type, another one for each value of the expression `number`."""
-        rng = self._rng
-        base = kind.partition("(")[0]
-        edges = _EDGES.get(kind) or next(values for other, values in _EDGES.items() if other.partition("(")[0] == base)
-        forms = ["null", *(f"{_literal(edge)}::{kind}" for edge in edges)]
-        if kind == "text":
-            # Out of line; what is left alone is not sent.
-            forms += [f"repeat(md5(({number})::text || '{rng.randrange(99)}'), {rng.choice([100, 150, 400])})"] * 2
-        if kind in ("integer", "bigint", "text"):
-            forms.append(f"({number} + {rng.randrange(1000)})::{kind}")
-        rng.shuffle(forms)
-        branches = " ".join(f"when {index} then {form}" for index, form in enumerate(forms))
-        return f"case abs(hashint4(({number})::int + {rng.randrange(1 << 20)})) % {len(forms)} {branches} end"
-
     def _key(self, table: Relation, number: str) -> list[str]:
-        """Return expressions for the key's columns: another key for each `number` below _KEY_COUNT."""
+        """Return expressions for the key's columns: another key for each `number` below KEY_COUNT."""
         if len(table.key) == 1:
-            return [_KEYS[table.columns[table.key[0]]].format(x=number)]
+            return [KEYS[table.columns[table.key[0]]].format(x=number)]
         parts = [f"({number}) / 10", f"({number}) % 10"]
-        return [_KEYS[table.columns[name]].format(x=part) for name, part in zip(table.key, parts, strict=True)]
+        return [KEYS[table.columns[name]].format(x=part) for name, part in zip(table.key, parts, strict=True)]
 
     def _insert(self, table: Relation, count: int) -> str:
         rng = self._rng
-        number = f"((i * {rng.choice([1, 7, 11])} + {rng.randrange(_KEY_COUNT)}) % {_KEY_COUNT})"
-        if count > _KEY_COUNT:
+        number = f"((i * {rng.choice([1, 7, 11])} + {rng.randrange(KEY_COUNT)}) % {KEY_COUNT})"
+        if count > KEY_COUNT:
             number = f"(i + {1000 + 1000 * next(self._numbers)})"
         names, values = list(table.key), self._key(table, number) if table.key else []
         for name, kind in table.data.items():
             names.append(name)
-            values.append(self._value(kind))
+            values.append(value(rng, kind))
         if "other" in table.columns:
             # Another one each time: the sequence's numbers are.
             names.append("other")
@@ -425,7 +286,7 @@ class Model:
     def _update(self, table: Relation, count: int) -> str:
         rng = self._rng
         chosen = rng.sample(list(table.data), min(len(table.data), rng.choice([1, 1, 2])))
-        settings = [f"{quote(name)} = {self._value(table.data[name], 'stamp % 1000')}" for name in chosen]
+        settings = [f"{quote(name)} = {value(rng, table.data[name], 'stamp % 1000')}" for name in chosen]
         if "other" in table.columns and rng.random() < 0.3:
             settings.append("other = nextval('ledger.stamp')")
         return f"update {table.sql} set {', '.join(settings or ['stamp = stamp'])} where {self._some(table, count)}"
@@ -444,7 +305,7 @@ class Model:
             pairs = zip(map(quote, table.key), self._key(table, str(new)), strict=True)
             return f"update {table.sql} set {', '.join(f'{name} = {value}' for name, value in pairs)} where {at(old)}"
 
-        one, two, free = rng.randrange(_KEY_COUNT), rng.randrange(_KEY_COUNT), _KEY_COUNT + next(self._numbers) % 700
+        one, two, free = rng.randrange(KEY_COUNT), rng.randrange(KEY_COUNT), KEY_COUNT + next(self._numbers) % 700
         if rng.random() < 0.6:
             return [f"delete from {table.sql} where {at(two)}"] * (rng.random() < 0.3) + [move(one, two)]
         return [move(one, free), move(two, one), move(free, two)]
@@ -465,10 +326,10 @@ class Model:
         rng = self._rng
         name = self._table_name(session)
         table = f"app.{quote(name)}"
-        key = {f"{rng.choice(_NAMES)} k{number}": rng.choice(list(_KEYS)) for number in range(rng.choice([0, 1, 1, 1, 2, 2]))}
+        key = {f"{rng.choice(_NAMES)} k{number}": rng.choice(list(KEYS)) for number in range(rng.choice([0, 1, 1, 1, 2, 2]))}
         identity = rng.choice(_IDENTITIES) if key else rng.choice(["full", "full", "nothing"])
         columns = [f"{quote(column)} {kind}" for column, kind in key.items()]
-        columns += [f"{quote(self._column())} {rng.choice(list(_EDGES))}" for _ in range(rng.randint(0, 5))]
+        columns += [f"{quote(self._column())} {rng.choice(list(EDGES))}" for _ in range(rng.randint(0, 5))]
         long = self._column()
         columns += [f"{quote(long)} text", "stamp bigint not null"]
         is_partitioned = len(key) == 1 and list(key.values()) == ["integer"] and identity in ("default", "full")
@@ -494,7 +355,7 @@ class Model:
 
     def _triggers(self, table: str, parts: list[str]) -> list[str]:
         """Return the statements that have a table's changes noted; ``parts`` are it and its partitions."""
-        via_root = _literal(str(self.via_root).lower())
+        via_root = literal(str(self.via_root).lower())
         row = f"on {table} for each row execute function"
         note = f"create trigger note_truncate after truncate on {{}} execute function ledger.note_truncate({via_root})"
         return [
@@ -514,7 +375,7 @@ class Model:
         choice = rng.choice(["add", "add default", "drop", "rename column", "type", "rename", "anew", "identity", "new"])
         if choice == "add default":
             name, kind = self._column(), rng.choice(["integer", "text", "numeric(12,2)", "boolean"])
-            default = _literal(rng.choice(_EDGES[kind]))
+            default = literal(rng.choice(EDGES[kind]))
             alter = f"alter table {table.sql} add column {quote(name)} {kind} default {default}"
             return [alter, *self._told(table, table.columns | {name: kind})]
         if choice == "drop" and column:
@@ -524,15 +385,15 @@ class Model:
             columns = {name if old == column else old: kind for old, kind in table.columns.items()}
             alter = f"alter table {table.sql} rename {quote(column)} to {quote(name)}"
             return [alter, *self._told(table, columns)]
-        if choice == "type" and column and kind in _WIDER:
-            return [f"alter table {table.sql} alter {quote(column)} type {rng.choice(_WIDER[kind])}"]
+        if choice == "type" and column and kind in WIDER:
+            return [f"alter table {table.sql} alter {quote(column)} type {rng.choice(WIDER[kind])}"]
         if choice == "rename" and not table.is_partitioned and self._names < self._most_names:
             name = self._table_name(session)
-            gone = f"insert into ledger.change (name, op) values ({_literal(table.name)}, 'drop')"
+            gone = f"insert into ledger.change (name, op) values ({literal(table.name)}, 'drop')"
             touch = self._touch(name, table.columns)
             return [f"alter table {table.sql} rename to {quote(name)}", gone, touch]
         if choice == "anew" and may_begin_anew and not table.is_partitioned:
-            gone = f"insert into ledger.change (name, op) values ({_literal(table.name)}, 'drop')"
+            gone = f"insert into ledger.change (name, op) values ({literal(table.name)}, 'drop')"
             # Without a row nothing would tell that it is another one.
             first = f"insert into app.{quote(table.name)} (stamp) values (0)"
             creation = self._creation_like(table)
@@ -541,7 +402,7 @@ class Model:
             return [f"alter table {table.sql} replica identity {rng.choice(['full', 'default'])}"]
         if choice == "new" and self._names < self._most_names:
             return self._creation(session)
-        return [f"alter table {table.sql} add column {quote(self._column())} {rng.choice(list(_EDGES))}"]
+        return [f"alter table {table.sql} add column {quote(self._column())} {rng.choice(list(EDGES))}"]
 
     def _table_name(self, session: _Session) -> str:
         self._names += 1
@@ -549,7 +410,7 @@ class Model:
 
     def _creation_like(self, table: Relation) -> list[str]:
         """Return the statements that make another table of a dropped one's name: its key is a number, given by a sequence."""
-        columns = [f"{quote(self._column())} {self._rng.choice(list(_EDGES))}" for _ in range(self._rng.randint(0, 3))]
+        columns = [f"{quote(self._column())} {self._rng.choice(list(EDGES))}" for _ in range(self._rng.randint(0, 3))]
         key = f"{quote(self._column())} integer primary key default nextval('ledger.stamp')"
         create = f"create table {table.sql} ({', '.join([key, 'stamp bigint not null', *columns])})"
         return [create, *self._triggers(table.sql, [table.sql])]
@@ -571,7 +432,7 @@ class Model:
         if not self._rekey_with_rows:
             run("commit")
             run("begin")
-        constraint = f"select conname from pg_constraint where conrelid = {_literal(table.sql)}::regclass and contype = 'p'"
+        constraint = f"select conname from pg_constraint where conrelid = {literal(table.sql)}::regclass and contype = 'p'"
         found = run(constraint)
         drop = f"alter table {table.sql} drop constraint {quote(found[0][0])}" if found else "select"
         random_transaction.all_or_none(session.run, [drop, f"alter table {table.sql} add primary key ({quote(name)})"])

@@ -31,7 +31,8 @@ import equality
 import postgres
 import processes
 from faulty_proxy import FaultyProxy
-from model import PUBLICATION, Ledger, Model
+from model import PUBLICATION, Model
+from model_ledger import Ledger
 from weather import Weather
 
 from cdcpipe.lsn import LSN

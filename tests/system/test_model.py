@@ -8,7 +8,8 @@ from typing import Any
 import equality
 import postgres
 import pytest
-from model import Change, Ledger, Model
+from model import Model
+from model_ledger import Change, Ledger
 from soak import SETTINGS, Round
 
 from spark_sink.changelog.tables import changelogs_of
