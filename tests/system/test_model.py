@@ -10,7 +10,7 @@ import postgres
 import pytest
 from model import Model
 from model_ledger import Change, Ledger
-from soak import SETTINGS, Round
+from soak_round import SETTINGS, Round
 
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.warehouse.warehouse import Warehouse
