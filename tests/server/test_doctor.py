@@ -18,8 +18,8 @@ from cdcpipe.doctor import survey
 from cdcpipe.doctor.facts import Asked
 from cdcpipe.doctor.findings import Finding
 from cdcpipe.libpq.parameters import connection_parameters
+from cdcpipe.replication.session import connected
 from cdcpipe.subcommands.doctor import CHECKS, doctor
-from cdcpipe.subcommands.prepare import connected
 from support.cli_process import CLI, run_cli
 from support.requirements import need
 from support.waiting import until
@@ -466,7 +466,7 @@ def test_how_fast_the_server_writes(any_pg: postgres.Cluster, monkeypatch: pytes
     monkeypatch.setattr(survey, "_AVERAGE_AFTER_S", 0.0)
     with any_pg.database() as database, database.connect() as connection:
         connection.execute("create table t (id int primary key, v text)")
-        with connected(connection_parameters([("dbname", database.dsn)]), replication=False) as looking:
+        with connected(connection_parameters([("dbname", database.dsn)])) as looking:
             begun_at, server = time.monotonic(), survey.look(looking)
             connection.execute("insert into t select n, repeat('x', 1000) from generate_series(1, 3000) n")
             rate = survey._watch(looking, server, begun_at)
