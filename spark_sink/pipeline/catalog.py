@@ -1,4 +1,4 @@
-"""The tables of a warehouse under names in a database of the session's catalog, whichever catalog that is.
+"""Gives the tables of a warehouse names in a database of the session's catalog. Any catalog of Spark will do.
 
 | in the warehouse | in the database |
 |---|---|
@@ -7,16 +7,17 @@
 | the logical messages | _cdc_message |
 | the versions of the tables' schemas | _cdc_schema_history |
 
-Catalogs know letters, digits and underscores, and not all tell upper case from lower: names are in lower case, with an
-underscore for any other character. Two that become one are an error, and so is a name that something else has. (Every table's has
-two underscores in a row, the last two have not.)
+Catalogs accept letters, digits and underscores, and some ignore case. So names are in lower case, and an underscore replaces any
+other character. If two tables get the same name, that is an error. A name that is already in use for something else is an error,
+too. (The names of tables contain two underscores in a row; the last two names above do not.)
 
-For whom json as text is not enough there is a view beside a table: ``shop__orders_variant`` is ``shop__orders`` with its columns of
-json and jsonb as VARIANT. It is made anew when the table has other such columns; others come by themselves. Names of tables come
-first: where something else has the view's, there is no view, and a warning.
+A table can have a view that shows its json and jsonb columns as VARIANT: ``shop__orders_variant`` is such a view of
+``shop__orders``. The view is created again when the table's json columns change; other new columns appear in it without that.
+Names of tables take precedence: if a view's name is already in use, a warning is logged and there is no view.
 
-With Delta Lake each is an external table: the catalog holds its location, and all else is in the table. A Parquet changelog is a
-view that reads its directory; a Parquet replica is not to be had here, because no SQL makes it (replica.register_views).
+With Delta Lake, each name is an external table: the catalog holds its location, and the table holds everything else. A Parquet
+changelog is a view that reads its directory. A Parquet replica has no name here, because SQL cannot compute it
+(replica.register_views).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _OURS = {MESSAGES: "the changelog of logical messages", SCHEMA_HISTORY: "the his
 
 _VARIANT = "_variant"
 _VARIANT_OF = "cdcpipe.variant_of"
-"""The property of a view that says which table's it is."""
+"""The property of a view that names its table."""
 
 
 def parse_database(text: str) -> tuple[str, ...]:
@@ -68,9 +69,9 @@ def parse_database(text: str) -> tuple[str, ...]:
 
 
 class CatalogDatabase:
-    """Gives the tables of a warehouse names in a database, and remembers which have one. For any thread.
+    """Gives the tables of a warehouse names in a database, and remembers which tables have one. Thread-safe.
 
-    With ``history``, those with json, by their newest description, have a view beside them.
+    With ``history``, a table that has json columns in its newest schema also gets a view.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class CatalogDatabase:
         warehouse: Warehouse,
         history: SchemaHistory | None = None,
     ) -> None:
-        """Make the database if it is not there."""
+        """Create the database if it does not exist."""
         self._spark = spark
         self._parts = parse_database(database)
         self._warehouse = warehouse
@@ -89,7 +90,7 @@ class CatalogDatabase:
         self._registered: set[str] = set()
         self._history = history
         self._variants: dict[str, tuple[str, ...]] = {}
-        """By a table's name, the columns of json that its view was made for."""
+        """For each table's name, the json columns that its view was created for."""
         name = self._quoted()
         if not spark.catalog.databaseExists(name):
             spark.sql(f"CREATE DATABASE IF NOT EXISTS {name}")
@@ -97,7 +98,10 @@ class CatalogDatabase:
             _logger.warning("this session's catalog is in memory: names in %s are gone with the session", database)
 
     def register(self, tables: Iterable[Table]) -> None:
-        """Name what these tables have by now and what has no name yet; WarehouseError if a name is another's."""
+        """Name the changelogs and replicas of these tables that exist and have no name yet.
+
+        Raises WarehouseError if a name is already in use.
+        """
         entries = [(table, *entry) for table in tables for entry in self._entries(table)]
         with self._lock:
             for _, owner, name, path in entries:
@@ -122,7 +126,7 @@ class CatalogDatabase:
             )
 
     def _entries(self, table: Table) -> Iterator[tuple[str, str, Path]]:
-        """Yield what a table may have: what it is, its name in the database, where it is."""
+        """Yield for each changelog and replica that a table may have: a description, its name in the database, its path."""
         if table in _OURS:
             yield _OURS[table], table.name, self._warehouse.changelog(table)
             return
@@ -134,7 +138,7 @@ class CatalogDatabase:
     def _name(self, owner: str, name: str, path: Path) -> None:
         quoted = self._quoted(name)
         self._spark.sql(changelogs_of(self._spark, self._warehouse).naming_sql(quoted, path))
-        # What has the name already is left alone by IF NOT EXISTS.
+        # IF NOT EXISTS leaves alone anything that already has the name.
         found = {row["col_name"]: row["data_type"] for row in self._spark.sql(f"DESCRIBE TABLE EXTENDED {quoted}").collect()}
         location = str(found.get("Location", "")).removeprefix("file:")
         if location != storage.name(path) and quote(str(path)) not in str(found.get("View Text", "")):
@@ -144,7 +148,7 @@ class CatalogDatabase:
             )
 
     def _show_variants(self, name: str, path: Path, relation: Relation | None) -> None:
-        """Make a view that has a table's json as VARIANT, if it has some, and not such a view already."""
+        """Create the view with a table's json as VARIANT, if the table has json columns and no up-to-date view."""
         wanted = () if relation is None else tuple(column.name for column in relation.columns if is_json(column))
         if relation is None or not wanted or self._variants.get(name) == wanted:
             return
@@ -162,7 +166,7 @@ class CatalogDatabase:
                 f"CREATE OR REPLACE VIEW {self._quoted(view)} TBLPROPERTIES ('{_VARIANT_OF}' = {of}) "
                 f"WITH SCHEMA EVOLUTION AS SELECT {', '.join(others + parsed)} FROM {self._quoted(name)}"
             )
-        if is_taken or len(fields) == len(wanted):  # a replica gets its columns later than the changelog
+        if is_taken or len(fields) == len(wanted):  # a replica gets its columns later than its changelog
             self._variants[name] = wanted
 
     def _tell_taken(self, view: str) -> None:
@@ -175,7 +179,7 @@ class CatalogDatabase:
         return bool(self._spark.catalog.tableExists(self._quoted(name)))
 
     def _is_variant(self, name: str, path: Path) -> bool:
-        """Tell whether this is a view that was made here, of the table at ``path`` or of one in it."""
+        """Tell whether this is a view that this class created, of the table at ``path`` or of a table below it."""
         if not self._is_there(name):
             return False
         found = {row["key"]: row["value"] for row in self._spark.sql(f"SHOW TBLPROPERTIES {self._quoted(name)}").collect()}
@@ -189,6 +193,9 @@ class CatalogDatabase:
 
 
 def _parsed(field: StructField) -> str:
-    """Return a column of json as VARIANT, in SQL: with parse_json, as try_parse_json makes NULL of what it can't read."""
+    """Return the SQL expression of a json column as VARIANT.
+
+    Uses parse_json, because try_parse_json returns NULL for text that it cannot parse.
+    """
     name = quote(field.name)
     return f"transform({name}, element -> parse_json(element))" if isinstance(field.dataType, ArrayType) else f"parse_json({name})"

@@ -1,13 +1,13 @@
-"""Replicas on a rhythm of their own: micro-batches write changelogs, and this brings the replicas after them.
+"""Merges changelogs into replicas, in rounds. Micro-batches write only the changelogs.
 
-Each round merges, into every replica that stands behind, all that its changelog has beyond it, in one go. Rounds have a
-thread of their own, ``interval_s`` after one another; with an interval of 0 it makes but the first and the last, and others are
-made by ``catch_up``. In a round tables are merged side by side, each thread in a session of its own: a commit's settings are a
-session's.
+Each round looks for replicas that are behind their changelogs. It merges all missing changes into each of them, in one merge. The
+rounds run in their own thread, every ``interval_s`` seconds. With an interval of 0 the thread runs only the first and the last
+round, and calls of ``catch_up`` run the others. A round merges several tables at the same time. Each thread has its own session,
+because the settings of a commit belong to the session.
 
-The tables' logs, too, are looked after here: Delta makes checkpoints of them with its own commits only.
+A round also writes checkpoints of the tables' Delta logs: Delta writes them only with its own commits.
 
-Nothing here has to be kept: how far a replica is, it records itself. What is behind at the start is seen in the tables.
+The follower stores no state. Each replica records its own position, and at the start the follower reads these positions.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
 __all__ = ["Follower"]
 
 _THREADS = 4
-"""So many replicas are merged at the same time: most of a small merge is waiting for one task or another."""
+"""How many replicas are merged at the same time. A small merge spends most of its time waiting for a task."""
 
 
 _CHANGED = "DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS"
-"""A micro-batch has widened the changelog's columns between the plan of a merge and its start: it is planned anew."""
+"""Delta's error if a micro-batch widens the changelog's columns between the plan of a merge and its start. The merge is retried."""
 
 _MERGES = RetryPolicy(attempts=10)
 
 
 class Follower:
-    """Keeps a warehouse's replicas after its changelogs.
+    """Keeps the replicas of a warehouse up to date with its changelogs.
 
-    Each round holds the right to merge. A replica that has been brought further gets its name in ``names``. ``on_error`` is called
-    with the error that ended the rounds, in the follower's thread.
+    Each round holds the right to merge. After a merge, the replica is registered in ``names``. If an error ends the rounds, the
+    follower's thread calls ``on_error`` with it.
     """
 
     def __init__(
@@ -79,34 +79,34 @@ class Follower:
         self._thread: threading.Thread | None = None
 
     def look(self, epoch: int) -> None:
-        """Find the replicas that stand behind their changelogs, or are not there at all, whoever deleted them."""
+        """Find the replicas that are behind their changelogs or do not exist, for example because a user deleted them."""
         for table in self._warehouse.tables():
             lsn = self._warehouse.format.lsn(self._warehouse.changelog(table))
             if lsn is not None and lsn > (self._warehouse.format.lsn(self._warehouse.replica(table)) or 0):
                 self.note(table, Position(epoch, lsn))
 
     def note(self, table: Table, position: Position) -> None:
-        """Take note of a changelog that has reached a position."""
+        """Note that a changelog has reached a position."""
         with self._lock:
             self._behind[table] = position
 
     def note_log(self, path: Path) -> None:
-        """Take note of a Delta table that has got a commit: its log may be long by now."""
+        """Note that a Delta table has a new commit, so that its log may need a checkpoint."""
         with self._lock:
             self._written.add(path)
 
     def start(self) -> None:
-        """Begin with the rounds."""
+        """Start the thread that runs the rounds."""
         self._thread = threading.Thread(target=self._run, name="replicas", daemon=True)
         self._thread.start()
 
     def end(self, *, is_last_round_wanted: bool = True) -> None:
-        """Ask for a last round, or for an end after the merges that run; return at once."""
+        """Ask the thread to end after a last round, or after the merges that are running. Returns at once."""
         self._is_last_round_wanted = is_last_round_wanted
         self._ending.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait, after ``end``, for the last round; return False if it has not come to its end in time."""
+        """Wait, after ``end``, for the last round. Returns False if the time runs out first."""
         if self._thread is None:
             return True
         self._thread.join(timeout_s)
@@ -121,14 +121,14 @@ class Follower:
                 self.catch_up()
             if self._is_last_round_wanted:
                 self.catch_up()
-        except BaseException as ex:  # noqa: BLE001 - it ends the pipeline, which raises it
+        except BaseException as ex:  # noqa: BLE001 - the error ends the pipeline, which raises it
             self._on_error(ex)
 
     def _pause_s(self, started: float) -> float | None:
         return max(0.0, started + self._interval_s - time.monotonic()) if self._interval_s else None
 
     def catch_up(self) -> None:
-        """Bring the replicas that stand behind to where their changelogs were when this was called."""
+        """Bring the replicas that are behind to the positions that their changelogs had at the time of the call."""
         with self._tables.merge():
             with self._lock:
                 behind, self._behind = self._behind, {}

@@ -1,17 +1,17 @@
-"""One micro-batch: a range of the staging log comes to the changelogs.
+"""One micro-batch: writes a range of the staging log to the changelogs.
 
-    tables = KnownTables(spark, warehouse, history, published)     # stays from one micro-batch to the next
+    tables = KnownTables(spark, warehouse, history, published)     # kept from one micro-batch to the next
     batch = MicroBatch(tables, segments)
-    batch.append()                                                 # whoever calls it holds the right to append (warehouse/lock.py)
+    batch.append()                                                 # the caller holds the right to append (warehouse/lock.py)
 
-The driver finds in the segments' indexes which tables they change, and how those look there. Executors read each such table's
-changes typed, with the schema that the table has then, and write them to files of its changelog, all tables in one job
-(changelog/writer.py). So a running query lives through ADD, DROP and RENAME COLUMN and changes of type. Logical messages have a
-changelog of their own; a micro-batch without any has nothing to do for them. Without a schema change, a micro-batch does not touch
-the schema history.
+The driver reads from the segments' indexes which tables the segments change, and with which columns. Executors read the changes of
+each table with its schema and types at that position. They write the changes to files of its changelog, all tables in one job
+(changelog/writer.py). So a running query survives ADD, DROP and RENAME COLUMN and changes of type. Logical messages have their own
+changelog; a micro-batch without messages does not touch it. Without a schema change, a micro-batch does not touch the schema
+history.
 
-Nothing twice, nothing missing: a table's commit records the position that it reaches, and a table goes on from its own position
-whatever the micro-batch is.
+Each change is written exactly once. The commit to a table records the position that it reaches, and each table continues from its
+own position, whichever segments the micro-batch has.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ __all__ = ["KnownTables", "MicroBatch"]
 _logger = logging.getLogger(__name__)
 
 _THREADS = 4
-"""So many tables are opened at a time."""
+"""How many tables are opened at the same time."""
 
 _APPENDS = RetryPolicy(attempts=10)
-"""How often a micro-batch is written whose changelogs another program changes meanwhile."""
+"""How often to write a micro-batch if another program changes its changelogs meanwhile."""
 
 _KEYLESS = ""
-"""What is told of a table as a whole; of its columns something may be told, too."""
+"""The subject of the warning about a table without a key. Other warnings have a column's name as their subject."""
 
 
 @dataclass(slots=True)
 class TableState:
-    """What is known of a table: its changelog as it is, None before the first change; its versions."""
+    """The known state of a table: its changelog (None before the first change) and its versions."""
 
     changelog: ChangelogState | None
     versions: list[Version]
@@ -86,24 +86,24 @@ class TableState:
 
     @property
     def done_lsn(self) -> int:
-        """Up to where the changelog is."""
+        """The LSN up to which the changelog has the changes."""
         return 0 if self.changelog is None else self.changelog.lsn
 
     @property
     def columns(self) -> StructType | None:
-        """The table's columns that the changelog has."""
+        """The columns of the table that the changelog has."""
         return None if self.changelog is None else split_schema(self.changelog.schema)[0]
 
     @property
     def has_key(self) -> bool:
-        """Whether the table has, or had, or is to get, a replica."""
+        """Whether the table has, had or will get a replica."""
         return has_key(self.versions)
 
 
 class KnownTables:
-    """What is known of a warehouse's tables, so that it is not read for every micro-batch; and what was said of them.
+    """A cache of the state of a warehouse's tables, kept between micro-batches. Also remembers which warnings were logged.
 
-    ``keys`` and ``keyless_named`` are those of `pipeline.Pipeline`.
+    ``keys`` and ``keyless_named`` have the same meaning as in `pipeline.Pipeline`.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class KnownTables:
         self.history = history
         self.versions = TableVersions(warehouse, history, published, keys)
         self.exact_counts: Counter[tuple[Table, str]] = Counter()
-        """How many values of which column stand, since the start, as text in ``_cdc_exact``, because its type can't hold them."""
+        """For each column, how many values since the start are text in ``_cdc_exact`` because the column's type can't hold them."""
         self._states: dict[Table, TableState] = {}
         self._told: set[tuple[str, str]] = {(name, _KEYLESS) for name in keyless_named}
 
@@ -129,27 +129,27 @@ class KnownTables:
         return self._states[table]
 
     def open(self, tables: Iterable[Table]) -> None:
-        """Find out how tables are that are not known, several at a time."""
+        """Read the state of the tables that are not in the cache, several at the same time."""
         new = [table for table in tables if table not in self._states]
         if new:
             with ThreadPoolExecutor(_THREADS, "open") as pool:
                 self._states.update(zip(new, pool.map(self._read, new), strict=True))
 
     def forget(self) -> None:
-        """Have the tables read again: another writer may have changed them."""
+        """Empty the cache, because another writer may have changed the tables."""
         self._states.clear()
 
     def _read(self, table: Table) -> TableState:
         return TableState(self.changelogs.state(table), self.warehouse.versions(table))
 
     def tell(self, table: Table, subject: str, message: str, *arguments: object) -> None:
-        """Warn of this subject once for each table."""
+        """Log a warning about this subject, once for each table."""
         if (str(table), subject) not in self._told:
             self._told.add((str(table), subject))
             _logger.warning(message, *arguments)
 
     def tell_exact(self, table: Table, counts: Mapping[str, int]) -> None:
-        """Name the columns that had values that their type can't hold, each once, and count these values."""
+        """Count the values that the types of their columns can't hold. Log a warning for each such column, once."""
         for name, count in sorted(counts.items()):
             self.tell(table, name, INEXACT_MESSAGE, table, name, count)
             self.exact_counts[table, name] += count
@@ -157,7 +157,7 @@ class KnownTables:
 
 @dataclass(frozen=True, slots=True)
 class _Append:
-    """What is to be appended to a changelog: ``count`` changes that the segments have for it."""
+    """One append to a changelog: ``count`` changes from the segments."""
 
     table: Table
     count: int
@@ -165,10 +165,10 @@ class _Append:
 
 
 class MicroBatch:
-    """Some segments, the next ones of the log, on their way to the changelogs.
+    """The next segments of the log, to be written to the changelogs.
 
-    Executors read the segments from ``server``, or without one at the path that they have here. A ``follower`` hears which
-    changelogs have been brought further.
+    Executors read the segments from ``server``, or without a server at the same path as this process. A ``follower`` is told which
+    changelogs have new changes.
     """
 
     def __init__(
@@ -180,14 +180,14 @@ class MicroBatch:
         follower: Follower | None = None,
     ) -> None:
         self.contents = read_contents(segments)
-        """What the segments have for each table, the logical messages among them."""
+        """What the segments contain for each table; the logical messages count as a table."""
         self._tables = tables
         self._segments = segments
         self._server = server
         self._follower = follower
 
     def append(self) -> None:
-        """Append to each changelog what it does not have of the segments; first, to the schema history, what is new there."""
+        """Append new schemas to the schema history, and then to each changelog the changes of the segments that it lacks."""
         self._tables.open(self.contents)
         self._tables.history.record_new(self.contents, self._fields, self._segments)
         try:
@@ -199,7 +199,7 @@ class MicroBatch:
             ) from ex
 
     def _append(self) -> None:
-        """Append to the changelogs that lack changes; on ChangedError nothing is known of the tables any more."""
+        """Append to the changelogs that lack changes. On ChangedError, empty the cache of table states."""
         tables = self._tables
         tables.open(self.contents)
         wanted = [table for table in sorted(self.contents) if tables[table].done_lsn < self.contents[table].last_lsn]
@@ -216,7 +216,7 @@ class MicroBatch:
             raise
 
     def _prepare(self, table: Table) -> _Append:
-        """Make a changelog ready for what the segments have for it."""
+        """Prepare a changelog for the changes that the segments have for it: record its versions and open it for new files."""
         state, warehouse = self._tables[table], self._tables.warehouse
         if table == MESSAGES:
             schema = MESSAGE_SCHEMA
@@ -229,13 +229,13 @@ class MicroBatch:
         files = state.files = self._tables.changelogs.open_files(table, schema, state.files)
         name = None if table == MESSAGES else (table.schema, table.name)
         count = self.contents[table].count
-        if state.done_lsn > self._segments[0].start_lsn:  # it is further than the others
+        if state.done_lsn > self._segments[0].start_lsn:  # this changelog already has some of the segments' changes
             count = read_contents(self._segments, state.done_lsn)[table].count
         directory = storage.name(files.directory)
         return _Append(table, count, Target(name, files.schema, directory, files.layout, state.done_lsn, warehouse.types))
 
     def _commit(self, append: _Append, written: Sequence[Written]) -> None:
-        """Make what was written for a changelog part of it."""
+        """Commit the files that were written for a changelog."""
         table, end, state = append.table, self._segments[-1].end, self._tables[append.table]
         assert state.files is not None
         files = [each.file for each in written]
@@ -248,19 +248,22 @@ class MicroBatch:
             self._follower.note_log(state.files.directory)
 
     def _start(self, state: TableState) -> Position:
-        """Return where a table goes on in the segments."""
+        """Return the position in the segments from which a table continues."""
         segment = next(segment for segment in self._segments if segment.end_lsn > state.done_lsn)
         return Position(segment.epoch, max(segment.start_lsn, state.done_lsn))
 
     def _columns(self, table: Table) -> StructType:
-        """Return the columns of the table's changelog, with those that the changes it does not have yet need."""
+        """Return the columns of the table's changelog, and the columns that the changes it still lacks need."""
         state, warehouse = self._tables[table], self._tables.warehouse
         uses = (use for use in self.contents[table].uses if use.last_lsn > state.done_lsn)
         relations = (as_typed(use.relation, warehouse.types) for use in uses)
         return merge_columns(state.columns, relations, widen=warehouse.format.widens_columns)
 
     def _fields(self, table: Table, use: Use) -> list[StructField] | None:
-        """Return the columns of the table's changelog that a relation's are; None if it begins, with a snapshot, after that."""
+        """Return the changelog's column for each column of a relation.
+
+        Returns None if the changelog began after the relation's last change, with a snapshot.
+        """
         if use.last_lsn <= self._tables[table].done_lsn:
             return None
         return assign_columns(self._columns(table), as_typed(use.relation, self._tables.warehouse.types))

@@ -1,17 +1,18 @@
-"""From the staging log to the tables: a Structured Streaming query over segments, and what it does with each micro-batch.
+"""The life cycle of the Structured Streaming query that brings the staging log to the tables.
 
     with Pipeline(spark, "staging", "warehouse") as pipeline:   # start() ... stop()
         pipeline.wait()
 
     Pipeline(spark, "staging", "warehouse").process_available()
 
-This is its life cycle: where it goes on, what happens to errors, how it ends. micro_batch.py has what happens to the changes.
-Replicas follow the changelogs on a rhythm of their own (follower.py).
+This module decides where the query continues, how errors are handled, and how it ends. micro_batch.py writes the changes.
+follower.py merges them into the replicas, at its own interval.
 
-What Spark keeps in its checkpoint only says where to go on reading. A checkpoint that was lost is made again from the position up
-to which every table has everything (warehouse.json).
+Spark's checkpoint only says where to continue reading. If the checkpoint is lost, the query continues from the position up to which
+every table has all changes (warehouse.json).
 
-Segments are given back to staging one micro-batch late: the last one is run again when Spark did not get to note its end.
+The pipeline releases segments to staging one micro-batch late. The reason: Spark runs the last micro-batch again if it was
+interrupted before it recorded the end of that micro-batch.
 """
 
 from __future__ import annotations
@@ -56,24 +57,24 @@ __all__ = ["Pipeline", "PipelineProgress"]
 _logger = logging.getLogger(__name__)
 
 _LATE = "Python worker failed to connect back"
-"""What Spark says when the process that runs a stream's source has not started within ten seconds, which can't be changed."""
+"""Spark's error if the process that runs a stream's source has not started within ten seconds. This limit can't be changed."""
 
 _STARTS = RetryPolicy(attempts=11)
-"""How often a stream is started whose source's process is late."""
+"""How often to start a stream if the process of its source starts too late."""
 
 _LEAST_WAIT_S = 0.001
-"""Spark takes no shorter time to wait."""
+"""The shortest time that Spark accepts for a wait."""
 
 _NOTING_S = 5.0
-"""So long Spark is given to note the end of a micro-batch, and that it is to stop."""
+"""How long to wait for Spark to record the end of a micro-batch, and for its query to stop."""
 
 READER = "tables"
-"""The name under which the staging directory knows how far the tables are."""
+"""The name of the reader in the staging directory that records the position of the tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineProgress:
-    """How far a pipeline is: since its start, but for ``position``."""
+    """How far a pipeline is. All counts are since its start."""
 
     position: Position | None = None
     batches: int = 0
@@ -85,17 +86,17 @@ class PipelineProgress:
 class Pipeline:
     """Keeps the tables of one warehouse in step with one staging directory.
 
-    ``keys`` names the columns that identify a table's rows, ``{"public.orders": ["id"]}``. It is needed only for a table
-    with REPLICA IDENTITY FULL or NOTHING, whose changes do not say. No two rows may share such a key, also not amid a
-    transaction. ``describe`` returns what ``cdcpipe prepare`` prints as
-    ``tables``: it is asked for such keys, and for the columns of a table that is new or has changed.
-    A table without a key has a changelog and no replica. A warning names it, unless it is in ``keyless_named``.
+    ``keys`` names the columns that identify a table's rows, ``{"public.orders": ["id"]}``. Only a table with REPLICA IDENTITY FULL
+    or NOTHING needs it, because its changes do not name a key. No two rows may share such a key, not even within a transaction.
+    ``describe`` returns the ``tables`` of the output of ``cdcpipe prepare``. The pipeline calls it for such keys, and for the
+    columns of a table that is new or has changed. A table without a key has a changelog and no replica. The pipeline logs a warning
+    for each such table that is not in ``keyless_named``.
 
-    Executors read the staging directory at the path that it has here; without ``staging_shared`` they get its segments from this
-    process. With ``catalog_database`` the tables are named in that database of the session's catalog (pipeline/catalog.py), and
-    with ``json_variants`` those with json have a view beside them that has it as VARIANT.
+    With ``staging_shared``, executors read the staging directory at the same path as this process. Without it, this process serves
+    the segments to them. With ``catalog_database``, the tables get names in that database of the session's catalog
+    (pipeline/catalog.py). With ``json_variants``, each table with json columns also gets a view that shows them as VARIANT.
 
-    Every ``replica_interval_s`` seconds the replicas are brought to where the changelogs are; with 0 each micro-batch does.
+    The replicas catch up with the changelogs every ``replica_interval_s`` seconds, or with 0 after each micro-batch.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class Pipeline:
         self._replica_interval_s = replica_interval_s
         self._follower: Follower | None = None
         self.lock = TableLock(local_root)
-        """The rights to write the tables; whoever else in this process writes them shares it."""
+        """The rights to write the tables. Other writers in this process must use this object, too."""
         self._lock_state = b""
         self._progress = PipelineProgress()
         self._seen: set[Table] = set()
@@ -150,16 +151,17 @@ class Pipeline:
         self._error: BaseException | None = None
         self._stopping = False
         self._batch_id: int | None = None
-        """The newest micro-batch that is in the tables."""
+        """The newest micro-batch whose changes are in the tables."""
         self._available_now = False
         self._late_starts = 0
-        # Held while a micro-batch runs, so that stop() lets it come to its end. It says nothing of who may write: `lock` does.
+        # Held while a micro-batch runs, so that stop() waits for its end. Who may write the tables is decided by `lock`, not by
+        # this.
         self._batch_running = threading.Lock()
 
-    # --- for its owner ---
+    # --- for the owner of the pipeline ---
 
     def start(self, *, available_now: bool = False) -> Self:
-        """Begin to follow the log, or with ``available_now`` to bring the tables to its present end; return at once."""
+        """Start to follow the log. With ``available_now``, stop at the log's present end. Returns at once."""
         self._available_now = available_now
         stream = self._stream()
         if available_now:
@@ -172,11 +174,11 @@ class Pipeline:
         return self
 
     def process_available(self) -> None:
-        """Bring the tables to the log's present end, and return when that is done."""
+        """Bring the tables to the log's present end. Returns when that is done."""
         self.start(available_now=True).wait()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end; raise the error if there was one. Return False if it has not ended in time."""
+        """Wait for the end, and raise the error if there was one. Returns False if the time runs out first."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         if not self._wait_for_query(deadline):
             return False
@@ -190,7 +192,7 @@ class Pipeline:
         return True
 
     def _wait_for_query(self, deadline: float | None) -> bool:
-        """Wait for the query's end; begin again where its source was too slow to start. False: it has not ended in time."""
+        """Wait for the query's end. Restart it if its source was too slow to start. Returns False if the time runs out first."""
         while self._query is not None:
             try:
                 if deadline is None:
@@ -209,7 +211,10 @@ class Pipeline:
         return True
 
     def stop(self) -> None:
-        """End once the micro-batch that runs is in the changelogs, and the replicas are where they are; after an error at once."""
+        """Stop after the running micro-batch, and after the replicas have caught up with the changelogs.
+
+        After an error, skip the last round of merges.
+        """
         self._stop_query()
         self._stop_following(is_last_round_wanted=self._error is None)
 
@@ -224,12 +229,15 @@ class Pipeline:
         if query is not None and not session.has_ended(self.spark, 0) and query.isActive:
             with self._batch_running:
                 self._wait_until_noted(query)
-            # Without the lock: Spark waits for a micro-batch that begins just now, which `_refuse` ends.
+            # Called without the lock: Spark waits for a micro-batch that has just begun, and `_refuse` ends that one.
             query.stop()
         self._stop_serving()
 
     def _wait_until_noted(self, query: StreamingQuery) -> None:
-        """Let Spark note the last micro-batch's end: interrupted at that, it says so at length, and asks for it once more."""
+        """Wait until Spark has recorded the end of the last micro-batch.
+
+        An interrupted Spark would log a long error, and would run the micro-batch again at the next start.
+        """
         until = time.monotonic() + _NOTING_S
         while self._batch_id is not None and not is_noted(self.checkpoint, self._batch_id):
             if not query.isActive or time.monotonic() > until:
@@ -242,7 +250,7 @@ class Pipeline:
             self._server = None
 
     def _take_error(self, ex: BaseException) -> None:
-        """Take an error of the follower's as the pipeline's, and end."""
+        """Make an error of the follower the error of the pipeline, and stop the query."""
         self._error = self._error_of(ex)
         self._stop_query()
 
@@ -256,17 +264,17 @@ class Pipeline:
 
     @property
     def progress(self) -> PipelineProgress:
-        """How far it is, at this moment."""
+        """The present progress."""
         return self._progress
 
     @property
     def exact_counts(self) -> Mapping[tuple[Table, str], int]:
-        """How many values of which column stand, since the start, as text in ``_cdc_exact``, because its type can't hold them."""
+        """For each column, how many values since the start are text in ``_cdc_exact`` because the column's type can't hold them."""
         return self._tables.exact_counts
 
     @property
     def query(self) -> StreamingQuery | None:
-        """Spark's query, for its progress; None before ``start``. To end it, ``stop`` the pipeline."""
+        """Spark's query, for reading its progress; None before ``start``. To end the query, call ``stop`` of the pipeline."""
         return self._query
 
     # --- the stream ---
@@ -283,7 +291,7 @@ class Pipeline:
         return stream.option("checkpointLocation", str(self.checkpoint))
 
     def _open(self) -> Position:
-        """Check that warehouse and log belong together, and return the position from which to go on."""
+        """Check that warehouse and log belong together, and return the position from which to continue."""
         epochs = list_epochs(self.staging)
         if not epochs:
             raise StagingError(f"{self.staging} holds no log yet", hint="start a launcher on it first")
@@ -297,7 +305,7 @@ class Pipeline:
                 )
             position = epochs[0].start
             self.warehouse.record(position)
-        list_segments(self.staging, position)  # are those that the tables still need there?
+        list_segments(self.staging, position)  # raises if segments that the tables still need are missing
         if READER not in read_readers(self.staging):
             register_reader(self.staging, READER, Position(0, 0) if removed is None else removed)
         self._progress = replace(self._progress, position=position)
@@ -315,7 +323,7 @@ class Pipeline:
         return position
 
     def _check_changelog(self, table: Table, position: Position) -> None:
-        """Refuse to go on without a changelog that was there: nothing could bring back what was in it."""
+        """Raise WarehouseError if a changelog has disappeared, because its changes cannot be recovered."""
         if self.warehouse.versions(table)[0].end_lsn <= position.lsn and not self.warehouse.has_changelog(table):
             raise WarehouseError(
                 f"the changelog of {table}, {self.warehouse.changelog(table)}, has gone, and with it what was in it",
@@ -323,19 +331,19 @@ class Pipeline:
             )
 
     def _batch(self, _rows: DataFrame, batch_id: int) -> None:
-        """Take a micro-batch of segments to the tables; called by Spark in a thread of this process."""
+        """Write a micro-batch of segments to the tables. Spark calls this in a thread of this process."""
         with self._batch_running:
             if self._stopping:
                 self._refuse()
             try:
                 start, end = micro_batch(self.checkpoint, batch_id)
                 with self.lock.append() as lock_state:
-                    if lock_state != self._lock_state:  # somebody else has written the tables
+                    if lock_state != self._lock_state:  # another writer has changed the tables
                         self._tables.forget()
                         self._lock_state = lock_state
                     self._process(start, end)
                 self._batch_id = batch_id
-                # After the append: one right at a time.
+                # Outside the append block, because a thread holds only one right at a time.
                 if self._follower is not None and not self._replica_interval_s:
                     self._follower.catch_up()
             except BaseException as ex:
@@ -343,14 +351,17 @@ class Pipeline:
                 raise
 
     def _refuse(self) -> NoReturn:
-        """End a micro-batch that begins after `stop`, once the query stops: Spark takes this for its own interruption."""
+        """End a micro-batch that begins after `stop`, as soon as the query is stopping.
+
+        Raises an error that Spark takes for the interruption that it caused itself.
+        """
         until = time.monotonic() + _NOTING_S
         while self._query is not None and self._query.isActive and time.monotonic() < until:
             time.sleep(0.01)
         raise _StoppedError("py4j.protocol.Py4JJavaError: An error occurred while calling stop: java.lang.InterruptedException")
 
     def _process(self, start: Position | None, end: Position) -> None:
-        """Take the log's (start, end] to the tables, or what of it they do not have yet."""
+        """Write the changes of the log in (start, end] to the tables, except those that the tables already have."""
         position = self._progress.position
         assert position is not None
         if start is not None and start.lsn > position.lsn:
@@ -379,12 +390,12 @@ class Pipeline:
             tables=len(self._seen),
             messages=self._progress.messages + message_count,
         )
-        # Not ``end``: until Spark has noted the end of this micro-batch, it may ask for it again.
+        # Not ``end``: Spark may run this micro-batch again until it has recorded its end.
         if start is not None:
             register_reader(self.staging, READER, start)
 
     def _error_of(self, ex: BaseException) -> BaseException:
-        """Return an error of ours for one that Spark wrapped, in one line."""
+        """Return the project's own error for an error of Spark, in one line. The first error is kept."""
         if self._error is not None:
             return self._error
         if isinstance(ex, CdcpipeError | _StoppedError):
@@ -393,8 +404,8 @@ class Pipeline:
 
 
 class PipelineError(CdcpipeError):
-    """Spark could not do what a micro-batch needs."""
+    """Spark failed during a micro-batch."""
 
 
 class _StoppedError(Exception):
-    """A micro-batch that was to begin after the end had been asked for."""
+    """A micro-batch began after the pipeline had been asked to stop."""

@@ -1,17 +1,18 @@
-"""What ``cdcpipe-spark run`` does, without a command line: it keeps Spark tables in step with a slot.
+"""Keeps Spark tables in step with a slot: the work of ``cdcpipe-spark run``, without its command line.
 
     config = RunConfig(LauncherConfig(slot="shop_cdc", publications=("shop",), staging=Path("staging")), "warehouse")
 
     with Runner(config) as runner:              # start() ... stop()
-        while not runner.wait(10.0):            # raises what ended it
+        while not runner.wait(10.0):            # raises the error that ended the run
             print(runner.progress)
 
     run(config)                                 # the same, until it ends
 
-A thread of its own starts the launcher, copies what the tables held if that is needed, starts the pipeline and the upkeep, and ends
-them. So an interrupt of the thread that waits (^C) never falls into a call to Spark.
+The runner's own thread starts the launcher, copies the existing rows of the tables if necessary, starts the pipeline and the
+upkeep, and stops them at the end. So an interrupt of the waiting thread (^C) never hits a call to Spark.
 
-What is certain to fail shows before there is a slot. The error that ended a run is noted in the staging directory, for ``status``.
+Failures that can be foreseen are raised before a slot is created. If an error ends a run, the runner records it in the staging
+directory, where ``status`` finds it.
 """
 
 from __future__ import annotations
@@ -60,22 +61,22 @@ __all__ = ["RunConfig", "RunProgress", "Runner", "run"]
 _logger = logging.getLogger(__name__)
 
 _LOOK_S, _LAST_LOOK_S = 0.2, 0.1
-"""How often to look whether there is something to do, and how often once nothing more comes."""
+"""How often to check for a stop or an end: while the launcher runs, and after it has ended."""
 
 _LONGEST_END_S = 10.0
-"""So long the JVM may take to end by a signal: what stops us (systemd, timeout) often sends it to all our processes."""
+"""How long the JVM may take to end after a signal. systemd and timeout often send the signal to all our processes, also the JVM."""
 _END_S = 1.0
-"""So long after the first error the JVM may be seen to have ended, which is why there is one then."""
+"""How long to wait after the first error for an end of the JVM. If the JVM has ended, that is the cause of the error."""
 
 _DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """What ``cdcpipe-spark run`` takes as options. None for an interval, a retention or an age: not at all."""
+    """The options of ``cdcpipe-spark run``. None for an interval, a retention or an age turns that feature off."""
 
     launcher: LauncherConfig
-    """The slot, the staging directory, and with ``available_now`` an end once all is in the tables that is committed now."""
+    """The slot and the staging directory. With ``available_now``, the run ends when the tables have everything committed by now."""
     warehouse: Path | str
     """Where the tables are: a directory, or a URL of an object store."""
 
@@ -83,56 +84,56 @@ class RunConfig:
     format: str = "delta"
     """``delta`` or ``parquet``."""
     types: str = EXACT
-    """``exact`` or ``native``: with native every numeric is a decimal. A warehouse keeps what it began with."""
+    """``exact`` or ``native``: with native every numeric is a decimal. A warehouse keeps the choice that it was created with."""
     keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Columns that identify a table's rows where PostgreSQL has no primary key, ``{"public.orders": ["id"]}``: see `Pipeline`."""
     catalog_database: str | None = None
-    """The database, or CATALOG.DATABASE, in which the tables get names."""
+    """The database, as DATABASE or CATALOG.DATABASE, in which the tables get names."""
     json_variants: bool = False
-    """Whether tables with json have a view beside them that has it as VARIANT; needs ``catalog_database``."""
+    """Whether each table with json columns also gets a view that shows them as VARIANT. Requires ``catalog_database``."""
     max_bytes_per_trigger: int = 256 << 20
-    """A micro-batch takes no more segments than have this size, but at least one."""
+    """The largest total size of a micro-batch's segments. A micro-batch always takes at least one segment."""
     trigger_interval_s: float = 1.0
-    """A micro-batch begins no sooner than this after the one before it."""
+    """The shortest time between the starts of two micro-batches."""
     replica_interval_s: float = 10.0
-    """How often the replicas are brought to where the changelogs are; 0: in each micro-batch."""
+    """How often the replicas catch up with the changelogs; 0: after each micro-batch."""
     checkpoint: Path | str | None = None
-    """Spark's checkpoint; None: in the warehouse, or for one in a store in the staging directory."""
+    """The directory of Spark's checkpoint; None: in the warehouse, or in the staging directory if the warehouse is in a store."""
 
     # --- snapshot ---
     snapshot: Literal["initial", "never"] | None = None
-    """Whether to copy first what the tables hold; None: where the slot is made now."""
+    """Whether to copy the existing rows of the tables first; None: only if this run creates the slot."""
     snapshot_chunk_bytes: int = CHUNK_BYTES
-    """A snapshot reads a table in pieces of about this size."""
+    """The approximate size of the chunks in which a snapshot reads a table."""
     snapshot_hold_s: float | None = 600.0
-    """So long the server holds the snapshot after a kill or an error, for the next start to go on with the copy."""
+    """How long the server holds the snapshot after a kill or an error, so that the next start can resume the copy."""
 
     # --- upkeep (Delta) ---
     optimize_interval_s: float | None = 3600.0
-    """How often each table is looked at, to put small files together."""
+    """How often to check each table for small files, and to compact them."""
     cluster_replicas: bool = False
-    """Whether replicas are sorted by key where their files are put together."""
+    """Whether compaction also sorts replicas by key."""
     vacuum_retention_s: float | None = 7 * _DAY_S
-    """Files that have not been part of a table for so long are deleted."""
+    """How long a file is kept after it was removed from its table."""
     log_retention_s: float | None = _DAY_S
-    """So long the tables' logs are kept."""
+    """How long the entries of the tables' logs are kept."""
     keep_changelog_s: float | None = None
-    """Changes that are older are dropped from the changelogs."""
+    """The age beyond which changes are removed from the changelogs."""
 
     # --- Spark ---
     master: str | None = None
-    """Spark's master; None: ``local[2]``, or under spark-submit the one given there."""
+    """Spark's master; None: ``local[2]``, or with spark-submit the master given there."""
     conf: Mapping[str, str] = field(default_factory=dict)
-    """Settings of Spark."""
+    """Spark's configuration properties."""
     jars_dir: Path | str | None = None
-    """A directory of jars for Spark, where Maven Central can't be reached."""
+    """A directory with jars for Spark, for machines that can't reach Maven Central."""
     ui: bool = False
-    """Whether Spark serves its user interface."""
+    """Whether Spark serves its web UI."""
     staging_shared: bool = True
-    """Whether executors see the staging directory at the same path; without that they get its segments from this process."""
+    """Whether executors see the staging directory at the same path. Otherwise this process serves the segments to them."""
 
     def __post_init__(self) -> None:
-        """Refuse what is not known, or does not go together."""
+        """Raise InvalidArgumentsError for unknown values, and for options that exclude each other."""
         for name, choices in (("types", TYPES), ("snapshot", (None, "initial", "never"))):
             if getattr(self, name) not in choices:
                 raise InvalidArgumentsError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(map(repr, choices))}")
@@ -152,19 +153,20 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """How far a run is. None for what has not begun: ``snapshot`` without one, ``tables`` while Spark starts or a snapshot runs."""
+    """How far a run is. ``snapshot`` is None if none is needed, ``tables`` is None while Spark starts or a snapshot runs."""
 
     launcher: LauncherProgress
     snapshot: SnapshotProgress | None
     tables: PipelineProgress | None
     lag: Lag | None
-    """How far the tables are behind the server; None if that is not known."""
+    """How far the tables are behind the server; None if unknown."""
 
 
 class Runner:
-    """Keeps the tables of a warehouse in step with a slot until it is stopped, or with ``available_now`` until all is there.
+    """Keeps the tables of a warehouse in step with a slot, until it is stopped.
 
-    Without ``spark`` it takes the session that is active, or makes one, which it stops at its end.
+    With ``available_now``, it also ends when the tables have everything. Without ``spark``, it uses the active session. If there is
+    none, it creates one, and stops it at the end.
     """
 
     def __init__(self, config: RunConfig, spark: SparkSession | None = None) -> None:
@@ -190,10 +192,10 @@ class Runner:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cdcpipe-run", daemon=True)
 
-    # --- for its owner ---
+    # --- for the owner of the runner ---
 
     def start(self) -> Self:
-        """Begin, and return at once. Raise what is certain to fail."""
+        """Start the run, and return at once. Raises an error if the warehouse is not usable or Java is missing."""
         if is_local(self._warehouse.root):
             check_usable(self._warehouse.root, "the warehouse")
         self._spark = self._spark or SparkSession.getActiveSession()
@@ -203,7 +205,7 @@ class Runner:
         return self
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end and raise the error, if it ended with one; return False if it has not ended in time."""
+        """Wait for the end, and raise the error that ended the run, if any. Returns False if the time runs out first."""
         if not self._ended.wait(timeout_s):
             return False
         if self._error is not None:
@@ -211,12 +213,12 @@ class Runner:
         return True
 
     def request_stop(self) -> None:
-        """Ask for a clean end, and return at once. From any thread."""
+        """Ask for a clean end, and return at once. Thread-safe."""
         self._stopping.set()
         self._launcher.request_stop()
 
     def stop(self) -> None:
-        """End cleanly and return when that is done; ``wait`` tells whether there was an error."""
+        """End cleanly, and return when that is done. ``wait`` raises the error, if there was one."""
         self.request_stop()
         if self._thread.ident is not None:
             self._thread.join()
@@ -231,12 +233,12 @@ class Runner:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has ended because, with ``available_now``, everything is in the tables."""
+        """Whether the run has ended because, with ``available_now``, the tables have everything."""
         return self._is_complete
 
     @property
     def progress(self) -> RunProgress:
-        """How far it is, at this moment."""
+        """The present progress."""
         pipeline = self._pipeline
         return RunProgress(
             self._launcher.progress,
@@ -245,7 +247,7 @@ class Runner:
             None if pipeline is None else self._lag(pipeline),
         )
 
-    # --- its thread ---
+    # --- the runner's thread ---
 
     def _run(self) -> None:
         try:
@@ -254,13 +256,13 @@ class Runner:
             last_error.clear(self.config.launcher.staging)
         except _StoppedError:
             _logger.info("stopped before Spark was started")
-        except BaseException as ex:  # noqa: BLE001 - it is raised again in the thread that waits
+        except BaseException as ex:  # noqa: BLE001 - `wait` raises the error again
             self._take_error(ex)
         finally:
             self._ended.set()
 
     def _work(self, stack: ExitStack) -> None:
-        """Take the slot's changes to the tables until it is to end. What is begun ends with ``stack``, the last thing first."""
+        """Bring the slot's changes to the tables until the run ends. ``stack`` stops all that was started, in reverse order."""
         config = self.config
         stack.callback(self._snapshot.stop)
         self._snapshot.prepare(self._stopping.is_set)
@@ -270,7 +272,7 @@ class Runner:
         assert self._launcher.prepared is not None
         self._name_keyless(self._launcher.prepared)
         stack.enter_context(self._monitor)
-        spark = stack.enter_context(self._session())  # while it starts, the launcher is at work
+        spark = stack.enter_context(self._session())  # the launcher already runs while Spark starts
         if self._snapshot.is_needed and not self._stopping.is_set():
             self._copy(spark)
         if self._stopping.is_set():
@@ -291,7 +293,7 @@ class Runner:
         self._is_complete = config.launcher.available_now and not self._stopping.is_set()
 
     def _name_keyless(self, prepared: Prepared) -> None:
-        """Say which tables will have no replica; the pipeline says so of tables that come later."""
+        """Log a warning for each table that will have no replica. The pipeline does that for tables that are added later."""
         for text in warnings_of(prepared.tables, keyed=self.config.keys):
             _logger.warning("%s", text)
         self._keyless_named = [table_name(table) for table in prepared.tables if not has_key(table)]
@@ -302,7 +304,7 @@ class Runner:
 
     @contextmanager
     def _session(self) -> Iterator[SparkSession]:
-        """Make a session, and stop it at the end; one that was there goes on."""
+        """Create a session, and stop it at the end. An existing session is used instead, and keeps running."""
         if self._spark is not None:
             yield self._spark
             return
@@ -322,12 +324,12 @@ class Runner:
                 self._spark.stop()
 
     def _copy(self, spark: SparkSession) -> None:
-        """Take the snapshot; give up when asked to stop."""
+        """Copy the tables. Stops early if the run is asked to stop."""
         self._snapshot.start(spark, self.config.launcher.staging)
         try:
             while not self._snapshot.wait(_LOOK_S) and not self._stopping.is_set():
                 if self._launcher.has_ended:
-                    self._launcher.wait()  # raises why
+                    self._launcher.wait()  # raises the error that ended it
         finally:
             self._snapshot.stop()
 
@@ -366,20 +368,20 @@ class Runner:
         )
 
     def _follow(self, pipeline: Pipeline) -> None:
-        """Wait until it is to stop, or with ``available_now`` until the tables have all that has landed."""
+        """Wait until the run is asked to stop, or with ``available_now`` until the tables have the whole log."""
         launcher = self._launcher
         while not self._stopping.is_set() and not pipeline.wait(_LAST_LOOK_S if launcher.has_ended else _LOOK_S):
-            # With available_now it ends by itself, and what has landed is all.
+            # With available_now the launcher ends by itself, and the log is complete then.
             if launcher.has_ended and launcher.wait() and self._has_all(pipeline):
                 return
 
     def _has_all(self, pipeline: Pipeline) -> bool:
-        """Tell whether the changelogs have the whole log."""
+        """Tell whether the changelogs have all changes of the log."""
         position, end = pipeline.progress.position, log_end(self.config.launcher.staging)
         return end is None or (position is not None and position.lsn >= end.lsn)
 
     def _take_error(self, ex: BaseException) -> None:
-        """Take what it ended with for its error, unless it was to stop and that is why."""
+        """Record the error that ended the run, unless the error is a result of the request to stop."""
         is_stopping = self._stopping.is_set()
         has_spark_ended = self._spark is not None and session.has_ended(self._spark, _LONGEST_END_S if is_stopping else _END_S)
         if self._published.is_interrupted:
@@ -393,26 +395,26 @@ class Runner:
                 self._error.__cause__ = ex
             last_error.note(self.config.launcher.staging, "run", self._error)
 
-    # --- what is known of the server ---
+    # --- the lag behind the server ---
 
     def _lag(self, pipeline: Pipeline) -> Lag | None:
-        """Return how far the tables are behind the server, None where that is not known."""
-        if self._is_complete:  # what has come to the server since the start is not to be taken
+        """Return how far the tables are behind the server; None if unknown."""
+        if self._is_complete:  # changes from after the start are not wanted
             return Lag(0, 0.0)
         now = time.monotonic()
         report, sealed, position = self._monitor.report(now), self._launcher.progress.position, pipeline.progress.position
         if report is None or sealed is None or position is None:
             return None
-        # With all that is sealed the tables have all that there was for them up to what is confirmed.
+        # If the tables have all sealed segments, they have all changes up to the confirmed position.
         lsn = position.lsn if position.lsn < sealed.lsn else max(position.lsn, report.confirmed_flush_lsn or 0)
         return self._monitor.lag(lsn, now)
 
 
 def run(config: RunConfig, spark: SparkSession | None = None) -> None:
-    """Keep the tables in step until an error, which is raised, or the end of ``available_now``. ^C ends it cleanly."""
+    """Keep the tables in step with the slot until ``available_now`` is reached. ^C ends the run cleanly. Raises the run's error."""
     with Runner(config, spark) as runner:
         runner.wait()
 
 
 class _StoppedError(Exception):
-    """It was to stop before there was anything to put in order."""
+    """The run was asked to stop before it had anything to clean up."""
