@@ -1,4 +1,4 @@
-"""``cdcpipe-spark as-of``: prints a table as it was."""
+"""``cdcpipe-spark as-of``: prints a table as it was at a time or an LSN."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 import cloup
-from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name for this module
 
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.commands.options import CONTEXT_SETTINGS, warehouse_options
@@ -76,7 +76,7 @@ def command(
 
 
 def print_rows(rows: DataFrame, limit: int) -> None:
-    """Print each row as a JSON object, no more than ``limit`` (0: all)."""
+    """Print at most ``limit`` rows (0: all), each as a JSON object."""
     options = {
         "ignoreNullFields": "false",
         "timestampFormat": "yyyy-MM-dd HH:mm:ss.SSSSSSXXX",

@@ -1,4 +1,4 @@
-"""``cdcpipe-spark doctor``: what would go wrong with a pipeline, found before it does."""
+"""``cdcpipe-spark doctor``: finds problems of a pipeline before it runs."""
 
 from __future__ import annotations
 

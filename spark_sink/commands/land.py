@@ -1,4 +1,4 @@
-"""``cdcpipe-spark land``: the launcher alone."""
+"""``cdcpipe-spark land``: runs the launcher without Spark."""
 
 from __future__ import annotations
 

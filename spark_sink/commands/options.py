@@ -1,4 +1,4 @@
-"""What the commands of cdcpipe-spark share: the options of the launcher and of a connection, and logging."""
+"""Shared parts of the commands of cdcpipe-spark: the options of the launcher and of a connection, and logging."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 CONTEXT_SETTINGS = {"help_option_names": ["-?", "--help"], "max_content_width": 120}
-"""``-h`` is the host, as in all of PostgreSQL's programs."""
+"""``-h`` is not help but the host, as in all of PostgreSQL's programs."""
 
 
 Command: TypeAlias = Callable[..., Any]
@@ -44,7 +44,7 @@ Command: TypeAlias = Callable[..., Any]
 connection_options = cloup.option_group(
     CONNECTION.title, CONNECTION.help, *(cloup.option(*option.names, **option.settings) for option in CONNECTION.options)
 )
-"""libpq's: ``-d -h -p -U -m``, as `connection_arguments` takes them."""
+"""The connection options of libpq, ``-d -h -p -U -m``. `connection_arguments` takes their values."""
 
 verbose_option = cloup.option("-v", "--verbose", is_flag=True, help="Say on stderr what happens.")
 
@@ -55,7 +55,7 @@ noted_staging_option = cloup.option(
     show_default="the one that the warehouse notes",
     help="Use this staging directory.",
 )
-"""``--staging``, for a command that looks at a warehouse."""
+"""``--staging``, for a command that reads a warehouse."""
 
 snapshot_options = (
     cloup.option(
@@ -78,7 +78,7 @@ snapshot_options = (
 
 
 def warehouse_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Return the group of a warehouse that is there, and of what a command looks at in it."""
+    """Return an option group with ``--warehouse``, for an existing warehouse, and these further options."""
     return cloup.option_group(
         "Warehouse",
         cloup.option("--warehouse", required=True, type=PLACE, metavar="DIR|URL", help="Use the tables in this warehouse."),
@@ -89,7 +89,7 @@ def warehouse_options(*options: Callable[[Command], Command]) -> Callable[[Comma
 def connection_arguments(
     *, dbname: str | None, host: str | None, port: str | None, username: str | None, params: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Return a connection as ``cdcpipe`` takes it on its command line."""
+    """Return the command-line arguments of ``cdcpipe`` for a connection."""
     arguments: list[str] = []
     for option, value in (("-d", dbname), ("-h", host), ("-p", port), ("-U", username)):
         if value is not None:
@@ -153,7 +153,7 @@ _launcher_groups = (
 
 
 def launcher_options(command: Command) -> Command:
-    """Add everything that `launcher_config` takes but ``--verbose``."""
+    """Add all options that `launcher_config` takes except ``--verbose``."""
     for group in reversed(_launcher_groups):
         command = group(command)
     return command
@@ -178,8 +178,8 @@ def launcher_config(
     available_now: bool,
     verbose: bool,
 ) -> LauncherConfig:
-    """Build the configuration from the values of `launcher_options`. The connection goes to the streamer as it is."""
-    # They need numpy, and status, which needs no option of theirs, does not.
+    """Build the configuration from the values of `launcher_options`. The connection options are passed on to the streamer."""
+    # Imported here because they need numpy, which `status` does without.
     from spark_sink.launcher.launcher import LauncherConfig
     from spark_sink.staging.filler import SealPolicy
 
@@ -206,10 +206,10 @@ class _Handler(logging.Handler):
 
 
 def log_to_stderr(*, verbose: bool) -> None:
-    """Send what the program says to stderr: warnings, or with ``verbose`` everything."""
+    """Log to stderr: warnings and errors, or with ``verbose`` all messages."""
     handler = _Handler()
     handler.setFormatter(logging.Formatter("cdcpipe-spark: %(message)s" if not verbose else "cdcpipe-spark: %(name)s: %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO if verbose else logging.WARNING, force=True)
     logging.Formatter.converter = time.gmtime
-    if not verbose:  # what py4j logs, with a traceback, it raises as well
+    if not verbose:  # py4j logs errors with a traceback, although it also raises them
         logging.getLogger("py4j").setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""What the values of options become: sizes, durations, directories, places. A ValueError says what is wrong with a value."""
+"""Parses the values of options: sizes, durations, directories, places. Parsers raise ValueError for a wrong value."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Directory(click.Path):
         super().__init__(exists=exists, file_okay=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Refuse a URL, and then what click refuses."""
+        """Refuse a URL, and any value that click refuses."""
         local_directory(value, "this" if param is None else param.opts[-1])
         return super().convert(value, param, ctx)
 
 
 def parse_amount(text: str) -> int:
-    """Return a number of bytes that is not 0."""
+    """Return a number of bytes. Raises ValueError for 0."""
     size = parse_size(text)
     if size == 0:
         raise ValueError("it has to be more than 0")
@@ -38,7 +38,7 @@ def parse_amount(text: str) -> int:
 
 
 def _duration_or_off(least_s: float) -> Callable[[str], float | None]:
-    """Return what parses a duration that is not below ``least_s``, or the word off: None."""
+    """Return a parser for a duration of at least ``least_s``, or the word off, for which it returns None."""
 
     def parse(text: str) -> float | None:
         if text == "off":
@@ -57,7 +57,7 @@ def _duration_or_off(least_s: float) -> Callable[[str], float | None]:
 
 
 def parse_retention(text: str) -> Retention:
-    """Take a duration, or a size: one with a unit, since a number alone says neither."""
+    """Parse a duration or a size. A size must have a unit, because a number alone does not say which of the two it is."""
     if has_size_unit(text):
         return Retention(size=parse_amount(text))
     try:
@@ -68,7 +68,7 @@ def parse_retention(text: str) -> Retention:
 
 
 def limit(parse: Callable[[str], float]) -> Callable[[str], Limit]:
-    """Return what parses a limit: the value beyond which something is critical, and before it, if wanted, that of a warning."""
+    """Return a parser for a limit: ``CRITICAL`` or ``WARNING,CRITICAL``. Each value is parsed by ``parse``."""
 
     def parse_limit(text: str) -> Limit:
         first, comma, second = text.partition(",")

@@ -1,4 +1,4 @@
-"""What a command shows of its work: a live line at a terminal, a line of the log now and then elsewhere."""
+"""Shows the progress of a command on stderr: a live line on a terminal, elsewhere a line from time to time."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _TERMINAL_INTERVAL_S = 0.2
 
 
 _LOOK_INTERVAL_S = 1.0
-"""Where a line is due more seldom: somebody who waits between two looks still has to notice a signal."""
+"""How often to call ``update`` where lines are shown more rarely. The caller must still notice a signal soon."""
 
 
 class _LiveLine:
-    """A line on stderr that says how far something is: on a terminal in place, elsewhere a new one now and then if it differs."""
+    """A line on stderr with the progress. On a terminal it is updated in place; elsewhere changes are printed now and then."""
 
     def __init__(self, now: float) -> None:
         self._is_terminal = sys.stderr.isatty()
@@ -41,7 +41,7 @@ class _LiveLine:
 
     @property
     def interval_s(self) -> float:
-        """How often to call ``update``; it shows something when that is due."""
+        """How often to call ``update``, which shows a line only when one is due."""
         return _TERMINAL_INTERVAL_S if self._is_terminal else _LOOK_INTERVAL_S
 
     def _is_due(self, now: float) -> bool:
@@ -57,13 +57,13 @@ class _LiveLine:
         self._shown = text
 
     def clear(self) -> None:
-        """Make room on a terminal for something else."""
+        """Clear the line on a terminal, before other output."""
         if self._is_terminal:
             click.echo("\r\x1b[K", err=True, nl=False)
 
 
 class _Rate:
-    """How fast a count grows: since the last time that it was asked for, or since the beginning."""
+    """The growth of a count per second, since the last update or since the beginning."""
 
     def __init__(self, now: float) -> None:
         self._began_at = self._at = now
@@ -71,7 +71,7 @@ class _Rate:
         self._rate = 0.0
 
     def update(self, count: int, now: float, *, is_last: bool) -> float:
-        """Return what it is per second; ``is_last``: over all."""
+        """Return the rate since the last update; with ``is_last`` the rate since the beginning."""
         if is_last:
             return count / max(now - self._began_at, 1e-3)
         if now > self._at:
@@ -81,7 +81,7 @@ class _Rate:
 
 
 class ProgressLine(_LiveLine):
-    """Shows how far a launcher is, and if there are tables, how far they are."""
+    """Shows the progress of a launcher, and of the tables if there are any."""
 
     def __init__(self, now: float) -> None:
         super().__init__(now)
@@ -96,7 +96,7 @@ class ProgressLine(_LiveLine):
         lag: Lag | None = None,
         is_last: bool = False,
     ) -> None:
-        """Show the progress if that is due. ``lag`` is the tables', None where it is not known; without tables the log's."""
+        """Show the progress if a line is due. ``lag`` is the lag of the tables, or without tables of the log; None if unknown."""
         if not is_last and not self._is_due(now):
             return
         parts = []
@@ -129,10 +129,10 @@ def _lag_text(lag: Lag) -> str:
 
 
 class SnapshotLine(_LiveLine):
-    """Shows how far a snapshot is."""
+    """Shows the progress of a snapshot."""
 
     def update(self, progress: SnapshotProgress, now: float, *, is_last: bool = False) -> None:
-        """Show the progress if that is due."""
+        """Show the progress if a line is due."""
         if is_last or self._is_due(now):
             self._show(self._text(progress), now, is_last=is_last)
 
@@ -150,7 +150,7 @@ class SnapshotLine(_LiveLine):
 
 
 class RunLine:
-    """Shows how far a run is: its snapshot, if there is one, then the tables."""
+    """Shows the progress of a run: first of its snapshot, if there is one, then of the tables."""
 
     def __init__(self) -> None:
         now = time.monotonic()
@@ -163,7 +163,7 @@ class RunLine:
         return self._tables.interval_s
 
     def update(self, progress: RunProgress, *, is_last: bool = False) -> None:
-        """Show the progress if that is due."""
+        """Show the progress if a line is due."""
         now = time.monotonic()
         if progress.tables is None:
             if progress.snapshot is not None:
@@ -175,5 +175,5 @@ class RunLine:
         self._tables.update(progress.launcher, now, tables=progress.tables, lag=progress.lag, is_last=is_last)
 
     def clear(self) -> None:
-        """Make room on a terminal for something else."""
+        """Clear the line on a terminal, before other output."""
         self._tables.clear()

@@ -1,4 +1,4 @@
-"""``cdcpipe-spark run``: its options, its signals and its progress line. pipeline/runner.py does the work."""
+"""``cdcpipe-spark run``: the options, signals and progress line of the command. pipeline/runner.py does the work."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""SIGINT and SIGTERM. One rule for all commands: the first ends the command, a second one ends it at once.
+"""Handles SIGINT and SIGTERM for all commands: the first signal asks the command to end, the second one ends it at once.
 
-A command that only reads ends at once at the first signal, too: nothing has to be put in order, and an exception in the midst of
-a call to Spark would leave that call's connection unusable. Commands that have something to put in order use `on_signals`.
+A command that only reads ends at once at the first signal. It has nothing to clean up, and an exception within a call to Spark
+would leave the connection of that call unusable. Commands that have to clean up use `on_signals`.
 
-A thread of its own acts on signals. Python's handlers run in the main thread, and that may not hear for a long time: it is in
-a library, or it began to wait for a lock in the very moment in which the signal came.
+A separate thread acts on signals. Python runs signal handlers in the main thread, which may not respond for a long time: it may be
+in a library, or have begun to wait for a lock just when the signal came.
 
-Whatever ends the command, client/guard.py ends its child processes.
+However the command ends, client/guard.py ends its child processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 def listen() -> None:
-    """Begin to act on signals: they end the process, except inside of `on_signals`. For the main thread."""
+    """Start to handle signals. They end the process, except within `on_signals`. Call this in the main thread."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -38,7 +38,7 @@ def listen() -> None:
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing: that there is a handler makes Python write the signal's number to the pipe."""
+    """Do nothing. Python writes the signal's number to the pipe only if the signal has a handler."""
 
 
 def _act(reader: int) -> None:
@@ -49,11 +49,11 @@ def _act(reader: int) -> None:
 
 
 def _end_at_once(number: int) -> None:
-    """End the process with 130 or 143 and one line on stderr."""
+    """End the process with exit code 130 or 143, after one line on stderr."""
     start = "\r\x1b[K" if os.isatty(2) else ""
     line = f"{start}cdcpipe-spark: ended by {signal.Signals(number).name} before it was done\n"
     try:
-        if select.select([], [2], [], 0)[1]:  # a full pipe must not keep us
+        if select.select([], [2], [], 0)[1]:  # a full pipe must not block the exit
             os.write(2, line.encode())
     finally:
         os._exit(128 + number)
@@ -63,19 +63,19 @@ _action: Callable[[int], None] = _end_at_once
 
 
 class Asked:
-    """Which signal has come, 0 if none."""
+    """The signal that has come; ``number`` is 0 if none has."""
 
     number = 0
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a command that did not finish: 130 or 143, and 0 if no signal came."""
+        """The exit code of a command that did not finish: 130 or 143, or 0 if no signal came."""
         return 128 + self.number if self.number else 0
 
 
 @contextmanager
 def on_signals(request_stop: Callable[[], None]) -> Iterator[Asked]:
-    """Call ``request_stop``, in another thread, at the first SIGINT or SIGTERM; the next one ends the process at once."""
+    """Call ``request_stop``, in another thread, at the first SIGINT or SIGTERM. The next signal ends the process at once."""
     global _action  # noqa: PLW0603 - a process has one way to act on signals
     asked = Asked()
 
@@ -94,9 +94,9 @@ def on_signals(request_stop: Callable[[], None]) -> Iterator[Asked]:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Put the handlers back at the end: Spark puts one of its own in the place of SIGINT's when it starts."""
+    """Restore the signal handlers at the end. Spark replaces the handler of SIGINT when it starts."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # where no handler can be set, by Spark neither
+        yield  # only the main thread can set handlers, so Spark can't either
         return
     before = [(number, signal.getsignal(number)) for number in _NUMBERS]
     try:

@@ -1,4 +1,4 @@
-"""``cdcpipe-spark snapshot``: copies tables into a warehouse that is there."""
+"""``cdcpipe-spark snapshot``: copies tables into an existing warehouse."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def command(
 
 
 def _show(snapshot: TableSnapshot, stopping: threading.Event) -> None:
-    """Show how far it is until it ends, or is to."""
+    """Show the progress of a snapshot until it ends, or until ``stopping`` is set."""
     line = SnapshotLine(time.monotonic())
     try:
         while not snapshot.wait(line.interval_s):

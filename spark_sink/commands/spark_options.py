@@ -1,4 +1,4 @@
-"""What the commands that need Spark share: the options of a session, and a session to look at a warehouse with."""
+"""Shared parts of the commands that need Spark: the options of a session, and a session that reads a warehouse."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ session_options = (
 )
 
 spark_options = cloup.option_group("Spark", *session_options)
-"""What `warehouse_session` takes."""
+"""The options whose values `warehouse_session` takes."""
 
 
 def parse_settings(confs: tuple[str, ...]) -> dict[str, str]:

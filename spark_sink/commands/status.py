@@ -1,4 +1,4 @@
-"""``cdcpipe-spark status``: shows how far each stage is, once or again and again, or judges it as a monitoring plugin does."""
+"""``cdcpipe-spark status``: shows how far each stage is, once or repeatedly, or judges it like a monitoring plugin."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Example:
 
 
 class _Command(cloup.Command):
-    """With --check also a mistake on the command line is what monitoring systems understand: 3, not 1."""
+    """With --check, a usage error has exit code 3 (UNKNOWN) instead of 1, as monitoring systems expect."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         is_check = "--check" in args
@@ -146,7 +146,7 @@ def _check(staging: Path | None, warehouse: Path | None, limits: Limits, argumen
 
 
 def _show(staging: Path | None, warehouse: Path | None, watch: float | None, arguments: tuple[str, ...], *, as_json: bool) -> None:
-    """Print how far each stage is, once or again and again."""
+    """Print how far each stage is, once or repeatedly."""
     tables = None if warehouse is None else Tables(Warehouse.existing(warehouse))
     root = staging or _noted(tables)
     stopping = threading.Event()
@@ -172,7 +172,7 @@ def _show(staging: Path | None, warehouse: Path | None, watch: float | None, arg
 
 
 def _noted(tables: Tables | None) -> Path:
-    """Return the staging directory that the warehouse notes."""
+    """Return the staging directory that the warehouse has recorded."""
     if tables is None:
         raise click.UsageError("--staging DIR or --warehouse DIR has to be given")
     root = tables.house.source().staging

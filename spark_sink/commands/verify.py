@@ -1,4 +1,4 @@
-"""``cdcpipe-spark verify``: compares the replicas with PostgreSQL, and says which rows differ."""
+"""``cdcpipe-spark verify``: compares the replicas with PostgreSQL, and prints which rows differ."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class ProgressBar:
         self._shown = ""
 
     def show(self, text: str, part: float) -> None:
-        """Show what is being done, and which part of all is done."""
+        """Show the present step, and the part of the work that is done, from 0 to 1."""
         if not self._is_terminal:
             if text != self._shown:
                 _logger.info("%s", text)
@@ -180,6 +180,6 @@ class ProgressBar:
         click.echo(f"\r\x1b[K[{'#' * done}{'.' * (self._WIDTH - done)}] {part:4.0%}  {text}", err=True, nl=False)
 
     def clear(self) -> None:
-        """Make room for something else."""
+        """Clear the bar, before other output."""
         if self._is_terminal:
             click.echo("\r\x1b[K", err=True, nl=False)
