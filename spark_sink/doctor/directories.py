@@ -1,7 +1,7 @@
-"""What a directory of a file system does: whether it is durable, locks, links, has room, and a clock that is ours.
+"""Checks a directory: whether its file system is durable, locks, links, has enough space, and has the same clock as this machine.
 
-`probe` tries it with a few small files of its own, which are gone afterwards; where there is no such directory yet, in the one in
-which it would be made. The functions that judge do no I/O.
+`probe` writes a few small files, and removes them afterwards. If the directory does not exist yet, it uses the nearest existing
+parent. The functions that judge do no I/O.
 """
 
 from __future__ import annotations
@@ -33,12 +33,16 @@ _CLOCK_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """What was found. ``failures``: by operation, what the system said; an empty text where it did not do what it is for."""
+    """The facts about a directory.
+
+    ``failures`` has the system's error message for each operation that failed. The message is empty if the operation raised no
+    error but did not have its effect.
+    """
 
     what: str
     path: Path
     probed: Path
-    """The directory itself, or the nearest one above it that is there."""
+    """The directory itself, or its nearest existing parent."""
     is_directory: bool
     owner: int
     user: int
@@ -46,16 +50,16 @@ class Directory:
     mount: Mount | None
     free_bytes: int
     clock_ahead_s: float = 0.0
-    """So much the clock of the file system is ahead of ours."""
+    """How far the clock of the file system is ahead of this machine's."""
 
     @property
     def is_there(self) -> bool:
-        """Whether the directory is there already."""
+        """Whether the directory exists already."""
         return self.path == self.probed
 
 
 def probe(what: str, path: Path) -> Directory:
-    """Try what ``path``, or what it would be made in, can do."""
+    """Return the facts about ``path``, or about its nearest existing parent."""
     probed = next(each for each in (path, *path.parents) if os.path.lexists(each))
     is_directory = probed.is_dir()
     failures: dict[str, str] = {}
@@ -79,7 +83,7 @@ def probe(what: str, path: Path) -> Directory:
 
 
 def _try(directory: Path, failures: dict[str, str]) -> float:
-    """Write, sync, lock, link and rename files; return how far the clock of the file system is ahead."""
+    """Write, sync, lock, link and rename files. Returns how far the clock of the file system is ahead."""
     name = directory / f"{TEMPORARY_PREFIX}doctor-{secrets.token_hex(8)}"
     link, renamed = name.with_suffix(".link"), name.with_suffix(".renamed")
     ahead = 0.0
@@ -118,7 +122,7 @@ def _noting(failures: dict[str, str], operation: str) -> Iterator[None]:
 
 
 def _keeps_others_out(path: Path) -> bool:
-    """Tell whether a lock that is held prevents another one: a lock belongs to an open file, so one process can try."""
+    """Tell whether a held lock excludes a second one. A lock belongs to an open file, so one process can test this."""
     fd = os.open(path, os.O_RDWR)
     try:
         return not try_lock(fd)
@@ -127,7 +131,7 @@ def _keeps_others_out(path: Path) -> bool:
 
 
 def place(found: Directory) -> Iterator[Verdict]:
-    """Judge whether the directory is there, or can be made, and is this user's."""
+    """Judge whether the directory exists or can be created, is writable, and in the case of staging belongs to this user."""
     option = f"give another directory: --{found.what.rpartition(' ')[2]}"
     if not found.is_directory:
         yield error(f"{found.path}: {found.probed} is no directory", f"{found.what} can't be there", option)
@@ -154,7 +158,7 @@ _NEEDED_FOR: Final = {
 
 
 def file_system(found: Directory) -> Iterator[Verdict]:
-    """Judge whether the file system does what a log and a table need."""
+    """Judge whether the file system supports the operations that a log and a table need."""
     if not found.is_directory or "write" in found.failures:
         return
     for operation, why in _NEEDED_FOR.items():
@@ -167,7 +171,7 @@ def file_system(found: Directory) -> Iterator[Verdict]:
 
 
 def space(found: Directory, needed_bytes: int = 0, bytes_per_s: float | None = None) -> Iterator[Verdict]:
-    """Judge whether there is room: for ``needed_bytes``, or for a while at a rate."""
+    """Judge whether there is enough free space: for ``needed_bytes``, or for some time at the rate ``bytes_per_s``."""
     if not found.is_directory:
         return
     said = f"{format_size(found.free_bytes)} are free for {found.what}"
@@ -188,17 +192,20 @@ def space(found: Directory, needed_bytes: int = 0, bytes_per_s: float | None = N
 
 
 def clock(found: Directory) -> Iterator[Verdict]:
-    """Judge whether the times of files, by which old ones are deleted, are those of this machine."""
+    """Judge whether file times follow this machine's clock. Old files are deleted by these times."""
     yield from judge_clock(found.what, found.clock_ahead_s)
 
 
 def clock_ahead_s(written_at: float, before: float, after: float) -> float:
-    """Return how far the clock is ahead that dates a file which was written between two moments. Some tell whole seconds."""
+    """Return how far the clock of a file system is ahead, from the time of a file that was written between two moments.
+
+    Allows for file systems that store whole seconds.
+    """
     return 0.0 if before - 1 <= written_at <= after + 1 else written_at - (before + after) / 2
 
 
 def judge_clock(where: str, ahead_s: float) -> Iterator[Verdict]:
-    """Judge the clock of a place in which files are deleted when they are old."""
+    """Judge the clock of a place where files are deleted by age."""
     if abs(ahead_s) > _CLOCK_S:
         how = f"{format_duration(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
         yield warning(

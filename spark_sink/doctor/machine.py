@@ -1,4 +1,4 @@
-"""What this machine has of what the pipeline needs: Java, Python packages, Delta Lake's jars."""
+"""Checks whether this machine has what the pipeline needs: Java, Python packages, Delta Lake's jars."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SPARK: Final = "4.2."
 
 
 def java() -> Iterator[Verdict]:
-    """Judge whether there is a Java that Spark runs on."""
+    """Judge whether a Java is installed that Spark can use."""
     try:
         yield ok(f"Java is {find_java()}")
     except CdcpipeError as ex:
@@ -29,7 +29,7 @@ def java() -> Iterator[Verdict]:
 
 
 def installed() -> dict[str, str | None]:
-    """Return the versions of the Python packages that the pipeline needs, None for one that is not there."""
+    """Return the versions of the Python packages that the pipeline needs; None for a package that is not installed."""
     versions: dict[str, str | None] = {}
     for name in _PACKAGES:
         try:
@@ -40,7 +40,7 @@ def installed() -> dict[str, str | None]:
 
 
 def packages(found: Mapping[str, str | None]) -> Iterator[Verdict]:
-    """Judge whether the packages are there, and pyspark is the one that this program is made for."""
+    """Judge whether the packages are installed, and whether this program supports the version of pyspark."""
     missing = [name for name, version in found.items() if version is None]
     pyspark = found.get("pyspark") or ""
     if missing:
@@ -52,7 +52,7 @@ def packages(found: Mapping[str, str | None]) -> Iterator[Verdict]:
 
 
 def jars(format: str, directory: Path | None, conf: Mapping[str, str]) -> Iterator[Verdict]:  # noqa: A002 - Spark's own word for it
-    """Judge whether Delta Lake's jars are here. Those that are fetched are tried by starting Spark."""
+    """Judge whether Delta Lake's jars are on this machine. Jars that Spark downloads are tested by starting Spark."""
     try:
         found = find_jars(format, directory, conf)
     except CdcpipeError as ex:

@@ -1,4 +1,4 @@
-"""Which file system a directory is on, and whether it keeps what a staging log and Delta tables need of it.
+"""Finds the file system of a directory, and judges whether a staging log and Delta tables are safe on it.
 
 Source: proc_pid_mountinfo(5), nfs(5).
 """
@@ -20,12 +20,12 @@ _CONTAINER: Final = frozenset({"overlay", "aufs"})
 _MOUNTED_STORES: Final = re.compile(r"fuse\.(s3fs|goofys|geesefs|gcsfuse|blobfuse2?|rclone|mountpoint-s3|juicefs)")
 _NFS: Final = frozenset({"nfs", "nfs4"})
 _LOCAL_LOCKS: Final = frozenset({"cifs", "smb3", "9p", "fuse.sshfs"})
-"""Network file systems on which flock holds on one machine alone."""
+"""Network file systems on which flock works only within one machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A file system, and where it is mounted. ``options`` are those of the mount and those of the file system."""
+    """A file system, and where it is mounted. ``options`` has the options of the mount and those of the file system."""
 
     point: str
     kind: str
@@ -34,7 +34,7 @@ class Mount:
 
 
 def parse_mounts(text: str) -> list[Mount]:
-    """Read /proc/self/mountinfo; a line that is none is left out."""
+    """Parse the text of /proc/self/mountinfo. Skips lines that are not valid."""
     mounts: list[Mount] = []
     for line in text.splitlines():
         before, dash, after = line.partition(" - ")
@@ -46,12 +46,12 @@ def parse_mounts(text: str) -> list[Mount]:
 
 
 def _unescape(text: str) -> str:
-    """Return a path of that file, in which space, tab, newline and backslash are written as octal numbers."""
+    """Return a path from mountinfo, which writes space, tab, newline and backslash as octal numbers."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
 def find_mount(path: Path, mounts: list[Mount]) -> Mount | None:
-    """Return the file system that an absolute path without symbolic links is on; a later mount hides one at the same place."""
+    """Return the file system of an absolute path without symbolic links. A later mount hides an earlier one at the same place."""
     found: Mount | None = None
     for mount in mounts:
         if path.is_relative_to(mount.point) and (found is None or len(mount.point) >= len(found.point)):
@@ -60,7 +60,7 @@ def find_mount(path: Path, mounts: list[Mount]) -> Mount | None:
 
 
 def judge_mount(mount: Mount | None, what: str) -> Iterator[Verdict]:
-    """Judge whether ``what`` is still there after a restart, and whether its locks hold."""
+    """Judge whether the files of ``what`` survive a restart, and whether its locks exclude other machines."""
     if mount is None:
         return
     where = f"{what} is on {mount.kind} ({mount.point})"

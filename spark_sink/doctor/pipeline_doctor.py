@@ -1,7 +1,7 @@
-"""The doctor of a pipeline: puts together what is found on the server, on this machine, in directories, stores and workers.
+"""Examines a pipeline before it runs: collects the findings of server, machine, directories, stores and workers.
 
-findings = examine(Plan(...), start_spark)      # all of it
-findings = examine_quickly(Plan(...))           # what takes no Spark, and no second on the server
+findings = examine(Plan(...), start_spark)      # all findings
+findings = examine_quickly(Plan(...))           # only findings that need neither Spark nor more than a second on the server
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ CHECKS: Final = (
     "spark.directories",
     "spark.clocks",
 )
-"""The names that findings have, beside those of ``cdcpipe doctor``."""
+"""The names of findings, in addition to those of ``cdcpipe doctor``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What somebody is going to run: the options of `run` that matter here. Without a ``warehouse`` it is `land`, without Spark.
+    """The run to examine: the options of `run` that matter here. Without a ``warehouse`` it is a `land`, which needs no Spark.
 
-    ``connection`` are options for ``cdcpipe``.
+    ``connection`` has the connection options for ``cdcpipe``.
     """
 
     connection: tuple[str, ...]
@@ -69,7 +69,7 @@ class Plan:
 
 
 def examine(plan: Plan, start_spark: Callable[[], AbstractContextManager[SparkSession]] | None) -> list[Finding]:
-    """Return what is found; ``start_spark`` None: Spark is not started."""
+    """Return all findings. If ``start_spark`` is None, Spark is not started."""
     findings, server = _server(plan)
     findings += _machine(plan, server)
     if start_spark is not None and plan.warehouse is not None:
@@ -78,7 +78,7 @@ def examine(plan: Plan, start_spark: Callable[[], AbstractContextManager[SparkSe
 
 
 def examine_quickly(plan: Plan) -> list[Finding]:
-    """Return what is found in a moment: no table is looked at, and Spark is not started."""
+    """Return the findings that take only a moment: reads no table, and does not start Spark."""
     findings, server = _server(plan, "--quick")
     return findings + _machine(plan, server)
 
@@ -121,7 +121,7 @@ def _directory(name: str, path: Path, needed_bytes: int, bytes_per_s: float | No
 
 
 def _spark(plan: Plan, start_spark: Callable[[], AbstractContextManager[SparkSession]]) -> list[Finding]:
-    """Start Spark, and let its workers be looked at. Whatever it raises is a finding."""
+    """Start Spark, and examine its workers. Any error that Spark raises becomes a finding."""
     findings: list[Finding] = []
     check, why = "spark.session", "the tables need Spark"
     try:
@@ -137,7 +137,7 @@ def _spark(plan: Plan, start_spark: Callable[[], AbstractContextManager[SparkSes
             findings += _named(check, workers.modules(found))
             findings += _named("spark.directories", workers.directories(found, needed))
             findings += _named("spark.clocks", workers.clocks(found))
-    except Exception as ex:  # whatever keeps Spark from working is what is looked for
+    except Exception as ex:  # any error of Spark is a finding
         _logger.info("Spark", exc_info=True)
         message, fix = workers.reason(ex)
         findings += _named(check, [error(message, why, fix)])
@@ -145,7 +145,7 @@ def _spark(plan: Plan, start_spark: Callable[[], AbstractContextManager[SparkSes
 
 
 def _seen_by_workers(plan: Plan) -> list[Path]:
-    """Return the directories that workers need, as far as they are there."""
+    """Return the directories that workers need, if they exist."""
     needed = [plan.staging] if plan.staging_shared else []
     if plan.warehouse is not None and is_local(plan.warehouse):
         needed.append(plan.warehouse)

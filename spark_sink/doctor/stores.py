@@ -1,4 +1,4 @@
-"""What an object store does with a warehouse: whether it is reached, and puts nothing in the place of what is there."""
+"""Checks an object store: whether it can be reached, and whether its conditional writes never overwrite an object."""
 
 from __future__ import annotations
 
@@ -23,30 +23,33 @@ _HINT = "check bucket, credentials and network"
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """What was found: None for ``problem`` where all is well, None for the clock where the store does not tell its time."""
+    """The facts about a store. ``problem`` is None if there is none. The clock is None if the store does not tell its time."""
 
     name: str
     problem: tuple[str, str] | None
-    """What is wrong, and what to do."""
+    """The message and the hint."""
     clock_ahead_s: float | None
 
 
 def probe(root: Path) -> Store:
-    """Try a conditional write, and another to see the time. The first one leaves an object, with which `run` tries it, too."""
+    """Test a conditional write, and write another object to see the store's time.
+
+    The first test leaves an object behind, which `run` uses for the same test.
+    """
     name = places.name(root)
     try:
         places.check_store(root)
         return Store(name, None, _clock_ahead_s(root / "_cdcpipe/doctor_check"))
     except StorageError as ex:
         return Store(name, (ex.message, ex.hint or _HINT), None)
-    except Exception as ex:  # a store's library raises what it likes
+    except Exception as ex:  # the libraries of stores raise errors of many types
         _logger.info("the store", exc_info=True)
         said = str(ex).strip().partition("\n")[0] or type(ex).__name__
         return Store(name, (f"{name} can't be reached: {said}", _HINT), None)
 
 
 def _clock_ahead_s(path: Any) -> float | None:
-    """Return how far the store's clock is ahead; None where it does not tell when an object was written."""
+    """Return how far the store's clock is ahead; None if the store does not tell when an object was written."""
     before = time.time()
     path.write_bytes(b"")
     after = time.time()
@@ -69,6 +72,6 @@ def conditional_writes(found: Store) -> Iterator[Verdict]:
 
 
 def clock(found: Store) -> Iterator[Verdict]:
-    """Judge whether the store's clock is ours."""
+    """Judge whether the store's clock agrees with this machine's."""
     if found.clock_ahead_s is not None:
         yield from judge_clock("the store", found.clock_ahead_s)

@@ -1,4 +1,4 @@
-"""What Spark does: whether a session starts with its jars, and what its Python workers have, each on its own machine."""
+"""Checks Spark: whether a session starts with its jars, and what its Python workers have on their machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _CLOCK_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What one Python worker has. ``unseen`` are directories that it does not see, ``clock_ahead_s`` is against the driver's."""
+    """The facts about one Python worker.
+
+    ``unseen`` has the directories that it does not see. ``clock_ahead_s`` says how far its clock is ahead of the driver's.
+    """
 
     host: str
     python: str
@@ -36,11 +39,11 @@ class Worker:
 
 
 def look(spark: SparkSession, needed: Sequence[Path]) -> list[Worker]:
-    """Ask a worker of each executor, as far as Spark spreads tasks; raise InitError if they can't work at all."""
+    """Examine a worker of each executor, as far as Spark spreads the tasks. Raises InitError if the workers can't run at all."""
     context = spark.sparkContext
     names, paths = _MODULES, [str(path) for path in needed]
 
-    # It goes to the workers as code, not by its name: they may lack this package.
+    # Spark sends a local function to the workers as code. They could not import one by its name if they lack this package.
     def examine(_: Any) -> Iterator[tuple[str, str, list[str], list[str], float]]:
         import importlib.util
         import os
@@ -64,7 +67,7 @@ def look(spark: SparkSession, needed: Sequence[Path]) -> list[Worker]:
 
 
 def modules(found: Sequence[Worker]) -> Iterator[Verdict]:
-    """Judge whether the workers have the driver's Python, and the packages."""
+    """Judge whether the workers have the same Python as the driver, and the packages."""
     for worker in found:
         if worker.missing:
             fix = f"on {worker.host}, for the Python of PYSPARK_PYTHON: {INSTALL}"
@@ -77,7 +80,7 @@ def modules(found: Sequence[Worker]) -> Iterator[Verdict]:
 
 
 def directories(found: Sequence[Worker], needed: Sequence[Path]) -> Iterator[Verdict]:
-    """Judge whether the workers see the directories that the driver has, and that they were asked for."""
+    """Judge whether the workers see the needed directories, as the driver does."""
     for worker in found:
         for path in worker.unseen:
             yield error(
@@ -90,7 +93,7 @@ def directories(found: Sequence[Worker], needed: Sequence[Path]) -> Iterator[Ver
 
 
 def clocks(found: Sequence[Worker]) -> Iterator[Verdict]:
-    """Judge whether the workers' clocks are the driver's."""
+    """Judge whether the workers' clocks agree with the driver's."""
     wrong = [worker for worker in found if abs(worker.clock_ahead_s) > _CLOCK_S]
     for worker in wrong:
         how = f"{format_duration(abs(worker.clock_ahead_s))} {'ahead of' if worker.clock_ahead_s > 0 else 'behind'} the driver's"
@@ -101,7 +104,7 @@ def clocks(found: Sequence[Worker]) -> Iterator[Verdict]:
 
 
 def reason(ex: Exception) -> tuple[str, str]:
-    """Return what is wrong with a session or its workers, and what to do."""
+    """Return the message and the hint for an error of a session or its workers."""
     if isinstance(ex, CdcpipeError):
         return ex.message, ex.hint or "see what Spark says above"
     return session.reason_of(ex), "see what Spark says above"
