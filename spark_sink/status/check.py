@@ -1,9 +1,9 @@
-"""Judges what `describe` found against limits, as a Nagios plugin does: a state, one line, and the numbers. No I/O.
+"""Compares the result of `describe` with limits, like a Nagios plugin: returns a state, one line, and the numbers. No I/O.
 
     CDCPIPE WARNING: shop_cdc is 75 s behind (limit 60 s) | lag=75s;60;300;0; lag_bytes=1048576B;;;0;
 
-The exit code is the state: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN. UNKNOWN is what nobody can tell, such as a lag while the server
-does not answer. Source: the Nagios Plugin Development Guidelines.
+The exit code is the state: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN. UNKNOWN is for values that cannot be determined, such as a lag
+while the server does not answer. Source: the Nagios Plugin Development Guidelines.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["Alert", "Limit", "Limits", "State", "judge", "unknown"]
 
 _ON_THE_WAY_BYTES: Final = 16 << 20
-"""A walsender that is no further behind than this, a segment of WAL, has sent what there is: the rest is being written now."""
+"""A walsender that is at most this far behind (one WAL segment) counts as up to date: the rest of the WAL is only just written."""
 
 
 class State(enum.IntEnum):
-    """What monitoring systems know; the numbers are exit codes."""
+    """The states of monitoring systems. The numbers are exit codes."""
 
     OK = 0
     WARNING = 1
@@ -38,13 +38,13 @@ _SEVERITY: Final = (State.OK, State.WARNING, State.UNKNOWN, State.CRITICAL)
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The largest values that are well. Without ``warning`` there is no such state."""
+    """A value above ``critical`` is CRITICAL, a value above ``warning`` is WARNING. If ``warning`` is None, no value is WARNING."""
 
     critical: float
     warning: float | None = None
 
     def state(self, value: float) -> State:
-        """Return which state a value is."""
+        """Return the state for a value."""
         if value > self.critical:
             return State.CRITICAL
         return State.WARNING if self.warning is not None and value > self.warning else State.OK
@@ -52,7 +52,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is asked for: a lag in seconds, a lag in bytes of WAL, and how much WAL the server keeps for the slot."""
+    """The limits to check: a lag in seconds, a lag in bytes of WAL, and how much WAL the server keeps for the slot."""
 
     lag_s: Limit | None = None
     lag_bytes: Limit | None = None
@@ -61,29 +61,29 @@ class Limits:
 
 @dataclass(slots=True)
 class Alert:
-    """What was found, and the numbers that it was found from."""
+    """The findings, each with its state, and the numbers behind them."""
 
     found: list[tuple[State, str]] = field(default_factory=list)
     numbers: list[str] = field(default_factory=list)
 
     @property
     def state(self) -> State:
-        """The worst state."""
+        """The worst state of the findings."""
         return max((state for state, _ in self.found), key=_SEVERITY.index, default=State.OK)
 
     @property
     def line(self) -> str:
-        """The line that a plugin prints, the worst first. A ``|`` would begin the numbers."""
+        """The line that a plugin prints, the worst finding first. ``|`` is replaced in texts, because it starts the numbers."""
         words = "; ".join(words for _, words in sorted(self.found, key=lambda each: -_SEVERITY.index(each[0])))
         numbers = f" | {' '.join(self.numbers)}" if self.numbers else ""
         return f"CDCPIPE {self.state.name}: {' '.join(words.replace('|', '/').split())}{numbers}"
 
     def add(self, state: State, words: str) -> None:
-        """Take one more thing into account."""
+        """Add a finding."""
         self.found.append((state, words))
 
     def measure(self, name: str, value: float, unit: str, limit: Limit | None, text: str, show: Callable[[float], str]) -> None:
-        """Compare a value with its limit, and write it among the numbers."""
+        """Compare a value with its limit, and add it to the numbers."""
         shown = f"{value:.3f}".rstrip("0").rstrip(".")
         if limit is None:
             self.numbers.append(f"{name}={shown}{unit};;;0;")
@@ -98,12 +98,12 @@ class Alert:
 
 
 def unknown(words: str) -> Alert:
-    """Return the alert that nothing can be told."""
+    """Return an alert with the state UNKNOWN."""
     return Alert([(State.UNKNOWN, words)])
 
 
 def judge(found: Mapping[str, Any], limits: Limits) -> Alert:
-    """Return the alert for what `describe` returned."""
+    """Return the alert for a result of `describe`."""
     if found["server_error"] is not None:
         return unknown(f"the server can't be asked: {found['server_error']}")
     if found["source"] is None:
@@ -117,7 +117,7 @@ def judge(found: Mapping[str, Any], limits: Limits) -> Alert:
 
 
 def _judge_ending(alert: Alert, found: Mapping[str, Any]) -> None:
-    """Say that nobody is at work because of an error. Without one it may be meant: the lag tells."""
+    """Add a finding if an error ended the launcher. Without an error the stop may be intended: then the lag is judged."""
     error = found["last_error"]
     if found["launcher"] is not None:
         return
@@ -146,17 +146,17 @@ def _judge_lag(alert: Alert, ladder: list[Mapping[str, Any]], slot: str, limits:
 
 
 def _is_on_the_way(rung: Mapping[str, Any], ladder: list[Mapping[str, Any]]) -> bool:
-    """Tell whether what a stage lacks has just been sent to it.
+    """Tell whether the changes that a stage lacks have just been sent to it.
 
-    If that is not in the log either, ``behind_seconds`` is no more than the age of the log's newest transaction: hours, where
-    nobody writes to the published tables.
+    If the log lacks them, too, ``behind_seconds`` is only an upper limit: the age of the log's newest transaction. That can be
+    hours if the published tables rarely change.
     """
     sent = next((each["behind_bytes"] for each in ladder if each["rung"] == "sent"), None)
     return bool(rung["at_most"]) and sent is not None and sent <= _ON_THE_WAY_BYTES
 
 
 def _judge_wal(alert: Alert, server: Mapping[str, Any] | None, slot: str, limit: Limit | None) -> None:
-    """Judge how much WAL the server keeps for the slot, and whether it goes on to keep it."""
+    """Judge how much WAL the server keeps for the slot, and whether the server will continue to keep it."""
     if server is None:
         if limit is not None:
             alert.add(State.UNKNOWN, "only the server knows how much WAL it keeps: give an option of the connection")
