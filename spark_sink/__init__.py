@@ -1,11 +1,11 @@
-"""Brings the changes of a PostgreSQL database to Spark tables. These names are for programs and notebooks; nothing else is public.
+"""Brings the changes of a PostgreSQL database to Spark tables. Only these names are public, for programs and notebooks.
 
     from spark_sink import LauncherConfig, RunConfig, run                        # all that `cdcpipe-spark run` does
-    from spark_sink import Runner                                                # the same, to be looked at and stopped
-    from spark_sink import Launcher, Pipeline                                    # its two halves: land a slot, make tables of it
+    from spark_sink import Runner                                                # the same, with progress and a way to stop it
+    from spark_sink import Launcher, Pipeline                                    # its two halves: land a slot, write the tables
     from spark_sink import build_session, read_replica, read_as_of, register_views, register_source     # read the tables
 
-A name is imported when it is first used: the launcher needs no pyspark.
+Each name is imported at its first use, because the launcher needs no pyspark.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""``cdcpipe-spark``: from a slot to a staging directory, and to Spark tables.
+"""The entry point of ``cdcpipe-spark``, which brings a slot's changes to a staging directory and to Spark tables.
 
-Each subcommand is a module of its name with a ``command``, imported when it is called: `land` and `status` need no Spark. What goes
-wrong is one line on stderr, with a hint, and one of the pipe's exit codes.
+Each subcommand is a module of the same name with a ``command``. It is imported only when it is called, because `land` and `status`
+need no Spark. An error is reported as one line on stderr, with a hint, and as one of the exit codes of ``cdcpipe``.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ def group() -> None:
 
 
 def invoke(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: one of the pipe's, or one that a command has for itself."""
+    """Run the command line and return its exit code: one of those of ``cdcpipe``, or one that the subcommand defines."""
     signals.listen()
     try:
         result = group.main(args=arguments, prog_name="cdcpipe-spark", standalone_mode=False)
-    except (KeyboardInterrupt, click.Abort):  # from Spark's own handler, in the moment before ours is back
+    except (KeyboardInterrupt, click.Abort):  # from Spark's own handler, before `signals.kept` restores ours
         return 128 + signal.SIGINT
     except click.exceptions.NoArgsIsHelpError as ex:
         click.echo(ex.format_message(), err=True)
@@ -92,18 +92,18 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
         _logger.info("a file", exc_info=True)
         hint = "make room, or let this user write there; then start again"
         return _complain(f"{ex.filename or 'a file'}: {ex.strerror or ex}", hint, ExitCode.SYSTEM_ERROR)
-    except SystemExit:  # click's answer to a closed pipe
+    except SystemExit:  # click raises this if stdout is a closed pipe
         return ExitCode.SYSTEM_ERROR
     except Exception as ex:
         _logger.info("unexpected", exc_info=True)
         hint = "this is a defect of cdcpipe: -v shows where it comes from"
         return _complain(f"unexpected {type(ex).__name__}: {ex}", hint, ExitCode.SYSTEM_ERROR)
-    # What a command ends with by Context.exit.
+    # The exit code that a command passes to Context.exit.
     return result if isinstance(result, int) else ExitCode.SUCCESS
 
 
 def _complain(message: str, hint: str | None, code: ExitCode) -> ExitCode:
-    """Say what is wrong on stderr, and return the exit code."""
+    """Print the error and the hint on stderr, and return the exit code."""
     click.echo(f"cdcpipe-spark: error: {message}", err=True)
     if hint:
         click.echo(f"cdcpipe-spark: hint: {hint}", err=True)
@@ -111,7 +111,7 @@ def _complain(message: str, hint: str | None, code: ExitCode) -> ExitCode:
 
 
 def main() -> NoReturn:
-    """Enter from the console script."""
+    """Run the command line and exit. The console script calls this."""
     sys.exit(invoke())
 
 
