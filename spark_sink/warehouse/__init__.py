@@ -1,1 +1,1 @@
-"""Where everything is in a warehouse, how far each table is, and who may write."""
+"""A warehouse: the paths of its tables, how far each table is, and who may write to them."""

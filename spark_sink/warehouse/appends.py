@@ -5,8 +5,9 @@
     _writing/                             files that tasks are writing
     _gathered/                            the files of the next append
 
-An append is assembled in a hidden directory, which is then renamed. It gets only the files that the successful tasks have named.
-Spark may run a task twice, and the second attempt may still be writing a file beside the first one's when the append is made.
+An append is assembled in a hidden directory, which is then renamed. It contains only the files that the successful tasks have
+named. Spark may run a task twice, and the second attempt may still be writing a file beside the first one's when the append is
+made.
 """
 
 from __future__ import annotations

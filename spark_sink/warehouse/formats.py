@@ -24,7 +24,7 @@ __all__ = ["FORMATS", "Format", "TableFacts", "table_format"]
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """Facts about a table from its files; None for unknown facts. ``lsn``: up to where it has its changes, 0 for none."""
+    """Facts about a table from its files; None for unknown facts. The table has all changes up to ``lsn``; 0 if it has none."""
 
     lsn: int
     rows: int | None = None

@@ -1,4 +1,4 @@
-"""Who may write the tables of a warehouse, and who excludes whom. No pyspark.
+"""The rights to write the tables of a warehouse: who may write, and who excludes whom. No pyspark.
 
     lock = TableLock(warehouse.local_root())    # one in a process: pipeline, follower and upkeep share it with lock.append() as
     state:                # if the state differs from the last one: read the tables' columns and versions again
@@ -14,12 +14,12 @@ made in between would be lost without an error. So a writer first takes a right:
     right       excludes                    who takes it
     ==========  ==========================  =====================================================================
     append      append, alone               a micro-batch; upkeep, for OPTIMIZE of a changelog and to shorten its log
-    merge       merge, alone                a round of merges; upkeep, for whatever it does to a replica
+    merge       merge, alone                a round of merges; upkeep, for any change to a replica
     alone       append, merge, alone        a pipeline that opens the warehouse; a snapshot that lands a table; a purge
     ==========  ==========================  =====================================================================
 
-Append and merge go together: a merge reads a changelog while a micro-batch appends to it. VACUUM of a changelog takes no right: it
-makes no commit (upkeep/upkeep.py), and deletes only what no version has had for a while.
+Append and merge do not exclude each other: a merge reads a changelog while a micro-batch appends to it. VACUUM of a changelog takes
+no right: it makes no commit (upkeep/upkeep.py), and deletes only files that have not been part of any version for a while.
 
 ``alone`` excludes the writers of all processes: on one machine, or on several that share a file system with locks (flock). When a
 process ends, for whatever reason, its rights are free again. Two appends, or two merges, exclude each other only within one
@@ -53,7 +53,7 @@ _STATE_BYTES = 16
 
 
 class TableLock:
-    """The rights to write one warehouse's tables; ``root`` is `Warehouse.local_root`. For any thread."""
+    """The rights to write one warehouse's tables; ``root`` is `Warehouse.local_root`. Thread-safe."""
 
     def __init__(self, root: Path) -> None:
         self._directory = root / "_cdcpipe"
@@ -62,7 +62,7 @@ class TableLock:
 
     @contextmanager
     def append(self) -> Iterator[bytes]:
-        """Hold the right to commit to changelogs. Yields a state, which changes whenever somebody holds ``alone``."""
+        """Hold the right to commit to changelogs. Yields a state, which changes whenever a writer takes ``alone``."""
         with self._appending, self._shared() as state:
             yield state
 

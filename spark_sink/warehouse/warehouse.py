@@ -206,7 +206,7 @@ class Warehouse:
         return self.source().position
 
     def record(self, position: Position) -> None:
-        """Record that every table has all changes up to ``position``. The warehouse begins at the first one."""
+        """Record that every table has all changes up to ``position``. The first recorded position is the warehouse's beginning."""
         found = read_json(self._identity_path)
         if found is None:
             raise WarehouseError(f"{self._identity_path} does not exist any more")
@@ -267,7 +267,7 @@ class Warehouse:
         return self.root / "_cdcpipe/snapshots" / f"{encode_name(table)}.json"
 
     def note_snapshot(self, table: Table, position: Position) -> None:
-        """Record that a table's snapshot begins to be landed. Call this before anything of it is in the tables."""
+        """Record the start of landing a table's snapshot. Call this before any of its rows are in the tables."""
         path = self._snapshot_path(table)
         make_directory(path.parent)
         write_json(path, {"schema": table.schema, "name": table.name, "position": str(position)})
