@@ -1,1 +1,1 @@
-"""What a PostgreSQL table is in Spark: its names, types, keys and versions."""
+"""Maps a PostgreSQL table to Spark: its names, types, keys and versions."""

@@ -1,8 +1,8 @@
 """Asks the database's catalog for facts that the stream does not have: keys, and numbers of columns. No Spark.
 
-The catalog is of today, but the stream may be older. So the catalog's last answer about a table is used as long as it has exactly
-the columns of the description in the stream, and the table cannot have got another key. Otherwise the catalog is asked again, at
-most once in a micro-batch.
+The catalog shows the present state, but the stream may be older. So the catalog's last answer about a table is used as long as it
+has exactly the columns of the description in the stream, and the table cannot have got another key. Otherwise the catalog is asked
+again, at most once in a micro-batch.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ SCHEMA_HISTORY: Final = Table("", "_cdc_schema_history")
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """The value of a new column in the rows from before, which the stream does not have.
+    """The value of a new column in the rows from before the change, which the stream does not contain.
 
     The value is that of the column ``source``, the column's name before it was renamed. If ``source`` is None, it is ``value``:
     text as PostgreSQL writes it, None for NULL.
@@ -112,5 +112,5 @@ class Version:
 
 
 def has_key(versions: Iterable[Version]) -> bool:
-    """Tell whether a table with these versions has, or had, a key: only then it has a replica."""
+    """Tell whether a table with these versions has, or had, a key. Only such a table has a replica."""
     return any(version.key for version in versions)

@@ -103,7 +103,10 @@ SPARK_TYPES: Final[Mapping[ColumnType, DataType]] = {
     ColumnType.TIMESTAMP: TimestampType(),
     ColumnType.TIMESTAMP_NTZ: TimestampNTZType(),
 }
-"""The columns in Spark; cdcpipe/types/table.py says which type of PostgreSQL has which. A decimal depends on the modifier."""
+"""The Spark type of each column type. Decimals are missing, because they depend on the type modifier.
+
+cdcpipe/types/table.py has the column type of each PostgreSQL type.
+"""
 
 
 def spark_type(column: Column) -> DataType:
