@@ -1,1 +1,1 @@
-"""What tests share: how to start what they test, and how to make what they read."""
+"""Shared code of the tests: starts the programs under test, and creates their input."""

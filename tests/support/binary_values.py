@@ -1,4 +1,4 @@
-"""Values of every type of PostgreSQL, and a server that gives them in text and in binary form."""
+"""Values of every PostgreSQL type, and a server that returns them in text and in binary form."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ SINCE_16 = {"char": ["\\351", "\\377"]}
 
 
 def is_built_in(type_id: int) -> bool:
-    """Whether `to_text` knows the type."""
+    """Tell whether `to_text` supports the type."""
     row = TYPES.get(type_id)
     if row is None or isinstance(row.to_text, NoText):
         return False
@@ -157,7 +157,7 @@ def is_built_in(type_id: int) -> bool:
 
 
 class Server:
-    """A database whose values can be had in both forms."""
+    """A database whose values can be queried in text and in binary form."""
 
     def __init__(self, database: Any) -> None:
         self.connection = database.connect()
@@ -178,7 +178,7 @@ class Server:
         return [[result.get_value(row, column) for column in range(result.nfields)] for row in range(result.ntuples)]
 
     def compare(self, sql: str, *parameters: bytes) -> list[bytes]:
-        """Run a query for one column, and compare its values in the two forms; return the texts."""
+        """Run a query with one column, and compare its values in the two forms. Returns the texts."""
         sent = self._rows(sql, parameters, pq.Format.BINARY)
         type_id = self.type_id
         printed = [row[0] for row in self._rows(sql, parameters, pq.Format.TEXT)]

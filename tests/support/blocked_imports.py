@@ -1,4 +1,4 @@
-"""Programs to which packages are missing."""
+"""Runs programs as if some packages were not installed."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Captures made by hand, and what `cdcpipe decode` makes of them."""
+"""Builds captures by hand, and renders them like `cdcpipe decode`."""
 
 import tempfile
 from pathlib import Path
@@ -23,7 +23,7 @@ from support.pgoutput_stream import record
 
 
 def capture(*messages: Message | bytes) -> bytes:
-    """Records with the LSNs 0/100, 0/200, …; 0/0 for descriptions."""
+    """Return records with the LSNs 0/100, 0/200, …, and 0/0 for descriptions."""
     parts = []
     for number, message in enumerate(messages, 1):
         lsn = 0 if isinstance(message, Relation | Type) else number << 8
@@ -45,7 +45,7 @@ STREAMED = (StreamStart(7, True), relation(7), row(1, xid=7), StreamStop(), Stre
 
 
 def rendered(tmp_path: Path, *captures: bytes, output: str = "wal2json", **config: object) -> tuple[bytes, CdcpipeError | None]:
-    """Render captures in files called 0.cdc, 1.cdc, …: what was written, and the error that ended it."""
+    """Render captures from files called 0.cdc, 1.cdc, …. Returns the output, and the error that ended the rendering."""
     options = {"format-version": "2"} if output == "wal2json" else {}
     files = []
     for number, data in enumerate(captures):

@@ -1,4 +1,4 @@
-"""Changes of a table made by hand, as a changelog holds them; no server sends them."""
+"""Builds changes of a table by hand, as a changelog holds them. Needs no server."""
 
 import random
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ Row = tuple[int, int, int | None, str | None, bytes | None]
 
 @dataclass
 class Source:
-    """A table of PostgreSQL's, and what pgoutput would send of it."""
+    """Simulates a PostgreSQL table, and the changes that pgoutput would send."""
 
     rng: random.Random
     case: int = 0
@@ -43,7 +43,7 @@ class Source:
     ordinal: int = 0
 
     def commit(self) -> int:
-        """End a transaction: the changes after it are of the next one."""
+        """End a transaction. Later changes belong to the next one."""
         self.lsn += self.rng.randint(1, 50)
         self.ordinal = 0
         return self.lsn
@@ -91,7 +91,7 @@ class Source:
         return None if self.rng.random() < 0.2 else self.rng.randbytes(4)
 
     def step(self, keys: int) -> None:
-        """Do something at random."""
+        """Make a random change."""
         used, free = sorted(self.rows), [key for key in range(keys) if key not in self.rows]
         choice = self.rng.random()
         if free and (not used or choice < 0.3):
@@ -114,7 +114,7 @@ def comparable(rows: Any) -> list[tuple[Any, ...]]:
 
 
 def add(spark: Any, warehouse: Warehouse, changes: list[tuple[Any, ...]], start: int, end: int, schema: str = SCHEMA) -> None:
-    """Append the changes whose transactions end in (start, end]."""
+    """Append to the changelog the changes whose transactions end in (start, end]."""
     part = [change for change in changes if start < change[7] <= end]
     rows = spark.createDataFrame(part, schema)
     changelogs_of(spark, warehouse).append(TABLE, rows.toArrow(), rows.schema, Position(1, start), Position(1, end))

@@ -1,9 +1,9 @@
-"""Programs that play a child process."""
+"""Programs that tests run as child processes."""
 
 import sys
 
 MUTE = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-"""A child that hears nothing and says nothing: no end of stdin, no SIGTERM moves it."""
+"""A child process without output that ignores the end of stdin and SIGTERM."""
 STUBBORN = MUTE.replace("time.sleep", "print('ready', flush=True); time.sleep")
 
 

@@ -1,4 +1,4 @@
-"""The real CLI as a subprocess, with deadlines on everything, and pgoutput's records read just enough to tell rows."""
+"""Runs the real CLI as a subprocess, with deadlines for all operations. Parses pgoutput's records only as far as rows need it."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ SPARK_COMMAND = [sys.executable, "-m", "spark_sink"]
 
 
 class CLI:
-    """`cdcpipe ARGS…` with pipes. Records are read by `records`; what it says on stderr is in `stderr`."""
+    """`cdcpipe ARGS…` with pipes. `records` reads the records from stdout; `stderr` has the text of stderr."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class CLI:
         self.process.stdin.close()
 
     def read_bytes(self, size: int = 1 << 16, deadline_s: float = DEADLINE_S) -> bytes:
-        """Return what is on stdout, b"" at its end."""
+        """Return the next bytes of stdout; b"" at its end."""
         assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], deadline_s)
         assert ready, f"nothing on stdout within {deadline_s} s; stderr: {self.stderr}"
@@ -100,7 +100,7 @@ class CLI:
         raise AssertionError(f"stdout ended after {len(taken)} of {count} records; stderr: {self.stderr}")
 
     def transactions(self, count: int) -> list[tuple[LSN, list[bytes | None]]]:
-        """Return the next `count` transactions of a pgoutput slot: the Commit's header LSN, and the first column of each insert."""
+        """Return the next `count` transactions of a pgoutput slot: the Commit's header LSN, and each insert's first column."""
         done: list[tuple[LSN, list[bytes | None]]] = []
         rows: list[bytes | None] = []
         while len(done) < count:
@@ -115,7 +115,7 @@ class CLI:
         return done
 
     def wait(self, deadline_s: float = DEADLINE_S) -> int:
-        """Return the exit code; stdout is read meanwhile, so that nobody waits for us."""
+        """Wait for the end and return the exit code. Reads stdout meanwhile, so that a full pipe does not block the process."""
         deadline = time.monotonic() + deadline_s
         while self.process.poll() is None:
             assert time.monotonic() < deadline, f"still running after {deadline_s} s; stderr: {self.stderr}"
@@ -142,7 +142,7 @@ class CLI:
 def run_cli(
     *args: str, env: dict[str, str] | None = None, stdin: bytes = b"", deadline_s: float = DEADLINE_S
 ) -> tuple[int, bytes, str]:
-    """Run the CLI to its end: exit code, stdout, stderr."""
+    """Run the CLI to its end. Returns exit code, stdout and stderr."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PG")} | (env or {})
     done = subprocess.run([*COMMAND, *args], input=stdin, capture_output=True, env=environment, timeout=deadline_s)
     return done.returncode, done.stdout, done.stderr.decode()
@@ -157,7 +157,7 @@ def run_spark_cli(*args: str, deadline_s: float = SPARK_DEADLINE_S, **options: A
 
 
 def spark_cli(*args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run ``cdcpipe-spark`` to its end, which is to have this exit code."""
+    """Run ``cdcpipe-spark`` to its end, and assert this exit code."""
     ended = run_spark_cli(*args)
     assert ended.returncode == code, ended.stderr
     return ended

@@ -1,4 +1,4 @@
-"""Records of one table, decoded in columns, and the Arrow type of each PostgreSQL type."""
+"""Builds records of one table, decodes them in columns, and has the Arrow type of each PostgreSQL type."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ NATURAL = {
 
 
 NATURAL |= {type_id: pa.list_(pa.field("element", NATURAL.get(element, pa.string()))) for type_id, element in ARRAYS.items()}
-"""The Arrow type of each PostgreSQL type that is more than a text."""
+"""The Arrow type of each PostgreSQL type that is not mapped to a string."""
 
 
 def relation(column_count: int, *type_ids: int) -> Relation:
-    """A relation; its last columns are of these types, the others texts."""
+    """Return a relation whose last columns have these types. The other columns are texts."""
     types = [25] * (column_count - len(type_ids)) + list(type_ids)
     columns = tuple(Column(int(number == 0), f"c{number}", type_id, -1) for number, type_id in enumerate(types))
     return Relation(None, RELATION_ID, "public", "t", "d", columns)
@@ -50,7 +50,7 @@ def insert(*row: object) -> Insert:
 
 
 def lay_out(records: Sequence[bytes], gap: bytes = b"w 0/0 5\n") -> tuple[bytes, np.ndarray, np.ndarray]:
-    """Put records into a buffer with something before, between and after."""
+    """Put records into a buffer, with other bytes before, between and after them."""
     buffer, offsets = bytearray(gap), []
     for record in records:
         offsets.append(len(buffer))
@@ -67,7 +67,7 @@ def assert_same(mine: Values, theirs: Values, arrow_type: pa.DataType) -> None:
     ours.array.validate(full=True)
     assert ours.array.type == expected.array.type == arrow_type
     if pa.types.is_floating(arrow_type.value_type if pa.types.is_list(arrow_type) else arrow_type):
-        # Not equals(): NaN is not equal to itself, and -0.0 is equal to 0.0.
+        # equals() won't do: it treats NaN as different from NaN, and -0.0 as equal to 0.0.
         assert repr(ours.array.to_pylist()) == repr(expected.array.to_pylist())
     else:
         assert ours.array.equals(expected.array)

@@ -1,4 +1,4 @@
-"""Both command lines, walked: each command with its path, its options, and what its --help says."""
+"""Lists the commands of both command lines: each with its path, its options, and its --help text."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ COMMANDS = dict([*_walk(cdcpipe, "cdcpipe"), *_walk(group, "cdcpipe-spark")])
 
 
 def options(path: str) -> list[click.Option]:
-    """The options, in the order of --help."""
+    """Return the options of a command, in the order of --help."""
     command = COMMANDS[path]
     grouped = [option for section in getattr(command, "option_groups", ()) for option in section]
     params = [param for param in command.get_params(click.Context(command)) if isinstance(param, click.Option)]
@@ -38,7 +38,7 @@ def help_text(path: str, width: int = 80) -> str:
 
 
 def example(path: str) -> str:
-    """The shell commands that --help ends with."""
+    """Return the shell commands of the example at the end of --help."""
     _, heading, commands = help_text(path, 200).rpartition("\nExample:\n")
     assert heading, path
     return "\n".join(line.removeprefix("  ") for line in commands.splitlines())

@@ -1,4 +1,4 @@
-"""Events of Debezium's connector, recorded with scripts/record-debezium, and what our output plugin writes."""
+"""Reads events of Debezium's connector, recorded with scripts/record-debezium, and renders the same with our output plugin."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ Raw = list[tuple[int, bytes]]
 
 
 def options_of(path: Path) -> dict[str, str | None]:
-    """Return a set's options; with what scripts/record-debezium adds to them."""
+    """Return the options of a recorded set, including those that scripts/record-debezium adds."""
     given: dict[str, str | None] = {"topic.prefix": path.stem, "skipped.operations": "none"}
     for line in path.read_text().splitlines():
         name, _, given[name] = line.partition("=")
@@ -23,7 +23,7 @@ def options_of(path: Path) -> dict[str, str | None]:
 
 
 def recorded(path: Path) -> list[Event]:
-    # Not splitlines(): JSON has U+2028 as it is.
+    # splitlines() would also split at U+2028, which JSON does not escape.
     return [json.loads(line) for line in path.with_suffix(".jsonl").read_text().rstrip("\n").split("\n")]
 
 

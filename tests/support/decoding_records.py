@@ -1,4 +1,4 @@
-"""Records of test_decoding, ours and those of the server's plugin, less what differs on purpose (docs/output-plugins.md)."""
+"""Makes records of our test_decoding and of the server's comparable: removes intended differences (docs/output-plugins.md)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def render(both, options, extra):
 
 
 def without_empty(records):
-    """Leave out transactions without a change: pgoutput does not send them."""
+    """Remove transactions without a change, because pgoutput does not send them."""
     kept: list[tuple[int, bytes]] = []
     for record in records:
         if record[1].startswith(b"COMMIT") and not record[1].startswith(b"COMMIT P") and kept[-1][1].startswith(b"BEGIN"):

@@ -1,4 +1,4 @@
-"""The log of a Delta table, written by hand."""
+"""Writes the log of a Delta table by hand."""
 
 import json
 from pathlib import Path

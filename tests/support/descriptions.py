@@ -1,4 +1,4 @@
-"""Descriptions of tables in short: what the stream and the catalog say of columns, and versions of a key."""
+"""Short notations for tests: a table's columns in the stream and in the catalog, and the versions of a key."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ def version(end_lsn: int, ordinal: int, key: tuple[str, ...], relation_id: int =
 
 
 def table(columns: str) -> Relation:
-    """Return a description of columns "name" or "name:type id", of which the catalog is told as "name=number"."""
+    """Return a description of the columns in ``columns``: "name" or "name:type id". Ignores "=number", which `catalog` reads."""
     pairs = [column.partition("=")[0].partition(":") for column in columns.split()]
     return relation(1, "t", *((name, int(kind or INT4)) for name, _, kind in pairs))
 
 
 def catalog(columns: str) -> list[dict[str, Any]]:
-    """Return what the catalog says of columns "name=number"; "name=number!" is filled, "name=number'text" has text in old rows."""
+    """Return the catalog's facts about columns "name=number". "name=number!" is filled; "name=number'text" has text in old rows."""
     found = []
     for column, text in zip(table(columns).columns, columns.split(), strict=True):
         number, _, missing = text.partition("=")[2].partition("'")

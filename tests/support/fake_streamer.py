@@ -1,9 +1,9 @@
-"""A streamer without a server, for faults that a real one shows rarely: fake_streamer_program.py plays it, in a directory.
+"""A fake streamer without a server, for faults that a real one rarely has. It runs fake_streamer_program.py in a directory.
 
-The directory holds `transactions.json`, what the "server" has ([[end LSN, [[relation id, text], ...]], ...]), and `turns.json`,
-what goes wrong at each start, in order; after the last, nothing does. The program notes there what it was asked: `starts` (the
-arguments, a line each), `commands` (what came on stdin), `confirmed` (the slot's position).
-The program checks that nothing is confirmed that is not sealed in `staging`, the staging directory.
+The directory has two input files. `transactions.json` has the transactions of the "server": [[end LSN, [[relation id, text], ...]],
+...]. `turns.json` has the fault of each start, in order; after the last one there are no faults. The program writes three files:
+`starts` (the arguments, a line each), `commands` (the commands from stdin), `confirmed` (the slot's position). It checks that each
+confirmed position is sealed in `staging`, the staging directory.
 """
 
 import json
@@ -33,7 +33,7 @@ WORK = [Transaction(0x100 + 0x20 * n, tuple((16384 + n % 3, b"value %d" % n) for
 
 
 class Fake:
-    """A fake streamer's directory, and launchers that use it."""
+    """The directory of a fake streamer, and launchers that use it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -81,7 +81,7 @@ class Fake:
         return [t for segment in list_segments(self.staging) for t in decode_segment(segment.path.read_bytes())]
 
     def check(self, transactions: list[Transaction]) -> None:
-        """Everything is there once, and nothing was confirmed before it was sealed."""
+        """Assert that every transaction landed exactly once, and that none was confirmed before it was sealed."""
         assert self.landed() == transactions
         assert self.read("liar") == []
 
@@ -92,7 +92,7 @@ def make_fake(
     transactions: list[Transaction] = WORK,
     turns: list[dict[str, Any]] | None = None,
 ) -> Fake:
-    """Let launchers of this process start again at once, and make a fake for them."""
+    """Create a fake streamer, and let launchers of this process restart it without a pause."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
     monkeypatch.setattr(
         launcher_module, "RestartPolicy", partial(RestartPolicy, pauses=RetryPolicy(first_pause_s=0.01, longest_pause_s=10))

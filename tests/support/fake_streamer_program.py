@@ -1,6 +1,6 @@
-"""The program that plays the streamer: python fake_streamer_program.py DIRECTORY (prepare | options). See fake_streamer.py.
+"""The program of the fake streamer: python fake_streamer_program.py DIRECTORY (prepare | options). See fake_streamer.py.
 
-It is started hundreds of times, so it imports little.
+Tests start it hundreds of times, so it imports little.
 """
 
 import json
@@ -95,7 +95,7 @@ def main() -> None:
                     end = log_end(directory / "staging")
                     if end is None or lsn > end.lsn or lsn > emitted_lsn:
                         note(directory / "liar", f"{lsn} while the log ended at {end} and {emitted_lsn} was emitted")
-                    # The launcher kills it at any moment.
+                    # Write atomically, because the launcher may kill this process at any time.
                     temporary_path = confirmed_path.with_suffix(".tmp")
                     temporary_path.write_text(str(lsn))
                     temporary_path.rename(confirmed_path)

@@ -1,6 +1,6 @@
-"""Servers and sessions that the tests share.
+"""Fixtures for the servers and sessions that the tests share.
 
-A server version that is missing skips the tests that need it, with the reason; where CI is set it is an error.
+If a server version is missing, the tests that need it are skipped with the reason. If CI is set, they fail.
 """
 
 import os
@@ -53,26 +53,26 @@ def pg18() -> Iterator[postgres.Cluster]:
 
 @pytest.fixture(params=postgres.REGULAR_VERSIONS)
 def pg(request: pytest.FixtureRequest) -> postgres.Cluster:
-    """Each of the regular server versions in turn."""
+    """Run the test on each of the regular server versions."""
     return request.getfixturevalue(f"pg{request.param}")
 
 
 @pytest.fixture(params=postgres.VERSIONS)
 def any_pg(request: pytest.FixtureRequest) -> postgres.Cluster:
-    """Each supported server version in turn: for what depends on the version, such as questions to the catalog."""
+    """Run the test on each supported server version, because its result depends on the version, as with catalog queries."""
     return request.getfixturevalue(f"pg{request.param}")
 
 
 @pytest.fixture
 def database(pg18: postgres.Cluster) -> Iterator[postgres.Database]:
-    """A new database on 18, dropped afterwards with its slots. `with pg15.database() as db:` is the same elsewhere."""
+    """Yield a new database on version 18, and drop it with its slots. For other versions: `with pg15.database() as db:`."""
     with pg18.database() as made:
         yield made
 
 
 @pytest.fixture
 def shell(database: postgres.Database, tmp_path: Path) -> dict[str, str]:
-    """The environment that pages and examples assume: the programs on the PATH, a server that libpq finds."""
+    """Return the environment that the docs' examples assume: the programs are on the PATH, and libpq finds a server."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, module in {"cdcpipe": "cli", "cdcpipe-spark": "spark_sink"}.items():
@@ -92,13 +92,13 @@ def shell(database: postgres.Database, tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Log:
-    """A staging directory to which a test adds segments."""
+    """Return a staging directory to which the test adds segments."""
     return Log(tmp_path / "staging")
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
-    """One local Spark session with Delta for the whole run."""
+    """Yield a local Spark session with Delta, the same one for the whole run."""
     from cdcpipe.errors import InitError
     from spark_sink.spark import session
 
@@ -109,12 +109,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     warehouse = tmp_path_factory.mktemp("spark-warehouse")
     conf = {
         "spark.sql.warehouse.dir": str(warehouse),
-        # Few rows in many different plans: without these, two thirds of the time would go into compiling code.
-        # (With one compiler Java sets 48 MB apart for code, which the whole run outgrows.)
+        # Tests have few rows and many different plans. Without these options, two thirds of the time would go into JIT compilation.
+        # (With only one compiler, Java reserves 48 MB for compiled code. That is too little for the whole run.)
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m",
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.shuffle.partitions": "2",
-        # The tests share this session: what one has compiled serves the next (Spark keeps 100 classes by default).
+        # The tests share this session, so that later tests reuse compiled classes. (By default Spark keeps only 100.)
         "spark.sql.codegen.cache.maxEntries": "10000",
     }
     made = session.build(app_name="tests", master="local[2]", format="delta", conf=conf)
