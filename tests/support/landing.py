@@ -1,4 +1,4 @@
-"""A launcher on a real server, and what it has landed."""
+"""Runs a launcher on a real server, and reads the log that it has written."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,14 +28,14 @@ def config_for(database: postgres.Database, staging: Path, **changes: Any) -> La
 
 
 def replay(staging: Path) -> tuple[dict[str, dict[bytes, tuple[Any, ...]]], int]:
-    """Apply what is in the log to empty tables; every transaction must be there once, in order."""
+    """Apply the log to empty tables. Asserts that the log has every transaction once and in order."""
     tables: dict[str, dict[bytes, tuple[Any, ...]]] = {}
     names: dict[int, str] = {}
     transactions, last_end_lsn = 0, 0
     for segment in list_segments(staging):
         reader = RecordReader()
         reader.feed(segment.path.read_bytes())
-        names.clear()  # each segment can be read alone
+        names.clear()  # each segment must be readable on its own
         for _, body in reader:
             message = decode(body)
             match message:

@@ -1,4 +1,4 @@
-"""The walsender's messages of a slot, read without cdcpipe's own streamer and without moving the slot."""
+"""Reads the walsender's messages of a slot, without cdcpipe's own streamer and without moving the slot."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _WAL_DATA = struct.Struct(">QQq")
 _KEEPALIVE = struct.Struct(">QqB")
 SESSION = {"datestyle": "ISO", "intervalstyle": "postgres", "timezone": "UTC", "extra_float_digits": "3"}
 WORDS = [None, "", "1", "0", "2", "on", "off", "of", "o", "t", "tr", "truex", "y", "n", "no", "f", " 1", "TRUE", "Yes", "enable"]
-"""Values of an option, good and bad ones, for `refusals`."""
+"""Valid and invalid values of an option, for `refusals`."""
 
 
 def refusals(dsn: str, slot: str, cases: list[dict[str, str | None]]) -> list[str | None]:
-    """Return, for each set of options, the error with which the server's plugin refuses it, or None."""
+    """Return for each set of options the error of the server's plugin, or None if the plugin accepts them."""
     connection = pq.PGconn.connect(psycopg.conninfo.make_conninfo(dsn, replication="database", client_encoding="UTF8").encode())
     said: list[str | None] = []
     for options in cases:
@@ -43,7 +43,7 @@ def _start_replication(slot: str, options: dict[str, str | None]) -> bytes:
 
 
 def peek(dsn: str, slot: str, options: dict[str, str | None], until: int, **session: str) -> list[tuple[int, bytes]]:
-    """Return (WAL start, payload) of all messages up to the WAL position ``until``; nothing is confirmed."""
+    """Return (WAL start, payload) of all messages up to the WAL position ``until``. Confirms nothing."""
     settings = " ".join(f"-c {name}={value}" for name, value in {**SESSION, **session}.items())
     conninfo = psycopg.conninfo.make_conninfo(dsn, replication="database", client_encoding="UTF8", options=settings)
     connection = pq.PGconn.connect(conninfo.encode())
@@ -52,7 +52,7 @@ def peek(dsn: str, slot: str, options: dict[str, str | None], until: int, **sess
         command = _start_replication(slot, options)
         deadline = time.monotonic() + 60
         result = connection.exec_(command)
-        # The walsender of the peek before this one may not have let go of the slot yet.
+        # The walsender of the previous peek may not have released the slot yet.
         while result.error_field(pq.DiagnosticField.SQLSTATE) == b"55006" and time.monotonic() < deadline:
             time.sleep(0.01)
             result = connection.exec_(command)
@@ -72,7 +72,7 @@ def peek(dsn: str, slot: str, options: dict[str, str | None], until: int, **sess
             wal_end, _, _ = _KEEPALIVE.unpack_from(data, 1)
             if wal_end >= until:
                 return messages
-            # Ask for the next keepalive; nothing is written, flushed or applied.
+            # Request the next keepalive. Report nothing as written, flushed or applied.
             connection.put_copy_data(b"r" + struct.pack(">QQQqB", 0, 0, 0, 0, 1))
             connection.flush()
     finally:
@@ -80,7 +80,7 @@ def peek(dsn: str, slot: str, options: dict[str, str | None], until: int, **sess
 
 
 class Both:
-    """One database with a slot of a plugin on the server and one of pgoutput, both over the same WAL."""
+    """A database with two slots over the same WAL: one of a plugin on the server, one of pgoutput."""
 
     def __init__(self, database, plugin: str, tables: str = "for all tables", **session: str) -> None:
         self.database = database
@@ -91,7 +91,7 @@ class Both:
         self.session = session
 
     def begin(self, *, two_phase: bool = False) -> None:
-        """Make the publication and the slots: from here on changes count."""
+        """Create the publication and the slots. They contain the changes from here on."""
         self.connection.execute(f"create publication p {self.tables}")
         for slot, plugin in zip(self.slots, (self.plugin, "pgoutput"), strict=True):
             self.connection.execute("select pg_create_logical_replication_slot(%s, %s, false, %s)", [slot, plugin, two_phase])
@@ -118,14 +118,14 @@ class Both:
         ]
 
     def _now(self) -> int:
-        # A commit that writes to the catalog and to nothing that is replicated: all WAL before it is flushed with it.
+        # This commit writes only to the catalog, which is not replicated. It flushes all WAL before it.
         self.connection.execute("create temp table flush (); drop table flush")
         high, low = str(self.query("select pg_current_wal_flush_lsn()")[0][0]).split("/")
         return int(high, 16) << 32 | int(low, 16)
 
 
 def peek_records(conn: psycopg.Connection, slot: str, publication: str) -> list[bytes]:
-    """Return the records of a pgoutput slot that come through the SQL interface; nothing is confirmed."""
+    """Return the records of a pgoutput slot, through the SQL interface. Confirms nothing."""
     rows = conn.execute(
         "select data from pg_logical_slot_peek_binary_changes(%s, null, null, 'proto_version', '1', 'publication_names', %s)",
         (slot, publication),
@@ -135,7 +135,7 @@ def peek_records(conn: psycopg.Connection, slot: str, publication: str) -> list[
 
 @contextlib.contextmanager
 def both_on(cluster, plugin: str, **session: str) -> Iterator[Both]:
-    """`Both` on a new database, which is dropped afterwards."""
+    """Yield a `Both` on a new database, which is dropped afterwards."""
     with cluster.database() as database:
         made = Both(database, plugin, **session)
         yield made

@@ -1,7 +1,7 @@
-"""Object stores on this machine: S3 as moto plays it, Azure as Azurite does, Google Cloud Storage as fake-gcs-server does.
+"""Runs emulated object stores on this machine: moto for S3, Azurite for Azure, fake-gcs-server for Google Cloud Storage.
 
-The latter two are not Python. `scripts/test` puts them into the virtual environment where npm and Go are there; elsewhere they
-may be on the PATH, or their tests are skipped.
+The latter two are not Python packages. If npm and Go are installed, `scripts/test` installs them in the virtual environment.
+Otherwise the tests look for them on the PATH, and are skipped if they are missing.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ from support.waiting import until
 AZURITE = "azurite-blob"
 FAKE_GCS = "fake-gcs-server"
 
-# Of Azurite's manual: everybody's.
+# The well-known account and key from Azurite's manual.
 ACCOUNT = "devstoreaccount1"
 ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
 @dataclass(frozen=True)
 class Store:
-    """A store that runs: how it is reached, with ``{}`` for the bucket, and what Spark needs beside what the page says."""
+    """A running store: its URL, with ``{}`` for the bucket, and the Spark settings that it needs in addition to the docs' ones."""
 
     kind: str
     url: str
@@ -40,7 +40,7 @@ class Store:
 
 
 def missing(kind: str) -> str | None:
-    """Return what a store of this kind would need and is not here."""
+    """Return why a store of this kind can't run here: the missing program. None if it can run."""
     name = {"azure": AZURITE, "gcs": FAKE_GCS}.get(kind)
     return f"there is no {name}" if name is not None and _program(name) is None else None
 
@@ -82,8 +82,8 @@ def _azure() -> Iterator[Store]:
         settings = {
             "abfs.endpoint": endpoint,
             "always.use.https": "false",
-            "networking.library": "JDK_HTTP_URL_CONNECTION",  # the other one wants TLS
-            # Azurite has the blob API alone, without directories.
+            "networking.library": "JDK_HTTP_URL_CONNECTION",  # the other library requires TLS
+            # Azurite has only the blob API, which has no directories.
             "account.hns.enabled": "false",
             "fns.account.service.type": "BLOB",
         }
@@ -93,7 +93,7 @@ def _azure() -> Iterator[Store]:
 
 @contextlib.contextmanager
 def _gcs() -> Iterator[Store]:
-    # It does not say which port it has got, and names it in its answers.
+    # The server does not report a port that the system chose, and its answers contain the port. So choose a free one here.
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -110,7 +110,7 @@ def _gcs() -> Iterator[Store]:
             return True
 
         until(answers, f"an answer of {FAKE_GCS}")
-        # Whether a bucket has directories is asked of another service, which is not here.
+        # To find out whether a bucket has directories, gcsfs would ask another service, which is not emulated.
         environment = {"STORAGE_EMULATOR_HOST": endpoint, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
         conf = [f"spark.hadoop.fs.gs.storage.root.url={endpoint}", "spark.hadoop.fs.gs.auth.type=UNAUTHENTICATED"]
         yield Store("gcs", "gs://{}/shop", environment, endpoint, conf)

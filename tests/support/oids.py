@@ -1,4 +1,4 @@
-"""The OIDs of some built-in types."""
+"""Names for the OIDs of some built-in types."""
 
 INT2 = 21
 INT4 = 23

@@ -1,4 +1,4 @@
-"""The pages, and which of their examples are run in which order."""
+"""Lists the documentation pages, and which of their examples the tests run, in order."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Build pgoutput's bytes from messages, for tests: the other direction of ``cdcpipe.pgoutput.decode``."""
+"""Encodes messages as pgoutput's bytes: the inverse of ``cdcpipe.pgoutput.decode``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from cdcpipe.pgoutput.messages import (
 
 
 def build(message: Message) -> bytes:
-    """Return the wire form; the xid of a change is written when it is not None."""
+    """Return the wire form of a message. The xid of a change is written unless it is None."""
     match message:
         case Begin(final_lsn, time_us, xid):
             return b"B" + struct.pack(">QqI", final_lsn, time_us, xid)
@@ -95,7 +95,7 @@ def build(message: Message) -> bytes:
 
 
 def build_row(row: Row | None) -> bytes:
-    """Return the TupleData."""
+    """Return the TupleData of a row."""
     assert row is not None
     parts = [struct.pack(">H", len(row))]
     for value in row:
@@ -132,7 +132,7 @@ columns = st.builds(Column, st.integers(0, 1), names, u32, st.integers(-(1 << 31
 
 
 def changes(xid: st.SearchStrategy[int | None]) -> st.SearchStrategy[Message]:
-    """Messages that carry an xid inside a stream block."""
+    """Return a strategy for the messages that have an xid inside a stream block."""
     return st.one_of(
         st.builds(Relation, xid, u32, names, names, st.sampled_from("dnfi"), st.lists(columns, max_size=12).map(tuple)),
         st.builds(Type, xid, u32, names, names),

@@ -1,4 +1,4 @@
-"""Streams of pgoutput version 1 as a streamer writes them, built by hand, for tests that need no server."""
+"""Builds streams of pgoutput version 1 by hand, as a streamer writes them, for tests without a server."""
 
 import struct
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def message(lsn: int, content: bytes, flags: int = 0) -> bytes:
 
 @dataclass(frozen=True)
 class Message:
-    """A logical message outside of transactions, or as a row of one."""
+    """A logical message, either outside of transactions or as a row of a transaction."""
 
     end_lsn: int
     content: bytes
@@ -56,13 +56,13 @@ class Message:
 
 @dataclass(frozen=True)
 class Transaction:
-    """Values inserted into relations: ``rows`` are (relation id, value); with relation id 0 it is a logical message."""
+    """A transaction of inserts. ``rows`` has (relation id, value); a row with relation id 0 is a logical message."""
 
     end_lsn: int
     rows: Sequence[tuple[int, bytes]]
 
     def encode(self, described: set[int]) -> bytes:
-        """Return its records; a relation that is not in ``described`` is described at its first use, as a server does."""
+        """Return the records. Like a server, describes a relation that is not in ``described`` before its first use."""
         parts = [begin(self.end_lsn - 1, self.end_lsn)]
         for relation_id, value in self.rows:
             if relation_id == 0:
@@ -80,13 +80,13 @@ class Transaction:
 
 
 def encode_stream(transactions: Sequence[Transaction | Message]) -> bytes:
-    """Return what a new connection sends for these transactions."""
+    """Return the bytes that a new connection sends for these transactions."""
     described: set[int] = set()
     return b"".join(transaction.encode(described) for transaction in transactions)
 
 
 def decode_segment(data: bytes) -> list[Transaction | Message]:
-    """Read a segment alone, strictly: whole transactions, each relation and each type described before its first use."""
+    """Decode a segment on its own. Asserts that transactions are whole, and that relations and types are described before their use."""
     from cdcpipe.pipe.framing import RecordReader
 
     reader = RecordReader()

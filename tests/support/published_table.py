@@ -1,4 +1,4 @@
-"""A database with a published table and a slot, and the command run on it."""
+"""A database with a published table and a slot, and helpers that run the command on it."""
 
 import postgres
 

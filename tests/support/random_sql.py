@@ -1,8 +1,9 @@
-"""Random work on random tables, for comparing plugins: what two sessions do is the same for the same seed.
+"""Runs random transactions on random tables, to compare plugins. The same seed gives the same statements in both sessions.
 
-Tables with odd names, any types, all replica identities and partitions; rows inserted, updated, deleted, truncated; savepoints
-within savepoints, rolled back or released; transactions of two sessions that interleave, some prepared; schemas that change in
-mid-stream; logical messages. Each session has tables of its own, so that none waits for the other.
+The tables have unusual names, any types, all replica identities, and partitions. The transactions insert, update, delete and
+truncate rows, send logical messages, and change schemas. They have nested savepoints, which are rolled back or released.
+Transactions of two sessions interleave, and some are prepared. Each session has its own tables, so that the sessions never wait for
+each other.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ class Table:
     name: str
     identity: str
     columns: dict[str, str] = field(default_factory=dict)
-    """Names, and a value's SQL comes from `RandomSQL.value` of the type."""
+    """The type of each column by its name. `RandomSQL.value` returns the SQL of a value of the type."""
     parts: list[str] = field(default_factory=list)
-    """The names of its partitions."""
+    """The names of the table's partitions."""
 
 
 class RandomSQL:
-    """``values`` are SQL expressions by type; ``run`` runs a statement in one of two sessions.
+    """Runs random transactions. ``values`` has SQL expressions by type; ``run`` runs a statement in one of two sessions.
 
-    ``is_plain``: schemas stay, and no table is truncated. (Where a prepared transaction is decoded at its PREPARE, a server 15
-    fails on either: "could not map filenode to relation OID".)
+    With ``is_plain``, no schema changes, and no table is truncated. (If a prepared transaction is decoded at its PREPARE, server
+    version 15 fails on both: "could not map filenode to relation OID".)
     """
 
     def __init__(
@@ -47,13 +48,13 @@ class RandomSQL:
         self.tables: tuple[list[Table], list[Table]] = ([], [])
 
     def prepare(self) -> None:
-        """Make the tables."""
+        """Create the tables."""
         for session in (0, 1):
             for number in range(4):
                 self._create(session, number)
 
     def work(self, transactions: int) -> None:
-        """Run so many transactions, two at a time."""
+        """Run this number of transactions, two at a time."""
         for _ in range(transactions // 2):
             bodies = [self._transaction(session) for session in (0, 1)]
             while bodies:
@@ -82,7 +83,7 @@ class RandomSQL:
             self._identity(session, name, table.identity, key)
         for column, type_ in table.columns.items():
             if type_ == "text":
-                # Not compressed, long values are out of line: an update of another column does not log them.
+                # Without compression, long values are stored out of line. An update of another column does not log them.
                 self.run[session](f"alter table {table.name} alter {column} set storage external")
         self.tables[session].append(table)
 
@@ -93,7 +94,7 @@ class RandomSQL:
             run(f"create unique index {index} on {name} (other, id)")
             run(f"alter table {name} alter id set not null; alter table {name} replica identity using index {index}")
         elif identity == "full" or not key:
-            # What has no identity can't be updated while it is published.
+            # A table without a replica identity can't be updated while it is published.
             run(f"alter table {name} replica identity full")
 
     def _transaction(self, session: int) -> Iterator[None]:
@@ -128,7 +129,7 @@ class RandomSQL:
         if action < 0.83:
             return f"delete from {table.name} where id between {key} and {key + 2}"
         if action < 0.87 and not self.is_plain:
-            # That a partitioned table was named, pgoutput does not say.
+            # Name the partitions, because pgoutput does not say that a partitioned table was truncated by its own name.
             tables = [rng.choice(each.parts or [each.name]) for each in (table, rng.choice(self.tables[session]))]
             return f"truncate {', '.join(tables)}{rng.choice(['', ' restart identity', ' cascade', ' restart identity cascade'])}"
         if action < 0.93 or self.is_plain:
@@ -137,7 +138,7 @@ class RandomSQL:
         return self._ddl(table, column)
 
     def _ddl(self, table: Table, column: str) -> str:
-        """Change a table. If that fails or is rolled back, `tables` is wrong; statements that fail for it do no harm."""
+        """Change a table. If the change fails or is rolled back, `tables` is wrong. Statements that then fail do no harm."""
         rng = self.rng
         choice = rng.randrange(5)
         if choice == 0 or not table.columns:
@@ -157,7 +158,7 @@ class RandomSQL:
         return f"alter table {table.name} replica identity {rng.choice(['full', 'default'])}"
 
 
-# One row of every built-in type that a column can have; NULL, and what is special about the type.
+# Values of every built-in type that a column can have, with the special values of the type.
 VALUES = {
     "smallint": ["-32768", "0"],
     "integer": ["2147483647"],
@@ -262,7 +263,7 @@ VALUES = {
 
 
 def make_tables_of_types(run: Callable[[str], object], key: str = "id int primary key") -> list[str]:
-    """Make a table for each type of `VALUES`, with a column ``v`` of it; return their names."""
+    """Create a table for each type of `VALUES`, with a column ``v`` of this type. Returns the names of the tables."""
     tables = [f"t{number}" for number in range(len(VALUES))]
     for table, type_name in zip(tables, VALUES, strict=True):
         run(f"create table {table} ({key}, v {type_name})")
@@ -270,7 +271,7 @@ def make_tables_of_types(run: Callable[[str], object], key: str = "id int primar
 
 
 def fill_tables_of_types(run: Callable[[str], object]) -> None:
-    """Insert the values of each type, and a NULL, into its table of `make_tables_of_types`."""
+    """Insert the values of each type, and a NULL, into the table that `make_tables_of_types` created for it."""
     for number, values in enumerate(VALUES.values()):
         rows = ", ".join(f"({row}, {value})" for row, value in enumerate([*values, "null"]))
         run(f"insert into t{number} values {rows}")

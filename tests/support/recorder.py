@@ -1,4 +1,4 @@
-"""An output plugin that writes down which callbacks it gets."""
+"""An output plugin that records the calls of its callbacks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from cdcpipe.plugins.base import OutputPlugin
 
 
 def nothing(sql):
-    """The catalog of a plugin that is to ask for nothing."""
+    """Stand in for the catalog of a plugin that must not query it."""
     raise AssertionError(sql)
 
 
 class Recorder(OutputPlugin):
-    """Writes down which callback was called with what."""
+    """Records each callback with its arguments."""
 
     name = "recorder"
 

@@ -1,4 +1,4 @@
-"""What a test needs of the machine: without it the test is skipped, with the reason; where CI is set it fails."""
+"""Checks what a test needs on the machine. If it is missing, the test is skipped with the reason; if CI is set, it fails."""
 
 import os
 
@@ -7,14 +7,14 @@ import pytest
 
 
 def missing(reason: str) -> None:
-    """Skip the test that runs."""
+    """Skip the running test with this reason, or fail it if CI is set."""
     if os.environ.get("CI"):
         pytest.fail(f"{reason} (nothing may be missing in CI)", pytrace=False)
     pytest.skip(reason)
 
 
 def need(version: str) -> None:
-    """Go on only where this server version is there; for tests that make a cluster of their own."""
+    """Skip the test unless this server version is installed. For tests that create their own cluster."""
     reason = postgres.missing_reason(version)
     if reason:
         missing(reason)

@@ -1,4 +1,4 @@
-"""The whole road of changes on a real server: a database, a slot, a staging directory, a warehouse."""
+"""The whole path of the changes on a real server: a database, a slot, a staging directory, a warehouse."""
 
 import random
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from spark_sink.schema.table import MESSAGES, Table
 from spark_sink.warehouse.warehouse import Warehouse
 
 BIG = 5000
-"""Bytes of a value that is stored outside of its row."""
+"""The size in bytes of a value that is stored out of line (TOAST)."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Road:
         return self.root / "warehouse"
 
     def execute(self, *statements: str) -> None:
-        """Run each statement as a transaction of its own; several in one are one transaction."""
+        """Run each string as its own transaction. A string with several statements is one transaction."""
         for statement in statements:
             self.connection.execute(statement)
 
@@ -99,7 +99,7 @@ HOSTILE = ["T", "t", '../{a,b}=1\n"`']
 
 
 def identity_workload(rng: random.Random) -> Iterator[str]:
-    """Yield random transactions on a table that is there in three kinds; the same for each."""
+    """Yield random transactions on a table that exists in three kinds. Each kind gets the same changes."""
     rows: dict[int, int] = {}
     for number in range(60):
         statements = []

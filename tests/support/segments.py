@@ -1,4 +1,4 @@
-"""Write segments of the staging log by hand, for tests: records with their headers, whole transactions."""
+"""Writes segments of the staging log by hand: records with their headers, in whole transactions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START_LSN = 0x1000
 
 
 def relation(relation_id: int, name: str, *columns: tuple[str, int] | tuple[str, int, int], identity: str = "d") -> Relation:
-    """A relation of schema ``public`` whose first column is its key."""
+    """Return a relation in the schema ``public`` whose first column is its key."""
     return Relation(
         None,
         relation_id,
@@ -35,7 +35,7 @@ def relation(relation_id: int, name: str, *columns: tuple[str, int] | tuple[str,
 
 
 def transaction(end_lsn: int, messages: Sequence[Message | bytes], xid: int = 700) -> list[Message | bytes]:
-    """Begin, the messages, Commit; the commit record is 0x30 bytes long."""
+    """Return Begin, the messages and Commit. The commit record is 0x30 bytes long."""
     commit_lsn = end_lsn - 0x30
     return [
         Begin(commit_lsn, COMMIT_TIME_US, xid),
@@ -45,13 +45,13 @@ def transaction(end_lsn: int, messages: Sequence[Message | bytes], xid: int = 70
 
 
 def encode(messages: Iterable[Message | bytes]) -> bytes:
-    """The records with their headers; bytes are a record as they are."""
+    """Return the records with their headers. A message given as bytes is a record already."""
     records = (message if isinstance(message, bytes) else build(message) for message in messages)
     return b"".join(encode_header(0x1000, len(record)) + record for record in records)
 
 
 def describe_epoch(start_lsn: int, **fields: object) -> str:
-    """What is in an epoch.json; ``fields`` are others than usual."""
+    """Return the content of an epoch.json. ``fields`` replace the usual values."""
     usual = {
         "format": 1,
         "system_id": "7123456789",
@@ -81,7 +81,7 @@ class Log:
         (directory / "epoch.json").write_text(describe_epoch(self.end_lsn))
 
     def segment(self, *transactions: Sequence[Message | bytes], before: Sequence[Message | bytes] = ()) -> Segment:
-        """Add a segment; each item is the messages of one transaction, ``before`` stands in front of the first."""
+        """Add a segment. Each item has the messages of one transaction; the messages of ``before`` precede the first transaction."""
         messages = list(before)
         start_lsn = self.end_lsn
         for number, body in enumerate(transactions):

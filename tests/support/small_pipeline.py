@@ -1,4 +1,4 @@
-"""A staging directory and a warehouse with one small table, made by hand."""
+"""Creates a staging directory and a warehouse with one small table, without a server and without Spark."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from support.segments import START_LSN, Log, relation
 
 
 def make_pipeline(tmp_path: Path) -> Path:
-    """A staging directory and a warehouse with a table, made by hand; the replica is one transaction behind."""
+    """Create a staging directory and a warehouse with one table. The replica is one transaction behind."""
     log = Log(tmp_path / "staging")
     fruit = relation(1, "fruit", ("id", 23))
     for number in range(3):

@@ -1,4 +1,4 @@
-"""A database whose tables a snapshot copies: at the slot's beginning, or later."""
+"""Databases whose tables a snapshot copies: when the slot is created, or later."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ CHUNK_BYTES = 64 << 10
 HELD = """
     select count(*) from pg_stat_activity
     where datname = current_database() and backend_type = 'walsender' and backend_xmin is not null"""
-"""How many snapshots keep VACUUM from its work."""
+"""A query for the number of snapshots that hold back VACUUM."""
 
 
 @dataclass
 class InitialCopy:
-    """A database, a slot that is made with a snapshot, its warehouse."""
+    """A database, a slot that is created with a snapshot, and a warehouse."""
 
     database: postgres.Database
     spark: Any
@@ -63,7 +63,7 @@ class InitialCopy:
     def run(
         self, warehouse: Warehouse, mode: str | None = None, while_copying: Any = None, hold_s: float = 0.0, **changes: Any
     ) -> InitialSnapshot:
-        """What `cdcpipe-spark run --available-now` does."""
+        """Do the same as `cdcpipe-spark run --available-now`."""
         config = self.config(**changes)
         snapshot = InitialSnapshot(config, warehouse, mode, CHUNK_BYTES, hold_s)
         try:
@@ -74,7 +74,7 @@ class InitialCopy:
                 if snapshot.is_needed:
                     snapshot.start(self.spark, config.staging)
                     snapshot.wait()
-                    # Nothing keeps VACUUM from its work any more, however long the stream goes on.
+                    # From here on no snapshot holds back VACUUM, even if the stream continues for a long time.
                     until(lambda: self.query(HELD) == [(0,)], "the snapshot's end")
                 launcher.wait()
         finally:
@@ -105,7 +105,7 @@ class InitialCopy:
 
 
 def as_text(value: Any) -> str:
-    """As `format` writes it under the session's settings; of those types that the tables here have."""
+    """Return the text that `format` writes with the session's settings. Supports only the types of the tables here."""
     if value is None:
         return ""
     if hasattr(value, "tzinfo"):
@@ -114,7 +114,7 @@ def as_text(value: Any) -> str:
 
 
 class TableCopies(Road):
-    """A road without an initial snapshot, and its warehouse in one of the formats."""
+    """A `Road` without an initial snapshot, with a warehouse in one of the formats."""
 
     format = "delta"
 
@@ -130,7 +130,7 @@ class TableCopies(Road):
         return TableSnapshot(config, self.house, [f"public.{table}" for table in tables], CHUNK_BYTES, hold_s)
 
     def snapshot(self, *tables: str, while_held: Any = None, hold_s: float = 0.0) -> TableSnapshot:
-        """Copy tables, as the command does; what is done while the snapshot is held is not in it."""
+        """Copy tables, as the command does. The copy does not contain changes that ``while_held`` makes."""
         snapshot = self.table_snapshot(*tables, hold_s=hold_s)
         try:
             snapshot.prepare(lambda: False)

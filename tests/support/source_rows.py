@@ -1,4 +1,4 @@
-"""A staging log with every kind of change, and its rows, read as Spark would, but in this process."""
+"""A staging log with every kind of change, and a reader of its rows that works like Spark, but in this process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def only(rows: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
 
 
 def fill(log: Log) -> None:
-    """Two epochs, three segments: every kind of change on table a, a table with exact texts, logical messages."""
+    """Write two epochs and three segments: every kind of change on table a, a table with exact texts, logical messages."""
     log.segment(
         [
             A,

@@ -1,4 +1,4 @@
-"""A staging log whose parts a test drives by hand: epochs, transactions, a server, a writer."""
+"""A staging log that a test writes step by step: epochs, transactions, a simulated server, a writer."""
 
 import os
 from collections.abc import Callable
@@ -49,7 +49,7 @@ SOURCE = {"system_id": "7", "timeline": 1, "database": "db", "slot": "s", "publi
 
 
 class Server:
-    """What a server does with a slot: sends what committed after the confirmed position, forgets nothing before it is confirmed."""
+    """Simulates a server with a slot: sends all transactions after the confirmed position, and keeps them until they are confirmed."""
 
     def __init__(self, transactions: list[Transaction]) -> None:
         self.transactions = transactions
@@ -61,13 +61,13 @@ class Server:
 
 
 def abandon(writer: StagingWriter) -> None:
-    """What the end of a process does: its descriptors are closed, so its lock is gone."""
+    """Simulate the end of a process: close the descriptor of the lock, which releases the lock."""
     os.close(writer._lock_fd)
     writer._lock_fd = -1
 
 
 def land(root: Path, server: Server, hook: Callable[[Failpoint], None] | None = None, chunk: int = 100) -> None:
-    """Do in one thread what the launcher does in two."""
+    """Do the work of the launcher, in one thread instead of two."""
     writer = StagingWriter(root, slot="s", hook=hook)
     try:
         epoch = writer.begin_epoch(**SOURCE, first_lsn=server.confirmed_lsn)

@@ -1,4 +1,4 @@
-"""Every type of PostgreSQL: what Spark makes of it, with values that fit and values that do not."""
+"""Every PostgreSQL type: its Spark type, values that fit it, and values that do not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 STRING = StringType()
 
 
-# Type, what Spark makes of it, values that fit, values that do not.
+# PostgreSQL type, Spark type, values that fit, values that do not.
 TYPES: list[tuple[str, DataType, list[str], list[str]]] = [
     ("bool", BooleanType(), ["t", "f"], []),
     ("int2", ShortType(), ["-32768", "0", "32767"], []),
@@ -112,4 +112,4 @@ TYPES: list[tuple[str, DataType, list[str], list[str]]] = [
 
 NEWER_TYPES = [("numeric(5,-2)", STRING, ["12300"], []), ("numeric(3,5)", STRING, ["0.00123"], [])]  # from PostgreSQL 15 on
 
-INFINITE_NUMERICS = ["Infinity", "-Infinity"]  # from 14 on; only without a precision
+INFINITE_NUMERICS = ["Infinity", "-Infinity"]  # from PostgreSQL 14 on; only without a precision

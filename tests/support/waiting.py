@@ -1,17 +1,17 @@
-"""How tests wait: for a condition, with a deadline."""
+"""Waits for a condition, with a deadline."""
 
 import time
 from collections.abc import Callable
 from typing import Any
 
 DEADLINE_S = 60.0
-"""Long enough for a busy machine; a test that meets it has failed."""
+"""Long enough for a busy machine. A test that reaches it fails."""
 SPARK_DEADLINE_S = 240.0
-"""For what Spark does."""
+"""The deadline for operations of Spark."""
 
 
 def until(condition: Callable[[], Any], what: str = "the condition", deadline_s: float = DEADLINE_S) -> Any:
-    """Return the first true value of `condition`."""
+    """Call `condition` until it returns a true value, and return that value."""
     deadline = time.monotonic() + deadline_s
     while True:
         value = condition()

@@ -1,4 +1,4 @@
-"""Records of wal2json, ours and those of the server's plugin, less what differs on purpose (docs/output-plugins.md)."""
+"""Compares records of our wal2json with those of the server's plugin. Ignores intended differences (docs/output-plugins.md)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def render(options, raw, query) -> list[tuple[int, bytes]]:
 
 
 def transactions(records, options) -> list[list[tuple[int, bytes]]]:
-    """Group records by transaction; a message on its own is a group."""
+    """Group records by transaction. A message outside of transactions is its own group."""
     if options["format-version"] == "1" and "write-in-chunks" not in options:
         return [[record] for record in records]
     if options.get("include-transaction") == "0":
@@ -44,13 +44,13 @@ def transactions(records, options) -> list[list[tuple[int, bytes]]]:
 
 
 def without_empty(records, options) -> list[list[tuple[int, bytes]]]:
-    """Leave out transactions without a change (difference 1)."""
+    """Remove transactions without a change (difference 1)."""
     groups = transactions(records, options)
     return [group for group in groups if not re.search(rb'"change": ?\[\s*\]', group[0][1]) and not is_empty(group)]
 
 
 def without_stray_commas(records) -> list[tuple[int, bytes]]:
-    """Leave out the comma that version 1 may begin a message with that is not transactional (difference 3)."""
+    """Remove the comma with which version 1 may begin a non-transactional message (difference 3)."""
     return [(lsn, re.sub(rb'^(\{\s*"change": ?\[\s*),\{', rb"\1{", record)) for lsn, record in records]
 
 
@@ -104,7 +104,7 @@ def compare(both: Both, option_sets=OPTION_SETS, *, may_be_invalid: bool = False
                 same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ours_is, theirs_is, strict=False)))
                 assert ours_is[max(0, same - 60) : same + 100] == theirs_is[max(0, same - 60) : same + 100], options
             assert our_records == their_records, options
-            # Difference 2 concerns the first record alone.
+            # Difference 2 affects only the first record.
             assert [lsn for lsn, _ in our_group[1:]] == [lsn for lsn, _ in their_group[1:]], options
             assert our_group[0][0] >= their_group[0][0]
             if not may_be_invalid and "write-in-chunks" not in options:

@@ -1,4 +1,4 @@
-"""Transactions put together again from a stream, in a form that compares them with version 1."""
+"""Assembles whole transactions from a stream, in a form that can be compared with version 1."""
 
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import (
@@ -26,12 +26,12 @@ def take_all(transactions: Transactions, max_bytes: int = 1 << 20) -> list[tuple
 
 
 def plain(records: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-    """Leave out descriptions, which every streamed transaction has of its own, and where a Begin was sent."""
+    """Remove descriptions, because every streamed transaction has its own, and set the LSN of each Begin to 0."""
     return [(0 if data[:1] == b"B" else lsn, data) for lsn, data in records if data[:1] not in (b"R", b"Y")]
 
 
 def rows_with_columns(records: list[tuple[int, bytes]]) -> list[tuple[str, tuple[object, ...]]]:
-    """Each row with the names of the columns that a reader takes it to have."""
+    """Return each row with the column names from the description that applies to it."""
     relations: dict[int, Relation] = {}
     rows = []
     for _, record in records:
@@ -68,7 +68,7 @@ class FakeSpill:
 
 
 def whole(*messages: Message | bytes, **options: object) -> list[tuple[int, Message]]:
-    """Feed messages with WAL starts 1, 2, … and return what comes out, decoded."""
+    """Feed messages with WAL starts 1, 2, …. Returns the resulting messages, decoded."""
     transactions = Transactions(**{"make_spill": FakeSpill, **options})  # type: ignore[arg-type]
     for lsn, message in enumerate(messages, 1):
         transactions.feed(
