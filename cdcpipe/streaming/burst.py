@@ -1,6 +1,6 @@
 """Saves wake-ups while records come fast (docs/decisions/0006).
 
-In a burst the server sends its messages one by one. To wake up for each of them costs both sides more than the messages themselves.
+In a burst the server sends its messages one by one. A wake-up for each message costs both sides more than the message itself.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ from cdcpipe.libpq.walsender import Walsender
 __all__ = ["Burst"]
 
 BULK_BYTES_PER_S = 8 << 20
-"""From this rate on it is a burst: more records are on their way."""
+"""At this rate or above, the loop assumes a burst: more records are on their way."""
 LOW_WATER_BYTES = 64 << 10
-"""During a burst the kernel wakes the loop only for this much (TCP)."""
+"""During a burst on a TCP socket, the kernel wakes the loop only once this many bytes are there."""
 BULK_WAIT_S = 0.001
-"""The longest that a record waits in the socket for more records. The rate is measured over at least this time."""
+"""The longest time that a record waits in the socket for more records. The rate is measured over at least this time."""
 BULK_PAUSE_S = 0.0002
-"""Unix sockets and TLS have no low-water mark: the loop does not read for this long. The socket's buffer holds about 0.7 ms."""
+"""How long the loop pauses instead on Unix sockets and with TLS, which have no low-water mark.
+
+The socket's buffer holds what the server sends in about 0.7 ms.
+"""
 
 
 class Burst:
-    """Measures how fast records come. During a burst it lets them gather in the socket."""
+    """Measures how fast records arrive. During a burst it lets them gather in the socket."""
 
     def __init__(self, walsender: Walsender, now: float) -> None:
         self._walsender = walsender
@@ -35,18 +38,21 @@ class Burst:
 
     @property
     def is_holding_back(self) -> bool:
-        """Whether the socket may have records although it is not readable. Then read it after each wait."""
+        """Whether the socket may have records although it is not readable. If so, read the socket after each wait."""
         return self._low_water > 1
 
     def measure(self, received_bytes: int, now: float) -> None:
-        """Add what has come since the last call, and decide whether this is a burst."""
+        """Add the bytes received since the last call, and decide whether this is a burst."""
         self._recent_bytes += received_bytes
         if now - self._recent_since >= BULK_WAIT_S:
             self._is_bulk = self._recent_bytes >= BULK_BYTES_PER_S * (now - self._recent_since)
             self._recent_bytes, self._recent_since = 0, now
 
     def gather(self, timeout_s: float) -> float:
-        """Prepare a wait for records, or in a burst make it; return how long to wait at most, ``timeout_s`` or less."""
+        """Prepare a wait for records, and return its longest duration: ``timeout_s`` or less.
+
+        In a burst on a socket without a low-water mark, this call itself waits a moment.
+        """
         if self._has_low_water_mark:
             wanted = LOW_WATER_BYTES if self._is_bulk else 1
             if wanted != self._low_water:

@@ -22,7 +22,10 @@ DRAIN_S = 1.0
 
 
 class RecordsOut:
-    """Writes records to ``fd``. What was written whole counts as written in ``progress``, with ``auto_feedback`` as confirmed."""
+    """Writes records to ``fd``, and tells ``progress`` which transactions were written completely.
+
+    With ``auto_feedback`` these transactions count as confirmed, too.
+    """
 
     def __init__(self, fd: int, progress: Progress, *, auto_feedback: bool) -> None:
         self._given_fd = fd
@@ -30,7 +33,7 @@ class RecordsOut:
         self._auto_feedback = auto_feedback
         self._output = Output(fd)
         self.is_closed = False
-        """Whether the reader has been told that nothing more comes."""
+        """Whether the descriptor was closed, so that the reader sees the end of the records."""
 
     @property
     def fd(self) -> int:
@@ -39,15 +42,15 @@ class RecordsOut:
 
     @property
     def pending_bytes(self) -> int:
-        """How much waits to be written."""
+        """The number of bytes that wait to be written."""
         return self._output.pending_bytes
 
     def put(self, chunk: bytes, ends: list[int]) -> None:
-        """Queue a chunk, and the ends of the transactions whose last record is in it."""
+        """Queue a chunk. ``ends`` are the ends of the transactions whose last record is in the chunk."""
         self._output.put(chunk, ends)
 
     def write(self) -> None:
-        """Write what the consumer takes now."""
+        """Write as much as the consumer takes without waiting."""
         ends = self._output.write()
         if ends:
             self._progress.written(ends)
@@ -55,7 +58,7 @@ class RecordsOut:
                 self._progress.confirm_written(time.monotonic())
 
     def drain(self) -> None:
-        """Write the rest for a consumer that reads. A consumer that does not read holds this up for `DRAIN_S` only."""
+        """Write the rest. If the consumer stops reading, give up after `DRAIN_S`."""
         if self.is_closed:
             return
         deadline = time.monotonic() + DRAIN_S
@@ -73,13 +76,13 @@ class RecordsOut:
             log.debug("while ending: %s", ex)
 
     def close_descriptor(self) -> None:
-        """Close also the descriptor that was given: the reader meets the end."""
+        """Close the descriptor that the caller gave, too, so that the reader sees the end of the records."""
         self._output.close()
         os.close(self._given_fd)
         self.is_closed = True
 
     def close(self) -> None:
-        """Leave the descriptor as it was found. What is queued is dropped."""
+        """Drop the queued records, and restore the descriptor's blocking mode."""
         self._output.close()
 
 
@@ -91,7 +94,7 @@ class CommandsIn:
         self._input = Input(fd)
         self._reader = CommandReader()
         self.is_quit = False
-        """Whether ``q`` has come."""
+        """Whether the consumer has sent ``q``."""
         self.is_closed = False
         """Whether no more commands can come."""
 
@@ -121,5 +124,5 @@ class CommandsIn:
                 self._progress.feedback(feedback, time.monotonic())
 
     def close(self) -> None:
-        """Close what was opened here."""
+        """Close the descriptors that this object opened."""
         self._input.close()

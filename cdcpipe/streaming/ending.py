@@ -1,7 +1,7 @@
 """Ends a stream so that the server has read the last feedback.
 
-To close a socket with unread data on it throws away what was sent last. So the copy is ended, and what the server still sends is
-read and dropped until the server has ended the copy, too.
+If a socket has unread data, closing it discards the bytes that were sent last. So cdcpipe ends the copy, and then reads and drops
+the server's messages until the server has ended the copy, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.1
 _ASK_AGAIN_S = 0.05
 _MOST_DROPPED = 10_000
-"""So many messages are dropped between two looks at the clock."""
+"""The number of messages dropped between two looks at the clock."""
 
 
 def end_stream(
@@ -32,7 +32,7 @@ def end_stream(
 ) -> None:
     """Send the last status update, and end the stream.
 
-    ``confirmed_lsn`` returns what that update confirms. ``confirmed_on_server`` is as in `Streamer`.
+    ``confirmed_lsn`` returns the position that this update confirms. ``confirmed_on_server`` is as in `Streamer`.
     """
     _send_last(walsender, status)
     flush_lsn = confirmed_lsn()
@@ -40,7 +40,8 @@ def end_stream(
     deadline = time.monotonic() + END_STEP_S
     while not _is_drained(walsender):
         if time.monotonic() >= deadline:
-            # In the middle of a large transaction the server reads only when it can't send. So stop reading, and ask it.
+            # While the server sends a large transaction, it reads only when it can't send. So stop reading, and ask it for the
+            # slot's position.
             _await_confirmation(flush_lsn, confirmed_on_server)
             return
         _wait_for_socket(walsender, deadline)
@@ -71,7 +72,7 @@ def _wait_for_socket(walsender: Walsender, deadline: float) -> None:
 
 
 def _is_drained(walsender: Walsender) -> bool:
-    """Drop what the server still sends, because it will send it again; return whether the copy has ended."""
+    """Drop the server's remaining messages, and return whether the copy has ended. The server will send the changes again."""
     try:
         walsender.consume_input()
     except Walsender.Lost:

@@ -1,4 +1,4 @@
-"""Handles what the server sends beside records: its warnings, and the end of the stream."""
+"""Handles the server's messages other than records: warnings, and the end of the stream."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ __all__ = ["END_STEP_S", "check_notices", "raise_end"]
 log = logging.getLogger(__name__)
 
 END_STEP_S = 3.0
-"""How long the server has for each step of a stream's end: to take the last status update, to end the copy, to say how it ended."""
+"""How long the server has for each step of a stream's end: take the last status update, end the copy, report how it ended."""
 
 
 def check_notices(walsender: Walsender) -> None:
-    """Log the server's notices; raise ServerError for the one with which it skips changes.
+    """Log the server's notices. Raise ServerError for the warning that means that the server skips changes.
 
-    From version 18 on a server only warns, and goes on, where its catalog, as it was at the next change, lacks a publication.
+    The server looks for the publication in the catalog as of each change. If the publication is missing there, a server of version
+    18 or later only warns, and goes on without the change.
     """
     for notice in walsender.notices:
         if notice.severity == "WARNING" and notice.sqlstate == NOT_IN_PREREQUISITE_STATE:
@@ -30,7 +31,7 @@ def check_notices(walsender: Walsender) -> None:
 
 
 def raise_end(walsender: Walsender) -> NoReturn:
-    """Raise the error with which the server has ended the stream; ConnectionClosedError if it ended it in order."""
+    """Raise the error with which the server ended the stream. If the server reported none, raise ConnectionClosedError."""
     check_notices(walsender)
     try:
         walsender.copy_result(END_STEP_S)
@@ -42,9 +43,10 @@ def raise_end(walsender: Walsender) -> NoReturn:
 
 
 def _publication_gap(message: str, sqlstate: str) -> ServerError:
-    """Return the error for changes that were made while a publication did not exist, as the server, up to 17 or later, tells it.
+    """Return the error for changes that were made while a publication did not exist, with the server's message.
 
-    The server looks for the publication in the catalog as it was then, so making it now does not help.
+    Servers up to 17 report this as an error, later ones as a warning. The server looks for the publication in the catalog as of
+    the change, so creating it now does not help.
     """
     return ServerError(
         f"{message}: the next change was made while no publication had this name, because it was dropped, renamed, or made later",

@@ -1,4 +1,4 @@
-"""Turns the server's messages into chunks of the pipe's bytes. `Receiver.receive` has the only code that runs for each record.
+"""Turns the server's messages into chunks of the pipe's bytes. Only the code in `Receiver.receive` runs for each record.
 
 libpq ─▶ tracker ─▶ (whole transactions) ─▶ (output plugin) ─▶ pieces ─▶ a chunk, with the ends of the transactions in it
 """
@@ -26,19 +26,19 @@ CHUNK_BYTES = 128 << 10
 MAX_CHUNK_RECORDS = 4096
 
 LONG_RECORD_BYTES = 8 << 10
-"""From this size on to save a copy is worth more than to save a call."""
+"""For records longer than this, saving a copy is worth more than saving a call."""
 
 
 class _Layouts(dict[int, tuple[Callable[[memoryview], tuple[int, int, int, Any]], bytes]]):
     """Maps the length of a CopyData message to the function that takes it apart, and to the end of its record's header line.
 
-    The function returns the message's kind, the two halves of walStart that a header prints, and the record, in one call. (A slice
-    of the message alone costs as much.) A long record is not copied: it stays a memoryview.
+    In one call, the function returns the message's kind, the two halves of walStart that a header prints, and the record. (Slicing
+    the message alone costs as much.) The function does not copy a long record: it returns a memoryview.
     """
 
     def __init__(self, extra: int) -> None:
         super().__init__()
-        self._extra = extra  # bytes after the record that its length counts
+        self._extra = extra  # the number of bytes after the record that the length in its header includes
 
     def __missing__(self, length: int) -> tuple[Callable[[memoryview], tuple[int, int, int, Any]], bytes]:
         record_bytes = length - WAL_DATA_HEADER_BYTES
@@ -69,13 +69,13 @@ _LEAST_BLOCK_BYTES = WAL_DATA_HEADER_BYTES + 1 + _XID_BYTES
 
 
 class Feeder(Protocol):
-    """What renders records: an output plugin that runs in this process."""
+    """The interface of an output plugin that runs in this process and renders records."""
 
     def feed(self, wal_start: int, data: bytes) -> None:
-        """Take one raw message. The records that come of it are written with the function that the feeder was made with."""
+        """Take one raw message, and write its records with the function that was passed when the feeder was made."""
 
     def close(self) -> None:
-        """End; called on every way out."""
+        """Release resources. The receiver calls this however the stream ends."""
 
 
 class Receiver:
@@ -102,7 +102,7 @@ class Receiver:
         self._transactions = transactions
         self._reader = RecordReader()
         self._withheld_ends: list[int] = []
-        """The end of the transaction that is being taken out of ``transactions``."""
+        """The end of the transaction whose records are being taken out of ``transactions``."""
         self._is_plain = self._feeder is None and options.write_header and not options.write_newline
         """Whether the pipe's bytes are a header line and the record, as in `Transactions`."""
         self._layouts = _Layouts(int(options.write_newline))
@@ -112,14 +112,14 @@ class Receiver:
 
     @property
     def is_taking(self) -> bool:
-        """Whether a committed transaction is on its way out. Until all of it is queued, nothing is received."""
+        """Whether a committed transaction is being queued. Until all of it is queued, nothing is received."""
         return self._transactions is not None and self._transactions.has_pending
 
     def receive(self) -> int:
-        """Queue what libpq and the socket have, up to a chunk; return how many bytes have come."""
+        """Queue the messages that libpq and the socket have, up to a chunk. Return the number of bytes received."""
         if self.is_taking:
             self._take()
-            self._progress.heard(time.monotonic())  # nobody listened
+            self._progress.heard(time.monotonic())  # the loop did not read meanwhile, so the silence does not count
             self.queue()
             return 0
         receive, notices, add, append = self._walsender.receive, self._walsender.notices, self._add, self._pieces.append
@@ -191,7 +191,7 @@ class Receiver:
         return size
 
     def _read_on(self, length: int) -> tuple[int, Any]:
-        """Read the socket if ``length`` is 0, and return as libpq does; raise why the copy has ended if it is -1."""
+        """Read the socket if ``length`` is 0, and return as libpq does. If it is -1, raise the error that ended the copy."""
         data: Any = None
         if length == 0:
             try:
@@ -204,7 +204,7 @@ class Receiver:
         return length, data
 
     def _add(self, lsn: int, record: bytes | memoryview) -> None:
-        """Add a record to the chunk. This is an output plugin's function to write."""
+        """Add a record to the chunk. An output plugin gets this function to write its records."""
         options = self._options
         if options.write_header:
             self._pieces.append(b"w %X/%X %d\n" % (lsn >> 32, lsn & 0xFFFFFFFF, len(record) + options.write_newline))
@@ -213,21 +213,21 @@ class Receiver:
             self._pieces.append(b"\n")
 
     def _keep(self, block: list[bytes]) -> None:
-        """Hand over the changes of a stream block gathered so far."""
+        """Hand over the changes gathered so far from a stream block."""
         if block:
             assert self._transactions is not None
             self._transactions.keep(b"".join(block))
             block.clear()
 
     def _hand_over(self, block: list[bytes], lsn: int, body: bytes | memoryview) -> int:
-        """Hand over a message after the changes before it, and take what comes out; return its size."""
+        """Hand over the changes gathered so far, then a message. Take the records that come out, and return their size."""
         assert self._transactions is not None
         self._keep(block)
         self._transactions.feed(lsn, body)
         return self._take() if self._transactions.has_pending else 0
 
     def _take(self) -> int:
-        """Take up to a chunk of the transactions that are whole; return its size."""
+        """Take up to a chunk of records from complete transactions. Return their size."""
         assert self._transactions is not None
         taken = self._transactions.take(CHUNK_BYTES)
         if self._is_plain:
@@ -252,7 +252,7 @@ class Receiver:
         """Hand on the pieces as one chunk, with the ends of the transactions in it."""
         ends = self._tracker.take()
         if self._withheld_ends or self.is_taking:
-            # The last end belongs to the transaction that is on its way. It goes with the last of the transaction's records.
+            # The last end belongs to the transaction that is being queued. It goes out with that transaction's last record.
             ends = self._withheld_ends + ends
             self._withheld_ends = [ends.pop()] if self.is_taking else []
         if self._pieces or ends:
@@ -260,7 +260,7 @@ class Receiver:
             self._pieces.clear()
 
     def queue_before_failure(self) -> None:
-        """Hand on the records before the one that failed, which would never come out otherwise.
+        """Hand on the records before the failed one. Otherwise they would never be written.
 
         The failed record may end its transaction. So no end of this chunk counts as written, and none is confirmed.
         """
@@ -270,7 +270,7 @@ class Receiver:
         self._pieces.clear()
 
     def close(self) -> None:
-        """End the output plugin, and drop what is held of transactions."""
+        """Close the output plugin, and drop the transactions that are held."""
         if self._feeder is not None:
             self._feeder.close()
         if self._transactions is not None:

@@ -15,9 +15,10 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """While the context is open, the first signal sets ``is_set`` and makes ``fd`` readable. A poll of ``fd`` misses no signal.
+    """A context manager that handles SIGINT and SIGTERM. A poll of ``fd`` misses no signal.
 
-    The second signal ends the process at once.
+    While the context is open, the first signal sets ``is_set`` and makes ``fd`` readable. The second signal ends the process at
+    once.
     """
 
     def __init__(self) -> None:

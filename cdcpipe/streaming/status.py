@@ -30,12 +30,12 @@ class StatusUpdates:
         return self._unsent is not None
 
     def send_if_due(self, now: float) -> None:
-        """Send an update if it is time for one, or if the last one is stuck."""
+        """Send an update if one is due, or if the last one is stuck."""
         if self._progress.due_at() <= now or self._unsent is not None:
             self.send(now)
 
     def send(self, now: float) -> None:
-        """Send the update that is stuck, or if there is none a new one."""
+        """Send the update that is stuck. If there is none, send a new update."""
         if self._unsent is None:
             if self._walsender.notices:
                 check_notices(self._walsender)

@@ -3,11 +3,11 @@
     socket ─▶ Receiver ─▶ chunks ─▶ RecordsOut ─▶ stdout
     stdin  ─▶ CommandsIn ─▶ Progress ─▶ StatusUpdates ─▶ socket
 
-What holds, whatever happens:
+The loop keeps these rules in every situation:
 
 - While stdout is blocked, the loop reads stdin and sends status updates. It holds no more than a few chunks.
-- It confirms nothing that `Progress` does not allow.
-- On every way out but a lost connection the server has read the last feedback (streaming/ending.py).
+- It confirms only positions that `Progress` allows.
+- However the stream ends, unless the connection is lost, the server has read the last feedback (streaming/ending.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Streamer"]
 log = logging.getLogger(__name__)
 
 MAX_PENDING_BYTES = 1 << 20
-"""With more than this unwritten the loop does not read the socket."""
+"""While at least this many bytes wait to be written, the loop does not read the socket."""
 
 _KEEP_STDIN_OPEN = (
     "the stream ends with its commands. Where nobody writes any (cron, systemd, docker run without -i) a named pipe stays open: "
@@ -45,16 +45,16 @@ _KEEP_STDIN_OPEN = (
 
 
 class _Stopped(BaseException):
-    """The stream is to end while a record is being rendered."""
+    """Ends the stream while a record is being rendered."""
 
 
 class Streamer:
     """Streams from ``walsender``, on which the stream has been started, until something ends it.
 
-    - ``confirmed_on_server`` asks, on another walsender, for the slot's confirmed position when the server does not end the stream
-      in time. It gets the seconds that it may take, and returns 0 for a position that is not known.
-    - ``make_feeder`` gets the function that writes a record.
-    - ``transactions`` puts together what the server streams. The tracker is then a `WholeTracker` with the same object.
+    - ``confirmed_on_server`` asks for the slot's confirmed position on another connection. The streamer calls it if the server does
+      not end the stream in time. Its argument is the number of seconds that it may take. It returns 0 if the position is unknown.
+    - ``make_feeder`` gets the function that writes a record, and returns the feeder.
+    - ``transactions`` assembles the transactions that the server streams. The tracker is then a `WholeTracker` with this object.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class Streamer:
         self._burst = Burst(walsender, time.monotonic())
         self._signals = StopSignals()
         self._hung_up = False
-        """Whether the connection is lost. It shows once the records that came before are written."""
+        """Whether the connection is lost. The streamer raises this only after it has written the records received before."""
         self._is_ending = False
 
     def run(self) -> ExitCode:
-        """Return SUCCESS for ``q``, a signal or the end position; every other end is an error that is raised."""
+        """Stream until the end. Return SUCCESS for ``q``, a signal or the end position, and raise an error for any other end."""
         with self._signals:
             try:
                 try:
@@ -111,9 +111,9 @@ class Streamer:
         return ExitCode.SUCCESS
 
     def keep_serving(self) -> None:
-        """Do what can't wait while a record waits for an answer of the catalog; raise what ends the stream.
+        """Read commands, write output and send status updates while a record waits for an answer from the catalog.
 
-        Call this now and then during such a wait: commands, output and status updates go on.
+        Call this repeatedly during such a wait. It raises an error if something ends the stream.
         """
         if self._is_ending:
             return
@@ -125,7 +125,7 @@ class Streamer:
         self._status.send_if_due(time.monotonic())
 
     def _finish(self) -> None:
-        """Write what is held, send the last feedback, and end the stream so that the server has read it."""
+        """Write the records that are held, send the last feedback, and end the stream so that the server has read the feedback."""
         self._is_ending = True
         self._records.drain()
         end_stream(self._walsender, self._status, lambda: self._progress.confirmed_lsn, self._confirmed_on_server)
@@ -139,7 +139,7 @@ class Streamer:
             if receiver.has_more and self._is_reading:
                 received = receiver.receive()
             elif records.pending_bytes:
-                progress.heard(time.monotonic())  # nobody listened
+                progress.heard(time.monotonic())  # the loop did not read meanwhile, so the silence does not count
             records.write()
             now = time.monotonic()
             if self._tracker.is_finished and not records.pending_bytes and not receiver.is_taking and not self._stays_after_end():
@@ -160,16 +160,16 @@ class Streamer:
 
     @property
     def _is_abandoned(self) -> bool:
-        """Whether no more commands can come to a stream that needs them."""
+        """Whether the stream needs commands, and no more can come."""
         return self._commands.is_closed and self._options.needs_commands
 
     @property
     def _is_reading(self) -> bool:
-        """Whether the socket is read: there is room for records, and more are wanted."""
+        """Whether the loop reads the socket: it has room for records, and the stream is not at its end."""
         return self._records.pending_bytes < MAX_PENDING_BYTES and (self._receiver.is_taking or not self._tracker.is_finished)
 
     def _stays_after_end(self) -> bool:
-        """At the end position: tell whether to stay for feedback. If so, close the output."""
+        """Return whether the loop stays for feedback at the end position. If so, close the output."""
         if not self._options.wait_after_end:
             return False
         if not self._records.is_closed:
@@ -178,7 +178,7 @@ class Streamer:
         return True
 
     def _wait(self, now: float) -> None:
-        """Wait for the server, a command, room in the pipe, a signal or the timer. With records at hand only look."""
+        """Wait for the server, a command, room in the pipe, a signal or the timer. If records are at hand, do not wait."""
         walsender, records, commands = self._walsender, self._records, self._commands
         is_reading = self._is_reading
         timeout_s = max(0.0, self._progress.due_at() - now)
@@ -201,7 +201,7 @@ class Streamer:
         if socket_fd in ready or self._burst.is_holding_back:
             self._receiver.has_more = True
             if not is_reading and ready.get(socket_fd, 0) & (select.POLLHUP | select.POLLERR):
-                # The records that came before are wanted still: the loss shows when the consumer lets us read on.
+                # The consumer still needs the records received before. The lost connection is reported once the loop reads again.
                 self._hung_up = True
                 if records.is_closed:
                     raise ConnectionClosedError("the connection to the server was lost")
