@@ -1,4 +1,4 @@
-"""Connects to a server within a deadline: libpq chooses among the hosts, and hosts that do not answer are left out."""
+"""Connects to a server within a deadline. libpq chooses among the hosts; hosts that do not answer are left out."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from cdcpipe.libpq.waiting import NO_LIMIT, wait
 __all__ = ["connect", "current_host", "named_hosts"]
 
 CONNECT_TIMEOUT_S = 30.0
-"""For each host, unless connect_timeout says otherwise (0 there: no limit)."""
+"""The time limit for each host, unless ``connect_timeout`` is set. (A ``connect_timeout`` of 0 means no limit.)"""
 
 _KEEPALIVES = {"keepalives_idle": "60", "keepalives_interval": "10", "keepalives_count": "6"}
-"""In place of the system's two hours, unless the user has set one of them."""
+"""These values replace the operating system's two hours, unless the user has set one of these parameters."""
 
 
 def connect(settings: Mapping[str, str], deadline: float, while_waiting: Callable[[], None] | None) -> pq.abc.PGconn:
     """Return a connection made with libpq's parameters ``settings``; raise InitError if none can be made.
 
-    A host that does not answer in time is left out, and libpq chooses among the rest. So target_session_attrs and
-    load_balance_hosts keep their meaning.
+    If a host does not answer in time, this function leaves it out, and libpq chooses among the rest. So target_session_attrs
+    and load_balance_hosts keep their meaning.
     """
     effective = effective_parameters(settings)
     timeout_s = _connect_timeout_s(effective.get("connect_timeout"))
     keepalives = {} if effective.keys() & _KEEPALIVES.keys() else _KEEPALIVES
     named = named_hosts(effective)
     left, failures = hosts.look_up(named, min(deadline, time.monotonic() + timeout_s))
-    while left or not named:  # of lists that do not fit together libpq says so
+    while left or not named:  # named is empty if the lists do not fit together; libpq reports that
         parameters = {**keepalives, **settings, **hosts.parameters_of(left)}
         pgconn = pq.PGconn.connect_start(conninfo.make_conninfo(**parameters).encode())
         if _poll(pgconn, timeout_s, deadline, while_waiting):
@@ -72,7 +72,7 @@ def _poll(pgconn: pq.abc.PGconn, timeout_s: float, deadline: float, while_waitin
 
 
 def _connect_timeout_s(value: str | None) -> float:
-    """Return the time for each host; as in libpq 0 is no limit, and 1 is 2."""
+    """Return the time limit for each host. As in libpq, 0 means no limit, and 1 means 2 seconds."""
     if value is None:
         return CONNECT_TIMEOUT_S
     try:
@@ -89,5 +89,5 @@ def named_hosts(effective: Mapping[str, str]) -> list[hosts.Host]:
 
 
 def current_host(pgconn: pq.abc.PGconn) -> hosts.Host:
-    """Return the server that libpq is connecting to, or connected to."""
+    """Return the server to which libpq is connecting or connected."""
     return hosts.Host(*(value.decode("utf-8", "replace") for value in (pgconn.host, pgconn.hostaddr, pgconn.port)))

@@ -36,10 +36,10 @@ ANSWER_TIMEOUT_S = 60.0
 CANCEL_TIMEOUT_S = 2.0
 """How long a request to cancel may take."""
 CANCELLED_TIMEOUT_S = 5.0
-"""How long a server that was asked to cancel has to say that it did."""
+"""How long the server has to confirm a cancellation."""
 
 _SEVERAL_COMMANDS_SINCE = 140002
-"""The walsenders of 14.0 and 14.1 take one SQL command in a message, and no more."""
+"""The first version whose walsenders accept several SQL commands in one message. 14.0 and 14.1 accept only one."""
 
 
 class Notice(NamedTuple):
@@ -51,15 +51,16 @@ class Notice(NamedTuple):
 
 
 class Connection:
-    """One libpq connection for commands, in non-blocking mode. `Walsender` is one that streams.
+    """One libpq connection for commands, in non-blocking mode. Its subclass `Walsender` can stream, too.
 
-    ``parameters`` are libpq's. Raise InitError if the connection can't be made; each host has its own ``connect_timeout``, as in
-    libpq. ``within_s`` bounds all hosts together, and then each command that has no limit of its own. ``while_waiting`` is called
-    again and again during every wait; what it raises ends the wait.
+    - ``parameters`` are libpq's. Raises InitError if the connection can't be made.
+    - ``within_s`` limits the time for all hosts together, and then for each command without a limit of its own. Each host also has
+      its own ``connect_timeout``, as in libpq.
+    - ``while_waiting`` is called repeatedly during every wait. An exception that it raises ends the wait.
     """
 
     _MODE: ClassVar[Mapping[str, str]] = {}
-    """The parameter ``replication``, which decides what answers."""
+    """libpq's parameter ``replication``, or nothing. It decides whether a walsender or an ordinary backend answers."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Connection:
         self._settings = {"fallback_application_name": "cdcpipe", **given, "client_encoding": "UTF8", **self._MODE}
         self.notices: list[Notice] = []
         self.answer_timeout_s = min(within_s, ANSWER_TIMEOUT_S)
-        """How long `execute` waits, unless it is told otherwise."""
+        """How long `execute` waits if its caller gives no limit."""
         self._while_waiting = while_waiting
         self._pgconn = connect(self._settings, time.monotonic() + within_s, while_waiting)
         self._pgconn.nonblocking = 1
@@ -89,7 +90,7 @@ class Connection:
         ]
         self.notices.append(Notice(*fields))
 
-    # What the server says of itself
+    # What the server reports about itself
 
     def parameter_status(self, name: str) -> str | None:
         """Return the server's report of one of its settings."""
@@ -108,19 +109,19 @@ class Connection:
 
     @property
     def address(self) -> dict[str, str]:
-        """Where the connection leads, as libpq's parameters: one server, also where several were given to try."""
+        """The connected server, as libpq's parameters. It is one server, even if the user listed several."""
         pgconn = self._pgconn
         values = {"host": pgconn.host, "port": pgconn.port, "user": pgconn.user, "dbname": pgconn.db}
         return {name: value.decode("utf-8", "replace") for name, value in values.items() if value}
 
     @property
     def parameters_here(self) -> dict[str, str]:
-        """Parameters for another connection to the very server that this one leads to."""
+        """Parameters for another connection to the server that this connection uses."""
         return {**self._settings, **hosts.parameters_of([current_host(self._pgconn)])}
 
     @property
     def parameters_elsewhere(self) -> list[dict[str, str]]:
-        """Parameters for each other server that was given to try, one server each."""
+        """Parameters for each of the other servers that the user listed, one server each."""
         named = named_hosts(effective_parameters(self._settings))
         here = current_host(self._pgconn)
         return [{**self._settings, **hosts.parameters_of([each])} for each in named if not each.is_at(here)]
@@ -128,10 +129,10 @@ class Connection:
     # Commands
 
     def execute(self, sql: str, *, timeout_s: float | None = None) -> Rows:
-        """Run one command and return its rows; raise ServerError, or ConnectionClosedError.
+        """Run one command and return its rows. Raises ServerError or ConnectionClosedError.
 
-        After ``timeout_s`` (None: `answer_timeout_s`) the command is cancelled. That is a ServerError with 57014, or a
-        ConnectionClosedError if the server does not react to that either.
+        After ``timeout_s`` (None: `answer_timeout_s`) the command is cancelled. This raises a ServerError with SQLSTATE 57014. If
+        the server does not react to the cancellation either, this raises a ConnectionClosedError.
         """
         timeout_s = self.answer_timeout_s if timeout_s is None else timeout_s
         try:
@@ -140,7 +141,7 @@ class Connection:
             return self._give_up(timeout_s)
         except CdcpipeError:
             raise
-        except BaseException:  # a signal: what runs must not go on without us, and leave a slot behind
+        except BaseException:  # a signal; a command that keeps running without this process could leave a slot behind
             self.cancel()
             raise
 
@@ -153,7 +154,7 @@ class Connection:
         return self._rows(deadline)
 
     def _rows(self, deadline: float) -> Rows:
-        """Take the results of a command; return the rows, or raise the server's error."""
+        """Read all results of a command. Return the rows, or raise the server's error."""
         rows: Rows = []
         error: ServerError | ConnectionClosedError | None = None
         with self._translating_loss():
@@ -184,7 +185,7 @@ class Connection:
         return self._pgconn.get_result()
 
     def _give_up(self, timeout_s: float) -> Rows:
-        """Cancel what runs, and raise what comes of that; return the rows if they were on their way."""
+        """Cancel the running command, and raise the error for that. Return the rows if the command has finished meanwhile."""
         try:
             if self.cancel():
                 return self._rows(time.monotonic() + CANCELLED_TIMEOUT_S)
@@ -202,13 +203,13 @@ class Connection:
         raise ConnectionClosedError(msg, hint="check the network, and that the server is not overloaded; then start again")
 
     def cancel(self) -> bool:
-        """Ask the server to cancel what runs on this connection; False if it could not be asked within CANCEL_TIMEOUT_S."""
+        """Ask the server to cancel the running command. Return False if the request fails or takes more than CANCEL_TIMEOUT_S."""
         deadline = time.monotonic() + CANCEL_TIMEOUT_S
         try:
             canceller = self._pgconn.cancel_conn()
-        except psycopg.NotSupportedError:  # libpq 16 and older: what it has waits without end
+        except psycopg.NotSupportedError:  # libpq 16 and older can cancel only with a call that may block for ever
             return self._cancel_by_sql(deadline)
-        except psycopg.OperationalError:  # there is no connection any more
+        except psycopg.OperationalError:  # the connection is gone
             return False
         try:
             canceller.start()
@@ -224,7 +225,7 @@ class Connection:
             canceller.finish()
 
     def _cancel_by_sql(self, deadline: float) -> bool:
-        """Ask for the cancellation on another connection to the same server."""
+        """Cancel the running command from another connection to the same server."""
         try:
             other = Connection(self.parameters_here, within_s=deadline - time.monotonic())
             try:
@@ -236,7 +237,7 @@ class Connection:
             return False
 
     def serve_meanwhile(self, while_waiting: Callable[[], None], answer_timeout_s: float) -> None:
-        """Call ``while_waiting`` during each wait from now on, and let no command take longer than ``answer_timeout_s``."""
+        """From now on, call ``while_waiting`` during each wait, and let no command take longer than ``answer_timeout_s``."""
         self._while_waiting = while_waiting
         self.answer_timeout_s = answer_timeout_s
 
@@ -255,14 +256,14 @@ class Connection:
 
     @property
     def socket(self) -> int:
-        """The socket's descriptor; raise ConnectionClosedError if there is none any more."""
+        """The socket's descriptor. Raises ConnectionClosedError if the connection is gone."""
         try:
             return self._pgconn.socket
         except psycopg.OperationalError as ex:
             raise self.closed_error() from ex
 
     def wait(self, events: int, deadline: float) -> bool:
-        """Wait until the socket is ready; False if the deadline came first."""
+        """Wait until the socket is ready. Return False if the deadline came first."""
         return wait(self.socket, events, deadline, self._while_waiting)
 
     def _wait_by(self, events: int, deadline: float) -> None:

@@ -1,6 +1,7 @@
 """Splits the lists of servers in a connection string, and looks up host names with a deadline.
 
-libpq looks up a name in a call that nothing can interrupt, not even a signal. Here a thread looks it up, so that the wait can end.
+libpq looks up a name in a call that nothing can interrupt, not even a signal. Here a thread looks up the name, so that the caller
+can stop waiting.
 """
 
 from __future__ import annotations

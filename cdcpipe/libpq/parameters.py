@@ -1,4 +1,4 @@
-"""Connection parameters: those of the command line, as libpq's, and those that libpq would use."""
+"""Connection parameters: turns those of the command line into libpq's, and finds those that libpq would use."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _STRING_HINT = "it is name=value name='a value with spaces', with \\' for a quot
 
 
 def connection_parameters(parameters: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Merge libpq parameters in the order given; ``dbname`` may be a conninfo string or a URI, as libpq has it.
+    """Merge libpq parameters in the order given. As in libpq, ``dbname`` may be a conninfo string or a URI.
 
-    Raise InvalidArgumentsError for a parameter that libpq does not know, and for a password: a command line is there for every
-    user of the machine to read.
+    Raises InvalidArgumentsError for a parameter that libpq does not know, and for a password, because every user of the machine can
+    read a command line.
     """
     merged: dict[str, str] = {}
     for key, value in parameters:
@@ -40,15 +40,15 @@ def connection_parameters(parameters: Iterable[tuple[str, str]]) -> dict[str, st
 
 
 def _is_conninfo(dbname: str) -> bool:
-    """Tell whether libpq takes it for a connection string, or its writer meant one (``postgres:/user:…``)."""
+    """Tell whether ``dbname`` is a connection string for libpq, or was meant as one (``postgres:/user:…``)."""
     return "=" in dbname or _is_uri(dbname)
 
 
 def _parse_conninfo(text: str) -> dict[str, Any]:
-    """Split a connection string into parameters; no error shows a part of it.
+    """Split a connection string into parameters. No error shows any part of the string.
 
-    A character that belongs to a password may have ended it (``/`` and ``@`` in a URI, a space in the other form), and what libpq
-    complains of, or takes for another parameter, is then the rest of the password.
+    A password may contain a character that ends it for libpq: ``/`` or ``@`` in a URI, a space in the other form. libpq then names
+    the rest of the password in its error, or takes this rest for another parameter.
     """
     try:
         expanded: dict[str, Any] | None = conninfo.conninfo_to_dict(text)
@@ -61,7 +61,7 @@ def _parse_conninfo(text: str) -> dict[str, Any]:
 
 
 def _has_misplaced_rest(text: str, expanded: Mapping[str, Any]) -> bool:
-    """Tell whether a port is no number, or an ``@`` is where a URI has the database's name."""
+    """Tell whether a port is not a number, or a URI has an ``@`` in the place of the database's name."""
     ports = str(expanded.get("port") or "").split(",")
     path = _BEFORE_PATH.sub("", text).partition("?")[0] if _is_uri(text) else ""
     return "@" in path or not all(port.strip().isdecimal() or not port for port in ports)
@@ -72,11 +72,11 @@ def _is_uri(text: str) -> bool:
 
 
 def _checked(key: str, value: str) -> dict[str, str]:
-    """Return one parameter; raise InvalidArgumentsError if libpq has none of this name."""
+    """Return one parameter. Raise InvalidArgumentsError if libpq has no parameter of this name."""
     try:
         conninfo.make_conninfo(**{key: value})
     except psycopg.Error:
-        # A text that is no name may be the beginning of a connection string.
+        # A key that is not a name may be the beginning of a connection string, so it is not shown.
         named = f"connection parameter {key!r}" if key.isidentifier() else "a connection parameter"
         msg = f"{named} can't be used: libpq has none of this name"
         raise InvalidArgumentsError(
@@ -91,8 +91,8 @@ def _refuse_secret(key: str) -> None:
 
 
 def effective_parameters(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters that libpq would use, those of its environment and of a service file included."""
-    # Of one value that it does not know libpq connects to nobody, and looks no name up.
+    """Return the parameters that libpq would use, including those from the environment and from a service file."""
+    # The invalid sslmode makes libpq stop after it has collected the parameters, before it looks up a name or connects.
     pgconn = pq.PGconn.connect_start(conninfo.make_conninfo(**{**settings, "sslmode": "none"}).encode())
     try:
         return {each.keyword.decode(): each.val.decode("utf-8", "replace") for each in pgconn.info if each.val}

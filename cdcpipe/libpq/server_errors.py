@@ -1,4 +1,4 @@
-"""Turns what the server and libpq report into errors of ``cdcpipe.errors``, with a hint for what the user can do."""
+"""Turns errors of the server and of libpq into errors of ``cdcpipe.errors``, with a hint that says what the user can do."""
 
 from __future__ import annotations
 
@@ -26,10 +26,13 @@ _HINTS = {
 
 
 def server_error(result: pq.abc.PGresult) -> ServerError | ConnectionClosedError:
-    """Return the error for a failed result. A session that the server has ended is a lost connection, not an error in the data."""
+    """Return the error for a failed result.
+
+    If the server has ended the session, this is a ConnectionClosedError, because the data has no error.
+    """
     state = _field(result, pq.DiagnosticField.SQLSTATE) or None
     primary = _field(result, pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message.decode("utf-8", "replace").strip()
-    # The context of an error in decoding names the slot, the plugin's callback and the LSN; the detail may hold values.
+    # For an error in decoding, the context names the slot, the plugin's callback and the LSN. The detail may have values of rows.
     context = _field(result, pq.DiagnosticField.CONTEXT)
     parts = [primary, f"({state})" if state else "", f"[{context}]" if context else ""]
     hint = _field(result, pq.DiagnosticField.MESSAGE_HINT) or _HINTS.get(state or "")
@@ -44,14 +47,14 @@ def _field(result: pq.abc.PGresult, code: pq.DiagnosticField) -> str:
 
 
 def lost_error(pgconn: pq.abc.PGconn) -> ConnectionClosedError:
-    """Return the error for a connection that is lost."""
+    """Return the error for a lost connection."""
     message = pgconn.get_error_message().strip()
     first_line = message.splitlines()[0] if message else "connection lost"
     return ConnectionClosedError(f"the connection to the server was lost: {first_line}")
 
 
 def connection_hint(message: str) -> str:
-    """Return what the user can do when libpq could not connect, from libpq's message: it gives no SQLSTATE."""
+    """Return a hint for a failed connection, chosen by libpq's message, because libpq gives no SQLSTATE."""
     if "password" in message:
         return _HINTS[sqlstate.INVALID_PASSWORD]
     if "does not exist" in message and "database" in message:

@@ -1,4 +1,4 @@
-"""Waits for a descriptor until a deadline. No other wait in this folder is longer than one of these slices."""
+"""Waits for a descriptor until a deadline, in short slices. No other wait in this folder is longer than one slice."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable
 __all__ = ["NO_LIMIT", "OverdueError", "wait"]
 
 NO_LIMIT = float("inf")
-"""For commands that take as long as there is data, or as another transaction. TCP's keepalives find a dead network."""
+"""For commands that may take as long as the data or another transaction requires. TCP's keepalives detect a dead network."""
 
 _SLICE_S = 0.2
-"""The longest time without a look at signals: a signal that comes right before the kernel's wait does not end it."""
+"""The longest time until a signal is noticed. A signal that arrives right before the kernel's wait does not end that wait."""
 
 
 class OverdueError(Exception):
@@ -22,7 +22,7 @@ class OverdueError(Exception):
 def wait(fd: int, events: int, deadline: float, while_waiting: Callable[[], None] | None = None) -> bool:
     """Wait until ``fd`` is ready; return False if the deadline came first.
 
-    Signals' handlers run soon, and may raise. ``while_waiting`` is called after each slice of the wait, and may raise, too.
+    Signal handlers run within a slice of the wait, and may raise. ``while_waiting`` is called after each slice, and may raise, too.
     """
     poll = select.poll()
     poll.register(fd, events)

@@ -1,7 +1,7 @@
 """A connection to a walsender: replication commands, and CopyData messages in both directions after START_REPLICATION.
 
-`Walsender.receive` is libpq's own ``PQgetCopyData``, bound once, because it runs for each record. Of what is here only
-`Walsender.copy_result` waits. The loop that streams waits itself.
+`Walsender.receive` is libpq's own ``PQgetCopyData``, bound once, because it runs for each record. Of the methods for streaming,
+only `Walsender.copy_result` waits. The streaming loop does its own waiting.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Walsender(Connection):
     _MODE: ClassVar[Mapping[str, str]] = {"replication": "database"}
 
     Lost = psycopg.OperationalError
-    """What ``consume_input`` raises when the connection is lost; see ``closed_error``."""
+    """The exception that ``consume_input`` raises when the connection is lost; see ``closed_error``."""
 
     def __init__(
         self,
@@ -40,21 +40,21 @@ class Walsender(Connection):
     ) -> None:
         super().__init__(parameters, within_s=within_s, while_waiting=while_waiting)
         self.receive: Callable[[int], tuple[int, memoryview]] = self._pgconn.get_copy_data
-        """``receive(1)``: ``(length, CopyData)``; length 0: no whole message is here, -1: the copy has ended."""
+        """``receive(1)`` returns ``(length, CopyData)``. Length 0: no complete message has arrived. -1: the copy has ended."""
         self.consume_input: Callable[[], None] = self._pgconn.consume_input
         """Read what the socket has, without waiting; raises ``Walsender.Lost``."""
         self._low_water = 1
         self._to_flush = False
 
     def wait(self, events: int, deadline: float) -> bool:
-        """Wait as `Connection.wait` does, with a low-water mark of 1: a last answer may be shorter than any other mark."""
+        """Wait as `Connection.wait` does, with a low-water mark of 1, because an answer may be shorter than any other mark."""
         self.set_low_water_mark(1)
         return super().wait(events, deadline)
 
     def set_low_water_mark(self, size: int) -> bool:
-        """Ask the kernel to call the socket readable only from ``size`` bytes on; False where there is no such mark.
+        """Make the kernel report the socket as readable only with ``size`` bytes or more. False if the socket can't do this.
 
-        It holds until the next `wait`, or any other wait of this object. A poll of the socket then needs a time-out.
+        The mark holds until this object waits again (`wait`). While it holds, a poll of the socket needs a time-out.
         """
         if size == self._low_water:
             return True
@@ -69,7 +69,7 @@ class Walsender(Connection):
         return True
 
     def send(self, data: bytes) -> bool:
-        """Queue a CopyData message; False if libpq has no room, and it has to be sent again when the socket is writable."""
+        """Queue a CopyData message. Return False if libpq has no room: then call this again when the socket is writable."""
         with self._translating_loss():
             if self._pgconn.put_copy_data(data) == 0:
                 return False
@@ -78,7 +78,7 @@ class Walsender(Connection):
         return True
 
     def flush(self) -> bool:
-        """Send what is queued; True once nothing is left."""
+        """Send the queued messages. Return True once nothing is left."""
         if self._to_flush:
             with self._translating_loss():
                 self._to_flush = self._pgconn.flush() != 0
@@ -92,9 +92,10 @@ class Walsender(Connection):
         self.flush()
 
     def copy_result(self, timeout_s: float) -> None:
-        """Take the results after the copy has ended; raise ServerError if the server ended it with one.
+        """Read the results after the copy has ended.
 
-        Return if the server ended the stream in order. Raise ConnectionClosedError if the connection is lost, or nothing comes.
+        Return if the server ended the stream without an error. Raise ServerError if it ended the stream with one. Raise
+        ConnectionClosedError if the connection is lost or the server does not answer in time.
         """
         deadline = time.monotonic() + timeout_s
         ended = (None, pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH)
