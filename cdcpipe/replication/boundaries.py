@@ -1,12 +1,12 @@
 """Finds where transactions begin and end in a stream of records, for any output plugin.
 
-`Progress` needs this to decide what may be confirmed. A tracker looks at the records as they pass, tells ``Progress``, and changes
-nothing. The tracker for pgoutput is exact. For plugins with a known text format, a tracker recognizes a transaction by the
-beginning of its first and last record. For any other plugin every record counts as an end: then feedback is as exact as the
-consumer's.
+`Progress` needs this to decide which positions may be confirmed. A tracker looks at each record as it passes, reports to
+``Progress``, and changes nothing. The tracker for pgoutput is exact. For plugins with a known text format, a tracker recognizes a
+transaction by the beginning of its first and last record. For any other plugin every record counts as an end. Then the positions
+are as exact as the consumer's feedback.
 
-Source: the manual, "Logical Replication Message Formats"; the header LSN of a Commit is the end of the transaction, that of a
-logical message the end of its record.
+Source: the manual, "Logical Replication Message Formats". The header LSN of a Commit is the end of the transaction. The header LSN
+of a logical message is the end of its WAL record.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _XID_SUBXID = struct.Struct(">xII")  # Stream Abort: Byte1('A') Int32 xid Int32 
 
 
 class BoundaryTracker:
-    """The base of the trackers: has the ends since the last ``take``, and the position at which to stop.
+    """The base class of the trackers. It keeps the ends since the last ``take``, and the position at which to stop.
 
-    Transactions that commit at or after ``end_position`` are not wanted (None: no end). ``is_finished`` becomes True once every
-    transaction that committed before it has passed.
+    The stream leaves out transactions that commit at or after ``end_position`` (None: no end). ``is_finished`` becomes True once
+    every transaction that committed before it has passed.
     """
 
     row_kinds: frozenset[int] = frozenset()
-    """First bytes of records that need not be shown to ``observe``."""
+    """Records that begin with one of these bytes need not be passed to ``observe``."""
 
     def __init__(self, progress: Progress, end_position: int | None = None) -> None:
         self.progress = progress
@@ -51,7 +51,7 @@ class BoundaryTracker:
         self._ends: list[int] = []
 
     def observe(self, wal_start: int, data: bytes | memoryview) -> bool:
-        """Look at a record before it is passed on. Returns True if it is beyond the end and must not be passed on."""
+        """Look at a record before it is passed on. Return True if it lies beyond the end position and must not be passed on."""
         raise NotImplementedError
 
     def keepalive(self, wal_end: int) -> None:
@@ -81,7 +81,7 @@ class BoundaryTracker:
 
 
 class PgoutputTracker(BoundaryTracker):
-    """The tracker for pgoutput. Reads only kinds, xids and positions of its messages."""
+    """The tracker for pgoutput. It reads only the kinds, xids and positions of messages."""
 
     row_kinds = ROW_KINDS
 
@@ -90,7 +90,7 @@ class PgoutputTracker(BoundaryTracker):
         self._in_block = False
 
     def observe(self, wal_start: int, data: bytes | memoryview) -> bool:
-        """Look at a message. Raises ProtocolError if it is cut short, or of a kind that pgoutput does not have."""
+        """Look at a message. Raises ProtocolError if the message is cut short, or has a kind that pgoutput does not define."""
         kind = chr(data[0]) if len(data) else ""
         try:
             match kind:
@@ -208,10 +208,10 @@ class TextTracker(BoundaryTracker):
 
 
 class RecordTracker(BoundaryTracker):
-    """The tracker for plugins that write one record per transaction, and for unknown plugins: every record is an end."""
+    """The tracker for plugins that write one record per transaction, and for unknown plugins. Every record counts as an end."""
 
     def observe(self, wal_start: int, data: bytes | memoryview) -> bool:  # noqa: ARG002 - what is in it is not known
-        """Look at a record. As in pg_recvlogical, the stream ends at the first record that begins after the end position."""
+        """Look at a record. As in pg_recvlogical, the stream ends before the first record that begins after the end position."""
         if wal_start > self.end_position:
             self.is_finished = True
             return True
@@ -226,7 +226,7 @@ def tracker_for(
     end_position: int | None,
     transactions: Transactions | None = None,
 ) -> BoundaryTracker:
-    """Return the tracker for a slot's output plugin, which runs with these options."""
+    """Return the tracker for a slot's output plugin, which the server runs with these options."""
     if plugin == "pgoutput":
         return (
             PgoutputTracker(progress, end_position) if transactions is None else WholeTracker(progress, end_position, transactions)

@@ -1,7 +1,7 @@
-"""The messages inside CopyData of a replication stream: WALData and PrimaryKeepalive in, StandbyStatusUpdate out.
+"""Reads and builds the messages inside CopyData of a replication stream: WALData and PrimaryKeepalive in, StandbyStatusUpdate out.
 
 Source: the manual, "Streaming Replication Protocol", START_REPLICATION. Integers are big-endian; times are microseconds since
-2000-01-01 UTC. The stream's loop parses WALData itself, because this is fastest there.
+2000-01-01 UTC. The streaming loop parses WALData itself, because that is fastest.
 """
 
 from __future__ import annotations

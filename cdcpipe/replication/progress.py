@@ -8,8 +8,7 @@ keeps four rules:
   logical message outside of transactions counts as a transaction that ends at the end of its WAL record, which is the message's
   LSN.
 2.  Feedback is cut down to the last transaction end that it covers. So feedback in the middle of a transaction, or beyond
-  everything
-    written, can't lose a transaction.
+  everything written, can't lose a transaction.
 3.  The confirmed position never goes back.
 4.  No position between a PREPARE and the end of its COMMIT PREPARED is confirmed. After a restart from such a position, the server
   would send only the COMMIT PREPARED, and never the changes. Feedback in between confirms the last transaction end that is not
@@ -29,10 +28,10 @@ from typing import NamedTuple
 __all__ = ["Progress", "Status"]
 
 MIN_REPLY_INTERVAL_S = 0.01
-"""The shortest pause between two replies: a server that shuts down asks for replies without a pause."""
+"""The shortest pause between two replies. It is needed because a server that shuts down asks for replies without a pause."""
 
 MAX_UNCONFIRMED = 1 << 20
-"""How many transaction ends are remembered. Beyond that every second one is forgotten, which only makes feedback coarser."""
+"""The number of transaction ends to remember. Beyond it every second end is forgotten, which only makes feedback coarser."""
 
 NEVER = float("inf")
 
@@ -74,7 +73,7 @@ class Progress:
         self._last_end = 0
         self._unconfirmed: deque[int] = deque()
         self._prepared: dict[int, tuple[int, float]] = {}
-        """For each prepared transaction the LSN of its PREPARE and the end of its COMMIT PREPARED, until this end is confirmed."""
+        """For each prepared transaction: the LSN of its PREPARE and the end of its COMMIT PREPARED, until this end is confirmed."""
         self._asked_lsn = 0
         """The highest feedback, limited to what was written."""
         self._idle_lsn = 0
@@ -83,15 +82,15 @@ class Progress:
         self._reply_wanted = False
         self._feedback_due_at = NEVER
 
-    # What the server sends
+    # Events from the server
 
     def begin(self, xid: int = 0) -> None:
-        """Note that the records of a transaction begin. ``xid`` 0 is the transaction that is not streamed."""
+        """Note that the records of a transaction begin. ``xid`` 0 stands for the transaction that is not streamed."""
         self._open.add(xid)
         self._idle_lsn = 0
 
     def end(self, lsn: int, xid: int = 0) -> None:
-        """Note that a transaction was received completely. It ends at ``lsn``."""
+        """Note that a transaction, which ends at ``lsn``, was received completely."""
         self._open.discard(xid)
         self._last_end = max(self._last_end, lsn)
         self.received_lsn = max(self.received_lsn, lsn)
@@ -108,7 +107,7 @@ class Progress:
         self._idle_lsn = 0
 
     def commit_prepared(self, xid: int, lsn: int) -> None:
-        """Note that a prepared transaction is committed, and ends at ``lsn``. If it has changes, call ``end``, too."""
+        """Note that a prepared transaction was committed, and ends at ``lsn``. If it has changes, call ``end``, too."""
         if xid in self._prepared:
             self._prepared[xid] = self._prepared[xid][0], lsn
         self._idle_lsn = 0
@@ -139,7 +138,7 @@ class Progress:
         """Restart the silence timer: the server has sent something, or the loop was not reading from it."""
         self._heard_at = now
 
-    # What the consumer does
+    # Events from the consumer
 
     def written(self, ends: Iterable[int]) -> None:
         """Note that the transactions that end at ``ends`` were written completely, in this order."""
@@ -185,32 +184,32 @@ class Progress:
             self._prepared = {xid: pair for xid, pair in self._prepared.items() if pair[1] > self.confirmed_lsn}
 
     def confirm_written(self, now: float) -> None:
-        """Count everything that was written as confirmed (``--auto-feedback``)."""
+        """Count all written transactions as confirmed (``--auto-feedback``)."""
         if self._unconfirmed:
             self.feedback(self.written_lsn, now)
 
     @property
     def is_outstanding(self) -> bool:
-        """Whether there is something that the consumer has not confirmed, or will get."""
+        """Whether the consumer has not confirmed a transaction yet, or will still receive one."""
         held_back = any(end == NEVER for _, end in self._prepared.values())
         return bool(self._open) or held_back or self._last_end > max(self._asked_lsn, self.confirmed_lsn)
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a transaction has begun and not ended."""
+        """Whether a transaction has begun and has not ended."""
         return bool(self._open)
 
     @property
     def in_unstreamed_transaction(self) -> bool:
-        """Whether a transaction that the server sends at its commit has begun and not ended.
+        """Whether a transaction that is not streamed has begun and has not ended. The server sends it at its commit.
 
         Streamed transactions do not count, because they may stay open for ever.
         """
         return 0 in self._open
 
     def _settle(self) -> None:
-        # The server sent everything before the keepalive's position before the keepalive. Once all of that is confirmed, the
-        # position itself may be confirmed.
+        # Before a keepalive, the server has sent everything that lies before the keepalive's position. Once the consumer has
+        # confirmed all of it, the position itself may be confirmed.
         if self._idle_lsn and not self.is_outstanding:
             self.confirmed_lsn = max(self.confirmed_lsn, self._idle_lsn)
             self._forget_confirmed()
@@ -230,15 +229,15 @@ class Progress:
         return due_at
 
     def is_lost(self, now: float) -> bool:
-        """Tell whether the server has been silent for too long."""
+        """Tell whether the server has been silent for longer than the limit."""
         return 0 < self.silence_limit_s <= now - self._heard_at
 
     def status(self, now: float) -> Status:
         """Return the status update to send now, and restart the timer.
 
-        A server that asks for a reply may be shutting down. It then waits until the flush position reaches the end of its WAL;
-        without a flush position, it waits for the write position. So while something is outstanding the answer is "no opinion": the
-        server can shut down, and keeps everything that was not confirmed.
+        A server that asks for a reply may be shutting down. It then waits until the flush position reaches the end of its WAL.
+        Without a flush position, it waits for the write position. So while a transaction is outstanding, this method answers
+        "no opinion". The server can then shut down, and keeps everything that was not confirmed.
         """
         no_opinion = self._reply_wanted and self.is_outstanding
         silent = self.silence_limit_s > 0 and now - self._heard_at >= self.silence_limit_s / 2

@@ -1,7 +1,7 @@
-"""Publications: how one is made, and whether those of a stream are there.
+"""Creates publications, and checks that the publications of a stream exist.
 
-The server says late, in mid-stream, that there is none. Every function takes an ordinary connection, not a walsender's
-(replication/slots.py).
+Without this check, the server reports a missing publication only late, in mid-stream. Every function takes an ordinary connection,
+not a walsender's (replication/slots.py says why).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["check_publications", "create_publication", "missing_publications"]
 
 
 def create_publication(connection: Connection, name: str, tables: Sequence[tuple[str, str]]) -> None:
-    """Create a publication for ``tables`` (schema, name), for all tables if there are none."""
+    """Create a publication for ``tables`` (schema, name). If ``tables`` is empty, it is for all tables."""
     what = ", ".join(f"{quote_identifier(schema)}.{quote_identifier(table)}" for schema, table in tables)
     target = f"FOR TABLE {what}" if what else "FOR ALL TABLES"
     try:
         with table_locks.naming_locks(connection, tables):
-            # The server locks the tables, and everybody who wants one of them later waits for us meanwhile.
+            # The command locks the tables. While it waits for a lock, every later request for that table waits behind it.
             limit = quote_literal(table_locks.LOCK_TIMEOUT)
             connection.execute(f"SET LOCAL lock_timeout = {limit}; CREATE PUBLICATION {quote_identifier(name)} {target}")
     except ServerError as ex:
@@ -35,13 +35,16 @@ def create_publication(connection: Connection, name: str, tables: Sequence[tuple
 
 
 def missing_publications(connection: Connection, names: Iterable[str]) -> list[str]:
-    """Return those of ``names`` that are no publications here."""
+    """Return those of ``names`` that are not the name of a publication in this database."""
     existing = {row[0] for row in connection.execute("SELECT pubname FROM pg_catalog.pg_publication")}
     return [name for name in names if name not in existing]
 
 
 def check_publications(connection: Connection, names: Sequence[str]) -> None:
-    """Raise InitError naming what is missing: up to 17 the server fails in mid-stream, from 18 on it skips the rows silently."""
+    """Raise an InitError that names the missing publications.
+
+    For a missing publication, a server up to 17 fails in mid-stream; a server from 18 on silently skips the rows.
+    """
     if not names:
         raise InitError("pgoutput needs a publication", hint="--publication NAME; with -c one that does not exist is created")
     missing = missing_publications(connection, names)

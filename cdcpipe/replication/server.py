@@ -1,4 +1,4 @@
-"""The server: which one it is, whether it writes the WAL that is needed, and where its WAL ends.
+"""Checks the server: which server it is, whether its WAL has what logical decoding needs, and where its WAL ends.
 
 `identify_system` takes a walsender's connection, the other functions an ordinary one.
 """
@@ -27,7 +27,7 @@ _LONG_PAGE_HEADER_BYTES = 40
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """IDENTIFY_SYSTEM: which cluster this is, on which timeline."""
+    """The answer to IDENTIFY_SYSTEM: the cluster and its timeline."""
 
     system_id: str
     timeline: int
@@ -48,10 +48,10 @@ def expect_system(system: System, expected: str) -> None:
 
 
 def check_start(connection: Connection, start_lsn: int) -> None:
-    """Raise InitError if the server's WAL ends before ``start_lsn``; on a primary it is a RewoundServerError.
+    """Raise InitError if the server's WAL ends before ``start_lsn``. On a primary the error is a RewoundServerError.
 
-    System identifier and timeline do not tell an older copy of a server's disk from the server: only its WAL does. A standby that
-    was restarted replays again what it had replayed before, so there it may help to wait.
+    An older copy of a server's disk has the same system identifier and timeline. Only the end of its WAL differs. A restarted
+    standby replays WAL that it had replayed before, so waiting may help there.
     """
     in_recovery, wal_end = connection.execute(
         "SELECT pg_is_in_recovery(),"
@@ -70,7 +70,7 @@ def check_start(connection: Connection, start_lsn: int) -> None:
 
 
 def check_wal_level(connection: Connection) -> None:
-    """Raise InitError unless the server decodes logically."""
+    """Raise InitError unless the server's ``wal_level`` allows logical decoding."""
     level = connection.execute("SELECT current_setting('wal_level')")[0][0]
     if level != "logical":
         msg = f"the server's wal_level is {level}: it does not write what logical decoding needs"
@@ -81,11 +81,12 @@ def check_wal_level(connection: Connection) -> None:
 
 
 def current_lsn(connection: Connection) -> LSN:
-    """Return a position that everything committed by now lies before, and that a stream reaches without further writes."""
+    """Return a position after all transactions committed so far. A stream reaches it without further writes."""
     text = connection.execute(
         "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END"
     )[0][0]
     lsn = LSN.parse(text or "0/0")
-    # Right after a page's end the insert position stands behind the next page's header, which no record's end ever does.
+    # At the end of a WAL page, the insert position lies after the next page's header. No record ends there, so a stream would not
+    # reach this position.
     in_page = lsn % _PAGE_BYTES
     return LSN(lsn - in_page) if in_page <= _LONG_PAGE_HEADER_BYTES else lsn

@@ -1,4 +1,4 @@
-"""Opens sessions with the settings that this program needs, and turns errors before a stream starts into INIT_FAILED."""
+"""Opens sessions with the settings that this program needs. Errors before a stream starts become INIT_FAILED."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["connect", "connect_walsender", "connected", "connected_walsender", "
 
 @contextmanager
 def initialising() -> Iterator[None]:
-    """Turn errors into INIT_FAILED: the server's, a lost connection, and arguments that don't fit the server.
+    """Turn errors into INIT_FAILED: errors of the server, a lost connection, and arguments that don't fit the server.
 
-    INVALID_ARGS is for arguments that are wrong for every server. They are found before there is a connection.
+    INVALID_ARGS is for arguments that are wrong for every server. Those are found before a connection is opened.
     """
     try:
         yield
@@ -29,7 +29,7 @@ def initialising() -> Iterator[None]:
 def connect(
     parameters: Mapping[str, str], *, within_s: float = NO_LIMIT, while_waiting: Callable[[], None] | None = None
 ) -> Connection:
-    """Open a connection as `Connection` does. Set what the text of values depends on, and lift the server's time limits."""
+    """Open a connection as `Connection` does. Pin the settings that decide how values look as text, and lift the time limits."""
     with initialising():
         connection = Connection(parameters, within_s=within_s, while_waiting=while_waiting)
         _pin(connection)

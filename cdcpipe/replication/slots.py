@@ -1,9 +1,9 @@
-"""Replication slots: their state, whether one can be used, how one is made, and the start of a stream from one.
+"""Replication slots: reads their state, checks whether one can be used, creates one, and starts a stream from one.
 
 `export_snapshot` and `start_stream` take a walsender's connection, the other functions an ordinary one. A walsender must run no
-SQL before it streams: what SQL leaves in its catalog caches is today's catalog, and the stream would be decoded with it. (Seen: a
-publication younger than the slot, looked up before, was found for old WAL as well, and the rows there were skipped without an
-error.)
+SQL before it streams. SQL fills its catalog caches with today's catalog, and the walsender would decode old WAL with them. (This
+was seen: SQL had looked up a publication younger than the slot. The walsender then used it for old WAL as well, and skipped the
+rows there without an error.)
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A row of ``pg_replication_slots``; positions are None while the slot is being created."""
+    """A row of ``pg_replication_slots``. Positions are None while the slot is being created."""
 
     name: str
     plugin: str | None
@@ -49,14 +49,14 @@ class Slot:
     confirmed_flush_lsn: LSN | None
     wal_status: str | None
     two_phase: bool
-    """Whether prepared transactions come at their PREPARE, whatever the stream's options say: once on, it stays."""
+    """Whether the server sends prepared transactions at their PREPARE. Once on, this stays on, whatever a stream's options are."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedSnapshot:
-    """A snapshot that other sessions can use (SET TRANSACTION SNAPSHOT) as long as the connection that exported it does nothing.
+    """A snapshot that other sessions can use (SET TRANSACTION SNAPSHOT) until the exporting connection runs its next command.
 
-    It sees the transactions that end up to ``consistent_point``, and no others; no transaction ends across it.
+    The snapshot sees exactly the transactions that end at or before ``consistent_point``.
     """
 
     name: str
@@ -64,7 +64,7 @@ class ExportedSnapshot:
 
 
 def find_slot(connection: Connection, name: str, *, timeout_s: float | None = None) -> Slot | None:
-    """Read a slot's state; None if there is no such slot. ``timeout_s`` as in `Connection.execute`."""
+    """Return a slot's state, or None if the slot does not exist. ``timeout_s`` is as in `Connection.execute`."""
     rows = connection.execute(
         "SELECT plugin, slot_type, database, active, active_pid, restart_lsn, confirmed_flush_lsn, wal_status, two_phase"
         f" FROM pg_catalog.pg_replication_slots WHERE slot_name = {quote_literal(name)}",
@@ -88,7 +88,7 @@ def find_slot(connection: Connection, name: str, *, timeout_s: float | None = No
 
 
 def missing_slot_error(name: str) -> SlotDoesNotExistError:
-    """Return the error for a slot that is not there."""
+    """Return the error for a slot that does not exist."""
     return SlotDoesNotExistError(
         f"replication slot {name!r} does not exist",
         hint="-c creates it; SELECT slot_name FROM pg_replication_slots lists those that exist",
@@ -96,7 +96,7 @@ def missing_slot_error(name: str) -> SlotDoesNotExistError:
 
 
 def check_usable(connection: Connection, slot: Slot) -> None:
-    """Raise InitError for a slot that can't be streamed here, whoever uses it now."""
+    """Raise InitError for a slot that can't be streamed from this connection, even if it were free."""
     if slot.slot_type != "logical":
         msg = f"replication slot {slot.name!r} is a {slot.slot_type} slot, not a logical one"
         raise InitError(msg, hint="name another slot, or create one with -c")
@@ -113,23 +113,23 @@ def check_usable(connection: Connection, slot: Slot) -> None:
 
 
 def check_free(slot: Slot) -> None:
-    """Raise SlotInUseError for a slot that is taken."""
+    """Raise SlotInUseError if another connection uses the slot."""
     if slot.active or slot.confirmed_flush_lsn is None:
         raise SlotInUseError(slot_in_use_message(slot), hint="stop that consumer, or wait for it: --poll-mode, --standby")
 
 
 def slot_in_use_message(slot: Slot) -> str:
-    """Say who uses the slot."""
+    """Return a message that says which process uses the slot."""
     if slot.confirmed_flush_lsn is None and not slot.active:
         return f"replication slot {slot.name!r} is still being created"
     return f"replication slot {slot.name!r} is in use by server process {slot.active_pid}"
 
 
 def create_slot(connection: Connection, name: str, plugin: str, *, timeout_s: float | None) -> None:
-    """Create a logical slot if it does not exist.
+    """Create a logical slot if it does not exist. Raises InitError.
 
-    The server waits for every running write transaction to end; beyond ``timeout_s`` it is told to give up, which leaves no slot.
-    Raise InitError.
+    The server waits until every running write transaction has ended. After ``timeout_s`` the command is cancelled, and no slot is
+    left behind.
     """
     started_at = time.monotonic()
     try:
@@ -144,9 +144,9 @@ def create_slot(connection: Connection, name: str, plugin: str, *, timeout_s: fl
 
 
 def export_snapshot(walsender: Walsender, slot: str, *, is_temporary: bool, timeout_s: float | None) -> ExportedSnapshot:
-    """Make a pgoutput slot and export the snapshot of its beginning, on the walsender's connection. Raise InitError.
+    """Create a pgoutput slot on the walsender's connection, and export the snapshot at its beginning. Raises InitError.
 
-    A temporary slot is gone with the connection: it serves to get a snapshot whose place in the WAL is known.
+    A temporary slot disappears with the connection. It serves to get a snapshot whose position in the WAL is known.
     """
     command = create_replication_slot(slot, "pgoutput", is_temporary=is_temporary)
     started_at = time.monotonic()
@@ -158,7 +158,7 @@ def export_snapshot(walsender: Walsender, slot: str, *, is_temporary: bool, time
 
 
 def _creation_error(ex: ServerError, name: str, plugin: str, timeout_s: float | None, waited_s: float) -> InitError:
-    """Translate what the server says to the creation of a slot, after ``waited_s``."""
+    """Return the error for the server's error when it was to create a slot. ``waited_s`` is how long the command ran."""
     if ex.sqlstate == sqlstate.QUERY_CANCELED and timeout_s is not None and waited_s >= timeout_s:
         return InitError(
             f"replication slot {name!r} was not created within {timeout_s:g} s (--create-timeout, in poll mode --poll-duration):"
@@ -179,7 +179,7 @@ def _creation_error(ex: ServerError, name: str, plugin: str, timeout_s: float | 
 
 
 def start_stream(walsender: Walsender, slot: str, start_lsn: int, options: Mapping[str, str | None]) -> None:
-    """Run START_REPLICATION; raise SlotDoesNotExistError, SlotInUseError or InitError."""
+    """Run START_REPLICATION. Raises SlotDoesNotExistError, SlotInUseError or InitError."""
     try:
         walsender.execute(start_replication(slot, start_lsn, options))
     except ServerError as ex:

@@ -1,4 +1,4 @@
-"""Locks on tables: how long a session waits for one, and an error that says who holds it."""
+"""Locks on tables: limits how long a session waits for one, and makes the error that names the session that holds it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cdcpipe.sql import quote_literal
 __all__ = ["LOCK_TIMEOUT", "naming_locks"]
 
 LOCK_TIMEOUT = "10s"
-"""So long a session of ours waits for a lock on a table."""
+"""How long a session of cdcpipe waits for a lock on a table."""
 
 _LOCKS = """
 SELECT 'table ' || n.nspname || '.' || c.relname, l.pid FROM pg_catalog.pg_locks l
@@ -26,12 +26,12 @@ AND EXISTS (SELECT FROM pg_catalog.pg_class t JOIN pg_catalog.pg_namespace m ON 
     AND (m.nspname, t.relname) IN ({names}))
 ORDER BY (n.nspname, c.relname) IN ({names}) DESC, l.mode = 'AccessExclusiveLock' DESC, l.granted DESC, 1 LIMIT 1
 """
-"""The lock that stands in the way of ours most likely: one that is only waited for makes later ones wait, too."""
+"""Finds the lock that most likely blocks ours. A lock that was requested and not yet granted blocks later requests, too."""
 
 
 @contextmanager
 def naming_locks(connection: Connection, tables: Collection[tuple[str, str]]) -> Iterator[None]:
-    """Where the server gives up waiting for a lock (``lock_timeout``), raise InitError: which of the tables, and who has it."""
+    """Raise InitError if the server gives up waiting for a lock (``lock_timeout``). It names the table and the lock's holder."""
     try:
         yield
     except ServerError as ex:

@@ -1,4 +1,4 @@
-"""What a stream has of which tables: keys, identities, columns, who may read them. No table is opened or locked.
+"""Describes the tables of a stream: keys, replica identities, columns, and who may read them. No table is opened or locked.
 
 Every function takes an ordinary ``Connection``. ``source`` is a subquery of `catalog_sql.published` or `published_by_new`.
 """
@@ -32,10 +32,11 @@ _SHOWN_TABLES = 5
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column as it is in ``pg_attribute``; its ``number`` it keeps when it is renamed, and no other gets it.
+    """A column, as in ``pg_attribute``. A column keeps its ``number`` when it is renamed, and no other column ever gets it.
 
-    ``missing`` is what rows from before the column was added have in it, if they were not written anew; None if that is NULL.
-    ``is_filled``: rows from before may have a value that is not told here, of a default, an identity or an expression.
+    - ``missing``: the column's value in rows that are older than the column and were not rewritten; None if that is NULL.
+    - ``is_filled``: rows older than the column may have a value that is not in ``missing``. It comes from a default, an identity or
+      an expression.
     """
 
     name: str
@@ -48,12 +49,13 @@ class TableColumn:
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table of a publication: its replica identity (``d n f i``, as in ``pg_class``) and its primary key's columns in order.
+    """A table of a publication.
 
-    A deferrable primary key is not in ``primary_key``: two rows may have the same value of it amid a transaction, so it does
-    not say which row a change is of. ``has_deferrable_key`` tells that there is one.
-    ``refused`` are the commands (UPDATE, DELETE) that the server refuses, because they are published and a row has no identity.
-    ``columns`` are those that are published, in order.
+    - ``replica_identity``: ``d``, ``n``, ``f`` or ``i``, as in ``pg_class``.
+    - ``primary_key``: the key's columns, in order. It is empty for a deferrable primary key: within a transaction two rows may have
+      the same key, so such a key does not identify the row of a change. Then ``has_deferrable_key`` is True.
+    - ``refused``: the commands (UPDATE, DELETE) that the server refuses, because they are published and a row has no identity.
+    - ``columns``: the published columns, in order.
     """
 
     schema: str
@@ -67,7 +69,7 @@ class PublishedTable:
 
 
 class TypeWithoutBinary(NamedTuple):
-    """A column whose type has a binary form, but is made of a type that has none."""
+    """A column whose type has a binary form, but contains a type that has none."""
 
     table: str
     column: str
@@ -88,7 +90,7 @@ def describe(connection: Connection, source: str) -> list[PublishedTable]:
     )
     rows = connection.execute(
         f"SELECT n.nspname, c.relname, c.oid, c.relreplident, {primary_key_of('c.oid')}::text, {has_deferrable_key('c.oid')},"
-        # Where a table has partitions, theirs decide.
+        # For a partitioned table, the identities of its partitions decide.
         f" CASE WHEN coalesce(({has_identity}), true) THEN '[]'::json ELSE (SELECT json_agg(v.command) FROM (VALUES"
         "   ('UPDATE', p.has_updates), ('DELETE', p.has_deletes)) AS v (command, is_published) WHERE v.is_published) END::text,"
         " (SELECT json_agg(json_build_array(a.attname, a.attnum, a.atttypid::int8, a.atttypmod,"
@@ -116,7 +118,7 @@ def describe(connection: Connection, source: str) -> list[PublishedTable]:
 
 
 def check_binary_forms(connection: Connection, names: Sequence[str]) -> None:
-    """Raise InitError for a column of `types_without_binary`: with the option 'binary' the server fails in mid-stream."""
+    """Raise InitError if `types_without_binary` finds a column. With the option 'binary' the server would fail in mid-stream."""
     found = types_without_binary(connection, published(names, connection.server_version))
     if found:
         table, column, type_name = found[0]
@@ -125,7 +127,10 @@ def check_binary_forms(connection: Connection, names: Sequence[str]) -> None:
 
 
 def types_without_binary(connection: Connection, source: str) -> list[TypeWithoutBinary]:
-    """Return the columns that can't be sent in binary form. A column whose type has no binary form itself is sent as text."""
+    """Return the columns that can't be sent in binary form.
+
+    A column whose type itself has no binary form is not among them: the server sends it as text.
+    """
     rows = connection.execute(
         "WITH RECURSIVE part(relation, attribute, type) AS ("
         " SELECT n.nspname || '.' || c.relname, a.attname, a.atttypid"
@@ -149,7 +154,7 @@ def types_without_binary(connection: Connection, source: str) -> list[TypeWithou
 
 
 def check_readable(connection: Connection, tables: Sequence[PublishedTable]) -> None:
-    """Raise InitError, naming the tables, unless this user may read the published columns of all of them."""
+    """Raise InitError unless this user may read the published columns of all the tables. The error names the others."""
     names = unreadable(connection, tables)
     if names:
         user = connection.execute("SELECT current_user")[0][0]
