@@ -1,1 +1,1 @@
-"""What each subcommand of ``cdcpipe`` does, without its command line: one module for each, named as the subcommand is."""
+"""The work of ``cdcpipe``'s subcommands, without the command line. Each module has the name of its subcommand."""

@@ -1,21 +1,26 @@
-"""Checksums of tables, all in one snapshot, computed by the server: its half of comparing a table with a copy of it.
+"""Computes checksums of tables on the server, all in one snapshot. This is the server's half of comparing a table with a copy.
 
-A row is its columns' texts, as the types' output functions write them under the pinned settings, which are the texts that
-logical decoding sends. As bytes: each text in UTF-8, or for NULL the byte FF, and then the byte 00; neither byte is in any
-text. A ``real`` or a ``double precision`` is the hexadecimal digits of its IEEE 754 bits instead (7ff8… for every NaN), because
-the shortest decimal digits are spelled differently by everybody; so it is in an array of one dimension that begins at index
-1, which is else as array_out writes it. A row's checksum is the number that the first 15
-hexadecimal digits of the MD5 of these bytes make; a table's is the sum over its rows, whatever their order. A row is in the bucket
-that the first 3 digits of the MD5 of its key's bytes name, so that what differs can be found without sending the table.
+The checksums are defined as follows:
 
-Whoever has numbers without their scale asks for ``trim_numbers``: the texts of numeric and numeric[] end with no zero behind
-the point then.
+- A value's text is the output of its type's output function under the pinned settings. Logical decoding sends the same text.
+- A ``real`` or a ``double precision`` is an exception: its text is the hexadecimal digits of its IEEE 754 bits (7ff8… for every
+  NaN), because programs differ in how they write the shortest decimal digits. The same applies to the elements of an array of one
+  dimension that begins at index 1; the rest of the array's text is as array_out writes it.
+- A row's bytes are, for each column, the text in UTF-8 (the byte FF for NULL) and then the byte 00. No text contains these bytes.
+- A row's checksum is the first 15 hexadecimal digits of the MD5 of its bytes, as a number.
+- A table's checksum is the sum over its rows, so their order does not matter.
+- A row's bucket is the first 3 hexadecimal digits of the MD5 of its key's bytes. With buckets, a program can find the differing
+  rows without transferring the table.
 
-What a publication does not send is not counted: rows beyond its row filter, columns beyond its column list, generated columns.
+With ``trim_numbers``, the texts of numeric and numeric[] have no trailing zeros after the decimal point. It is for a copy that does
+not keep the scale of its numbers.
 
-The snapshot is a REPEATABLE READ transaction's, taken when the tables are locked against ALTER and TRUNCATE (ACCESS SHARE):
-those would show through it. `Snapshot` tells by transaction ids what it sees: the order in which transactions become
-visible is not that of their commits in the WAL, so no LSN could.
+The checksums leave out what a publication does not send: rows that its row filter excludes, columns that are not in its column
+list, and generated columns.
+
+The snapshot is that of a REPEATABLE READ transaction. It is taken after the tables are locked (ACCESS SHARE) against ALTER and
+TRUNCATE, because their effects are visible in older snapshots. `Snapshot` describes by transaction ids what it sees. An LSN can't
+describe it, because transactions do not become visible in the order of their commits in the WAL.
 """
 
 from __future__ import annotations
@@ -46,9 +51,9 @@ _BEGINNING_AND_END = (ord("B"), ord("C"))
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Which transactions are seen: those below ``xmax`` but for ``running``, of those that committed. 64-bit ids.
+    """The transactions that the snapshot sees: all that committed, have an id below ``xmax``, and are not in ``running``.
 
-    Everything that is seen is in the WAL before ``wal_lsn``.
+    The ids have 64 bits. Everything that the snapshot sees lies before ``wal_lsn`` in the WAL.
     """
 
     xmax: int
@@ -58,25 +63,25 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class ServerTable:
-    """A table as it is in the snapshot, with the columns and rows that are published."""
+    """A table as it is in the snapshot: its published columns and rows."""
 
     schema: str
     name: str
     relation_id: int
     columns: tuple[tuple[str, int, int], ...]
-    """Name, type's OID, type modifier."""
+    """The name, the type's OID and the type modifier of each column."""
     row_estimate: int
     source: str
     """The FROM clause, with a WHERE if there is a row filter."""
     trim_numbers: bool = False
-    """Whether 1.50 is to be taken for 1.5."""
+    """Whether 1.50 counts as equal to 1.5."""
     published_as: tuple[str, str] | None = None
-    """The partitioned table as whose rows this one's are published, for a partition that is not published as itself."""
+    """For a partition whose rows are published as rows of a partitioned table: the schema and name of that table."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """How far a slot's consumer is; ``is_pending``: nobody uses the slot, and there are changes that nobody has taken."""
+    """How far a slot's consumer is. ``is_pending``: no connection uses the slot, and it has changes that were not confirmed."""
 
     active: bool
     confirmed_flush_lsn: LSN
@@ -84,11 +89,11 @@ class SlotState:
 
 
 class Checksums:
-    """One ordinary connection; ``begin`` starts the snapshot, or a new one, the rest looks at it."""
+    """Answers questions on one ordinary connection. ``begin`` takes a new snapshot; the other methods read from it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        # While we wait for a lock, everybody who comes later waits for us.
+        # While we wait for a lock, later requests for the same table wait behind ours.
         connection.pin_session(reading_rows(connection.server_version) | {"lock_timeout": table_locks.LOCK_TIMEOUT})
         if connection.execute("SELECT pg_is_in_recovery()") == [("t",)]:
             raise InitError(
@@ -102,7 +107,7 @@ class Checksums:
     def begin(
         self, tables: Collection[tuple[str, str]], publications: Sequence[str], *, trim_numbers: bool = False
     ) -> tuple[Snapshot, list[ServerTable]]:
-        """Lock those of the tables that there are, take a snapshot, and return it and them."""
+        """Lock the tables that exist, and take a snapshot. Return the snapshot and these tables."""
         execute = self._connection.execute
         execute("ROLLBACK")
         self._connection.notices.clear()
@@ -112,7 +117,7 @@ class Checksums:
         there = execute(f"SELECT n.nspname, c.relname {source} ORDER BY 1, 2")
         execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         if there:
-            # The snapshot is that of the first query: here there is none yet.
+            # The first query takes the snapshot. Here no query has run yet.
             with table_locks.naming_locks(self._connection, tables):
                 execute(f"LOCK TABLE {', '.join(_qualified(schema, name) for schema, name in there)} IN ACCESS SHARE MODE")
         xmax, running = execute(
@@ -140,7 +145,7 @@ class Checksums:
         return snapshot, found
 
     def _published(self, publications: Sequence[str]) -> dict[tuple[str, str], tuple[set[str], list[str] | None]]:
-        """Return the columns of each table that are published, and its row filters, None if there is one without."""
+        """Return for each table its published columns and its row filters (None if one publication has no filter for it)."""
         if not publications:
             return {}
         rows = self._connection.execute(
@@ -155,7 +160,7 @@ class Checksums:
         }
 
     def buckets(self, table: ServerTable, key: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """Return the number of rows and the sum of their checksums for each bucket that has any."""
+        """Return the number of rows and the sum of their checksums for each bucket that has rows."""
         rows = self._connection.execute(
             f"SELECT {_bucket(table, key)}, count(*), sum(('x' || substr({_row_md5(table)}, 1, {_SUM_DIGITS}))::bit(60)::bigint)"
             f" FROM {table.source} GROUP BY 1",
@@ -164,7 +169,7 @@ class Checksums:
         return {bucket or "": (int(count or 0), int(total or 0)) for bucket, count, total in rows}
 
     def rows(self, table: ServerTable, key: Sequence[str], buckets: Collection[str]) -> list[tuple[str | None, ...]]:
-        """Return the key, as texts, and the MD5 of each row in the buckets."""
+        """Return for each row in the buckets its key, as texts, and its MD5."""
         keys = ", ".join(_text(table, name, type_id) for name, type_id, _ in _key_columns(table, key))
         return self._connection.execute(
             f"SELECT {keys}, {_row_md5(table)} FROM (SELECT * FROM {table.source}) AS t"
@@ -174,7 +179,7 @@ class Checksums:
 
 
 def find_slot_state(connection: Connection, slot: str, publications: Sequence[str], upto: LSN) -> SlotState:
-    """Look how far the slot's consumer is; if it has none, also whether it would get something before ``upto``."""
+    """Return how far the slot's consumer is. If no connection uses the slot, also look for changes in it before ``upto``."""
     found = find_slot(connection, slot)
     if found is None:
         raise missing_slot_error(slot)
@@ -182,14 +187,15 @@ def find_slot_state(connection: Connection, slot: str, publications: Sequence[st
     confirmed = found.confirmed_flush_lsn or LSN(0)
     if found.active or confirmed >= upto:
         return SlotState(found.active, confirmed, is_pending=False)
-    # Before 15 a transaction that changes nothing that is published comes as a beginning and an end.
+    # Before 15, the server sends a Begin and a Commit for a transaction without published changes.
     rows = connection.execute(
         "SELECT get_byte(data, 0) FROM pg_logical_slot_peek_binary_changes("
         f"{quote_literal(slot)}, {quote_literal(str(upto))}, 1000, 'proto_version', '1',"
         f" 'publication_names', {quote_literal(publication_names(publications))})",
         timeout_s=NO_LIMIT,
     )
-    # So many that not all could be looked at are changes as well, or else no harm: somebody has to take them.
+    # With 1,000 messages or more, the query has not returned all of them. They count as changes, which does no harm if they are
+    # not: a consumer has to read them anyway.
     is_pending = len(rows) >= 1000 or any(int(kind or 0) not in _BEGINNING_AND_END for (kind,) in rows)
     return SlotState(active=False, confirmed_flush_lsn=confirmed, is_pending=is_pending)
 
@@ -219,7 +225,7 @@ def _qualified(schema: str | None, name: str | None) -> str:
 
 
 def _text(table: ServerTable, name: str, type_id: int) -> str:
-    """Return the expression for a column's text, NULL where the value is."""
+    """Return the expression for a column's text. It is NULL for a NULL value."""
     column = quote_identifier(name)
     text = TYPES.get(type_id, UNKNOWN).canonical.format(column)
     element = TYPES.get(ARRAYS.get(type_id, 0), UNKNOWN).canonical

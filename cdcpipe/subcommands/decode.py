@@ -1,12 +1,14 @@
-"""What was captured, rendered or explained: `cdcpipe decode`.
+"""``cdcpipe decode``: renders or explains a captured stream.
 
     captures ─▶ records ─▶ (whole transactions) ─▶ output plugin ─▶ chunks ─▶ stdout
 
-A capture is the pipe's bytes with headers, from a pgoutput slot: what ``cdcpipe -H`` wrote, or a segment of a staging log. Several
-are one stream, in the order given; each ends where a record ends. What comes out is what live rendering writes.
+A capture is the pipe's bytes with headers, from a pgoutput slot: the output of ``cdcpipe -H``, or a segment of a staging log.
+Several captures are one stream, in the order given. Each of them ends at the end of a record. The output is the same as that of
+live rendering.
 
-No more is held than a record, or what `Transactions` and the output plugin hold. Before more is read, and on every way out, all
-that has been rendered is written. Whatever the bytes, they are rendered or an error that names capture and position.
+This module holds at most one record in memory, beside what `Transactions` and the output plugin hold. Before each read, and
+however it ends, it writes all rendered records. Bytes that can't be rendered raise an error that names the capture and the
+position.
 """
 
 from __future__ import annotations
@@ -59,9 +61,9 @@ _HINT = "a capture is all that cdcpipe -H wrote from a pgoutput slot, from its b
 
 @dataclass(frozen=True, slots=True)
 class RenderConfig:
-    """How captures are rendered: ``output`` is the output plugin, ``options`` are its own.
+    """How to render captures. ``output`` is the output plugin, ``options`` are its options.
 
-    ``parameters`` are libpq's, of the server that is asked what the stream does not say; None: none is asked.
+    ``parameters`` are libpq's. They name the server to ask for what the stream does not contain; None: ask no server.
     """
 
     output: str
@@ -74,8 +76,8 @@ class RenderConfig:
 
 
 def render(files: Sequence[str], config: RenderConfig, out_fd: int = 1) -> None:
-    """Write the records of the output plugin for the captures; ``-`` is stdin."""
-    load(config.output, config.options, _no_catalog)  # a mistake in its name or options shows before there is a connection
+    """Render the captures with the output plugin, and write its records. ``-`` is stdin."""
+    load(config.output, config.options, _no_catalog)  # find a mistake in its name or options before connecting
     with _Sink(out_fd) as sink, _catalog(config.parameters) as query:
         plugin = load(config.output, config.options, query)
         add, has_header, has_newline = sink.add, config.write_header, config.write_newline
@@ -98,7 +100,7 @@ def render(files: Sequence[str], config: RenderConfig, out_fd: int = 1) -> None:
 
 
 def explain(files: Sequence[str], out_fd: int = 1) -> None:
-    """Write what each message of the captures says; ``-`` is stdin."""
+    """Write each message of the captures as text for people. ``-`` is stdin."""
     with _Sink(out_fd) as sink:
         captures = Captures(files, sink.flush)
         explainer = Explainer()
@@ -108,10 +110,10 @@ def explain(files: Sequence[str], out_fd: int = 1) -> None:
 
 
 class Captures:
-    """The records of captures, one stream: iterating yields (LSN, record).
+    """Reads the records of all captures as one stream. Iterating yields (LSN, record).
 
-    ``name``, the capture, and ``pos`` tell where the header of the record is that was yielded last, or what is wrong.
-    ``before_read`` is called before there is any waiting for more.
+    ``name`` is the current capture. ``pos`` is the position in it of the last record's header, or of the error. ``before_read`` is
+    called before each read, which may wait.
     """
 
     def __init__(self, files: Sequence[str], before_read: Callable[[], None]) -> None:
@@ -124,7 +126,7 @@ class Captures:
 
     @property
     def pos(self) -> int:
-        """The byte of the capture at which that header begins."""
+        """The position of the first byte of that header in the capture."""
         return self._reader.pos
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
@@ -151,10 +153,10 @@ class Captures:
             raise
 
     def _read(self, stream: FileIO) -> bytes:
-        """Return what there is, waiting only if there is nothing."""
+        """Return the bytes at hand. Wait only if there are none."""
         self._before_read()
         try:
-            while (data := stream.read(CHUNK_BYTES)) is None:  # somebody who shares the pipe does not want to wait
+            while (data := stream.read(CHUNK_BYTES)) is None:  # a process that shares the pipe has made it non-blocking
                 select.select([stream], [], [])
         except OSError as ex:
             raise self._unreadable(ex) from ex
@@ -165,7 +167,7 @@ class Captures:
 
     @contextmanager
     def locating_errors(self) -> Iterator[None]:
-        """Add to an error about a record where that is."""
+        """Add the position of the record to an error about it."""
         try:
             yield
         except (ProtocolError, InvalidArgumentsError, UnknownTypeError) as ex:
@@ -183,7 +185,7 @@ def _kind(record: bytes) -> str:
 
 
 class _Sink:
-    """Joins what is to be written into chunks; raise OutputError if the descriptor is closed or fails."""
+    """Joins records into chunks, and writes them. Raises OutputError if the descriptor is closed or fails."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -192,7 +194,7 @@ class _Sink:
 
     def __enter__(self) -> Self:
         try:
-            # Were it closed, the next file that is opened would get its number.
+            # If the descriptor is closed, the next file that is opened gets its number. So check now.
             os.fstat(self._fd)
         except OSError as ex:
             raise self._error(ex) from ex
@@ -214,7 +216,7 @@ class _Sink:
         while data:
             try:
                 data = data[os.write(self._fd, data) :]
-            except BlockingIOError:  # somebody who shares the pipe does not want to wait
+            except BlockingIOError:  # a process that shares the pipe has made it non-blocking
                 select.select([], [self._fd], [])
             except OSError as ex:
                 raise self._error(ex) from ex
@@ -226,7 +228,7 @@ class _Sink:
 
 @contextmanager
 def _catalog(parameters: Mapping[str, str] | None) -> Iterator[Query]:
-    """Give what answers the output plugin's questions: the server, or nobody."""
+    """Yield the function that answers the output plugin's queries: it asks the server, or raises if none is given."""
     if parameters is None:
         yield _no_catalog
         return
@@ -244,7 +246,7 @@ Feed = Callable[[int, bytes], object]
 
 @contextmanager
 def _whole(config: RenderConfig, feed: Feed) -> Iterator[Feed]:
-    """Put `Transactions` before ``feed``, if that is asked for."""
+    """Put `Transactions` before ``feed``, if the configuration asks for whole transactions."""
     if not config.whole_transactions:
         yield feed
         return
@@ -266,7 +268,7 @@ def _whole(config: RenderConfig, feed: Feed) -> Iterator[Feed]:
 
 
 class _Unfinished:
-    """What has begun and not ended; it looks at well-formed messages that may begin or end something."""
+    """Tracks the transactions that have begun and not ended. It takes well-formed messages that may begin or end one."""
 
     def __init__(self) -> None:
         self._open_xid: int | None = None
@@ -295,7 +297,7 @@ class _Unfinished:
                 self._prepared.pop(message.gid, None)
 
     def describe(self, *, whole: bool) -> Iterator[str]:
-        """Yield, for each kind of transaction that has no end, where the stream ends."""
+        """Yield a sentence for each kind of transaction in the middle of which the stream ends."""
         if self._open_xid is not None:
             yield f"inside transaction {self._open_xid}: its records are not complete"
         result = "none of their records are written" if whole else "their records are not complete"

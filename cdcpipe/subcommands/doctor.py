@@ -1,4 +1,4 @@
-"""``cdcpipe doctor``: asks the server for the facts, and judges them. Nothing is changed, and no table is opened or locked."""
+"""``cdcpipe doctor``: asks the server for facts, and judges them. It changes nothing, and opens or locks no table."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from cdcpipe.replication.session import connected, initialising
 __all__ = ["CHECKS", "CONNECTION", "Diagnosis", "doctor"]
 
 CONNECTION = "server.connection"
-"""The check that comes before all others: whether there is a server to ask."""
+"""The name of the first check: whether the server can be asked at all."""
 
 _QUICK_CHECKS = MappingProxyType({**server_checks.CHECKS, **failover_checks.CHECKS})
 CHECKS = MappingProxyType({**_QUICK_CHECKS, **table_checks.CHECKS})
-"""By name, in order."""
+"""All checks by name, in the order in which their findings are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The findings, and some of the facts for programs (None: no server could be asked)."""
+    """The findings, and some facts for programs. The facts are None if no server could be asked."""
 
     findings: list[Finding]
     server: Mapping[str, Any] | None = field(default=None)
 
 
 def doctor(parameters: Mapping[str, str], asked: Asked, *, quick: bool = False) -> Diagnosis:
-    """Look at the server, and return what is found. A ``quick`` look leaves out tables, and the rate of WAL.
+    """Examine the server and return the findings. With ``quick`` it leaves out the tables and the rate at which WAL is written.
 
-    A server that can't be asked is a finding. Raises InvalidArgumentsError for parameters that are none.
+    A server that can't be asked is a finding, not an error. Raises InvalidArgumentsError for invalid connection parameters.
     """
     try:
         with connected(parameters) as connection, initialising():
@@ -49,7 +49,7 @@ def doctor(parameters: Mapping[str, str], asked: Asked, *, quick: bool = False) 
 
 
 def _summary(facts: Facts) -> dict[str, Any]:
-    """Return the facts that a program may want to go on with."""
+    """Return the facts that a calling program may need."""
     rate = facts.wal_rate
     return {
         "version": facts.server.version,

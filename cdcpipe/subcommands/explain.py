@@ -1,8 +1,8 @@
-"""pgoutput's messages as text, for people who look: every field by its name, LSNs and times readable, names beside ids.
+"""Writes pgoutput's messages as text for people: every field with its name, LSNs and times readable, names beside ids.
 
-Bytes must be messages, else it is a ProtocolError; whether they make sense one after the other is not checked, so that the
-end of a stream can be looked at without its beginning: a relation that was not described has no names. Nothing of a row
-reaches a terminal as it is: all that is not printable is escaped.
+Bytes that are not a message raise a ProtocolError. The order of the messages is not checked, so that people can look at the end of
+a stream without its beginning. If a relation was not described, its names are missing. No text of a row reaches a terminal
+unescaped: every character that is not printable is escaped.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Explainer:
         self._types: dict[int, Type] = {}
 
     def explain(self, pos: int, wal_start: int, data: bytes) -> str:
-        """Return the lines for the message whose record begins at byte ``pos``; raise ProtocolError if it is none."""
+        """Return the lines for the message whose record begins at byte ``pos``. Raises ProtocolError if it is not a message."""
         message = decode(data, in_stream=self._in_stream, streaming_parallel=None)
         match message:
             case StreamStart() | StreamStop():
@@ -65,7 +65,7 @@ class Explainer:
         return "".join(lines)
 
     def _field(self, message: Message, name: str, value: object) -> Iterator[str]:
-        """Yield a field's lines; one that is not in the message at all has none."""
+        """Yield a field's lines. A field that is not in the message has none."""
         if value is None:
             return
         if isinstance(value, tuple):
@@ -163,7 +163,7 @@ def _name(name: str) -> str:
 
 
 def _escape(text: str) -> str:
-    r"""Escape what is not printable, quotes and backslashes; ``\x`` stands for a byte, of what is not UTF-8."""
+    r"""Escape quotes, backslashes and characters that are not printable. ``\x`` is a byte that is not part of valid UTF-8."""
     if text.isprintable() and not ("'" in text or '"' in text or "\\" in text):
         return text
     return "".join(_ESCAPES.get(c) or (c if c.isprintable() else _escape_character(c)) for c in text)
@@ -173,6 +173,6 @@ def _escape_character(character: str) -> str:
     code = ord(character)
     if code < 0x80:
         return f"\\x{code:02x}"
-    if 0xDC80 <= code <= 0xDCFF:  # a byte, by surrogateescape
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that Python decoded with surrogateescape
         return f"\\x{code - 0xDC00:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

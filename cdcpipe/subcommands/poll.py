@@ -1,8 +1,8 @@
-"""Poll mode: wait until a slot is free, without streaming.
+"""Poll mode: waits until a slot is free, without streaming.
 
-The duration bounds the waiting for the slot. A look may take `LOOK_S` longer, if the server is slow, and no more.
+The duration limits the wait for the slot. If the server is slow, the last look may exceed the duration by at most `LOOK_S`.
 
-To look and then to take are two steps: two pollers may both see the slot free. The one that starts second gets SLOT_IN_USE.
+Looking at a slot does not reserve it: two pollers may both see it free. The one that starts its stream second gets SLOT_IN_USE.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["LOOK_S", "wait_until_free"]
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
-"""A server has at least so long to answer, however little of the duration is left."""
+"""The server has at least this long to answer, however little of the duration is left."""
 
 
 def wait_until_free(
@@ -33,7 +33,10 @@ def wait_until_free(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Slot:
-    """Return the slot once nobody uses it; raise SlotInUseError at the end of the duration, SlotDoesNotExistError at once."""
+    """Return the slot once no connection uses it.
+
+    Raises SlotInUseError at the end of the duration. Raises SlotDoesNotExistError at once.
+    """
     started_at = clock()
     said = None
     while True:

@@ -1,7 +1,7 @@
-"""From a configuration to a stream: connect, check, create what is to be created, start, run.
+"""Leads from a configuration to a stream: connects, checks, creates publications and slot, starts and runs the stream.
 
-Everything that can be known before the first record is checked here and named, because the server names it late, in mid-stream, or
-not at all.
+This module checks before the first record everything that can be known by then. The server would report such problems late, in
+mid-stream, or not at all.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ __all__ = ["Export", "Preparation", "exporting", "poll_until_free", "prepare", "
 log = logging.getLogger(__name__)
 
 CATALOG_TIMEOUT_S = 10.0
-"""How long a stream waits for the catalog: two tries are far from a server's wal_sender_timeout."""
+"""How long a stream waits for the catalog. Two tries take much less than the default wal_sender_timeout of a server."""
 
 _READ_BYTES = 4096
 _LINGER_POLL_S = 0.2
@@ -63,7 +63,10 @@ _LINGER_POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What was found, and made, before streaming. ``end_lsn``: everything committed by then lies before it."""
+    """The slot, found or just created, and the other facts found before streaming.
+
+    ``end_lsn`` lies after every transaction that had committed by then.
+    """
 
     server_version: int
     system: System
@@ -76,9 +79,9 @@ class Preparation:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A snapshot for others to read, and how they get to the one server that has it (libpq's parameters, no password).
+    """A snapshot that other sessions can read. ``parameters`` are libpq's, for the one server that has it, without a password.
 
-    ``is_slot_new``: the snapshot is that of the slot's beginning. Otherwise it is of now, somewhere in the slot's stream.
+    With ``is_slot_new`` the snapshot is that of the slot's beginning. Otherwise it is current, somewhere in the slot's stream.
     """
 
     snapshot: ExportedSnapshot
@@ -87,19 +90,19 @@ class Export:
     walsender: Walsender
 
     def hold(self, fd: int, linger_s: float = 0.0) -> None:
-        """Keep the snapshot until ``fd`` says ``q`` in a line, or has been at its end for ``linger_s``.
+        """Keep the snapshot until a line ``q`` arrives on ``fd``, or until ``fd`` has been at its end for ``linger_s`` seconds.
 
-        A named pipe is at its end while nobody has it open for writing, so another process may go on where one has died.
-        Raises ConnectionClosedError if the server ends the snapshot before.
+        A named pipe is at its end while no process has it open for writing. So if a process dies, another one can open the pipe,
+        and keep the snapshot. Raises ConnectionClosedError if the server ends the snapshot first.
         """
         server, ended_at, said = self.walsender.socket, None, b""
         while True:
-            # A pipe at its end would be ready at once, again and again.
+            # A pipe at its end is always ready, so polling it would not wait.
             watched = [server, fd] if ended_at is None else [server]
             ready, _, _ = select.select(watched, [], [], None if ended_at is None else _LINGER_POLL_S)
             if server in ready:
                 try:
-                    self.walsender.consume_input()  # a setting that was changed, or the end
+                    self.walsender.consume_input()  # the server reports a changed setting, or ends the connection
                 except Walsender.Lost as ex:
                     raise self.walsender.closed_error() from ex
             if not select.select([fd], [], [], 0)[0]:
@@ -121,10 +124,10 @@ class Export:
 def find_or_create_slot(
     connection: Connection, config: SlotConfig, publications: list[str], make: Callable[[], None] | None = None
 ) -> Slot:
-    """Return the slot's state; make publications and slot first if that is asked for and the slot does not exist.
+    """Return the slot's state. If the slot does not exist and the configuration asks for it, create publications and slot first.
 
-    Publications come before the slot: one that is younger than the slot's position does not exist for the changes there.
-    ``make`` makes the slot in another way than by SQL.
+    The publications are created before the slot. For changes older than a publication, the publication does not exist.
+    ``make`` replaces the SQL function that creates the slot.
     """
     check_wal_level(connection)
     slot = find_slot(connection, config.slot)
@@ -148,7 +151,10 @@ def find_or_create_slot(
 
 
 def check_published(connection: Connection, publications: list[str], *, is_told: bool = False) -> list[PublishedTable]:
-    """Check the publications; unless ``is_told``, warn of tables on which the server refuses UPDATE or DELETE."""
+    """Check the publications, and return their tables.
+
+    Unless ``is_told``, warn of tables on which the server refuses UPDATE or DELETE.
+    """
     check_publications(connection, publications)
     tables = published_tables(connection, publications)
     for table in tables:
@@ -164,9 +170,10 @@ def check_published(connection: Connection, publications: list[str], *, is_told:
 
 
 def prepare(config: SlotConfig, *, in_use: bool = False, quiet: bool = False) -> Preparation:
-    """Do all that precedes streaming on a pgoutput slot, and say what was found; with ``in_use`` someone may stream from it.
+    """Do everything that precedes streaming from a pgoutput slot, and return the facts found.
 
-    With ``quiet`` it does not warn of tables on which the server refuses commands: `PublishedTable.refused` tells of them.
+    With ``in_use``, another connection may be streaming from the slot. With ``quiet``, it does not warn of tables on which the
+    server refuses commands. (`PublishedTable.refused` has these commands.)
     """
     with connected(config.parameters) as connection, initialising():
         slot = find_or_create_slot(connection, config, list(config.publications))
@@ -178,7 +185,7 @@ def prepare(config: SlotConfig, *, in_use: bool = False, quiet: bool = False) ->
 def _preparation(
     connection: Connection, config: SlotConfig, slot: Slot, system: System, *, is_shared: bool = False, quiet: bool = False
 ) -> Preparation:
-    """Check what a stream from the slot needs, and say what was found; ``is_shared``: somebody may be using it."""
+    """Check everything that a stream from the slot needs, and return the facts. ``is_shared``: another connection may use it."""
     if slot.plugin != "pgoutput":
         msg = f"replication slot {slot.name!r} has the plugin {slot.plugin}; this needs one with pgoutput"
         raise InitError(msg, hint="name another slot, or create one with -c")
@@ -198,13 +205,13 @@ def _preparation(
 
 @contextmanager
 def exporting(config: SlotConfig, readable: Sequence[str] | None = None) -> Iterator[tuple[Preparation, Export]]:
-    """Prepare as ``prepare`` does, with a snapshot that others can read while the context is open.
+    """Prepare as ``prepare`` does, and export a snapshot that other sessions can read while the context is open.
 
-    ``readable`` names tables ("schema.name", empty: all that are published) that this user has to be allowed to read; if that is
-    not so, InitError is raised before a slot is made.
+    ``readable`` names tables ("schema.name"; empty: all published tables). If this user may not read all of them, InitError is
+    raised before a slot is created.
 
-    A slot that is made now is made so that the snapshot is that of its beginning; for one that exists, a temporary slot beside
-    it tells where in the WAL the snapshot is.
+    If the slot is created now, the snapshot is that of its beginning. If the slot exists, a temporary slot is created beside it, to
+    find the snapshot's position in the WAL.
     """
     with connected(config.parameters) as connection, connected_walsender(config.parameters) as walsender:
         made: list[ExportedSnapshot] = []
@@ -218,7 +225,7 @@ def exporting(config: SlotConfig, readable: Sequence[str] | None = None) -> Iter
             made.append(found)
 
         with initialising():
-            # Any command after the export would end it.
+            # Any later command on this connection would end the exported snapshot.
             system = identify_system(walsender)
             slot = find_or_create_slot(
                 connection, config, list(config.publications), make=lambda: export(config.slot, is_temporary=False)
@@ -227,17 +234,17 @@ def exporting(config: SlotConfig, readable: Sequence[str] | None = None) -> Iter
             if not is_slot_new:
                 export(f"cdcpipe_snapshot_{secrets.token_hex(6)}", is_temporary=True)
             parameters = {name: value for name, value in config.parameters.items() if name != "hostaddr"}
-            # Beside a slot that somebody uses there is room for another.
+            # It does not matter whether another connection uses the slot, because the snapshot comes from a temporary one.
             preparation = _preparation(connection, config, slot, system, is_shared=True)
         yield preparation, Export(made[0], is_slot_new, parameters | connection.address, walsender)
 
 
 def stream(config: StreamConfig) -> ExitCode:
-    """Connect, check, start and stream until something ends it; raise the error that did."""
+    """Connect, check, start the stream and run it until it ends. If an error ends it, raise this error."""
     catalog = _Catalog(config.slot)
     publications = _publications(config)
-    # A mistake in the output plugin's name or options had better show before there is a slot. (Without a publication it may be the
-    # server's plugin of that name, which has options of its own.)
+    # Find a mistake in the output plugin's name or options before a slot is created. (Without a publication, the name may be that
+    # of the server's plugin, which has its own options.)
     if config.output is not None and (publications or config.output not in names()):
         _output_plugin(config, catalog)
     with contextlib.closing(catalog):
@@ -258,7 +265,7 @@ def stream(config: StreamConfig) -> ExitCode:
                 if config.expected_system is not None:
                     expect_system(system, config.expected_system)
                 if slot.plugin == "pgoutput" and make_feeder is None:
-                    # Names of tables, types and the like in values (regclass, …) are then always qualified.
+                    # With this setting, names of tables, types etc. in values (regclass, …) are always qualified.
                     walsender.pin_session({"search_path": ""})
                 if config.start_lsn:
                     check_start(catalog.connection, config.start_lsn)
@@ -285,7 +292,7 @@ def stream(config: StreamConfig) -> ExitCode:
 
 
 def _start(walsender: Walsender, catalog: _Catalog, config: StreamConfig, slot: Slot, options: Mapping[str, str | None]) -> None:
-    """Start the stream; as a standby, wait for the slot first, and again when another one was quicker."""
+    """Start the stream. A standby first waits until the slot is free, and waits again if another process takes it first."""
     while True:
         if config.standby is not None:
             slot = wait_until_free(catalog.connection, config.slot.slot, config.standby)
@@ -308,7 +315,7 @@ def _publications(config: StreamConfig) -> list[str]:
 def _plugin(
     config: StreamConfig, catalog: _Catalog, slot: Slot, publications: list[str]
 ) -> tuple[dict[str, str | None], Callable[[Callable[[int, bytes], None]], Feeder] | None]:
-    """Return the options for the server's plugin, and what renders its messages, if anything does."""
+    """Return the options for the server's plugin, and the function that makes the feeder (None: nothing is rendered here)."""
     options = dict(config.options)
     if slot.plugin != "pgoutput":
         if config.slot.publications:
@@ -319,7 +326,7 @@ def _plugin(
             raise InitError(msg, hint="name a slot with pgoutput, or create one: -c -P pgoutput")
         return {**config.output_options, **options}, None
 
-    # Who knows which server to expect has asked `cdcpipe prepare`, which has told of them.
+    # A caller that passes the expected system has run `cdcpipe prepare`, which has reported the tables already.
     check_published(catalog.connection, publications, is_told=config.expected_system is not None)
     version = catalog.connection.server_version
     defaults: dict[str, str | None] = {"publication_names": publication_names(publications)}
@@ -335,7 +342,7 @@ def _plugin(
 
 
 def _output_plugin(config: StreamConfig, catalog: _Catalog) -> OutputPlugin:
-    """Make the output plugin that renders here; raise InvalidArgumentsError for what it does not know or can't render."""
+    """Make the output plugin that runs in this process. Raises InvalidArgumentsError for options that it does not support."""
     assert config.output is not None
     options = {name: value for name, value in config.options.items() if name not in pgoutput_options.NAMES}
     plugin = load(config.output, {**config.output_options, **options}, catalog.query)
@@ -346,7 +353,7 @@ def _output_plugin(config: StreamConfig, catalog: _Catalog) -> OutputPlugin:
 
 
 def _transactions(config: StreamConfig, slot: Slot, options: Mapping[str, str | None]) -> Transactions | None:
-    """Return what puts transactions together, if that is asked for."""
+    """Return the object that assembles whole transactions, or None if the configuration does not ask for it."""
     if not config.whole_transactions:
         return None
     if slot.plugin != "pgoutput":
@@ -359,7 +366,7 @@ def _transactions(config: StreamConfig, slot: Slot, options: Mapping[str, str | 
 
 
 def _check_two_phase(config: StreamConfig, slot: Slot, options: Mapping[str, str | None]) -> None:
-    """Refuse a slot that sends what was not asked for; say so where one is changed for good."""
+    """Refuse a slot that sends prepared transactions without being asked. Warn if this stream switches a slot to them for good."""
     is_asked = pgoutput_options.setting(options, "two_phase") == "on"
     if slot.two_phase and not is_asked and not config.whole_transactions:
         msg = f"replication slot {slot.name!r} sends prepared transactions when they are prepared, which was not asked for"
@@ -371,7 +378,10 @@ def _check_two_phase(config: StreamConfig, slot: Slot, options: Mapping[str, str
 
 
 class _Catalog:
-    """An ordinary connection, open while it is needed: the walsender's must run no SQL, and later is busy streaming."""
+    """An ordinary connection for SQL, open while it is needed.
+
+    The walsender's connection can't serve: it must run no SQL before it streams, and then it is busy streaming.
+    """
 
     def __init__(self, config: SlotConfig) -> None:
         self._config = config
@@ -381,7 +391,7 @@ class _Catalog:
 
     @property
     def connection(self) -> Connection:
-        """The connection, opened if it is not."""
+        """The connection. It is opened if it is not open."""
         if self._connection is None:
             self._connection = self._connect(self._within_s)
         return self._connection
@@ -390,21 +400,21 @@ class _Catalog:
         return connect(self._config.parameters, within_s=within_s, while_waiting=self._while_waiting)
 
     def serve_a_stream(self, keep_serving: Callable[[], None], within_s: float) -> None:
-        """From now on no answer may take longer than ``within_s``, and ``keep_serving`` is called again and again meanwhile."""
+        """From now on, limit each answer to ``within_s``, and call ``keep_serving`` repeatedly during each wait."""
         self._while_waiting, self._within_s = keep_serving, within_s
         if self._connection is not None:
             self._connection.serve_meanwhile(keep_serving, within_s)
 
     def close(self) -> None:
-        """Close the connection; the next question opens it again."""
+        """Close the connection. The next query opens it again."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def query(self, sql: str) -> Rows:
-        """Run one query and return its rows, for an output plugin; the connection stays open for the next.
+        """Run one query for an output plugin and return its rows. The connection stays open for the next query.
 
-        While it sits idle a server or a network may drop it: so what fails for that is tried once more on a new one.
+        A server or a network may drop an idle connection. If the connection is lost, the query is tried once more on a new one.
         """
         try:
             return self.connection.execute(sql)
@@ -417,7 +427,7 @@ class _Catalog:
             raise ConnectionClosedError(f"the server's catalog can't be asked: {ex.message}", hint=ex.hint) from ex
 
     def confirmed_flush_lsn(self, within_s: float) -> int:
-        """Return the position that the server holds for the slot; 0 if it holds none, or does not say so in time."""
+        """Return the slot's confirmed position on the server. Return 0 if there is none, or if the answer takes too long."""
         try:
             if self._connection is None:
                 self._connection = self._connect(max(within_s, 0.0))
@@ -430,9 +440,9 @@ class _Catalog:
 
 
 def poll_until_free(config: SlotConfig, poll: PollConfig) -> ExitCode:
-    """Poll mode: takes no walsender and, unless a slot is to be made, no special role.
+    """Run poll mode. It uses no walsender, and needs no special role unless it creates a slot.
 
-    The duration bounds the wait for running transactions as well, when a slot is made.
+    If it creates a slot, the duration also limits the wait for running transactions.
     """
     within_s = NO_LIMIT if poll.duration_s is None else max(poll.duration_s, LOOK_S)
     with connected(config.parameters, within_s=within_s) as connection, initialising():

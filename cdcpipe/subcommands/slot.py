@@ -1,6 +1,6 @@
-"""Where a slot and its server are at one moment: `find_position`. It takes neither REPLICATION nor any other attribute.
+"""Finds the positions of a slot and of its server at one moment. The user needs no REPLICATION or other attribute.
 
-What the server shows only to some (pg_stat_replication, without pg_read_all_stats, of other users) is None.
+A fact that the server does not show to this user is None. (Without pg_read_all_stats, pg_stat_replication hides other users' rows.)
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ __all__ = ["SlotPosition", "find_position"]
 
 @dataclass(frozen=True, slots=True)
 class SlotPosition:
-    """A slot's place in the server's WAL; None for what is not known, or not there."""
+    """A slot's positions in the server's WAL. A field is None if its value is unknown or does not exist."""
 
     wal_lsn: LSN
-    """The WAL's end: on a standby, what it has replayed."""
+    """The end of the WAL; on a standby, the end of the replayed WAL."""
     sent_lsn: LSN | None
-    """How far the walsender is that streams from the slot now."""
+    """The position up to which the slot's current walsender has sent the WAL."""
     confirmed_flush_lsn: LSN | None
     restart_lsn: LSN | None
-    """The WAL from here on is kept for the slot."""
+    """The server keeps the WAL from this position on for the slot."""
     active: bool
     active_pid: int | None
     wal_status: str | None
     safe_wal_bytes: int | None
-    """So much more WAL may be written before the slot is in danger of being lost; None without max_slot_wal_keep_size."""
+    """The server can write this much more WAL before the slot may be lost; None if max_slot_wal_keep_size has no limit."""
     plugin: str | None
     database: str | None
 
 
 def find_position(connection: Connection, name: str) -> SlotPosition:
-    """Look at a slot; raise SlotDoesNotExistError if it is not there."""
+    """Return a slot's positions. Raises SlotDoesNotExistError if the slot does not exist."""
     rows = connection.execute(
         "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()"
         " ELSE pg_catalog.pg_current_wal_lsn() END,"
