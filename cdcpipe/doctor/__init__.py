@@ -1,4 +1,5 @@
-"""What would go wrong with a stream, found before it does: facts are asked of the server, and each check judges them.
+"""Finds problems of a stream before they occur: the doctor asks the server for facts, and checks judge these facts.
 
-``survey`` asks, and changes nothing. The checks are functions from facts to verdicts, without I/O. ``findings`` has the result.
+``survey`` asks for the facts, and changes nothing. Each check is a function from facts to verdicts, without I/O. ``findings``
+defines the result.
 """

@@ -1,6 +1,6 @@
-"""What the checks know: facts about servers, the slot, publications and tables, as plain frozen data. ``survey`` asks for them.
+"""The facts that the checks judge: about servers, the slot, publications and tables, as frozen data. ``survey`` collects them.
 
-A fact that the server does not show this user, or does not have in its version, is None or missing, and never a guess.
+If the server does not show a fact to this user, or its version does not have it, the fact is None or missing. It is never a guess.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What somebody is going to do: stream from a slot, which is made if ``create``, and copy the tables first if ``copy``."""
+    """The task that the user plans: to stream from a slot.
+
+    With ``create`` the slot is created first, with ``copy`` the tables are copied first.
+    """
 
     slot: str
     plugin: str = "pgoutput"
@@ -62,7 +65,7 @@ class SlotState:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server as it describes itself. ``settings`` are those of pg_settings, in the units of that view."""
+    """One server, as it describes itself. ``settings`` come from pg_settings, in the units of that view."""
 
     address: str
     version: int
@@ -75,23 +78,23 @@ class Server:
     slots: tuple[SlotState, ...]
     walsenders: int
     has_dbname: bool | None
-    """Whether primary_conninfo names a database; None where that is not shown, or it is empty."""
+    """Whether primary_conninfo names a database; None if the setting is empty, or hidden from this user."""
     clock_ahead_s: float
-    """So much the server's clock is ahead of ours; less than the time that the question took counts as nothing."""
+    """How far the server's clock is ahead of ours. A difference smaller than the duration of the query counts as 0."""
 
     def slot(self, name: str) -> SlotState | None:
-        """Return the slot of this name."""
+        """Return the slot of this name, or None."""
         return next((slot for slot in self.slots if slot.name == name), None)
 
     @property
     def physical_slots(self) -> tuple[SlotState, ...]:
-        """The slots of standbys."""
+        """The physical slots, which standbys use. Temporary slots are left out."""
         return tuple(slot for slot in self.slots if slot.slot_type == "physical" and not slot.temporary)
 
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """A server that the connection names, and that could not be asked."""
+    """A server that the connection parameters name, and that could not be asked."""
 
     address: str
     problem: str
@@ -99,20 +102,20 @@ class Unreachable:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """The user, and what it may do."""
+    """The user, and its privileges."""
 
     name: str
     is_superuser: bool
     can_replicate: bool
     sees_others: bool
-    """Whether it is shown what other users' sessions do (pg_read_all_stats)."""
+    """Whether the server shows other users' sessions to this user (pg_read_all_stats)."""
     can_create: bool
-    """Whether it may make objects in the database, such as a publication."""
+    """Whether the user may create objects in the database, such as a publication."""
 
 
 @dataclass(frozen=True, slots=True)
 class WALRate:
-    """How fast the server writes WAL: in the ``seconds`` in which it was watched, and on average since its statistics began."""
+    """How fast the server writes WAL: measured over ``seconds``, and on average since its statistics began."""
 
     bytes_per_s: float
     seconds: float
@@ -120,13 +123,13 @@ class WALRate:
 
     @property
     def highest(self) -> float:
-        """The rate to reckon with."""
+        """The higher one of the two rates. The checks calculate with it."""
         return max(self.bytes_per_s, self.average or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """A transaction that has written: of a session (``pid``), or a prepared one (``gid``). Not every user is told its age."""
+    """A transaction that has written: one of a session (``pid``), or a prepared one (``gid``). Its age may be hidden from us."""
 
     pid: int | None
     gid: str | None
@@ -136,20 +139,20 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A publication that is there. ``schemas``: it has tables by their schema."""
+    """An existing publication. ``schemas``: it publishes all tables of some schemas."""
 
     name: str
     all_tables: bool
     schemas: tuple[str, ...]
     operations: frozenset[str]
-    """Of insert, update, delete, truncate: those that are published."""
+    """The published operations, of insert, update, delete and truncate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """What has rows of a published table: a leaf partition, or the table itself.
+    """A relation that holds rows of a published table: a leaf partition, or the table itself.
 
-    ``identity`` is empty with REPLICA IDENTITY FULL, and None where nothing identifies a row.
+    ``identity`` is empty with REPLICA IDENTITY FULL, and None if rows have no replica identity.
     """
 
     schema: str
@@ -162,22 +165,22 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Restriction:
-    """A column list or a row filter of one publication on one table, and the columns that it names."""
+    """The column list and the row filter of one publication for one table."""
 
     publication: str
     schema: str
     name: str
     operations: frozenset[str]
     columns: tuple[str, ...] | None
-    """The column list; None: all columns."""
+    """The column list; None means all columns."""
     filtered_by: tuple[str, ...] | None
-    """The columns in the row filter; None: there is none."""
+    """The columns in the row filter; None means that there is no row filter."""
     partitions: tuple[Partition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table that the stream has, or would have."""
+    """A table whose changes are in the stream, or will be."""
 
     published: PublishedTable
     is_readable: bool
@@ -185,12 +188,12 @@ class Table:
     """Whether row-level security hides rows from this user."""
     is_owned: bool
     size_bytes: int
-    """About; of all partitions."""
+    """An estimate; for a partitioned table, over all its partitions."""
     identity: tuple[str, ...] | None
-    """What identifies a row of the table itself, as of a `Partition`."""
+    """The replica identity of the table itself, in the form of `Partition.identity`."""
     partitions: tuple[Partition, ...]
     column_sets: int = 1
-    """How many different sets of columns the publications have of it."""
+    """The number of different sets of columns that the publications have for this table."""
 
     @property
     def name(self) -> str:
@@ -200,9 +203,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A table whose changes are not in the WAL, among tables that are published: ``kind`` is unlogged or foreign.
+    """A table whose changes are not in the WAL, although a publication covers it. ``kind`` is unlogged or foreign.
 
-    ``parent`` is the published table of which it is a partition.
+    If the table is a partition, ``parent`` is the published table to which it belongs.
     """
 
     schema: str
@@ -213,14 +216,14 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything that the checks judge. ``others`` are the other servers that the connection names."""
+    """Everything that the checks judge. ``others`` are the other servers that the connection parameters name."""
 
     asked: Asked
     server: Server
     role: Role
     others: tuple[Server | Unreachable, ...] = ()
     replication_problem: str | None = None
-    """Why no connection for replication could be made."""
+    """Why no connection for replication could be opened; None if one could."""
     wal_rate: WALRate | None = None
     transactions: tuple[Transaction, ...] = ()
     publications: tuple[Publication, ...] = ()
@@ -229,9 +232,9 @@ class Facts:
     left_out: tuple[LeftOut, ...] = ()
     without_binary: tuple[TypeWithoutBinary, ...] = ()
     unknown_tables: tuple[str, ...] = ()
-    """Those of ``asked.tables`` that can't be published, or are not there."""
+    """Those of ``asked.tables`` that can't be published, or do not exist."""
 
     @property
     def slot(self) -> SlotState | None:
-        """The slot, if it is there."""
+        """The slot, or None if it does not exist."""
         return self.server.slot(self.asked.slot)

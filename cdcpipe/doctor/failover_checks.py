@@ -1,6 +1,6 @@
-"""What is judged of a primary and its standbys: whether a promoted one has the slot, and what streaming from a standby takes.
+"""Checks of a primary and its standbys: whether a promoted standby has the slot, and whether a stream from a standby can work.
 
-Both sides are judged where the connection names both (``host=a,b``). No I/O.
+If the connection names a primary and a standby (``host=a,b``), both are judged. No I/O.
 Source: the manual, "Logical Replication Failover" and "Replication Slot Synchronization".
 """
 
@@ -42,7 +42,7 @@ def servers(facts: Facts) -> Iterator[Verdict]:
 
 
 def slot(facts: Facts) -> Iterator[Verdict]:
-    """Judge whether the primary's slot is one that standbys copy (17)."""
+    """Judge whether standbys copy the primary's slot (since 17)."""
     primary = _primary(facts)
     if primary is None:
         return
@@ -69,7 +69,7 @@ def slot(facts: Facts) -> Iterator[Verdict]:
 
 
 def standby_slots(facts: Facts) -> Iterator[Verdict]:
-    """Judge whether the primary holds changes back until its standbys have them (17)."""
+    """Judge whether the primary holds changes back until its standbys have them (since 17)."""
     primary = _primary(facts)
     found = None if primary is None else primary.slot(facts.asked.slot)
     if primary is None or found is None or not found.failover:
@@ -97,7 +97,7 @@ def standby_slots(facts: Facts) -> Iterator[Verdict]:
 
 
 def standbys(facts: Facts) -> Iterator[Verdict]:
-    """Judge whether each standby copies the slot, and has it (17)."""
+    """Judge whether each standby copies slots, and has a copy of this slot (since 17)."""
     primary = _primary(facts)
     on_primary = None if primary is None else primary.slot(facts.asked.slot)
     for server in _standbys(facts):
@@ -121,12 +121,12 @@ def standbys(facts: Facts) -> Iterator[Verdict]:
 
 
 def _is_copy(facts: Facts) -> bool:
-    """Tell whether somebody looks at a standby for the primary's slot, and not to stream from the standby itself."""
+    """Tell whether the user examines a standby for its copy of the primary's slot, and not to stream from the standby itself."""
     return not facts.asked.create and (facts.slot is None or bool(facts.slot.synced))
 
 
 def _not_copying(server: Server) -> Iterator[Verdict]:
-    """Return what keeps a standby from copying slots."""
+    """Yield a verdict for each setting that keeps a standby from copying slots."""
     address = server.address
     if server.settings.get("sync_replication_slots") != "on":
         fix = f"{set_globally('sync_replication_slots', 'on')}, on the standby"
@@ -149,7 +149,7 @@ def _not_copying(server: Server) -> Iterator[Verdict]:
 
 
 def source(facts: Facts) -> Iterator[Verdict]:
-    """Judge what streaming from a standby takes, if that is where the connection leads (16)."""
+    """If the connected server is a standby, judge whether it can serve a stream (since 16)."""
     server = facts.server
     if not server.is_standby:
         return
@@ -188,4 +188,4 @@ CHECKS: Mapping[str, Callable[[Facts], Iterator[Verdict]]] = MappingProxyType(
         "failover.standbys": standbys,
     }
 )
-"""By the names that findings have, in the order in which they are shown."""
+"""The checks by the names that their findings have, in the order in which the findings are shown."""

@@ -1,12 +1,12 @@
-"""What a doctor finds: its shape in JSON, and its lines for people. Both command lines print these.
+"""The findings of a doctor: their JSON form, and their lines for people. Both command lines print them.
 
-A check yields verdicts. With the check's name a verdict is a finding:
+A check yields verdicts. A verdict together with the check's name is a finding:
 
     {"level": "warning", "check": "server.wal_limit", "subject": null, "message": "max_slot_wal_keep_size is unlimited",
      "why": "a slot that nobody reads fills the server's disk", "fix": "ALTER SYSTEM SET max_slot_wal_keep_size = '64GB'; …"}
 
-``why`` and ``fix`` are null where everything is in order. ``subject`` is the table, slot or server that it is about, if it is one
-of several. docs/operations/doctor.md documents the shape and the names.
+``why`` and ``fix`` are null if everything is in order. ``subject`` is the table, slot or server concerned, if there are several.
+docs/operations/doctor.md documents this form and the names.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 __all__ = ["VERSION", "Finding", "Level", "Verdict", "error", "examine", "ok", "parse", "render", "report", "warning"]
 
 VERSION: Final = 1
-"""Of the JSON object."""
+"""The version of the JSON object."""
 
 _SHOWN_OF_A_KIND: Final = 10
-"""So many findings of one check and level are lines for people; the rest is a number."""
+"""The number of findings of one check and level that are shown as lines. The others are only counted."""
 
 _Facts = TypeVar("_Facts")
 
 
 class Level(enum.StrEnum):
-    """How bad it is. An error stops a stream, or breaks somebody's application; a warning may, later."""
+    """How severe a finding is. An error stops a stream or breaks an application. A warning may do so later."""
 
     OK = "ok"
     WARNING = "warning"
@@ -42,7 +42,10 @@ class Level(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one check says: ``message`` is what is there, ``why`` it matters, ``fix`` the SQL or the command that mends it."""
+    """One result of a check.
+
+    ``message`` is the observation, ``why`` the reason that it matters, ``fix`` the SQL or the command that solves the problem.
+    """
 
     level: Level
     message: str
@@ -53,7 +56,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A verdict, and the name of the check that it comes from (``server.wal_level``)."""
+    """A verdict, and the name of the check that gave it (``server.wal_level``)."""
 
     level: Level
     check: str
@@ -64,7 +67,7 @@ class Finding:
 
     @property
     def line(self) -> str:
-        """The finding in one line."""
+        """The finding as one line of text."""
         about = f"{self.subject}: " if self.subject else ""
         why = f": {self.why}" if self.why else ""
         fix = f". Fix: {self.fix}" if self.fix else ""
@@ -87,7 +90,7 @@ def error(message: str, why: str, fix: str, *, subject: str | None = None) -> Ve
 
 
 def examine(checks: Mapping[str, Callable[[_Facts], Iterable[Verdict]]], facts: _Facts) -> list[Finding]:
-    """Return what the checks find, by name, in their order."""
+    """Run the checks in their order, and return their findings."""
     return [
         Finding(verdict.level, name, verdict.subject, verdict.message, verdict.why, verdict.fix)
         for name, check in checks.items()
@@ -96,7 +99,7 @@ def examine(checks: Mapping[str, Callable[[_Facts], Iterable[Verdict]]], facts: 
 
 
 def report(findings: Sequence[Finding], **facts: Any) -> dict[str, Any]:
-    """Return the JSON object: the findings, how many there are of each level, and ``facts`` beside them."""
+    """Return the JSON object: the findings, the number of findings of each level, and ``facts``."""
     levels = Counter(finding.level for finding in findings)
     return {
         "version": VERSION,
@@ -107,7 +110,7 @@ def report(findings: Sequence[Finding], **facts: Any) -> dict[str, Any]:
 
 
 def parse(found: Mapping[str, Any]) -> list[Finding]:
-    """Return the findings of such an object; raise CdcpipeError for one that is none."""
+    """Return the findings in a JSON object that `report` made. Raises CdcpipeError for any other object."""
     try:
         if found["version"] != VERSION:
             raise ValueError(f"version {found['version']!r}")
@@ -118,7 +121,7 @@ def parse(found: Mapping[str, Any]) -> list[Finding]:
 
 
 def render(findings: Sequence[Finding]) -> list[str]:
-    """Return a line for each finding, and one that counts them; of many of one kind only the first."""
+    """Return a line for each finding, and a last line that counts them. Of many findings of one kind, only the first are shown."""
     width = max((len(finding.check) for finding in findings), default=0)
     lines: list[str] = []
     kinds: Counter[tuple[str, Level]] = Counter((finding.check, finding.level) for finding in findings)

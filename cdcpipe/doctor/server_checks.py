@@ -1,4 +1,4 @@
-"""What is judged of a server and of the slot on it: settings, room, privileges, clocks, transactions. No I/O."""
+"""Checks of a server and of the slot on it: settings, capacity, privileges, clocks, transactions. No I/O."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ logically replicated"."""
 
 _CLOCK_S = 2.0
 _LONG_TRANSACTION_S = 60.0
-"""As long as -c lets the server wait by default."""
+"""How long ``-c`` lets the server wait by default."""
 _FORGOTTEN_TRANSACTION_S = 3600.0
 _LEAST_WALSENDER_TIMEOUT_MS = 10_000
 _DAY_S = 86400.0
 _KEPT_DAYS = 3
 _LEAST_LIMIT_BYTES = 10 << 30
-"""What is proposed for max_slot_wal_keep_size: the WAL of three days, and no less than this."""
+"""The doctor proposes the WAL of three days for max_slot_wal_keep_size, and never less than this."""
 _LARGE_BYTES = 1 << 30
 _MEGABYTE = 1 << 20
 _STANDBYS_DECODE_SINCE = 160000
 
 
 def version(facts: Facts) -> Iterator[Verdict]:
-    """Judge whether cdcpipe knows this version, and whether it has a bug that loses changes."""
+    """Judge whether cdcpipe was tested with this server version, and whether the version has a bug that loses changes."""
     major, minor = divmod(facts.server.version, 10000)
     name = f"PostgreSQL {facts.server.version_text}"
     least = _LEAST_MINORS.get(major, 0)
@@ -55,7 +55,7 @@ def version(facts: Facts) -> Iterator[Verdict]:
 
 
 def encoding(facts: Facts) -> Iterator[Verdict]:
-    """Judge whether every text of the database can be sent as UTF-8."""
+    """Judge whether the server can send every text of the database as UTF-8."""
     if facts.server.encoding == "SQL_ASCII":
         yield warning(
             "the database's encoding is SQL_ASCII",
@@ -68,7 +68,7 @@ def encoding(facts: Facts) -> Iterator[Verdict]:
 
 
 def wal_level(facts: Facts) -> Iterator[Verdict]:
-    """Judge whether the WAL has what logical decoding needs."""
+    """Judge whether the WAL contains what logical decoding needs."""
     found = facts.server.settings.get("wal_level")
     if found == "logical":
         yield ok("wal_level is logical")
@@ -113,7 +113,7 @@ def replication(facts: Facts) -> Iterator[Verdict]:
 
 
 def slots_left(facts: Facts) -> Iterator[Verdict]:
-    """Judge whether there is room for the slot, and for the temporary one that copying a table takes."""
+    """Judge whether enough replication slots are free: one for the stream, and a temporary one for copying tables."""
     limit = int(facts.server.settings.get("max_replication_slots", "0"))
     left = limit - len(facts.server.slots)
     needed = 0 if facts.slot else 1
@@ -128,7 +128,7 @@ def slots_left(facts: Facts) -> Iterator[Verdict]:
 
 
 def walsenders_left(facts: Facts) -> Iterator[Verdict]:
-    """Judge whether there is a walsender for the stream, and one for a snapshot."""
+    """Judge whether enough walsenders are free: one for the stream, and one for a snapshot."""
     limit = int(facts.server.settings.get("max_wal_senders", "0"))
     left = limit - facts.server.walsenders
     needed = 0 if facts.slot and facts.slot.active_pid else 1
@@ -143,7 +143,7 @@ def walsenders_left(facts: Facts) -> Iterator[Verdict]:
 
 
 def wal_limit(facts: Facts) -> Iterator[Verdict]:
-    """Judge how much WAL the server keeps for a slot that stands still, and how long that lasts."""
+    """Judge how much WAL the server keeps for a slot that does not advance, and after what time the limit is reached."""
     megabytes = int(facts.server.settings.get("max_slot_wal_keep_size", "-1"))
     rate = facts.wal_rate
     enough = _LEAST_LIMIT_BYTES if rate is None else max(_LEAST_LIMIT_BYTES, math.ceil(rate.highest * _DAY_S * _KEPT_DAYS))
@@ -165,7 +165,7 @@ def wal_limit(facts: Facts) -> Iterator[Verdict]:
 
 
 def idle_slots(facts: Facts) -> Iterator[Verdict]:
-    """Judge whether the server drops what a slot needs because nobody reads it for a while (18)."""
+    """Judge whether the server invalidates a slot that is not used for a while (since 18)."""
     found = facts.server.settings.get("idle_replication_slot_timeout")
     if found is None:
         yield ok("the server has no idle_replication_slot_timeout")
@@ -180,7 +180,7 @@ def idle_slots(facts: Facts) -> Iterator[Verdict]:
 
 
 def walsender_timeout(facts: Facts) -> Iterator[Verdict]:
-    """Judge when the server gives up a client that is silent."""
+    """Judge after what time the server disconnects a silent client."""
     found = int(facts.server.settings.get("wal_sender_timeout", "60000"))
     fix = f"ALTER ROLE {quote_identifier(facts.role.name)} SET wal_sender_timeout = '60s'"
     if found == 0:
@@ -195,7 +195,7 @@ def walsender_timeout(facts: Facts) -> Iterator[Verdict]:
 
 
 def output_plugins(facts: Facts) -> Iterator[Verdict]:
-    """Judge whether the server lets the slot's plugin run: its releases of August 2026 run only those that are listed."""
+    """Judge whether the server allows the slot's plugin. Since its releases of August 2026, it runs only listed plugins."""
     plugin = (facts.slot.plugin if facts.slot else None) or facts.asked.plugin
     found = facts.server.settings.get("output_plugin_libraries")
     if found is None:
@@ -213,7 +213,7 @@ def output_plugins(facts: Facts) -> Iterator[Verdict]:
 
 
 def transactions(facts: Facts) -> Iterator[Verdict]:
-    """Judge the transactions that a new slot waits for, and for which an existing one keeps WAL."""
+    """Judge the running transactions. A new slot waits for them, and an existing slot keeps WAL for them."""
     waits = facts.asked.create and facts.slot is None
     limit_s = _LONG_TRANSACTION_S if waits else _FORGOTTEN_TRANSACTION_S
     why = "the new slot waits for its end" if waits else "the slot keeps all WAL from its beginning on"
@@ -269,7 +269,7 @@ def slot_state(facts: Facts) -> Iterator[Verdict]:
 
 
 def _problem(facts: Facts, slot: SlotState) -> Verdict | None:
-    """Return why a slot can't be used, or only for now."""
+    """Return why a slot can't be used, now or ever; None if it can."""
     anew = f"SELECT pg_drop_replication_slot({quote_literal(slot.name)}); then {_making(facts)}, and copy the tables anew"
     what = f"slot {slot.name!r}"
     if slot.slot_type != "logical":
@@ -298,7 +298,7 @@ def _making(facts: Facts) -> str:
 
 
 def slot_wal(facts: Facts) -> Iterator[Verdict]:
-    """Judge how much WAL the slot keeps, and who is the reason."""
+    """Judge how much WAL the slot keeps, and for what reason."""
     slot = facts.slot
     if slot is None or slot.restart_lsn is None or slot.confirmed_flush_lsn is None:
         return
@@ -343,4 +343,4 @@ CHECKS: Mapping[str, Callable[[Facts], Iterator[Verdict]]] = MappingProxyType(
         "slot.wal": slot_wal,
     }
 )
-"""By the names that findings have, in the order in which they are shown."""
+"""The checks by the names that their findings have, in the order in which the findings are shown."""

@@ -1,7 +1,7 @@
-"""Asks servers for the facts that the checks judge. Nothing is changed, and no table is opened or locked.
+"""Asks servers for the facts that the checks judge. It changes nothing, and opens or locks no table.
 
-`look` asks one server what it is. `survey` asks for everything about the server that the connection leads to, and looks at the
-others that it was given to try. A quick one leaves out the tables, and how fast WAL is written.
+`look` asks one server for its description. `survey` asks the connected server for all facts, and looks at the other servers that
+the connection parameters name. A quick survey leaves out the tables, and the rate at which WAL is written.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _SETTINGS = (
 _INVALIDATION_REASONS_SINCE = 170000
 
 _AVERAGE_AFTER_S = 600.0
-"""Statistics that are younger say nothing of a usual day: a server that was just made has written its own catalogs."""
+"""Younger statistics are ignored. They do not show a usual rate, because a new server has just written its own catalogs."""
 
 _WATCHED_S = 1.0
-"""So long the WAL is watched, to see how fast it grows."""
+"""How long the survey watches the WAL to measure its growth."""
 
 _WAL_END = (
     "CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_lsn() END"
@@ -52,7 +52,7 @@ SELECT extract(epoch FROM pg_catalog.clock_timestamp()), pg_catalog.pg_is_in_rec
      FROM pg_catalog.pg_settings s WHERE s.name = 'primary_conninfo' AND s.setting <> ''),
     pg_catalog.current_setting('server_version'), pg_catalog.current_setting('server_encoding')
 """
-"""Of primary_conninfo, which may have a password, no more leaves the server than whether there is a database in it."""
+"""primary_conninfo may contain a password. So the query returns only whether it names a database."""
 
 _ROLE = """
 SELECT r.rolname, r.rolsuper, r.rolreplication, pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE'),
@@ -69,11 +69,11 @@ LEFT JOIN pg_catalog.pg_prepared_xacts x ON x.transaction = l.transactionid
 WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted AND (l.pid IS NOT NULL OR x.gid IS NOT NULL)
 ORDER BY coalesce(l.pid::text, x.gid), 4 DESC NULLS LAST
 """
-"""A transaction that has an id has a lock on it; who holds the lock everybody is shown, since when not."""
+"""A transaction with an id holds a lock on that id. Every user may see who holds the lock, but not since when."""
 
 
 def survey(connection: Connection, asked: Asked, *, quick: bool = False) -> Facts:
-    """Return the facts about the server that ``connection`` leads to, and about the others that it was given to try."""
+    """Return the facts about the server of ``connection``, and about the other servers that its parameters name."""
     server = look(connection)
     role = _role(connection)
     begun_at = time.monotonic()
@@ -98,7 +98,7 @@ def survey(connection: Connection, asked: Asked, *, quick: bool = False) -> Fact
 
 
 def look(connection: Connection) -> Server:
-    """Return what a server says of itself."""
+    """Return the description that a server gives of itself."""
     before = time.time()
     (server_time, is_standby, wal_end, walsenders, has_dbname, version_text, encoding), *_ = connection.execute(_SERVER)
     after = time.time()
@@ -160,7 +160,7 @@ def _role(connection: Connection) -> Role:
 
 
 def _look_there(parameters: Mapping[str, str]) -> Server | Unreachable:
-    """Look at another server that the connection names, whatever it is."""
+    """Look at another server that the connection parameters name, whether it is a primary or a standby."""
     try:
         connection = connect({**parameters, "target_session_attrs": "any"})
         try:
@@ -173,7 +173,7 @@ def _look_there(parameters: Mapping[str, str]) -> Server | Unreachable:
 
 
 def _replication_problem(connection: Connection) -> str | None:
-    """Return why no walsender can be had on this server, or None."""
+    """Return why this server gives us no walsender; None if it does."""
     try:
         connect_walsender(connection.parameters_here).close()
     except CdcpipeError as ex:
@@ -182,7 +182,7 @@ def _replication_problem(connection: Connection) -> str | None:
 
 
 def _short(message: str) -> str:
-    """Return the last thing that libpq says, which is the server's word; before it, it tells where it tried to connect."""
+    """Return the last part of libpq's message, which is the server's own. The parts before say where libpq tried to connect."""
     return re.split(r"\b(?:failed|FATAL): +", " ".join(message.split()))[-1]
 
 
@@ -194,13 +194,13 @@ def _transactions(connection: Connection) -> tuple[Transaction, ...]:
 
 
 def _watch(connection: Connection, server: Server, begun_at: float) -> WALRate:
-    """Return how fast WAL has been written since ``server`` was looked at, at least a moment ago."""
+    """Return how fast the server has written WAL since the look that gave ``server``. Wait until enough time has passed."""
     time.sleep(max(0.0, begun_at + _WATCHED_S - time.monotonic()))
     wal_end, written, seconds = connection.execute(
         f"SELECT {_WAL_END}, wal_bytes, extract(epoch FROM pg_catalog.clock_timestamp() - stats_reset) FROM pg_catalog.pg_stat_wal"
     )[0]
     watched_s = time.monotonic() - begun_at
-    # What a standby replays is counted on the primary.
+    # Only a primary counts the WAL; a standby does not count the WAL that it replays.
     average = (
         float(written or 0) / float(seconds) if seconds and float(seconds) >= _AVERAGE_AFTER_S and not server.is_standby else None
     )

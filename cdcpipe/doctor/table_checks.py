@@ -1,4 +1,4 @@
-"""What is judged of publications and tables: keys, identities, privileges, column lists, row filters. No I/O."""
+"""Checks of publications and tables: keys, replica identities, privileges, column lists, row filters. No I/O."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NO_MATTER = "every change tells which row it is of"
 
 
 def publications(facts: Facts) -> Iterator[Verdict]:
-    """Judge whether the publications are there, or can be made."""
+    """Judge whether the publications exist, or can be created."""
     asked = facts.asked
     if not asked.publications:
         if (facts.slot.plugin if facts.slot else asked.plugin) == "pgoutput":
@@ -68,7 +68,7 @@ def _create_publication(facts: Facts, name: str) -> str:
 
 
 def operations(facts: Facts) -> Iterator[Verdict]:
-    """Judge whether a publication has all kinds of changes."""
+    """Judge whether each publication publishes all kinds of changes."""
     for publication in facts.publications:
         missing = [name for name in _NOT_PUBLISHED if name not in publication.operations]
         if missing:
@@ -82,7 +82,7 @@ def operations(facts: Facts) -> Iterator[Verdict]:
 
 
 def tables(facts: Facts) -> Iterator[Verdict]:
-    """Say how many tables there are."""
+    """Report the number of tables."""
     if facts.tables:
         total = format_size(sum(table.size_bytes for table in facts.tables))
         count = "1 table is" if len(facts.tables) == 1 else f"{len(facts.tables)} tables are"
@@ -93,7 +93,7 @@ def tables(facts: Facts) -> Iterator[Verdict]:
 
 
 def readable(facts: Facts) -> Iterator[Verdict]:
-    """Judge whether the user may read the tables, which streaming does not take, and copying and comparing do."""
+    """Judge whether the user may read the tables. Streaming does not need this; copying and comparing do."""
     role = quote_identifier(facts.role.name)
     yield from _each(
         facts,
@@ -108,7 +108,7 @@ def readable(facts: Facts) -> Iterator[Verdict]:
 
 
 def row_security(facts: Facts) -> Iterator[Verdict]:
-    """Judge whether policies hide rows from the user: the stream has them, and a copy would not."""
+    """Judge whether row-level security hides rows from the user. The stream has these rows, but a copy would not."""
     yield from _each(
         facts,
         [table for table in facts.tables if table.hides_rows],
@@ -122,7 +122,10 @@ def row_security(facts: Facts) -> Iterator[Verdict]:
 def _each(
     facts: Facts, found: Sequence[Table], message: str, why: str, fix: Callable[[Table], str], otherwise: str
 ) -> Iterator[Verdict]:
-    """Return a verdict for each table: an error if it is to be copied, else a warning. With -c only a new slot means a copy."""
+    """Yield a verdict for each table: an error if the table will be copied, otherwise a warning.
+
+    With ``-c``, tables are copied only if the slot is new.
+    """
     is_copied = facts.asked.copy and not (facts.asked.create and facts.slot)
     for table in found:
         yield (error if is_copied else warning)(message, why, fix(table), subject=table.name)
@@ -149,7 +152,7 @@ def identity(facts: Facts) -> Iterator[Verdict]:
 
 
 def _lack(table: Table, partitions: Sequence[Partition]) -> str:
-    """Say why nothing identifies the rows."""
+    """Return the reason why the rows have no replica identity."""
     kind = partitions[0].replica_identity if partitions else table.published.replica_identity
     who = "a partition has" if _is_root(table) else "it has"
     if kind == "n":
@@ -164,7 +167,7 @@ def _is_root(table: Table) -> bool:
 
 
 def keys(facts: Facts) -> Iterator[Verdict]:
-    """Judge whether a key tells which row a change is of: without one there is a changelog, and no replica."""
+    """Judge whether a key identifies the row of each change. A table without a key has a changelog, but no replica."""
     found = False
     for table in facts.tables:
         why = _keyless(table)
@@ -196,7 +199,7 @@ def _keyless(table: Table) -> str | None:
 
 
 def partitions(facts: Facts) -> Iterator[Verdict]:
-    """Judge whether the partitions of a table that is published as one tell rows apart as the table does."""
+    """Judge the partitions of a table published via its root: whether their replica identities match the table's."""
     for table in facts.tables:
         if not _is_root(table) or table.published.refused or table.identity is None:
             continue
@@ -212,7 +215,7 @@ def partitions(facts: Facts) -> Iterator[Verdict]:
 
 
 def generated(facts: Facts) -> Iterator[Verdict]:
-    """Judge whether generated columns that are not published keep the server from UPDATE and DELETE (18)."""
+    """Judge whether the server refuses UPDATE and DELETE because of generated columns that are not published (since 18)."""
     published = {kind for publication in facts.publications for kind in publication.operations} or set(_NEED_IDENTITY)
     if facts.server.version < _GENERATED_COLUMNS_SINCE or not published.intersection(_NEED_IDENTITY):
         return
@@ -237,7 +240,11 @@ def _first_publication(facts: Facts) -> str:
 
 
 def restrictions(facts: Facts) -> Iterator[Verdict]:
-    """Judge whether column lists and row filters let UPDATE and DELETE through: they may have to do with the identity alone."""
+    """Judge whether column lists and row filters make the server refuse UPDATE and DELETE.
+
+    A column list must contain the columns of the replica identity, and can't be used with REPLICA IDENTITY FULL. A row filter may
+    use only columns of the replica identity.
+    """
     found = False
     for each in facts.restrictions:
         if not each.operations.intersection(_NEED_IDENTITY):
@@ -251,7 +258,7 @@ def restrictions(facts: Facts) -> Iterator[Verdict]:
 
 
 def _clashes(found: Restriction, partition: Partition) -> Iterator[Verdict]:
-    """Return how one publication's list and filter clash with the identity of one table or partition."""
+    """Yield a verdict for each conflict of a publication's column list and row filter with a table's or partition's identity."""
     table, name = table_name(partition.schema, partition.name), f"{found.schema}.{found.name}"
     publication = quote_identifier(found.publication)
     refused = " and ".join(kind.upper() for kind in _NEED_IDENTITY if kind in found.operations)
@@ -277,7 +284,7 @@ def _clashes(found: Restriction, partition: Partition) -> Iterator[Verdict]:
 
 
 def column_lists(facts: Facts) -> Iterator[Verdict]:
-    """Judge whether several publications have the same columns of a table."""
+    """Judge whether all publications publish the same columns of a table."""
     for table in facts.tables:
         if table.column_sets > 1:
             yield error(
@@ -289,7 +296,7 @@ def column_lists(facts: Facts) -> Iterator[Verdict]:
 
 
 def left_out(facts: Facts) -> Iterator[Verdict]:
-    """Name tables whose changes never come, because they are not in the WAL."""
+    """Name tables whose changes never arrive, because they are not in the WAL."""
     for each in facts.left_out:
         what = f"it is {'a foreign table' if each.kind == 'foreign' else 'unlogged'}"
         what += f", and a partition of {each.parent}" if each.parent else ""
@@ -333,4 +340,4 @@ CHECKS: Mapping[str, Callable[[Facts], Iterator[Verdict]]] = MappingProxyType(
         "tables.binary": binary,
     }
 )
-"""By the names that findings have, in the order in which they are shown."""
+"""The checks by the names that their findings have, in the order in which the findings are shown."""

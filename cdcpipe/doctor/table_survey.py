@@ -1,4 +1,4 @@
-"""Asks a server for the facts about publications and tables. No table is opened or locked: see `catalog_sql`."""
+"""Asks a server for the facts about publications and tables. It opens and locks no table: see `catalog_sql`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SCHEMAS_LISTS_FILTERS_SINCE = 150000
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The facts that are found here, named as in `Facts`."""
+    """The facts that this module collects. The fields have the same names as in `Facts`."""
 
     publications: tuple[Publication, ...] = ()
     tables: tuple[Table, ...] = ()
@@ -31,7 +31,7 @@ class Tables:
 
 
 def survey(connection: Connection, asked: Asked) -> Tables:
-    """Return the facts about the publications that are asked for. One that is still to be made is taken for made."""
+    """Return the facts about the publications asked for. A publication still to be created is treated as if it existed."""
     if not asked.publications:
         return Tables()
     version = connection.server_version
@@ -78,7 +78,7 @@ def _publications(connection: Connection, names: Sequence[str]) -> tuple[Publica
 
 
 def _column_sets(connection: Connection, sources: Sequence[str]) -> Mapping[int, int]:
-    """Return how many different sets of columns the sources, one for each publication, have of the tables in several of them."""
+    """Return the number of different sets of columns for each table that is in several sources. Each source is a publication."""
     if len(sources) <= 1:
         return {}
     sets: defaultdict[int, set[tuple[int, ...]]] = defaultdict(set)
@@ -89,7 +89,7 @@ def _column_sets(connection: Connection, sources: Sequence[str]) -> Mapping[int,
 
 
 def _partitions(relation: str) -> str:
-    """Return an expression for what has a table's rows, and what identifies them, as a JSON array of arrays."""
+    """Return an expression for the relations that hold a table's rows, and their identities, as a JSON array of arrays."""
     return (
         f"(SELECT json_agg(json_build_array(s.nspname, leaf.relname, leaf.relreplident, {identity_of('leaf')},"
         " (SELECT json_agg(a.attname ORDER BY a.attnum) FROM pg_catalog.pg_attribute a"
@@ -109,7 +109,7 @@ def _parse_partitions(found: str | None) -> tuple[Partition, ...]:
 def _tables(connection: Connection, found: Mapping[int, PublishedTable], column_sets: Mapping[int, int]) -> tuple[Table, ...]:
     if not found:
         return ()
-    # The pages of what is stored apart (TOAST) count, too. pg_table_size() would open the table.
+    # The pages of the TOAST table count, too. pg_table_size() would open the table.
     pages = (
         "SELECT sum(greatest(leaf.relpages, 0)::int8 + greatest(toast.relpages, 0)::int8) FROM pg_catalog.pg_class leaf"
         f" LEFT JOIN pg_catalog.pg_class toast ON toast.oid = leaf.reltoastrelid WHERE leaf.oid IN {leaves_of('c.oid')}"
@@ -137,7 +137,10 @@ def _tables(connection: Connection, found: Mapping[int, PublishedTable], column_
 
 
 def _restrictions(connection: Connection, names: Sequence[str]) -> tuple[Restriction, ...]:
-    """Return the column lists and row filters; the columns of a filter are read from its tree, since its text takes a lock."""
+    """Return the column lists and row filters.
+
+    The columns of a filter are read from its expression tree, because its text would need a lock on the table.
+    """
     rows = connection.execute(
         "SELECT p.pubname, n.nspname, c.relname, p.pubupdate, p.pubdelete,"
         " CASE WHEN r.prattrs IS NOT NULL THEN (SELECT json_agg(a.attname ORDER BY a.attnum) FROM pg_catalog.pg_attribute a"
@@ -149,7 +152,7 @@ def _restrictions(connection: Connection, names: Sequence[str]) -> tuple[Restric
         " FROM pg_catalog.pg_publication_rel r JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid"
         " JOIN pg_catalog.pg_class c ON c.oid = r.prrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
         f" WHERE p.pubname IN ({_sql_list(names)}) AND (r.prattrs IS NOT NULL OR r.prqual IS NOT NULL)"
-        # Of a partition that is published as a part of its root the root's decide.
+        # For a partition that is published as part of its root, the root's column list and row filter decide.
         " AND NOT (p.pubviaroot AND EXISTS (SELECT FROM pg_catalog.pg_partition_ancestors(c.oid) up"
         "   JOIN pg_catalog.pg_publication_rel u ON u.prpubid = p.oid AND u.prrelid = up.relid WHERE up.relid <> c.oid))"
         " ORDER BY 2, 3, 1"
@@ -171,7 +174,10 @@ def _restrictions(connection: Connection, names: Sequence[str]) -> tuple[Restric
 def _left_out(
     connection: Connection, publications: Sequence[Publication], new: Sequence[tuple[str, str]] | None
 ) -> tuple[LeftOut, ...]:
-    """Return what publications of all tables, of schemas and of partitioned tables leave out; ``new`` are a new one's tables."""
+    """Return the tables that publications of all tables, of schemas and of partitioned tables leave out.
+
+    ``new`` are the tables of a publication still to be created.
+    """
     is_all = any(each.all_tables for each in publications) or (new is not None and not new)
     schemas = _sql_list({schema for each in publications for schema in each.schemas}) or "NULL"
     names = _sql_list(each.name for each in publications) or "NULL"
@@ -195,7 +201,7 @@ def _left_out(
 
 
 def _unknown(connection: Connection, tables: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """Return those of the tables that no publication can have."""
+    """Return those of the tables that can't be published."""
     if not tables:
         return ()
     rows = connection.execute(

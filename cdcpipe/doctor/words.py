@@ -1,4 +1,4 @@
-"""Names and SQL as the findings have them."""
+"""Formats names and SQL for the text of findings."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _SHOWN = 5
 
 
 def set_globally(setting: str, *values: object, restart: bool = False) -> str:
-    """Return the SQL that sets a setting of the server; several values are a list."""
+    """Return the SQL that changes a setting of the server. Several values form a list."""
     sql = f"ALTER SYSTEM SET {setting} = {', '.join(quote_literal(str(value)) for value in values)}"
     return f"{sql}; then restart the server" if restart else f"{sql}; SELECT pg_reload_conf()"
 
 
 def table_name(schema: str, name: str) -> str:
-    """Return a table's name as SQL has it."""
+    """Return a table's name, quoted as in SQL."""
     return f"{quote_identifier(schema)}.{quote_identifier(name)}"
 
 
