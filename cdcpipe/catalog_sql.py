@@ -1,4 +1,4 @@
-"""SQL for questions to PostgreSQL's catalogs that several modules ask: which tables publications publish, which columns are a key.
+"""SQL for PostgreSQL's catalogs that several modules share: which tables publications publish, which columns form a key.
 
 None of this SQL opens a table. The view ``pg_publication_tables`` does since PostgreSQL 16 (in 15 if there is a row filter), and so
 do functions like ``pg_partition_tree``, ``pg_relation_size`` and ``pg_get_expr``. They wait while another session holds ACCESS
@@ -106,12 +106,14 @@ def published(publications: Iterable[str], server_version: int, *, filters: bool
     - ``relation_id``;
     - ``numbers``: the ``attnum`` of the published columns;
     - ``has_updates`` and ``has_deletes``: whether updates and deletes are published;
-    - ``filters``: the row filters; a row is published if it passes one of them; NULL if every row is published. The column is also
-      NULL if the argument ``filters`` is False, because reading the text of a row filter needs a lock on its table.
+    - ``filters``: the row filters. A row is published if it passes one of them; NULL means that every row is published. The column
+      is also NULL if the argument ``filters`` is False, because reading the text of a row filter needs a lock on its table.
 
-    The rules are the server's. The leaves stand for a partitioned table. With ``publish_via_partition_root`` the root stands for
-    all its partitions, also for those that another publication names. A table in a published schema has no column list and no
-    filter.
+    The rules are the server's:
+
+    - A partitioned table appears as its leaf partitions.
+    - With ``publish_via_partition_root`` the root appears instead of all its partitions, even those that another publication names.
+    - A table in a published schema has no column list and no filter.
     """
     has_details = server_version >= _SCHEMAS_LISTS_FILTERS_SINCE
     has_generated = "p.pubgencols = 's'" if server_version >= _GENERATED_COLUMNS_SINCE else "false"
@@ -127,9 +129,9 @@ def published(publications: Iterable[str], server_version: int, *, filters: bool
 
 
 def published_by_new(tables: Iterable[tuple[str, str]]) -> str:
-    """Return a subquery as `published` does, for a publication that is still to be made for ``tables`` (schema, name).
+    """Return a subquery as `published` does, for a publication of ``tables`` (schema, name) that is still to be created.
 
-    Without names it is for all tables. Tables that can't be published are left out.
+    If ``tables`` is empty, the publication is for all tables. Tables that can't be published are left out.
     """
     named = ", ".join(f"({quote_literal(schema)}, {quote_literal(name)})" for schema, name in tables)
     return _PUBLISHED.format(
@@ -144,7 +146,10 @@ def published_by_new(tables: Iterable[tuple[str, str]]) -> str:
 
 
 def leaves_of(relation: str) -> str:
-    """Return a subquery, in parentheses, for the ``oid`` of the tables with the rows: the leaf partitions, or the table itself."""
+    """Return a subquery, in parentheses, for the ``oid`` of the relations that hold the rows.
+
+    These are the leaf partitions, or the table itself if it is not partitioned.
+    """
     return (
         "(WITH RECURSIVE part (oid, kind) AS ("
         f" SELECT node.oid, node.relkind FROM pg_catalog.pg_class node WHERE node.oid = {relation}"
@@ -158,30 +163,33 @@ def leaves_of(relation: str) -> str:
 def key_numbers(index: str) -> str:
     """Return an expression for the ``attnum`` of an index's key columns; ``index`` is the alias of its row in pg_index.
 
-    The columns of INCLUDE, which come after them in ``indkey``, are not part of the key.
+    ``indkey`` lists the INCLUDE columns after the key columns. They are not part of the key.
     """
     return f"({index}.indkey::int2[])[0:{index}.indnkeyatts - 1]"
 
 
 def primary_key_of(relation: str) -> str:
-    """Return an expression for the columns of a table's primary key, in order, as a JSON array; NULL if there is none.
+    """Return an expression for the columns of a table's primary key, in order, as a JSON array; NULL if the table has none.
 
-    A deferrable primary key does not count: within a transaction two rows may have the same value.
+    A deferrable primary key does not count, because within a transaction two rows may have the same value.
     """
     return _columns_of_index(f"i.indrelid = {relation} AND i.indisprimary AND i.indimmediate")
 
 
 def identity_of(relation: str) -> str:
-    """Return an expression for the names of the columns that the replica identity consists of, as a JSON array.
+    """Return an expression for the names of the columns of the replica identity, as a JSON array.
 
-    NULL where there is no identity; an empty array with REPLICA IDENTITY FULL. ``relation`` is an alias of pg_class.
+    It is NULL if there is no identity, and an empty array with REPLICA IDENTITY FULL. ``relation`` is an alias of pg_class.
     """
     columns = _columns_of_index(is_identity_index("i", relation))
     return f"CASE {relation}.relreplident WHEN 'f' THEN '[]'::json ELSE {columns} END"
 
 
 def _columns_of_index(condition: str) -> str:
-    """Return an expression for the names of the key columns, as a JSON array, of the index ``i`` that meets the condition."""
+    """Return an expression for the names of an index's key columns, as a JSON array.
+
+    The index, with the alias ``i``, is the one that meets the condition.
+    """
     return (
         "(SELECT json_agg(a.attname ORDER BY k.position) FROM pg_catalog.pg_index i"
         f" CROSS JOIN LATERAL unnest({key_numbers('i')}) WITH ORDINALITY AS k (attnum, position)"
@@ -196,7 +204,10 @@ def has_deferrable_key(relation: str) -> str:
 
 
 def is_identity_index(index: str, relation: str) -> str:
-    """Return a condition for the index that is its table's replica identity. The arguments are aliases of pg_index and pg_class."""
+    """Return a condition that is true if the index is its table's replica identity.
+
+    The arguments are aliases of pg_index and pg_class.
+    """
     return (
         f"{index}.indrelid = {relation}.oid AND {index}.indisvalid AND {index}.indimmediate AND CASE {relation}.relreplident"
         f" WHEN 'd' THEN {index}.indisprimary WHEN 'i' THEN {index}.indisreplident ELSE false END"

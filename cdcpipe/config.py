@@ -14,8 +14,9 @@ __all__ = ["PollConfig", "SlotConfig", "StreamConfig", "StreamOptions"]
 class SlotConfig:
     """A slot of a server. With ``create`` the slot and its publications are created if they do not exist.
 
-    ``parameters`` are libpq's (see ``connection_parameters``). ``tables`` are (schema, name): the tables of a publication that has
-    to be created; empty for all tables. ``create_timeout_s`` limits the wait for running transactions.
+    - ``parameters`` are libpq's (see ``connection_parameters``).
+    - ``tables`` are the tables (schema, name) of a publication that has to be created; empty for all tables.
+    - ``create_timeout_s`` limits the wait for running transactions.
     """
 
     parameters: Mapping[str, str]
@@ -29,7 +30,7 @@ class SlotConfig:
 
 @dataclass(frozen=True, slots=True)
 class PollConfig:
-    """How to wait for a slot: ``duration_s`` None means without limit, 0 means to look once."""
+    """How to wait for a slot. A ``duration_s`` of None means without limit, 0 means to look once."""
 
     duration_s: float | None = None
     interval_s: float = 1.0
@@ -47,19 +48,19 @@ class StreamOptions:
     wait_after_end: bool = False
     """At the end position: close the output, and read commands until ``q`` or the end of stdin."""
     needs_commands: bool = True
-    """False: the end of stdin ends nothing, because the stream ends by itself and needs no feedback."""
+    """False: the stream goes on after the end of stdin, because it ends by itself and needs no feedback."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamConfig:
-    """A stream.
+    """The configuration of one stream.
 
     - ``options`` are those given with ``-o``.
-    - ``output`` is the output plugin that writes the records; None passes on the server's records unchanged. On a pgoutput slot the
-      plugin runs in this process, and gets ``output_options`` and those of ``options`` that pgoutput does not have. On a slot with
-      this plugin the server runs it, and gets all options.
-    - ``whole_transactions``: assemble the streamed and prepared transactions of a pgoutput slot. ``spill_threshold`` is the number
-      of bytes of them to keep in memory.
+    - ``output`` is the output plugin that writes the records; None passes on the server's records unchanged. For a pgoutput slot,
+      the plugin runs in this process. It gets ``output_options``, and those of ``options`` that pgoutput does not have. For a slot
+      with this plugin, the server runs the plugin, and gets all options.
+    - ``whole_transactions``: assemble the streamed and prepared transactions of a pgoutput slot. At most ``spill_threshold`` bytes
+      of them are kept in memory.
     - ``expected_system`` is ``SYSTEM_ID/TIMELINE``.
     - ``standby``: wait until the slot is free, then stream.
     """

@@ -66,7 +66,7 @@ class RewoundServerError(InitError):
     """The server's WAL ends before a position that was streamed from it.
 
     The server was restored from an older copy, or it is another server. It will use the old positions again, for other changes.
-    Once its WAL has passed the position, this can't be detected any more. So a program that restarts by itself must not try again.
+    Once its WAL has passed the position, this can't be detected any more. So a program that restarts a stream must not try again.
     Every message begins with ``BEGINNING``, so that the launcher recognizes it.
     """
 
@@ -98,7 +98,7 @@ class ServerError(CdcpipeError):
 class ProtocolError(CdcpipeError):
     """The protocol does not allow these bytes. It is raised for any malformed input; nothing is skipped.
 
-    The code that raises it knows what is wrong. The code that has read the record knows its position, and adds it with ``locate``.
+    The code that raises it knows the problem. The code that has read the record knows its position, and adds it with ``locate``.
     """
 
     exit_code = ExitCode.PG_ERROR

@@ -1,6 +1,6 @@
 """Log sequence numbers: PostgreSQL's byte positions in the write-ahead log.
 
-Compare them as integers, never as text: as a string, ``0/9`` sorts after ``0/10``. The text form is for the pipe and for messages.
+Compare them as integers, never as text: as text, ``0/9`` sorts after ``0/10``. The text form is for the pipe and for messages.
 Source: the manual, "8.20. pg_lsn Type".
 """
 

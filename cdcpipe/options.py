@@ -1,4 +1,4 @@
-"""The options that both command lines have, as data: names, help, defaults. Imports no library for command lines.
+"""The options that both command lines share, as data: names, help, defaults. Imports no library for command lines.
 
 Each command line passes them to its library in the same way: ``cloup.option(*option.names, **option.settings)``.
 """
@@ -75,4 +75,4 @@ CREATED_TABLE: Final = _option(
     metavar="SCHEMA.NAME",
     help="With -c, publish this table, and not all tables, in a publication that does not exist; repeatable.",
 )
-"""What a new publication publishes."""
+"""The options that say what a new publication publishes."""

@@ -26,17 +26,17 @@ _MOST_DOUBLINGS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Limits and pauses of one task's attempts. Without a limit, the task is tried for ever."""
+    """Limits and pauses for the attempts of one task. Without a limit, the task is repeated for ever."""
 
     attempts: int | None = None
-    """The most attempts, the first one included; None: no such limit."""
+    """The highest number of attempts, including the first one; None: no such limit."""
     within_s: float | None = None
-    """No attempt is made this long after the first one; None: no such limit."""
+    """No attempt begins later than this after the first one; None: no such limit."""
     first_pause_s: float = 0.0
     longest_pause_s: float | None = None
     """Each pause is twice as long as the one before, up to this; None: every pause is ``first_pause_s``."""
     jitter: float = 0.0
-    """The share of a pause that chance decides: with 0.5 a pause has between half and all of its length."""
+    """The random share of a pause. With 0.5, a pause takes between half and all of its length."""
 
     def pause_s(self, failures: int, elapsed_s: float = 0.0, chance: float = 1.0) -> float | None:
         """Return the pause before the next attempt, or None to give up.
@@ -64,7 +64,8 @@ class RetryPolicy:
     ) -> T:
         """Call ``task`` until it succeeds, and return what it returns.
 
-        A ``passing`` error for which ``where`` is true is raised once the policy gives up, any other error at once.
+        After a ``passing`` error for which ``where`` is true, the task is tried again. The error is raised once the policy gives up.
+        Any other error is raised at once.
         """
         failures, began = 0, clock()
         while True:

@@ -1,7 +1,7 @@
-"""Quotes names and values for SQL, and has the settings of a session. No connection, no psycopg.
+"""Quotes names and values for SQL, and defines the settings of sessions. No connection, no psycopg.
 
-libpq's quoting can't be used: it writes ``E'…'`` strings for backslashes, and the walsender's grammar does not have these. So the
-functions here double quote characters, and treat no other character specially.
+libpq's quoting can't be used: for backslashes it writes ``E'…'`` strings, which the walsender's grammar does not have. So the
+functions here double quote characters, and change no other character.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "standard_conforming_strings": "on",
     "client_min_messages": "notice",
 }
-"""Settings that decide how values look as text, and that the server sends its warnings.
+"""Settings that decide how values look as text, and make the server send its warnings.
 
-They are set on every connection, so that no setting of a role, a database or the environment can change them.
+Every connection sets them, so that no setting of a role, a database or the environment changes them.
 """
 
 _TRANSACTION_TIMEOUT_SINCE = 170000
 
 TRIM_NUMBERS = ((r"(\.[0-9]*[1-9])0+(?![0-9])", r"\1"), (r"\.0+(?![0-9])", ""))
-"""Regular expressions with replacements, which remove trailing zeros after the decimal point."""
+"""Regular expressions with replacements. They remove trailing zeros after the decimal point."""
 
 
 def patient(server_version: int) -> dict[str, str]:
@@ -49,7 +49,7 @@ def reading_rows(server_version: int) -> dict[str, str]:
     """Return the settings of a session that reads whole tables and gets each value as in the stream."""
     return {
         **SESSION_SETTINGS,
-        # The same as in the walsender: names in values (regclass, ...) are always qualified.
+        # As in the walsender, so that names in values (regclass, ...) are always qualified.
         "search_path": "",
         # Raise an error instead of leaving out rows that a policy hides.
         "row_security": "off",

@@ -1,4 +1,4 @@
-"""The SQLSTATEs that are told apart here, by their names in the manual ("PostgreSQL Error Codes")."""
+"""The SQLSTATEs that cdcpipe handles in different ways. The names are those of the manual ("PostgreSQL Error Codes")."""
 
 from __future__ import annotations
 
@@ -52,4 +52,4 @@ UNDEFINED_OBJECT: Final = "42704"
 UNDEFINED_TABLE: Final = "42P01"
 
 SESSION_ENDED: Final = "57P"
-"""The beginning of those with which a server ends a session: an administrator's order, a shutdown, a crash, a time-out."""
+"""The beginning of the SQLSTATEs with which a server ends a session: an administrator's order, a shutdown, a crash, a time-out."""

@@ -1,7 +1,7 @@
-"""Sizes and durations as people write and read them, for both command lines: ``64MiB``, ``30 days``.
+"""Parses and formats sizes and durations for people, for both command lines: ``64MiB``, ``30 days``.
 
-The units are those of coreutils and systemd. One letter is a power of 1024: ``64M`` is ``64MiB``, and ``64MB`` is less. Case does
-not matter. For any other text the parsers raise a ValueError that lists the units.
+The units are those of coreutils and systemd. A single letter is a power of 1024: ``64M`` is ``64MiB``, and ``64MB`` is less. Case
+does not matter. For any other text the parsers raise a ValueError that lists the units.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DURATIONS: Final = {
 
 
 def parse_size(text: str) -> int:
-    """Return a number of bytes."""
+    """Return the number of bytes that the text means."""
     size = _parse(text, _SIZES)
     if size is None:
         msg = f"{text!r} is not a size: a number of bytes, or a number with K, M, G, T (KiB, MiB, …; KB, MB, … are powers of 1000)"
@@ -45,7 +45,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Return a number of seconds. The text must have a unit."""
+    """Return the number of seconds that the text means. It must have a unit."""
     seconds = _parse(text, _DURATIONS)
     if seconds is None:
         msg = f"{text!r} is not a duration: a number with s, min, h, d or w (also second, minutes, days, …)"
@@ -54,7 +54,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """Return a number of seconds. The text may have a fraction, and must have no unit."""
+    """Return the number of seconds that the text means. It may have a fraction, and must have no unit."""
     try:
         seconds = float(text)
     except ValueError:
@@ -71,7 +71,7 @@ def has_size_unit(text: str) -> bool:
 
 
 def format_size(size: float) -> str:
-    """Return a number of bytes for people: 1.5 MiB."""
+    """Return a number of bytes as text for people: 1.5 MiB."""
     unit = "B"
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -81,7 +81,7 @@ def format_size(size: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a number of seconds for people: 45 s, 3.5 h."""
+    """Return a number of seconds as text for people: 45 s, 3.5 h."""
     for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.1f}".removesuffix(".0") + f" {unit}"

@@ -1,1 +1,1 @@
-"""The command line of cdcpipe: parses, builds a configuration, calls the core, returns an exit code."""
+"""The command line of cdcpipe: parses options, builds a configuration, calls the core, and returns an exit code."""

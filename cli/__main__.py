@@ -1,4 +1,4 @@
-"""``python -m cli`` is ``cdcpipe``."""
+"""``python -m cli`` runs ``cdcpipe``."""
 
 from cli.main import main
 

@@ -1,7 +1,7 @@
 """``cdcpipe checksum``: the server's half of ``cdcpipe-spark verify``, for any program that compares a table with a copy.
 
-A request is a line of JSON on stdin, its answer a line of JSON on stdout, until the end of stdin. All tables are in one
-snapshot, which lasts until the next ``begin``. What a checksum is: cdcpipe/subcommands/checksum.py.
+A request is a line of JSON on stdin. The answer is a line of JSON on stdout. The command ends at the end of stdin. All tables are
+read in one snapshot, which lasts until the next ``begin``. cdcpipe/subcommands/checksum.py defines the checksums.
 
     {"begin": [[SCHEMA, NAME], ...], "publications": [NAME, ...], "trim_numbers": false}
     {"system_id", "database", "xmax", "running", "wal_lsn", "tables": [
@@ -62,11 +62,11 @@ def command(**options: Any) -> None:
 
 
 class _Server:
-    """Turns requests into calls and what they return into answers."""
+    """Turns requests into calls, and their results into answers."""
 
     def __init__(self, checksums: Checksums, another: Connection) -> None:
         self._checksums = checksums
-        # Slots are looked at outside of the snapshot.
+        # Slots are read on another connection, outside of the snapshot.
         self._another = another
         self._tables: dict[tuple[str, str], ServerTable] = {}
 

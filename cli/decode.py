@@ -1,4 +1,4 @@
-"""``cdcpipe decode``: what was captured raw, rendered as a live stream would be, or explained."""
+"""``cdcpipe decode``: renders a raw capture as a live stream would be rendered, or explains it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def command(
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="cdcpipe: warning: %(message)s", force=True)
     for number in (signal.SIGINT, signal.SIGTERM):
-        # A filter that was stopped has not done its work: it must not look as if it had.
+        # A filter that a signal stops has not finished. With the default action, its exit status shows that.
         signal.signal(number, signal.SIG_DFL)
     files = files or ["-"]
     if is_explaining:

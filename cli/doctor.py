@@ -1,4 +1,4 @@
-"""``cdcpipe doctor``: what would go wrong with a stream, found before it does."""
+"""``cdcpipe doctor``: finds problems of a stream before they occur."""
 
 from __future__ import annotations
 
@@ -71,5 +71,5 @@ def command(
     else:
         click.echo("\n".join(render(found.findings)))
     sys.stdout.flush()
-    # 1 has another name elsewhere; for a doctor it is that of the many programs that check something.
+    # Elsewhere the exit code 1 means invalid arguments. Here it means that errors were found, as in many programs that check.
     return ExitCode.INVALID_ARGS if any(finding.level is Level.ERROR for finding in found.findings) else ExitCode.SUCCESS

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM, outside of a stream: the first one ends the command in order, the next one kills it."""
+"""Handles SIGINT and SIGTERM outside of a stream: the first one ends the command in order, the next one kills it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Interrupted", "interrupt"]
 
 
 class Interrupted(BaseException):
-    """SIGINT or SIGTERM, ``number``, outside of a stream, whose loop handles them itself."""
+    """Raised for SIGINT or SIGTERM (``number``) outside of a stream. A stream's loop handles these signals itself."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -17,7 +17,7 @@ class Interrupted(BaseException):
 
 
 def interrupt(number: int, _frame: FrameType | None) -> None:
-    """End in order at the first signal; the next one kills, whatever is being waited for."""
+    """Handle a signal: the first one raises Interrupted, the next one kills the process even during a wait."""
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_DFL)
     raise Interrupted(number)

@@ -1,7 +1,8 @@
-"""``cdcpipe``: with flat options the drop-in for pg_logical_cdc; what the C program does not have is a subcommand or a long option.
+"""``cdcpipe``: the main command. Its flat options are those of pg_logical_cdc, so that it can replace that program.
 
-This file parses, builds a configuration, calls the core, and turns whatever happens into one of the ten exit codes: click's own
-(2 for usage, 1 for the rest) would mean something else to whoever reads them.
+Everything that the C program does not have is a subcommand or a long option. This file parses options, builds a configuration,
+calls the core, and turns every result into one of the ten exit codes. click's own exit codes (2 for usage, 1 for the rest) have
+other meanings among these ten.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ __all__ = ["main", "run"]
 log = logging.getLogger("cdcpipe")
 
 STANDBY_INTERVAL_S = 0.1
-"""How often a standby looks, unless -i says otherwise: it is to take over in well under a second."""
+"""How often a standby looks at the slot by default (``-i``). A standby should take over in well under a second."""
 
 
 class _Group(cloup.Group):
@@ -227,7 +228,7 @@ def run(
     receive_timeout: float,
     **slot_options: Any,
 ) -> ExitCode:
-    """Run one stream, or one poll; the options are those of the command line."""
+    """Run one stream or one poll. The arguments are the options of the command line."""
     _log_to_stderr(verbose)
     output, output_options = output_plugin(output, wal2json1=wal2json1, wal2json2=wal2json2)
     if poll_mode and standby:
@@ -236,7 +237,7 @@ def run(
         raise click.UsageError("--endpos-wait goes with --endpos")
     _check_fd(fd)
     if (wal2json1 or wal2json2) and not slot_options["publications"] and slot_options["plugin"] is None:
-        slot_options["plugin"] = "wal2json"  # as in pg_logical_cdc
+        slot_options["plugin"] = "wal2json"  # pg_logical_cdc does this, too
     slot = slot_config(**slot_options)
     pgoutput_options = _pgoutput_options(
         proto_version=proto_version, binary=binary, messages=messages, streaming=streaming, two_phase=two_phase, origin=origin
@@ -273,19 +274,19 @@ def run(
         return poll_until_free(slot, poll)
     try:
         return stream(config)
-    except Interrupted:  # before it has begun: as from then on
+    except Interrupted:  # before the stream has begun; the exit code is the same as during the stream
         return ExitCode.SUCCESS
 
 
 def _pgoutput_options(**given: str | int | None) -> dict[str, str | None]:
-    """Return pgoutput's options as the server takes them; those that were not given are left out."""
+    """Return pgoutput's options in the server's form. Options that were not given are left out."""
     return {
         name: "true" if value is True else str(value) for name, value in given.items() if value is not None and value is not False
     }
 
 
 def _check_fd(fd: int) -> None:
-    """Refuse what can't be written to while it is still clear why."""
+    """Refuse a descriptor that can't be written to, now, because the reason would be unclear later."""
     if fd <= 0:
         msg = f"--fd takes a descriptor to write to, not {fd}"
         raise click.UsageError(msg)
@@ -302,7 +303,7 @@ def _log_to_stderr(verbose: int) -> None:
 
 
 def _log_configuration(config: StreamConfig, poll: PollConfig | None) -> None:
-    """Name everything that was asked for; a password can't be among it."""
+    """Log the whole configuration. It can't contain a password."""
     slot = config.slot
     log.info("slot %s, create %s, plugin for a new slot %s", slot.slot, slot.create, slot.plugin)
     log.info("publications %s, tables %s", list(slot.publications), [".".join(table) for table in slot.tables])
@@ -331,9 +332,10 @@ def _log_configuration(config: StreamConfig, poll: PollConfig | None) -> None:
 
 
 def invoke(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code; what is wrong is said on stderr.
+    """Run the command line and return its exit code. Errors are written to stderr.
 
-    A stream that is interrupted has ended in order: 0. Any other command has not done its work: 128 and the signal's number.
+    An interrupted stream has ended in order, so its exit code is 0. Any other interrupted command has not finished its work, so its
+    exit code is 128 plus the signal's number.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
@@ -353,24 +355,25 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
         log.debug("unexpected", exc_info=True)
         hint = "this is a defect of cdcpipe: -vv shows where it comes from"
         return _complain(f"unexpected {type(ex).__name__}: {ex}", hint, ExitCode.SYSTEM_ERROR)
-    except SystemExit:  # click's answer to a closed pipe
+    except SystemExit:  # click raises this for a closed pipe
         return ExitCode.SYSTEM_ERROR
     return result if isinstance(result, ExitCode) else ExitCode.SUCCESS
 
 
 def _complain(message: str, hint: str | None, code: ExitCode) -> ExitCode:
-    """Say what is wrong on stderr, and return the exit code."""
+    """Write an error and its hint to stderr, and return the exit code."""
     lines = [f"cdcpipe: error: {message}"] + ([f"cdcpipe: hint: {hint}"] if hint else [])
-    with suppress(OSError):  # nobody is left to tell; the exit code says it
+    with suppress(OSError):  # stderr may be closed; the exit code still tells of the error
         sys.stderr.write("\n".join(lines) + "\n")
         sys.stderr.flush()
     return code
 
 
 def _fill_closed_descriptors() -> None:
-    """Put the null device where stdin or stderr was closed at the start: the next file or socket would get its number.
+    """Open the null device as stdin or stderr if they were closed at the start.
 
-    It can be written and not read, so that to read from a closed stdin is still an error.
+    Otherwise the next file or socket would get their numbers. The null device is opened for writing only, so reading from a closed
+    stdin is still an error.
     """
     for fd in (0, 2):
         try:
@@ -384,12 +387,12 @@ def _fill_closed_descriptors() -> None:
 
 
 def main() -> NoReturn:
-    """Enter from the console script."""
+    """Run the command line and exit. This is the entry point of the console script."""
     _fill_closed_descriptors()
     code = invoke()
     try:
         sys.stdout.flush()
-    except (OSError, AttributeError):  # without a stdout at the start Python has no sys.stdout
+    except (OSError, AttributeError):  # if stdout was closed at the start, sys.stdout is None
         code = code or ExitCode.SYSTEM_ERROR
     # Python's own flush at exit would turn a closed pipe into exit code 120.
     os._exit(code)

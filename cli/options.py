@@ -1,4 +1,4 @@
-"""The options that the commands share, as decorators, and how their values become a configuration."""
+"""The options that several commands share, as decorators, and the functions that turn their values into a configuration."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 CONTEXT_SETTINGS = {"help_option_names": ["-?", "--help"], "max_content_width": 120}
-"""``-h`` is the host, as in all of PostgreSQL's programs."""
+"""The names of the help option: ``-h`` is not among them, because it means the host, as in all of PostgreSQL's programs."""
 
 connection_options = cloup.option_group(
     CONNECTION.title, CONNECTION.help, *(cloup.option(*option.names, **option.settings) for option in CONNECTION.options)
@@ -40,7 +40,7 @@ slot_option = cloup.option(*SLOT.names, required=True, **SLOT.settings)
 
 
 def slot_options(*, is_required: bool) -> Decorator:
-    """Return what names the slot, and what is made with it. A group of commands itself can't require anything."""
+    """Return the options that name the slot and say what is created with it. A command group can't have required options."""
     return cloup.option_group(
         "Slot",
         cloup.option(*SLOT.names, required=is_required, **SLOT.settings),
@@ -87,7 +87,7 @@ output_options = (
     cloup.option("-H", "--write-header", is_flag=True, help="Write a header line, w LSN LENGTH, before each record."),
     cloup.option("-N", "--write-nl", is_flag=True, help="Write a newline after each record."),
 )
-"""How records are written: the same of a stream and of a capture."""
+"""The options for how records are written. A stream and a capture share them."""
 
 whole_options = (
     cloup.option(
@@ -104,16 +104,16 @@ whole_options = (
         help="With --whole-transactions, hold so much in memory, and the rest in files in $TMPDIR.",
     ),
 )
-"""How transactions are put together: the same of a stream and of a capture."""
+"""The options for assembling transactions. A stream and a capture share them."""
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, str | None]:
-    """Return the options given with ``-o KEY[=VALUE]``; the last one of a name counts."""
+    """Return the options given with ``-o KEY[=VALUE]``. If a key is given twice, the last value counts."""
     return {key: value if equals else None for key, equals, value in (text.partition("=") for text in texts)}
 
 
 def output_plugin(output: str | None, *, wal2json1: bool, wal2json2: bool) -> tuple[str | None, dict[str, str | None]]:
-    """Return the output plugin that ``--output``, ``-j`` and ``-J`` name, and the options that come with it."""
+    """Return the output plugin that ``--output``, ``-j`` or ``-J`` names, and the options that this implies."""
     if wal2json1 and wal2json2:
         raise click.UsageError("-j and -J exclude each other")
     if (wal2json1 or wal2json2) and output not in (None, "wal2json"):
@@ -128,7 +128,7 @@ def output_plugin(output: str | None, *, wal2json1: bool, wal2json2: bool) -> tu
 def connection_parameters_of(
     *, dbname: str | None, host: str | None, port: str | None, username: str | None, params: Sequence[str]
 ) -> dict[str, str]:
-    """Return libpq's parameters from the options of ``connection_options``; empty if none is given."""
+    """Return libpq's parameters from the options of ``connection_options``. The result is empty if none is given."""
     given = [("dbname", dbname), ("host", host), ("port", port), ("user", username), *map(_parse_parameter, params)]
     return connection_parameters((key, value) for key, value in given if value is not None)
 
@@ -136,13 +136,13 @@ def connection_parameters_of(
 def _parse_parameter(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
-        # It may be a connection string, with a password in it.
+        # The value may be a connection string with a password in it.
         raise click.UsageError("--param takes KEY=VALUE; what was given is something else (it is not shown)")
     return key, value
 
 
 def parse_table(text: str) -> tuple[str, str]:
-    """Return schema and name of a table that was given as SCHEMA.NAME."""
+    """Return the schema and the name of a table given as SCHEMA.NAME."""
     schema, dot, name = text.partition(".")
     if not schema or not dot or not name:
         msg = f"--table takes SCHEMA.NAME, not {text!r}"
@@ -160,7 +160,7 @@ def slot_config(
     tables: Sequence[str],
     **connection: Any,
 ) -> SlotConfig:
-    """Build the configuration from ``slot_options`` and ``connection_options``."""
+    """Build the slot's configuration from ``slot_options`` and ``connection_options``."""
     if not slot:
         raise click.UsageError("--slot NAME has to be given")
     return SlotConfig(

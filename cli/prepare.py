@@ -1,4 +1,4 @@
-"""``cdcpipe prepare``: all that precedes streaming, and what was found, as JSON."""
+"""``cdcpipe prepare``: does everything that precedes streaming, and prints the facts found as JSON."""
 
 from __future__ import annotations
 

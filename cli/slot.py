@@ -1,4 +1,4 @@
-"""``cdcpipe slot``: where a slot and its server are, as JSON lines, once or again and again."""
+"""``cdcpipe slot``: prints the positions of a slot and of its server as JSON lines, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def command(*, slot: str, watch: float | None, **options: Any) -> None:
         _print(connection, slot)
         if watch is None:
             return
-        with suppress(Interrupted):  # the end that --watch has
+        with suppress(Interrupted):  # a signal is the normal end of --watch
             while True:
                 time.sleep(watch)
                 _print(connection, slot)
