@@ -33,7 +33,6 @@ _LEAST_LIMIT_BYTES = 10 << 30
 """The doctor proposes the WAL of three days for max_slot_wal_keep_size, and never less than this."""
 _LARGE_BYTES = 1 << 30
 _MEGABYTE = 1 << 20
-_STANDBYS_DECODE_SINCE = 160000
 
 
 def version(facts: Facts) -> Iterator[Verdict]:
