@@ -60,6 +60,7 @@ class Directory:
 
 def probe(what: str, path: Path) -> Directory:
     """Return the facts about ``path``, or about its nearest existing parent."""
+    path = path.absolute()
     probed = next(each for each in (path, *path.parents) if os.path.lexists(each))
     is_directory = probed.is_dir()
     failures: dict[str, str] = {}

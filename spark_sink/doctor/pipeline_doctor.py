@@ -1,13 +1,14 @@
 """Examines a pipeline before it runs: collects the findings of server, machine, directories, stores and workers.
 
-findings = examine(Plan(...), start_spark)      # all findings
-findings = examine_quickly(Plan(...))           # only findings that need neither Spark nor more than a second on the server
+    findings = examine(Plan(...), start_spark)
+
+`run` does the parts that take only a moment at its start: see ``at_start``.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.doctor.findings import Finding, Verdict, error, ok
 from spark_sink.client.doctor import ask_doctor
+from spark_sink.client.process import COMMAND
 from spark_sink.doctor import directories, machine, stores, workers
 from spark_sink.files.places import is_local
 from spark_sink.spark import session
@@ -22,7 +24,7 @@ from spark_sink.spark import session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["CHECKS", "Plan", "examine", "examine_quickly"]
+__all__ = ["CHECKS", "Plan", "examine", "examine_machine", "examine_server"]
 
 _logger = logging.getLogger(__name__)
 
@@ -70,32 +72,30 @@ class Plan:
 
 def examine(plan: Plan, start_spark: Callable[[], AbstractContextManager[SparkSession]] | None) -> list[Finding]:
     """Return all findings. If ``start_spark`` is None, Spark is not started."""
-    findings, server = _server(plan)
-    findings += _machine(plan, server)
+    findings, server = examine_server(plan)
+    findings += examine_machine(plan, server)
     if start_spark is not None and plan.warehouse is not None:
         findings += _spark(plan, start_spark)
     return findings
 
 
-def examine_quickly(plan: Plan) -> list[Finding]:
-    """Return the findings that take only a moment: reads no table, and does not start Spark."""
-    findings, server = _server(plan, "--quick")
-    return findings + _machine(plan, server)
-
-
-def _server(plan: Plan, *options: str) -> tuple[list[Finding], Mapping[str, Any]]:
-    arguments = [*plan.connection, "-S", plan.slot, *options]
+def examine_server(
+    plan: Plan, *, quick: bool = False, command: Sequence[str] = COMMAND, is_stopping: Callable[[], bool] | None = None
+) -> tuple[list[Finding], Mapping[str, Any]]:
+    """Return what ``cdcpipe doctor`` finds, and the facts about the server; raise as `ask_doctor` does."""
+    arguments = [*plan.connection, "-S", plan.slot, *(["--quick"] if quick else [])]
     arguments += [word for name in plan.publications for word in ("--publication", name)]
     arguments += [word for name in plan.tables for word in ("--table", name)]
     if plan.create_slot:
         arguments += ["-c"] if plan.warehouse is None else ["-c", "--copy"]
-    found = ask_doctor(arguments)
+    found = ask_doctor(arguments, command=command, is_stopping=is_stopping)
     return found.findings, found.server or {}
 
 
-def _machine(plan: Plan, server: Mapping[str, Any]) -> list[Finding]:
+def examine_machine(plan: Plan, server: Mapping[str, Any], *, starts_spark: bool = True) -> list[Finding]:
+    """Return what is found on this machine and in the store, given the facts about the server, which may be none."""
     findings: list[Finding] = []
-    if plan.warehouse is not None:
+    if plan.warehouse is not None and starts_spark:
         findings += _named("machine.java", machine.java())
         findings += _named("machine.packages", machine.packages(machine.installed()))
         findings += _named("machine.jars", machine.jars(plan.format, plan.jars, plan.conf))

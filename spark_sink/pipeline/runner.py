@@ -31,6 +31,8 @@ from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.client.keyless import has_key, table_name, warnings_of
 from spark_sink.client.prepare import PublishedNow
 from spark_sink.client.slot_monitor import Lag, SlotMonitor
+from spark_sink.doctor.at_start import ServerLook, refuse_what_fails
+from spark_sink.doctor.pipeline_doctor import Plan
 from spark_sink.files.local import check_usable
 from spark_sink.files.places import is_local
 from spark_sink.launcher.launcher import Launcher
@@ -185,6 +187,7 @@ class Runner:
         self._snapshot = InitialSnapshot(
             config.launcher, self._warehouse, config.snapshot, config.snapshot_chunk_bytes, config.snapshot_hold_s or 0.0
         )
+        self._plan = _plan_of(config, self._warehouse.root)
         self._keyless_named: list[str] = []
         self._pipeline: Pipeline | None = None
         self._error: BaseException | None = None
@@ -201,6 +204,7 @@ class Runner:
         self._spark = self._spark or SparkSession.getActiveSession()
         if self._spark is None:
             session.find_java()
+        refuse_what_fails(self._plan, starts_spark=self._spark is None)
         self._thread.start()
         return self
 
@@ -272,6 +276,7 @@ class Runner:
         assert self._launcher.prepared is not None
         self._name_keyless(self._launcher.prepared)
         stack.enter_context(self._monitor)
+        stack.enter_context(ServerLook(self._plan, command=config.launcher.command, is_stopping=self._stopping.is_set))
         spark = stack.enter_context(self._session())  # the launcher already runs while Spark starts
         if self._snapshot.is_needed and not self._stopping.is_set():
             self._copy(spark)
@@ -408,6 +413,24 @@ class Runner:
         # If the tables have all sealed segments, they have all changes up to the confirmed position.
         lsn = position.lsn if position.lsn < sealed.lsn else max(position.lsn, report.confirmed_flush_lsn or 0)
         return self._monitor.lag(lsn, now)
+
+
+def _plan_of(config: RunConfig, warehouse: Path) -> Plan:
+    """Return what the doctor needs to know of a run."""
+    launcher = config.launcher
+    return Plan(
+        connection=launcher.connection,
+        slot=launcher.slot,
+        publications=launcher.publications,
+        staging=launcher.staging,
+        tables=launcher.tables,
+        create_slot=launcher.create_slot,
+        warehouse=warehouse,
+        format=config.format,
+        jars=None if config.jars_dir is None else Path(config.jars_dir),
+        conf=config.conf,
+        staging_shared=config.staging_shared,
+    )
 
 
 def run(config: RunConfig, spark: SparkSession | None = None) -> None:

@@ -23,8 +23,11 @@ def config(database: postgres.Database, tmp_path: Path, **options: Any) -> spark
     return spark_sink.RunConfig(launcher, tmp_path / "warehouse", format="parquet", snapshot="initial")
 
 
-def test_a_program_runs_what_the_command_runs(spark: Any, database: postgres.Database, tmp_path: Path) -> None:
+def test_a_program_runs_what_the_command_runs(
+    spark: Any, database: postgres.Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A snapshot, then changes, with the session that is active, which goes on; then a stop in the midst."""
+    caplog.set_level("INFO", "spark_sink.doctor")
     with database.connect() as connection:
         connection.execute(
             "create table t (id int primary key, v text); insert into t select n, 'old' from generate_series(1, 5) n"
@@ -33,6 +36,7 @@ def test_a_program_runs_what_the_command_runs(spark: Any, database: postgres.Dat
         with spark_sink.Runner(config(database, tmp_path), spark) as runner:
             assert runner.wait(600)
         assert runner.is_complete
+        assert "max_slot_wal_keep_size is unlimited" in caplog.text
         progress = runner.progress
         assert progress.snapshot is not None
         assert (progress.snapshot.rows, progress.snapshot.tables_done) == (5, 1)

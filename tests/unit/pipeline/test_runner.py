@@ -1,5 +1,6 @@
 """`RunConfig` and `Runner` without Spark and without a server: what is refused, and what the command line makes of its options."""
 
+import fcntl
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.errors import InitError, InvalidArgumentsError
 from spark_sink.commands import land
 from spark_sink.commands import run as run_command
 from spark_sink.launcher.launcher import LauncherConfig
@@ -96,6 +97,16 @@ def test_what_is_certain_to_fail_shows_at_the_start(monkeypatch: pytest.MonkeyPa
     with pytest.raises(InvalidArgumentsError, match="the warehouse can't be there"):
         made.start()
     made.stop()
+
+
+def test_a_file_system_without_locks_is_refused_before_there_is_a_slot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(session, "find_java", lambda: None)
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    made = Runner(RunConfig(launcher(tmp_path, command=("/nonesuch/cdcpipe",)), tmp_path / "warehouse"))
+    with pytest.raises(InitError, match=r"flock does not work in .*: two processes could write at one time"):
+        made.start()
+    made.stop()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_error_is_raised_where_one_waits_and_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

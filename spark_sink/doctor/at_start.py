@@ -1,0 +1,80 @@
+"""The doctor's quick part, which `run` does at its start: what this machine lacks, and what the server's settings lead to.
+
+    refuse_what_fails(plan, starts_spark=True)      # before there is a slot
+    with ServerLook(plan):                          # beside the start of Spark
+        ...
+
+What is certain to fail here is refused before there is a slot. What the server refuses, it refuses itself. So what is found
+there is said and nothing more: an error as a warning, a warning only with ``-v``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Final, Self
+
+from cdcpipe.doctor.findings import Level
+from cdcpipe.errors import CdcpipeError, InitError
+from spark_sink.client.process import COMMAND
+from spark_sink.doctor.pipeline_doctor import examine_machine, examine_server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from types import TracebackType
+
+    from cdcpipe.doctor.findings import Finding
+    from spark_sink.doctor.pipeline_doctor import Plan
+
+__all__ = ["ServerLook", "refuse_what_fails"]
+
+_logger = logging.getLogger(__name__)
+
+_REFUSED: Final = frozenset({"machine.jars", "staging.file_system", "warehouse.file_system", "warehouse.store"})
+
+
+def refuse_what_fails(plan: Plan, *, starts_spark: bool) -> None:
+    """Raise InitError for what keeps the pipeline from working on this machine; say what else is found."""
+    findings = examine_machine(plan, {}, starts_spark=starts_spark)
+    for finding in findings:
+        if finding.level is Level.ERROR and finding.check in _REFUSED:
+            raise InitError(f"{finding.message}: {finding.why}", hint=finding.fix)
+    _say(findings)
+
+
+def _say(findings: Iterable[Finding]) -> None:
+    for finding in findings:
+        if finding.level is not Level.OK:
+            _logger.log(logging.WARNING if finding.level is Level.ERROR else logging.INFO, "%s", finding.line)
+
+
+class ServerLook:
+    """Asks ``cdcpipe doctor --quick`` in a thread of its own, and says what it finds. Leaving the context gives up the answer."""
+
+    def __init__(self, plan: Plan, *, command: Sequence[str] = COMMAND, is_stopping: Callable[[], bool] = lambda: False) -> None:
+        self._plan = plan
+        self._command = command
+        self._is_stopping = is_stopping
+        self._leaving = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cdcpipe-doctor", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, _kind: type[BaseException] | None, _value: BaseException | None, _tb: TracebackType | None) -> None:
+        self._leaving.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            findings, _ = examine_server(self._plan, quick=True, command=self._command, is_stopping=self._must_end)
+        except InterruptedError:
+            return
+        except (CdcpipeError, OSError) as ex:  # the stream says so itself, if it matters
+            _logger.info("the doctor can't look at the server: %s", ex)
+        else:
+            _say(findings)
+
+    def _must_end(self) -> bool:
+        return self._leaving.is_set() or self._is_stopping()

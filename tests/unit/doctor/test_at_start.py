@@ -1,0 +1,88 @@
+"""What `run` does of the doctor at its start: what is refused, what is said, and that nobody waits for an answer."""
+
+import fcntl
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+from cdcpipe.doctor.findings import Finding, Level, report
+from cdcpipe.errors import InitError
+from spark_sink.doctor import directories
+from spark_sink.doctor.at_start import ServerLook, refuse_what_fails
+from spark_sink.doctor.pipeline_doctor import Plan
+from support.waiting import until
+
+FOUND = [
+    Finding(Level.OK, "server.version", None, "PostgreSQL 18.4", None, None),
+    Finding(Level.WARNING, "server.wal_limit", None, "unlimited", "the disk", "SET it"),
+    Finding(Level.ERROR, "failover.standby_slots", "a", "no standby uses it", "nothing is sent", "start it"),
+]
+
+
+def plan(tmp_path: Path, **changes: Path) -> Plan:
+    return Plan((), "s", ("p",), tmp_path / "staging", warehouse=tmp_path / "warehouse", **changes)
+
+
+def cdcpipe(code: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", f"import sys, time; {code}")
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
+    return [(record.levelno, record.getMessage()) for record in caplog.records if record.name.startswith("spark_sink.doctor")]
+
+
+def test_what_this_machine_lacks_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    refuse_what_fails(plan(tmp_path), starts_spark=False)
+    refuse_what_fails(plan(tmp_path), starts_spark=True)
+    (tmp_path / "jars").mkdir()
+    with pytest.raises(InitError, match="no delta-spark"):
+        refuse_what_fails(plan(tmp_path, jars=tmp_path / "jars"), starts_spark=True)
+    refuse_what_fails(plan(tmp_path, jars=tmp_path / "jars"), starts_spark=False)
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    with pytest.raises(InitError) as caught:
+        refuse_what_fails(plan(tmp_path), starts_spark=False)
+    assert caught.value.hint == "use a local disk, or NFS 4"
+
+
+def test_what_else_is_wrong_here_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(directories, "_LEAST_FREE", 1 << 60)
+    refuse_what_fails(plan(tmp_path), starts_spark=False)
+    said = lines(caplog)
+    assert [level for level, _ in said] == [logging.WARNING] * 2
+    assert "are free for staging: a full disk stops the pipeline. Fix: " in said[0][1]
+
+
+def test_what_is_wrong_on_the_server_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "spark_sink.doctor")
+    answer = json.dumps(report(FOUND, server=None))
+    asked = f"assert sys.argv[1:] == {['doctor', '-S', 's', '--quick', '--publication', 'p', '--json']!r}"
+    with ServerLook(plan(tmp_path), command=cdcpipe(f"{asked}; print({answer!r}); sys.exit(1)")):
+        until(lambda: len(lines(caplog)) == 2)
+    assert lines(caplog) == [
+        (logging.INFO, "unlimited: the disk. Fix: SET it"),
+        (logging.WARNING, "a: no standby uses it: nothing is sent. Fix: start it"),
+    ]
+
+
+@pytest.mark.parametrize("command", [cdcpipe("sys.exit('cdcpipe: error: no')"), cdcpipe("print('{}')"), ("/nonesuch/cdcpipe",)])
+def test_an_answer_that_is_none_keeps_nobody_from_going_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, command: tuple[str, ...]
+) -> None:
+    caplog.set_level(logging.INFO, "spark_sink.doctor")
+    with ServerLook(plan(tmp_path), command=command):
+        until(lambda: lines(caplog))
+    [(level, text)] = lines(caplog)
+    assert (level, text.startswith("the doctor can't look at the server: ")) == (logging.INFO, True)
+
+
+def test_nobody_waits_for_an_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "spark_sink.doctor")
+    with ServerLook(plan(tmp_path), command=cdcpipe("time.sleep(3600)")):
+        pass
+    stopping = ServerLook(plan(tmp_path), command=cdcpipe("time.sleep(3600)"), is_stopping=lambda: True)
+    with stopping:
+        until(lambda: not stopping._thread.is_alive())
+    assert lines(caplog) == []
