@@ -64,8 +64,8 @@ class RetryPolicy:
     ) -> T:
         """Call ``task`` until it succeeds, and return what it returns.
 
-        After a ``passing`` error for which ``where`` is true, the task is tried again. The error is raised once the policy gives up.
-        Any other error is raised at once.
+        After a ``passing`` error for which ``where`` is true, the task is tried again. Once the policy gives up, the
+        error is raised. Any other error is raised at once.
         """
         failures, began = 0, clock()
         while True:

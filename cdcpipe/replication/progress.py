@@ -4,16 +4,16 @@ Once the commit of a transaction lies before the confirmed position, the server 
 keeps four rules:
 
 1.  Only two kinds of positions are confirmed. One is the end of a transaction that was written to stdout and that the consumer has
-  confirmed. The other is the position of a keepalive while nothing is outstanding, so that an idle slot does not retain WAL. A
-  logical message outside of transactions counts as a transaction that ends at the end of its WAL record, which is the message's
-  LSN.
+    confirmed. The other is the position of a keepalive while nothing is outstanding, so that an idle slot does not retain WAL. A
+    logical message outside of transactions counts as a transaction that ends at the end of its WAL record, which is the message's
+    LSN.
 2.  Feedback is cut down to the last transaction end that it covers. So feedback in the middle of a transaction, or beyond
-  everything written, can't lose a transaction.
+    everything written, can't lose a transaction.
 3.  The confirmed position never goes back.
 4.  No position between a PREPARE and the end of its COMMIT PREPARED is confirmed. After a restart from such a position, the server
-  would send only the COMMIT PREPARED, and never the changes. Feedback in between confirms the last transaction end that is not
-  between such a pair; it counts in full once the COMMIT PREPARED is confirmed, too. This also applies to a prepared transaction
-  without changes, for which nothing is written.
+    would send only the COMMIT PREPARED, and never the changes. Feedback in between confirms the last transaction end that is not
+    between such a pair; it counts in full once the COMMIT PREPARED is confirmed, too. This also applies to a prepared transaction
+    without changes, for which nothing is written.
 
 Source: the manual, "Streaming Replication Protocol", Standby status update.
 """

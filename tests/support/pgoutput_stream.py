@@ -86,7 +86,7 @@ def encode_stream(transactions: Sequence[Transaction | Message]) -> bytes:
 
 
 def decode_segment(data: bytes) -> list[Transaction | Message]:
-    """Decode a segment on its own. Asserts that transactions are whole, and that relations and types are described before their use."""
+    """Decode a segment on its own. Asserts that transactions are whole, and relations and types described before their use."""
     from cdcpipe.pipe.framing import RecordReader
 
     reader = RecordReader()

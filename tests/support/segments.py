@@ -81,7 +81,7 @@ class Log:
         (directory / "epoch.json").write_text(describe_epoch(self.end_lsn))
 
     def segment(self, *transactions: Sequence[Message | bytes], before: Sequence[Message | bytes] = ()) -> Segment:
-        """Add a segment. Each item has the messages of one transaction; the messages of ``before`` precede the first transaction."""
+        """Add a segment. Each item has the messages of one transaction; those of ``before`` precede the first transaction."""
         messages = list(before)
         start_lsn = self.end_lsn
         for number, body in enumerate(transactions):

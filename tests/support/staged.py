@@ -49,7 +49,7 @@ SOURCE = {"system_id": "7", "timeline": 1, "database": "db", "slot": "s", "publi
 
 
 class Server:
-    """Simulates a server with a slot: sends all transactions after the confirmed position, and keeps them until they are confirmed."""
+    """Simulates a server with a slot: sends the transactions after the confirmed position, keeps them until they are confirmed."""
 
     def __init__(self, transactions: list[Transaction]) -> None:
         self.transactions = transactions
