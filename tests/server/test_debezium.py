@@ -98,9 +98,10 @@ def as_we_write_it(event: Event, options: dict[str, str | None]) -> Event:
     if table == "bits" and after["id"] == 2:
         after["vb1"] = ""
     if table == "others":
-        after.update({1: {"i2v": [1, 2], "ov": [1, 2]}, 2: {"i2v": [], "ov": []}}.get(after["id"], {}))
+        vectors: dict[int, Event] = {1: {"i2v": [1, 2], "ov": [1, 2]}, 2: {"i2v": [], "ov": []}}
+        after.update(vectors.get(after["id"], {}))
     if table == "arrays":
-        fixed = {4: {"bi": ["BQ=="]}, 6: {"i4": [[1, 2], [3, 4]]}, 7: {"t": [["a", "b"], ["c", "d"]]}}
+        fixed: dict[int, Event] = {4: {"bi": ["BQ=="]}, 6: {"i4": [[1, 2], [3, 4]]}, 7: {"t": [["a", "b"], ["c", "d"]]}}
         after.update(fixed.get(after["id"], {}))
         if unknown:  # 8
             kept = {"iv": ["MSBkYXk="], "p": ["KDEsMik="], "mo": ["JDEuNTA="], "na": ["YQ=="], "vb": ["MTAx"]}

@@ -61,7 +61,7 @@ class Catalog:
         self.generated: set[str] = set()
 
     def sql(self, statement: str) -> None:
-        self.connection.execute(statement)  # type: ignore[call-overload]  # psycopg wants a literal
+        self.connection.execute(statement)
 
     def make_tables(self, count: int) -> None:
         for schema in _SCHEMAS[1:]:
@@ -135,11 +135,11 @@ class Catalog:
 
     def ours(self, *names: str) -> list[tuple[object, ...]]:
         published = catalog_sql.published(names, self.version * 10000, filters=True)
-        return self.connection.execute(_PUBLISHED.format(published=published)).fetchall()  # type: ignore[call-overload]
+        return self.connection.execute(_PUBLISHED.format(published=published)).fetchall()
 
     def view(self, name: str) -> list[tuple[object, ...]]:
         oracle = _ORACLE_14 if self.version < 15 else _ORACLE.format(is_18=self.version >= 18)
-        return self.connection.execute(oracle, [name]).fetchall()  # type: ignore[call-overload]
+        return self.connection.execute(oracle, [name]).fetchall()
 
     def view_of_several(self, names: list[str]) -> list[str]:
         """From 16 on a function takes several publications, as a subscription to several does."""
@@ -192,7 +192,7 @@ def test_a_locked_table_keeps_nobody_waiting(database: postgres.Database) -> Non
             "select pg_create_logical_replication_slot('s', 'pgoutput')",
             "insert into t values (1); insert into root values (1)",
         ):
-            connection.execute(statement)  # type: ignore[call-overload]
+            connection.execute(statement)
         with other.transaction():
             other.execute("lock table t, root in access exclusive mode")
             assert set(prepared(database)[0]) == {"public.t", "public.part"}
@@ -210,7 +210,7 @@ def test_only_the_key_columns_of_an_index_are_a_key(database: postgres.Database)
             "create publication p for table with_more, at_most_once",
             "select pg_create_logical_replication_slot('s', 'pgoutput')",
         ):
-            connection.execute(statement)  # type: ignore[call-overload]
+            connection.execute(statement)
         tables, said = prepared(database)
         assert tables["public.with_more"]["primary_key"] == ["a", "b"]
         # A deferrable key is no replica identity.
@@ -230,11 +230,11 @@ def test_only_what_is_published_is_said_to_be_refused(database: postgres.Databas
             "insert into keyless values (1); insert into keyed values (1); insert into root values (1)",
             "select pg_create_logical_replication_slot('s', 'pgoutput')",
         ):
-            connection.execute(statement)  # type: ignore[call-overload]
+            connection.execute(statement)
         for published in "insert", "insert, update", "delete, truncate", "insert, update, delete", "truncate":
             for via_root in "false", "true":
                 connection.execute(
-                    "create publication p for table keyless, keyed, root with"  # type: ignore[call-overload]
+                    "create publication p for table keyless, keyed, root with"
                     f" (publish = '{published}', publish_via_partition_root = {via_root})"
                 )
                 refused = [
@@ -259,7 +259,7 @@ def is_taken(connection: psycopg.Connection, command: str) -> bool:
     """Try a command, and leave nothing of it behind."""
     try:
         with connection.transaction(force_rollback=True):
-            connection.execute(command)  # type: ignore[call-overload]
+            connection.execute(command)
     except psycopg.errors.ObjectNotInPrerequisiteState:
         return False
     return True

@@ -18,10 +18,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError, SlotDoesNotExistError
 from spark_sink.client.exported import ExportedSnapshot, SnapshotError
 from spark_sink.client.prepare import slot_exists
+from spark_sink.files.parquet import Layout
 from spark_sink.launcher.launcher import LauncherConfig
 from spark_sink.schema.types import assign_columns, merge_columns, typed_schema
 from spark_sink.snapshot import plan as snapshot_plan
-from spark_sink.snapshot.chunk import ChunkTask, Layout, select_columns, write_chunk
+from spark_sink.snapshot.chunk import ChunkTask, select_columns, write_chunk
 from spark_sink.snapshot.plan import LockedError, Plan, RewrittenError, TablePlan, conninfo, make_plan, open_snapshot
 from spark_sink.source.slices import Slice, read_relations
 from spark_sink.source.typed import TypedReader
@@ -53,7 +54,7 @@ class Source:
 
     def sql(self, *statements: str) -> None:
         for statement in statements:
-            self.connection.execute(statement)  # type: ignore[call-overload]  # psycopg wants a literal
+            self.connection.execute(statement)
 
     def config(self, **changes: Any) -> LauncherConfig:
         made = LauncherConfig(self.slot, self.directory, self.publications, ("-d", self.database.dsn), create_slot=True)
@@ -160,7 +161,7 @@ def test_a_value_of_any_type_is_the_same_in_snapshot_and_stream(source: Source) 
             f"insert into t (id, m, p, r, ms) values ({first_id + 1}, 'so so', 'ab', (null, null), '{{so so}}')",
         )
         for number, (column, value) in enumerate(values, first_id + 2):
-            source.connection.execute(f"insert into t (id, c{column}) values ({number}, %s)", (value,))  # type: ignore[call-overload]
+            source.connection.execute(f"insert into t (id, c{column}) values ({number}, %s)", (value,))
 
     insert(0)
     role = f"alter role current_user in database {source.database.name}"

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SETTINGS = "-c TimeZone=UTC -c DateStyle=ISO -c bytea_output=hex -c extra_float_digits=3 -c IntervalStyle=postgres"
 
 
-def raw(conn: psycopg.Connection, query: sql.Composable, *args: object) -> list[tuple[str | None, ...]]:
+def raw(conn: psycopg.Connection, query: sql.SQL | sql.Composed, *args: object) -> list[tuple[str | None, ...]]:
     """A query's values as the types' output functions print them."""
     result = conn.execute(query, args).pgresult
     assert result is not None

@@ -13,6 +13,7 @@ from spark_sink.delta import commit as delta_files
 from spark_sink.delta import rewrite
 from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog, commit_path, read_table
+from spark_sink.delta.rows import read_columns
 from spark_sink.files import places as storage
 from spark_sink.replica import merge
 from spark_sink.replica.pieces import Piece
@@ -269,12 +270,11 @@ def test_files_that_have_none_of_the_keys(house: House, monkeypatch: pytest.Monk
     monkeypatch.setattr(upkeep, "_MOST_SMALL_FILES", -1)
     monkeypatch.setattr(upkeep, "_CLUSTERED_BYTES", 150)
     reading: set[str] = set()
-    read = rewrite.read_columns
 
     def listened(directory: Path, file: Any, fields: Any) -> Any:
         if directory == house.replica:
             reading.add(file["path"])
-        return read(directory, file, fields)
+        return read_columns(directory, file, fields)
 
     monkeypatch.setattr(rewrite, "read_columns", listened)
     versions = [Version(0, 0, 7, ("k",), ("k",))]

@@ -144,7 +144,7 @@ def write(database: postgres.Database, chance: random.Random) -> None:
                     f"begin; delete from many where id < {row % 50}; rollback",
                 ]
             )
-            connection.execute(statement)  # type: ignore[call-overload]  # psycopg wants a literal
+            connection.execute(statement)
 
 
 @pytest.mark.parametrize("name", SIMPLE)
@@ -282,7 +282,7 @@ def test_waiting_for_a_lock(
                 lock()
                 return found
 
-            snapshot._plan = plan_then_lock  # type: ignore[method-assign]
+            snapshot._plan = plan_then_lock
         else:
             lock()
         snapshot.start(spark, config.staging)

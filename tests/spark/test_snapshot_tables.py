@@ -254,7 +254,7 @@ def write(database: postgres.Database, chance: random.Random, stopping: threadin
                     f"update busy set v = 'short' where id = {row}",
                 ]
             )
-            connection.execute(statement)  # type: ignore[call-overload]  # psycopg wants a literal
+            connection.execute(statement)
 
 
 def test_what_is_certain_to_fail_does_so_at_once(database: postgres.Database, spark: Any, tmp_path: Path) -> None:

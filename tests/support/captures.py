@@ -55,7 +55,7 @@ def rendered(tmp_path: Path, *captures: bytes, output: str = "wal2json", **confi
     error = None
     with tempfile.TemporaryFile() as out:
         try:
-            render(files, RenderConfig(output, **{"options": options, "write_newline": True, **config}), out.fileno())  # type: ignore[arg-type]
+            render(files, RenderConfig(output, **{"options": options, "write_newline": True, **config}), out.fileno())
         except CdcpipeError as ex:
             error = ex
         out.seek(0)

@@ -46,7 +46,7 @@ def relation(column_count: int, *type_ids: int) -> Relation:
 
 
 def insert(*row: object) -> Insert:
-    return Insert(None, RELATION_ID, row)  # type: ignore[arg-type] # rows of the cases
+    return Insert(None, RELATION_ID, row)  # rows of the cases
 
 
 def lay_out(records: Sequence[bytes], gap: bytes = b"w 0/0 5\n") -> tuple[bytes, np.ndarray, np.ndarray]:

@@ -43,11 +43,11 @@ class Fixture:
 
     def cli(self, *args: str, publication: str = "p", **kwargs: object) -> CLI:
         base = ["-d", self.database.dsn, "-S", self.slot, *(["--publication", publication] if publication else [])]
-        return CLI(*base, *args, **kwargs)  # type: ignore[arg-type]
+        return CLI(*base, *args, **kwargs)
 
     def run(self, *args: str, publication: str = "p", **kwargs: object) -> tuple[int, bytes, str]:
         base = ["-d", self.database.dsn, "-S", self.slot, *(["--publication", publication] if publication else [])]
-        return run_cli(*base, *args, **kwargs)  # type: ignore[arg-type]
+        return run_cli(*base, *args, **kwargs)
 
 
 def backlog(on: Fixture, rows: int = 100_000, per_transaction: int = 1000, width: int = 100) -> None:

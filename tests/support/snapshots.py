@@ -42,10 +42,10 @@ class InitialCopy:
 
     def execute(self, *statements: str) -> None:
         for statement in statements:
-            self.connection.execute(statement)  # type: ignore[call-overload]  # psycopg wants a literal
+            self.connection.execute(statement)
 
     def query(self, statement: str) -> list[tuple[Any, ...]]:
-        return self.connection.execute(statement).fetchall()  # type: ignore[call-overload, no-any-return]
+        return self.connection.execute(statement).fetchall()
 
     def config(self, **changes: Any) -> LauncherConfig:
         return LauncherConfig(

@@ -69,7 +69,7 @@ class FakeSpill:
 
 def whole(*messages: Message | bytes, **options: object) -> list[tuple[int, Message]]:
     """Feed messages with WAL starts 1, 2, …. Returns the resulting messages, decoded."""
-    transactions = Transactions(**{"make_spill": FakeSpill, **options})  # type: ignore[arg-type]
+    transactions = Transactions(**{"make_spill": FakeSpill, **options})
     for lsn, message in enumerate(messages, 1):
         transactions.feed(
             0 if isinstance(message, Relation | Type) else lsn, message if isinstance(message, bytes) else build(message)

@@ -170,5 +170,5 @@ def read_json(cli: CLI) -> dict[str, Any]:
 def rows_of_snapshot(on: Fixture, snapshot: str) -> list[Any]:
     with on.database.connect() as other, other.transaction():
         other.execute("set transaction isolation level repeatable read")
-        other.execute(f"set transaction snapshot '{snapshot}'")  # type: ignore[call-overload]  # psycopg wants a literal
+        other.execute(f"set transaction snapshot '{snapshot}'")
         return other.execute("select id from t order by 1").fetchall()

@@ -61,9 +61,9 @@ def test_memory_does_not_grow_with_the_capture(tmp_path: Path) -> None:
     assert peaks[1] < peaks[0] + 15_000
 
 
-def decoding(*args: str, **kwargs: object) -> subprocess.Popen[bytes]:
+def decoding(*args: str, stdin: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
-    return subprocess.Popen([*COMMAND, "decode", *args], **{"stdin": pipe, "stdout": pipe, "stderr": pipe, "bufsize": 0, **kwargs})  # type: ignore[call-overload, no-any-return]
+    return subprocess.Popen([*COMMAND, "decode", *args], stdin=stdin, stdout=pipe, stderr=pipe, bufsize=0)
 
 
 def test_what_is_there_is_rendered_before_more_is_waited_for() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pyroaring import BitMap
 
 from spark_sink.delta import deletion_vector
 
@@ -25,7 +26,7 @@ def test_deletion_vectors(tmp_path: Path) -> None:
 
 
 def test_a_vector_in_the_log() -> None:
-    data = deletion_vector._ONE_BITMAP + deletion_vector.BitMap([3, 4, 7, 11, 18, 29]).serialize()
+    data = deletion_vector._ONE_BITMAP + BitMap([3, 4, 7, 11, 18, 29]).serialize()
     text = base64.b85encode(data, pad=True).decode().translate(deletion_vector._TO_Z85)
     said = {"storageType": "i", "pathOrInlineDv": text, "sizeInBytes": len(data), "cardinality": 6}
     assert deletion_vector.read(Path("/"), said).tolist() == [3, 4, 7, 11, 18, 29]

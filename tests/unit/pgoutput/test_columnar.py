@@ -52,11 +52,11 @@ def expected(message: Insert | Update | Delete) -> tuple[int, list[object] | Non
         case Update(_, _, None, None, new):
             return 0, list(new), None
         case Update(_, _, key, old, new):
-            before = list(old if key is None else key)  # type: ignore[arg-type] # one of them is there
+            before = list(old if key is None else key)  # one of them is there
             filled = [o if n is UNCHANGED_TOAST and o is not None else n for n, o in zip(new, before, strict=True)]
             return ord("O" if key is None else "K"), filled, before
         case Delete(_, _, key, old):
-            row = list(old if key is None else key)  # type: ignore[arg-type] # one of them is there
+            row = list(old if key is None else key)  # one of them is there
             return (ord("O") if key is None else ord("K")), row, row
 
 

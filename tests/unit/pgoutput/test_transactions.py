@@ -39,7 +39,7 @@ def relation(xid: int | None, *columns: Column) -> Relation:
 
 
 def values(messages: list[tuple[int, Message]]) -> list[bytes]:
-    return [bytes(message.new[0]) for _, message in messages if isinstance(message, Insert)]  # type: ignore[arg-type]
+    return [bytes(message.new[0]) for _, message in messages if isinstance(message, Insert)]
 
 
 def test_a_streamed_transaction_is_what_version_1_sends() -> None:

@@ -251,7 +251,7 @@ def read(server: Server, records: list[tuple[int, bytes]]) -> list[tuple[int, in
                 columns[message.relation_id] = message.columns[0].name
             case Insert():
                 assert rows is not None
-                row, version, _ = bytes(message.new[0]).split(b" ")  # type: ignore[arg-type]
+                row, version, _ = bytes(message.new[0]).split(b" ")
                 assert columns[message.relation_id] == f"v{version.decode()}"
                 assert lsn == server.lsns[int(row)]
                 rows.append(int(row))

@@ -36,6 +36,7 @@ from cdcpipe.pgoutput.messages import (
 )
 from cdcpipe.plugins import held, load, names, text
 from cdcpipe.plugins.renderer import Renderer
+from cdcpipe.plugins.wal2json.version2 import Wal2Json2
 from support import pgoutput_build
 from support.recorder import Recorder, nothing
 
@@ -286,15 +287,15 @@ def workloads(draw):
     changes = []
     for _ in range(draw(st.integers(1, 4))):
         kind = draw(st.sampled_from("IUKD"))
-        old = (None, row(may_lack=False)) if identity == "f" else (row(key=True), None)
+        key, full = (None, row(may_lack=False)) if identity == "f" else (row(key=True), None)
         if kind == "I":
             changes.append(Insert(None, relation_id, row(may_lack=False)))
         elif kind == "U" and identity == "d":
             changes.append(Update(None, relation_id, None, None, row()))
         elif kind == "D":
-            changes.append(Delete(None, relation_id, *old))
+            changes.append(Delete(None, relation_id, key, full))
         else:
-            changes.append(Update(None, relation_id, *old, row()))
+            changes.append(Update(None, relation_id, key, full, row()))
     return relation, changes
 
 
@@ -405,6 +406,7 @@ def test_held_records_spill(monkeypatch):
     assert len(expected) == 502
     monkeypatch.setattr(held, "_HELD_BYTES", 1000)
     plugin = load("wal2json", options, nothing)
+    assert isinstance(plugin, Wal2Json2)
     records = []
     renderer = Renderer(plugin, lambda lsn, record: records.append((lsn, record)))
     for lsn, message in enumerate([BEGIN, T, *rows], 1):
@@ -431,7 +433,9 @@ def test_a_full_disk_is_an_error_that_says_where(monkeypatch):
 def test_a_stream_that_ends_inside_a_transaction_leaves_no_file(monkeypatch):
     monkeypatch.setattr(held, "_HELD_BYTES", 10)
     plugin = load("wal2json", {"format-version": "2", "include-lsn": "1"}, nothing)
+    assert isinstance(plugin, Wal2Json2)
     feed(plugin, BEGIN, T, *[ROW] * 100)
+    assert plugin._held is not None
     assert plugin._held._spill is None
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.plugins import load
+from cdcpipe.plugins.wal2json.version1 import Wal2Json1
 from support.recorder import nothing
 
 
@@ -39,6 +40,7 @@ def test_options_that_are_refused(options, message):
 @pytest.mark.parametrize("text", ["1", "on", "ON", "t", "tr", "true", "y", "yes", None])
 def test_options_that_say_yes(text):
     plugin = load("wal2json", {"include-xids": text, "include-lsn": "of"}, nothing)
+    assert isinstance(plugin, Wal2Json1)
     assert plugin._settings.include_xids
     assert not plugin._settings.include_lsn
 

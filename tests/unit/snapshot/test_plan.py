@@ -8,9 +8,10 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from spark_sink.client.exported import SnapshotError
+from spark_sink.files.parquet import Layout
 from spark_sink.schema.types import merge_columns, typed_schema
 from spark_sink.snapshot import chunk as snapshot_reader
-from spark_sink.snapshot.chunk import ChunkTask, Layout
+from spark_sink.snapshot.chunk import ChunkTask
 from spark_sink.snapshot.plan import Chunk
 
 

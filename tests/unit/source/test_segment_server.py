@@ -89,7 +89,7 @@ def test_tasks_that_want_the_same_segment_get_it_once(
 
     def count(origin: Origin, name: str, *arguments: object, **options: bool) -> bool:
         downloads.append(name)
-        return download(origin, name, *arguments, **options)  # type: ignore[arg-type]
+        return download(origin, name, *arguments, **options)
 
     monkeypatch.setattr(segment_server, "_download", count)
     segment_index.load(segment.path)
@@ -112,7 +112,7 @@ def test_a_transfer_that_broke_off_is_made_again(
         origin = Origin.read(server.path)
         real = os.fstat
         # The file seems longer than it is: the connection ends early.
-        patch.setattr(segment_server.os, "fstat", lambda fd: _Longer(real(fd).st_size + 1))
+        patch.setattr(os, "fstat", lambda fd: _Longer(real(fd).st_size + 1))
         with pytest.raises(StagingError, match=f"{len(data)} of {len(data) + 1} bytes|IncompleteRead"):
             fetch(origin, name_of(segment.path))
         patch.undo()

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spark_sink.staging import writer as staging_writer
 from spark_sink.staging.filler import Cut, SegmentFiller, Write
 from spark_sink.staging.log import StagingError, list_segments
 from spark_sink.staging.writer import Boundaries, Failpoint, Sealing, StagingWriter
@@ -106,7 +105,7 @@ def test_the_system_call_itself_fails(tmp_path: Path, monkeypatch: pytest.Monkey
             raise OSError(errno.EIO, "Input/output error")
 
         with monkeypatch.context() as patch:
-            patch.setattr(staging_writer.os, name, fail)
+            patch.setattr(os, name, fail)
             with pytest.raises(StagingError, match="Input/output error"):
                 seal_all(writer, operations)
         assert calls == 1
@@ -123,7 +122,7 @@ def test_the_system_call_itself_fails(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write = os.write
-    monkeypatch.setattr(staging_writer.os, "write", lambda fd, data: write(fd, data[:7]))
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
     land(tmp_path, Server(WORK))
     assert landed(tmp_path) == WORK
 

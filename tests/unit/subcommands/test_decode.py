@@ -280,7 +280,7 @@ class Pieces:
 def test_any_pieces_give_the_same_records(expected: list[tuple[int, bytes]], rng: random.Random, largest: int) -> None:
     data = b"".join(record(body, lsn) for lsn, body in expected)
     captures = Captures([], lambda: None)
-    assert list(captures._records(Pieces(data, rng, largest))) == expected  # type: ignore[arg-type]
+    assert list(captures._records(Pieces(data, rng, largest))) == expected
 
 
 @given(st.lists(st.binary(max_size=30) | st.sampled_from([b"w 0/1 3\nabc", b"w 0/1 ", b"w", b"3\n", b"w 1/1 0\n"])), st.randoms())
@@ -299,7 +299,7 @@ def test_any_bytes_are_records_or_a_protocol_error(parts: list[bytes], rng: rand
     captures = Captures([], lambda: None)
     found: list[tuple[int, bytes]] = []
     try:
-        found.extend(captures._records(Pieces(data, rng, 10)))  # type: ignore[arg-type]
+        found.extend(captures._records(Pieces(data, rng, 10)))
     except ProtocolError:
         assert not valid or reader.has_partial
     else:
