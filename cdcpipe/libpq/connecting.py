@@ -10,17 +10,11 @@ from psycopg import conninfo, pq
 
 from cdcpipe.errors import InitError, InvalidArgumentsError
 from cdcpipe.libpq import hosts
-from cdcpipe.libpq.parameters import effective_parameters
+from cdcpipe.libpq.parameters import effective_parameters, network_defaults
 from cdcpipe.libpq.server_errors import connection_hint
 from cdcpipe.libpq.waiting import NO_LIMIT, wait
 
 __all__ = ["connect", "current_host", "named_hosts"]
-
-CONNECT_TIMEOUT_S = 30.0
-"""The time limit for each host, unless ``connect_timeout`` is set. (A ``connect_timeout`` of 0 means no limit.)"""
-
-_KEEPALIVES = {"keepalives_idle": "60", "keepalives_interval": "10", "keepalives_count": "6"}
-"""These values replace the operating system's two hours, unless the user has set one of these parameters."""
 
 
 def connect(settings: Mapping[str, str], deadline: float, while_waiting: Callable[[], None] | None) -> pq.abc.PGconn:
@@ -30,12 +24,12 @@ def connect(settings: Mapping[str, str], deadline: float, while_waiting: Callabl
     and load_balance_hosts keep their meaning.
     """
     effective = effective_parameters(settings)
-    timeout_s = _connect_timeout_s(effective.get("connect_timeout"))
-    keepalives = {} if effective.keys() & _KEEPALIVES.keys() else _KEEPALIVES
+    defaults = network_defaults(effective)
+    timeout_s = _connect_timeout_s((defaults | effective)["connect_timeout"])
     named = named_hosts(effective)
     left, failures = hosts.look_up(named, min(deadline, time.monotonic() + timeout_s))
     while left or not named:  # named is empty if the lists do not fit together; libpq reports that
-        parameters = {**keepalives, **settings, **hosts.parameters_of(left)}
+        parameters = {**defaults, **settings, **hosts.parameters_of(left)}
         pgconn = pq.PGconn.connect_start(conninfo.make_conninfo(**parameters).encode())
         if _poll(pgconn, timeout_s, deadline, while_waiting):
             return pgconn
@@ -71,10 +65,8 @@ def _poll(pgconn: pq.abc.PGconn, timeout_s: float, deadline: float, while_waitin
     return False
 
 
-def _connect_timeout_s(value: str | None) -> float:
+def _connect_timeout_s(value: str) -> float:
     """Return the time limit for each host. As in libpq, 0 means no limit, and 1 means 2 seconds."""
-    if value is None:
-        return CONNECT_TIMEOUT_S
     try:
         seconds = int(value)
     except ValueError:

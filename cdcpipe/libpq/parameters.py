@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import psycopg
@@ -11,7 +12,7 @@ from psycopg import conninfo, pq
 
 from cdcpipe.errors import InvalidArgumentsError
 
-__all__ = ["connection_parameters", "effective_parameters"]
+__all__ = ["connection_parameters", "effective_parameters", "network_defaults"]
 
 _SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 
@@ -19,6 +20,16 @@ _URI = re.compile(r"\s*(postgres(ql)?:|\w+://)", re.IGNORECASE)
 _BEFORE_PATH = re.compile(r"\s*\w+:/*[^/?]*")
 _URI_HINT = "it is postgresql://user@host:port/database?name=value, with %-codes for : / @ ? # [ ] % inside a part of it"
 _STRING_HINT = "it is name=value name='a value with spaces', with \\' for a quote character and \\\\ for a backslash in a value"
+
+
+# A dead network is noticed after 60 + 6 * 10 = 120 s. That is longer than the pause of a live migration or of a failed-over
+# router, and much shorter than what Linux does by itself: 2 h until the first probe, and 15 minutes for data that nobody
+# acknowledges. A probe each minute keeps an idle connection in the tables of firewalls and load balancers, which drop idle
+# connections after 240 s (Azure), 350 s (AWS) or 600 s (Google). A walsender gives up earlier, after wal_sender_timeout (60 s).
+_KEEPALIVES: Mapping[str, str] = MappingProxyType(
+    {"keepalives_idle": "60", "keepalives_interval": "10", "keepalives_count": "6"},
+)
+_CONNECT_TIMEOUT = "30"
 
 
 def connection_parameters(parameters: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -98,3 +109,18 @@ def effective_parameters(settings: Mapping[str, str]) -> dict[str, str]:
         return {each.keyword.decode(): each.val.decode("utf-8", "replace") for each in pgconn.info if each.val}
     finally:
         pgconn.finish()
+
+
+def network_defaults(effective: Mapping[str, str]) -> dict[str, str]:
+    """Return the time limits for hosts and the network that are missing in ``effective`` (`effective_parameters`).
+
+    ``connect_timeout`` applies to each host. ``tcp_user_timeout`` limits how long sent data may stay unacknowledged. It is as long
+    as the keepalives take, also those that the user has set, because on Linux it replaces ``keepalives_count``. libpq uses none of
+    the TCP parameters on a Unix socket. Example: with ``keepalives_idle=30`` the result has a ``tcp_user_timeout`` of 90,000 ms.
+    """
+    keepalives = {name: effective.get(name, default) for name, default in _KEEPALIVES.items()}
+    defaults = {"connect_timeout": _CONNECT_TIMEOUT, **keepalives}
+    idle, interval, count = keepalives.values()
+    if all(value.isdecimal() and int(value) for value in (idle, interval, count)):  # 0: the operating system's, which is unknown
+        defaults["tcp_user_timeout"] = str(1000 * (int(idle) + int(interval) * int(count)))
+    return {name: value for name, value in defaults.items() if name not in effective}

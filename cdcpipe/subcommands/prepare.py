@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from cdcpipe.config import PollConfig, SlotConfig, StreamConfig
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError
 from cdcpipe.libpq.connection import Connection, Rows
+from cdcpipe.libpq.parameters import effective_parameters, network_defaults
 from cdcpipe.libpq.waiting import NO_LIMIT
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.lsn import LSN, format_lsn
@@ -79,7 +80,7 @@ class Preparation:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A snapshot that other sessions can read. ``parameters`` are libpq's, for the one server that has it, without a password.
+    """A snapshot that other sessions can read. ``connection`` has libpq's parameters for the one server that has it, no password.
 
     With ``is_slot_new`` the snapshot is that of the slot's beginning. Otherwise it is current, somewhere in the slot's stream.
     """
@@ -233,7 +234,8 @@ def exporting(config: SlotConfig, readable: Sequence[str] | None = None) -> Iter
             is_slot_new = bool(made)
             if not is_slot_new:
                 export(f"cdcpipe_snapshot_{secrets.token_hex(6)}", is_temporary=True)
-            parameters = {name: value for name, value in config.parameters.items() if name != "hostaddr"}
+            given = {name: value for name, value in config.parameters.items() if name != "hostaddr"}
+            parameters = network_defaults(effective_parameters(given)) | given
             # It does not matter whether another connection uses the slot, because the snapshot comes from a temporary one.
             preparation = _preparation(connection, config, slot, system, is_shared=True)
         yield preparation, Export(made[0], is_slot_new, parameters | connection.address, walsender)

@@ -10,6 +10,7 @@ from cdcpipe.libpq.connection import Connection
 from cdcpipe.libpq.parameters import connection_parameters
 from cdcpipe.replication.session import connected, connected_walsender
 from cdcpipe.sql import SESSION_SETTINGS, patient
+from support.tcp_options import tcp_options
 
 
 @pytest.mark.parametrize("opened", [connected, connected_walsender])
@@ -32,3 +33,14 @@ def test_an_older_walsender_gets_its_settings_one_by_one(database: postgres.Data
         found = other.execute("select query from pg_stat_activity where application_name = 'pinned one by one'").fetchone()
         assert found == ("SET \"idle_session_timeout\" = '0'",)
         assert connection.execute("SHOW extra_float_digits") == [("3",)]
+
+
+@pytest.mark.parametrize("opened", [connected, connected_walsender])
+@pytest.mark.parametrize(
+    ("given", "expected"), [("", (60, 10, 6, 120_000)), ("keepalives_idle=20 tcp_user_timeout=5000", (20, 10, 6, 5000))]
+)
+def test_a_dead_network_is_noticed_after_a_time_that_the_user_can_set(
+    database: postgres.Database, opened: Callable[..., AbstractContextManager[Connection]], given: str, expected: tuple[int, ...]
+) -> None:
+    with opened(connection_parameters([("dbname", f"{database.tcp_dsn} {given}")])):
+        assert [tuple(options.values()) for options in tcp_options(database.cluster.port)] == [expected]

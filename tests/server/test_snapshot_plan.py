@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from spark_sink.source.slices import Slice, read_relations
 from spark_sink.source.typed import TypedReader
 from support.logical_stream import peek_records
 from support.segments import encode
+from support.tcp_options import tcp_options
 from support.typed_values import INFINITE_NUMERICS, NEWER_TYPES, TYPES
 from support.waiting import until
 
@@ -359,6 +361,16 @@ def test_a_snapshot_that_is_gone(source: Source) -> None:
         open_snapshot(conninfo({"host": "127.0.0.1", "port": "1"}, export.prepared.server_version), export.name)
     with pytest.raises(ConnectionClosedError, match="snapshot can't be used"):
         open_snapshot(connection, export.name)
+
+
+def test_connections_that_copy_rows_notice_a_dead_network(source: Source) -> None:
+    source.sql("create table t (id int primary key)", "create publication p for table t")
+    tcp = ("-d", f"{source.database.tcp_dsn} keepalives_idle=20")
+    with closing(ExportedSnapshot(source.config(connection=tcp), lambda: False, source.directory / "export")) as export:
+        assert export.connection["connect_timeout"] == "30"
+        with closing(open_snapshot(conninfo(export.connection, export.prepared.server_version), export.name)):
+            options = tcp_options(source.database.cluster.port)
+            assert [tuple(each.values()) for each in options] == [(20, 10, 6, 80_000)]
 
 
 def test_a_connection_that_is_lost_while_rows_are_read_passes(source: Source) -> None:

@@ -1,9 +1,11 @@
 """Connection parameters from the command line: merged, checked, and never shown when they may have a password."""
 
+from pathlib import Path
+
 import pytest
 
 from cdcpipe.errors import InvalidArgumentsError
-from cdcpipe.libpq.parameters import connection_parameters, effective_parameters
+from cdcpipe.libpq.parameters import connection_parameters, effective_parameters, network_defaults
 
 PARAMETERS = [
     ([("dbname", "shop")], {"dbname": "shop"}),
@@ -71,3 +73,34 @@ def test_what_libpq_would_use_has_its_environment(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PGPORT", "1")
     found = effective_parameters({"port": "2", "dbname": "d"})
     assert (found["host"], found["port"], found["dbname"]) == ("of.the.environment", "2", "d")
+
+
+DEFAULTS = {
+    "connect_timeout": "30",
+    "keepalives_idle": "60",
+    "keepalives_interval": "10",
+    "keepalives_count": "6",
+    "tcp_user_timeout": "120000",
+}
+
+
+def test_network_defaults_are_for_what_nobody_has_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Parameters may come from the caller, the environment, or a service file."""
+    for name in ("PGCONNECT_TIMEOUT", "PGSERVICE"):
+        monkeypatch.delenv(name, raising=False)
+    service = tmp_path / "service"
+    service.write_text("[slow]\nhost=h\nkeepalives_count=3\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(service))
+    assert network_defaults(effective_parameters({"host": "h"})) == DEFAULTS
+    assert network_defaults(effective_parameters(DEFAULTS)) == {}
+    monkeypatch.setenv("PGCONNECT_TIMEOUT", "7")
+    assert network_defaults(effective_parameters({"service": "slow"})) == {
+        "keepalives_idle": "60",
+        "keepalives_interval": "10",
+        "tcp_user_timeout": "90000",
+    }
+
+
+@pytest.mark.parametrize("idle", ["0", "-1", "x"])
+def test_keepalives_of_an_unknown_duration_leave_tcp_user_timeout_alone(idle: str) -> None:
+    assert "tcp_user_timeout" not in network_defaults({"keepalives_idle": idle})
