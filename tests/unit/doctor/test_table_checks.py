@@ -1,0 +1,212 @@
+"""The doctor's checks of publications and tables, from facts to verdicts. tests/server/test_doctor.py has them on real servers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cdcpipe.doctor import table_checks
+from cdcpipe.doctor.facts import Asked, Facts, LeftOut, Partition, Restriction, Role, Table
+from cdcpipe.replication.tables import TypeWithoutBinary
+from support.doctor_facts import ALL, ASKED, NEW, PUBLICATION, ROLE, facts, judge, on, server, table
+
+
+def test_publications() -> None:
+    check = table_checks.publications
+    judge(check, facts(), "ok 'p' is there")
+    judge(check, facts(publications=()), 'error not there … CREATE PUBLICATION "p" FOR ALL TABLES')
+    judge(check, replace(on(slots=()), publications=()), "error not there … -c")
+    judge(check, facts(asked=Asked("s")), "warning no publication is named … --publication")
+    judge(check, facts(asked=Asked("s", "wal2json"), server=server()))
+
+
+@pytest.mark.parametrize(
+    ("role", "tables", "found", "expected"),
+    [
+        (replace(ROLE, is_superuser=True), (), (), "ok -c makes it"),
+        (ROLE, (), (), "error a superuser, which cdc is not … an administrator run CREATE PUBLICATION"),
+        (ROLE, (("public", "t"),), (table(),), "ok -c makes it"),
+        (ROLE, (("public", "t"),), (table(is_owned=False),), 'error cdc does not own public.t … FOR TABLE "public"."t"'),
+        (replace(ROLE, can_create=False), (("public", "t"),), (table(),), "error may not make objects in database shop"),
+    ],
+)
+def test_publications_that_are_made(
+    role: Role, tables: tuple[tuple[str, str], ...], found: tuple[Table, ...], expected: str
+) -> None:
+    asked = replace(NEW, tables=tables)
+    judge(table_checks.publications, facts(asked=asked, role=role, tables=found, publications=()), expected)
+
+
+def test_tables_that_no_publication_can_have() -> None:
+    judge(table_checks.publications, facts(unknown_tables=("public.v",)), "ok", "error public.v: it can't be published … --table")
+
+
+def test_operations() -> None:
+    judge(table_checks.operations, facts(), "ok all kinds")
+    given = facts(publications=(replace(PUBLICATION, operations=frozenset({"insert", "update"})),))
+    expected = "warning leaves out delete, truncate … deleted rows stay … SET (publish = 'insert, update, delete, truncate')"
+    judge(table_checks.operations, given, expected)
+
+
+def test_tables() -> None:
+    judge(table_checks.tables, facts(tables=(table(), table("u"))), "ok 2 tables are published, about 16.0 KiB")
+    judge(table_checks.tables, facts(tables=(table(),)), "ok 1 table is published, about 8.0 KiB")
+    judge(table_checks.tables, facts(), 'warning no table … ALTER PUBLICATION "p" ADD TABLE')
+    judge(table_checks.tables, facts(publications=()))
+
+
+def test_readable() -> None:
+    hidden = facts(tables=(table(), table("u", is_readable=False)))
+    fix = 'public.u: … GRANT USAGE ON SCHEMA "public" TO "cdc"; GRANT SELECT ON "public"."u" TO "cdc"'
+    judge(table_checks.readable, hidden, f"warning {fix}")
+    judge(table_checks.readable, replace(hidden, asked=replace(ASKED, copy=True)), f"error {fix}")
+    judge(table_checks.readable, facts(tables=(table(),)), "ok may read them all")
+    judge(table_checks.readable, facts())
+
+
+def test_row_security() -> None:
+    hidden = facts(tables=(table(hides_rows=True),))
+    judge(table_checks.row_security, hidden, 'warning public.t: row-level security … ALTER ROLE "cdc" BYPASSRLS')
+    judge(table_checks.row_security, replace(hidden, asked=replace(ASKED, copy=True)), "error public.t")
+    judge(table_checks.row_security, facts(tables=(table(),)), "ok no row-level security")
+
+
+def refusing(kind: str, *, is_deferrable: bool = False, partitions: int = 0) -> Table:
+    leaves = [Partition("public", f"t{number}", kind, None) for number in range(partitions)] or [
+        Partition("public", "t", kind, None)
+    ]
+    published = {"replica_identity": kind, "primary_key": (), "has_deferrable_key": is_deferrable, "refused": ("UPDATE", "DELETE")}
+    return table(published=published, identity=None, partitions=tuple(leaves))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (table(), "ok no table's UPDATE"),
+        (
+            refusing("d"),
+            (
+                "error public.t: it has no primary key … refuses UPDATE and DELETE on it … "
+                'ALTER TABLE "public"."t" REPLICA IDENTITY FULL; or give it a primary key'
+            ),
+        ),
+        (refusing("d", is_deferrable=True), "error a deferrable primary key alone"),
+        (refusing("n"), "error REPLICA IDENTITY NOTHING"),
+        (refusing("i"), "error an index as replica identity that is gone"),
+        (refusing("d", partitions=5), 'error a partition has … "t0" … "t2" REPLICA IDENTITY FULL; …'),
+    ],
+)
+def test_identity(given: Table, expected: str) -> None:
+    judge(table_checks.identity, facts(tables=(given,)), expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (table(), "ok have keys"),
+        (table(published={"replica_identity": "f"}), "ok have keys"),
+        (table(published={"replica_identity": "i", "primary_key": ()}), "ok have keys"),
+        (
+            table(published={"replica_identity": "f", "primary_key": ()}),
+            'warning no primary key … no replica … ALTER TABLE "public"."t" ADD PRIMARY KEY (…)',
+        ),
+        (
+            table(published={"replica_identity": "f", "primary_key": (), "has_deferrable_key": True}),
+            "warning deferrable … two rows may share it … without DEFERRABLE",
+        ),
+        (table(columns="v"), "warning the primary key's id is not published … the list"),
+        (refusing("d"), "ok have keys"),  # said by another check
+    ],
+)
+def test_keys(given: Table, expected: str) -> None:
+    judge(table_checks.keys, facts(tables=(given,)), expected)
+
+
+def test_partitions() -> None:
+    def root(*leaves: Partition) -> Facts:
+        return facts(tables=(table(partitions=leaves),))
+
+    same, full = Partition("public", "a", "d", ("id",)), Partition("public", "b", "f", ())
+    other = Partition("public", "c", "i", ("v",))
+    judge(table_checks.partitions, facts(tables=(table(),)))
+    judge(table_checks.partitions, root(same, full))
+    expected = 'error partition public.c identifies rows by v, and the table by id … ALTER TABLE "public"."c" REPLICA IDENTITY FULL'
+    judge(table_checks.partitions, root(same, other), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "identity", "columns", "version", "is_refused"),
+    [
+        ("d", ("id",), "id v", 180004, False),
+        ("d", ("id", "g"), "id v g", 180004, False),
+        ("d", ("id", "g"), "id v", 180004, True),
+        ("f", (), "id v", 180004, True),
+        ("f", (), "id v", 170010, False),
+    ],
+)
+def test_generated(kind: str, identity: tuple[str, ...], columns: str, version: int, is_refused: bool) -> None:
+    leaf = Partition("public", "t", kind, identity, generated=("g",))
+    given = replace(on(version=version), tables=(table(columns=columns, partitions=(leaf,)),))
+    expected = ["error generated column g … publish_generated_columns = stored"] if is_refused else []
+    judge(table_checks.generated, given, *expected)
+
+
+def restriction(**changes: Any) -> Facts:
+    known: dict[str, Any] = {
+        "publication": "p",
+        "schema": "public",
+        "name": "t",
+        "operations": ALL,
+        "columns": None,
+        "filtered_by": None,
+        "partitions": (Partition("public", "t", "d", ("id",)),),
+    }
+    return facts(restrictions=(Restriction(**known | changes),))
+
+
+FULL = (Partition("public", "t", "f", ()),)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (facts(), []),
+        (restriction(filtered_by=("id",)), ["ok no column list"]),
+        (restriction(columns=("id", "v")), ["ok no column list"]),
+        (
+            restriction(filtered_by=("id", "v")),
+            ['error \'p\' filters its rows by v … UPDATE and DELETE … ALTER TABLE "public"."t" REPLICA IDENTITY FULL'],
+        ),
+        (restriction(filtered_by=("v",), partitions=FULL), ["ok no column list"]),
+        (
+            restriction(columns=("v",)),
+            ['error leaves out id of the replica identity … DROP TABLE "public"."t"; … ADD TABLE "public"."t" ("v", "id"); COMMIT'],
+        ),
+        (restriction(columns=("id", "v"), partitions=FULL), ["error leaves out some columns, and … FULL"]),
+        (restriction(columns=("v",), filtered_by=("v",)), ["error filters", "error leaves out … WHERE (…as before…)"]),
+        (restriction(columns=("v",), filtered_by=("v",), operations=frozenset({"insert"})), ["ok no column list"]),
+        (restriction(filtered_by=("v",), operations=frozenset({"insert", "delete"})), ["error the server refuses DELETE on it"]),
+        (restriction(filtered_by=("v",), partitions=(Partition("public", "t", "n", None),)), ["ok no column list"]),
+    ],
+)
+def test_restrictions(given: Facts, expected: list[str]) -> None:
+    judge(table_checks.restrictions, given, *expected)
+
+
+def test_column_lists() -> None:
+    judge(table_checks.column_lists, facts(tables=(table(), table("u", column_sets=2))), "error public.u: … different columns")
+
+
+def test_what_is_left_out() -> None:
+    found = (LeftOut("public", "u", "unlogged"), LeftOut("public", "f", "foreign", "public.root"))
+    expected = (
+        'warning public.u: … unlogged … ALTER TABLE "public"."u" SET LOGGED',
+        "warning public.f: … a partition of public.root",
+    )
+    judge(table_checks.left_out, facts(left_out=found), *expected)
+
+
+def test_binary() -> None:
+    judge(table_checks.binary, facts(without_binary=(TypeWithoutBinary("public.t", "c", "aclitem[]"),)), "warning 'c' … --binary")
