@@ -6,22 +6,22 @@ from collections.abc import Iterator
 import postgres
 import pytest
 
-from support.published_table import Fixture
+from support.published_database import PublishedDatabase
 
 
 @pytest.fixture
-def on(pg: postgres.Cluster) -> Iterator[Fixture]:
-    with pg.database() as database, contextlib.closing(Fixture(database)) as made:
+def on(pg: postgres.Cluster) -> Iterator[PublishedDatabase]:
+    with pg.database() as database, contextlib.closing(PublishedDatabase(database)) as made:
         yield made
 
 
 @pytest.fixture
-def on15(pg15: postgres.Cluster) -> Iterator[Fixture]:
-    with pg15.database() as database, contextlib.closing(Fixture(database)) as made:
+def on15(pg15: postgres.Cluster) -> Iterator[PublishedDatabase]:
+    with pg15.database() as database, contextlib.closing(PublishedDatabase(database)) as made:
         yield made
 
 
 @pytest.fixture
-def on18(pg18: postgres.Cluster) -> Iterator[Fixture]:
-    with pg18.database() as database, contextlib.closing(Fixture(database)) as made:
+def on18(pg18: postgres.Cluster) -> Iterator[PublishedDatabase]:
+    with pg18.database() as database, contextlib.closing(PublishedDatabase(database)) as made:
         yield made

@@ -25,12 +25,12 @@ from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.subcommands import prepare
 from support.cli_process import CLI
-from support.published_table import Fixture
+from support.published_database import PublishedDatabase
 
 VALUE = "CANARY of a value"
 
 
-class Source(Fixture):
+class Source(PublishedDatabase):
     """Three transactions, and for each test a slot of its own before them."""
 
     def __init__(self, database: postgres.Database) -> None:

@@ -14,14 +14,14 @@ from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Begin, Binary, Commit, Insert, LogicalMessage, Relation
 from cdcpipe.sql import quote_identifier
 from support.cli_process import CLI, COMMAND, run_cli
-from support.published_table import Fixture
+from support.published_database import PublishedDatabase
 from support.requirements import need
 from support.waiting import until
 
 # Records
 
 
-def test_records_headers_and_quit(on: Fixture) -> None:
+def test_records_headers_and_quit(on: PublishedDatabase) -> None:
     on.sql("insert into t values (1, 'a'), (2, E'line\\nbreak')")
     with on.cli() as cli:
         records = cli.take(5)
@@ -35,7 +35,7 @@ def test_records_headers_and_quit(on: Fixture) -> None:
         assert cli.stderr == ""
 
 
-def test_newline_counts_in_the_length(on18: Fixture) -> None:
+def test_newline_counts_in_the_length(on18: PublishedDatabase) -> None:
     on18.sql("insert into t values (1, 'a')")
     with on18.cli("-N") as cli:
         for _, record in cli.take(4):
@@ -43,7 +43,7 @@ def test_newline_counts_in_the_length(on18: Fixture) -> None:
             decode(record[:-1])
 
 
-def test_without_header_there_are_only_records(on18: Fixture) -> None:
+def test_without_header_there_are_only_records(on18: PublishedDatabase) -> None:
     on18.sql("insert into t values (1, 'a')")
     lsn = str(on18.value("select pg_current_wal_insert_lsn()"))
     with on18.cli("--endpos", lsn, header=False) as cli:
@@ -52,7 +52,7 @@ def test_without_header_there_are_only_records(on18: Fixture) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["-o", "include-xids=0"], ["-o", "skip-empty-xacts=1", "-o", "include-timestamp"]])
-def test_any_plugin_byte_for_byte(on15: Fixture, options: list[str]) -> None:
+def test_any_plugin_byte_for_byte(on15: PublishedDatabase, options: list[str]) -> None:
     """What the C program passes through, we do: the SQL interface to the same slot is the oracle."""
     slot = on15.make_slot("test_decoding", "_td")
     on15.sql("insert into t values (1, E'a\\nb')", "update t set v = 'c'", "delete from t", "create table u()")
@@ -73,7 +73,7 @@ def test_any_plugin_byte_for_byte(on15: Fixture, options: list[str]) -> None:
     assert rest == (0,)
 
 
-def test_another_descriptor(on18: Fixture) -> None:
+def test_another_descriptor(on18: PublishedDatabase) -> None:
     on18.sql("insert into t values (1, 'a')")
     read_fd, write_fd = os.pipe()
     with on18.cli("-D", str(write_fd), pass_fds=[write_fd]) as cli:
@@ -83,7 +83,7 @@ def test_another_descriptor(on18: Fixture) -> None:
     os.close(read_fd)
 
 
-def test_into_a_file(on18: Fixture, tmp_path: os.PathLike[str]) -> None:
+def test_into_a_file(on18: PublishedDatabase, tmp_path: os.PathLike[str]) -> None:
     on18.sql("insert into t values (1, 'a')")
     end = str(on18.value("select pg_current_wal_insert_lsn()"))
     path = f"{tmp_path}/day.cdc"
@@ -98,7 +98,7 @@ def test_into_a_file(on18: Fixture, tmp_path: os.PathLike[str]) -> None:
         assert written.read().startswith(b"w ")
 
 
-def test_at_a_terminal(on18: Fixture) -> None:
+def test_at_a_terminal(on18: PublishedDatabase) -> None:
     """Somebody types: commands and ^C work, records come out."""
     on18.sql("insert into t values (1, 'typed')")
     child = pexpect.spawn(
@@ -114,7 +114,7 @@ def test_at_a_terminal(on18: Fixture) -> None:
 
 
 @pytest.mark.parametrize("name", ["MyPub", "a,b", 'a"b', "a'b", "a\\b", " p ", "é"])
-def test_any_publication_name(on: Fixture, name: str) -> None:
+def test_any_publication_name(on: PublishedDatabase, name: str) -> None:
     on.sql("drop publication p", f"create publication {quote_identifier(name)} for table t")
     on.connection.execute("select pg_drop_replication_slot(%s)", (on.slot,))
     on.make_slot()
@@ -124,14 +124,14 @@ def test_any_publication_name(on: Fixture, name: str) -> None:
         assert cli.quit() == 0
 
 
-def test_publication_names_as_an_option_are_the_servers(on18: Fixture) -> None:
+def test_publication_names_as_an_option_are_the_servers(on18: PublishedDatabase) -> None:
     on18.sql("insert into t values (1, 'a')")
     with on18.cli("-o", 'publication_names=P , "p"', publication="") as cli:
         cli.transactions(1)
         assert cli.quit() == 0
 
 
-def test_a_hostile_session_changes_nothing(on: Fixture) -> None:
+def test_a_hostile_session_changes_nothing(on: PublishedDatabase) -> None:
     on.sql(
         "create table h(id int primary key, d timestamptz, f float8, i interval, b bytea)",
         "alter publication p add table h",
@@ -163,19 +163,19 @@ def test_a_hostile_session_changes_nothing(on: Fixture) -> None:
 # What is wrong on the server: exit codes 2, 8, 9
 
 
-def test_no_database(on18: Fixture) -> None:
+def test_no_database(on18: PublishedDatabase) -> None:
     code, _, err = run_cli("-S", "s", "-d", on18.database.dsn + "_no")
     assert code == 2
     assert "does not exist" in err
 
 
-def test_no_slot(on: Fixture) -> None:
+def test_no_slot(on: PublishedDatabase) -> None:
     code, _, err = run_cli("-d", on.database.dsn, "-S", "no_such_slot", "--publication", "p")
     assert code == 8
     assert "no_such_slot" in err
 
 
-def test_slot_in_use(on: Fixture) -> None:
+def test_slot_in_use(on: PublishedDatabase) -> None:
     with on.cli() as first:
         until(on.is_active)
         code, _, err = on.run()
@@ -184,20 +184,20 @@ def test_slot_in_use(on: Fixture) -> None:
         assert first.quit() == 0
 
 
-def test_missing_publications_are_named(on: Fixture) -> None:
+def test_missing_publications_are_named(on: PublishedDatabase) -> None:
     code, _, err = on.run("--publication", "Missing", "--publication", "gone")
     assert code == 2
     assert "'Missing', 'gone'" in err
     assert on.run(publication="")[0] == 2
 
 
-def test_a_slot_of_another_database(on18: Fixture) -> None:
+def test_a_slot_of_another_database(on18: PublishedDatabase) -> None:
     code, _, err = run_cli("-d", on18.database.cluster.dsn, "-S", on18.slot, "--publication", "p")
     assert code == 2
     assert on18.database.name in err
 
 
-def test_a_physical_slot(on18: Fixture) -> None:
+def test_a_physical_slot(on18: PublishedDatabase) -> None:
     name = f"phys_{on18.database.name}"
     on18.connection.execute("select pg_create_physical_replication_slot(%s)", (name,))
     try:
@@ -208,7 +208,7 @@ def test_a_physical_slot(on18: Fixture) -> None:
         on18.connection.execute("select pg_drop_replication_slot(%s)", (name,))
 
 
-def test_no_replication_privilege(on18: Fixture) -> None:
+def test_no_replication_privilege(on18: PublishedDatabase) -> None:
     on18.sql("create role plain login")
     try:
         code, _, err = on18.run("-U", "plain")
@@ -218,32 +218,32 @@ def test_no_replication_privilege(on18: Fixture) -> None:
         on18.sql("drop role plain")
 
 
-def test_unknown_plugin(on: Fixture) -> None:
+def test_unknown_plugin(on: PublishedDatabase) -> None:
     code, _, err = run_cli("-d", on.database.dsn, "-S", "new_slot", "-c", "-P", "no_such_plugin")
     assert code == 2
     assert "no_such_plugin" in err
     assert on.value("select count(*) from pg_replication_slots where slot_name = 'new_slot'") == 0
 
 
-def test_unknown_option_of_the_plugin(on: Fixture) -> None:
+def test_unknown_option_of_the_plugin(on: PublishedDatabase) -> None:
     code, _, err = on.run("-o", "nonsense=1")
     assert code == 2
     assert "nonsense" in err
 
 
-def test_protocol_version_too_new(on: Fixture) -> None:
+def test_protocol_version_too_new(on: PublishedDatabase) -> None:
     code, _, err = on.run("-o", "proto_version=99")
     assert code == 2
     assert "99" in err
 
 
-def test_another_system_is_refused(on18: Fixture) -> None:
+def test_another_system_is_refused(on18: PublishedDatabase) -> None:
     code, _, err = on18.run("--expect", "1234/1")
     assert code == 2
     assert "1234/1" in err
 
 
-def test_a_start_beyond_the_servers_wal_is_refused(on: Fixture) -> None:
+def test_a_start_beyond_the_servers_wal_is_refused(on: PublishedDatabase) -> None:
     on.sql("insert into t values (1, 'a')")
     before = on.confirmed()
     code, out, err = on.run("--startpos", "FF/0", "-A")
@@ -255,7 +255,7 @@ def test_a_start_beyond_the_servers_wal_is_refused(on: Fixture) -> None:
         assert cli.wait() == 0, cli.stderr
 
 
-def test_injection_is_a_name(on18: Fixture) -> None:
+def test_injection_is_a_name(on18: PublishedDatabase) -> None:
     code, _, _ = run_cli("-d", on18.database.dsn, "-S", "x'; drop table t; --", "--publication", "p")
     assert code == 8
     assert run_cli("-d", on18.database.dsn, "-S", "x'; drop table t; --", "-L", "-u", "0")[0] == 8
@@ -292,7 +292,7 @@ def test_wal_level_and_lost_slots_are_explained() -> None:
 # Slots and publications are made with -c
 
 
-def test_create_slot_and_publication_for_tables(on: Fixture) -> None:
+def test_create_slot_and_publication_for_tables(on: PublishedDatabase) -> None:
     on.sql('create table "Odd ""name"""(id int primary key)', "create table other(id int primary key)")
     name = f"new_{on.database.name}"
     args = ["-d", on.database.dsn, "-S", name, "--publication", "New pub", "--table", 'public.Odd "name"']
@@ -307,7 +307,7 @@ def test_create_slot_and_publication_for_tables(on: Fixture) -> None:
         assert cli.wait() == 0
 
 
-def test_create_slot_and_publication_for_all_tables(on18: Fixture) -> None:
+def test_create_slot_and_publication_for_all_tables(on18: PublishedDatabase) -> None:
     name = f"new_{on18.database.name}"
     args = ["-d", on18.database.dsn, "-S", name, "--publication", "everything", "-c"]
     with CLI(*args) as cli:
@@ -317,7 +317,7 @@ def test_create_slot_and_publication_for_all_tables(on18: Fixture) -> None:
 
 
 @pytest.mark.parametrize("export", [False, True])
-def test_the_sessions_limits_of_time_are_lifted(on: Fixture, export: bool) -> None:
+def test_the_sessions_limits_of_time_are_lifted(on: PublishedDatabase, export: bool) -> None:
     """Neither the creation of a slot, nor the stream, nor a snapshot that is held ends for a limit of the role or the database."""
     limits = ["statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout"]
     limits += ["transaction_timeout"] * (on.database.cluster.version == "18")
@@ -345,7 +345,7 @@ def test_the_sessions_limits_of_time_are_lifted(on: Fixture, export: bool) -> No
 
 
 @pytest.mark.parametrize("mode", [["--create-timeout", "1"], ["-L", "-u", "1"]])
-def test_creation_that_waits_for_a_transaction_gives_up(on: Fixture, mode: list[str]) -> None:
+def test_creation_that_waits_for_a_transaction_gives_up(on: PublishedDatabase, mode: list[str]) -> None:
     name = f"new_{on.database.name}"
     with on.database.connect() as other:
         other.execute("begin")
@@ -359,7 +359,7 @@ def test_creation_that_waits_for_a_transaction_gives_up(on: Fixture, mode: list[
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_while_the_slot_is_made_leaves_none(on18: Fixture, number: signal.Signals) -> None:
+def test_a_signal_while_the_slot_is_made_leaves_none(on18: PublishedDatabase, number: signal.Signals) -> None:
     name = f"new_{on18.database.name}"
     with on18.database.connect() as other:
         other.execute("begin")
@@ -372,7 +372,7 @@ def test_a_signal_while_the_slot_is_made_leaves_none(on18: Fixture, number: sign
     until(lambda: on18.value("select count(*) from pg_replication_slots where slot_name = %s", name) == 0)
 
 
-def test_wal2json_is_the_plugin_of_a_new_slot_with_version_2(on15: Fixture) -> None:
+def test_wal2json_is_the_plugin_of_a_new_slot_with_version_2(on15: PublishedDatabase) -> None:
     name = f"new_{on15.database.name}"
     with CLI("-d", on15.database.dsn, "-S", name, "-c", "-J", header=False) as cli:
         until(lambda: on15.value("select active from pg_replication_slots where slot_name = %s", name))
@@ -390,7 +390,7 @@ def test_a_plugin_that_the_server_does_not_allow() -> None:
         assert "output_plugin_libraries" in err
 
 
-def test_a_table_without_identity_is_named(on18: Fixture) -> None:
+def test_a_table_without_identity_is_named(on18: PublishedDatabase) -> None:
     on18.sql("create table nokey(v int)", "alter publication p add table nokey")
     with on18.cli() as cli:
         until(lambda: "nokey" in cli.stderr)
@@ -400,7 +400,7 @@ def test_a_table_without_identity_is_named(on18: Fixture) -> None:
 # pgoutput's own options, by name
 
 
-def test_what_the_server_is_too_old_for_is_named(on15: Fixture) -> None:
+def test_what_the_server_is_too_old_for_is_named(on15: PublishedDatabase) -> None:
     code, _, err = on15.run("--streaming", "parallel")
     assert code == 2
     assert "streaming=parallel" in err
@@ -408,7 +408,7 @@ def test_what_the_server_is_too_old_for_is_named(on15: Fixture) -> None:
     assert on15.run("--origin", "none")[0] == 2
 
 
-def test_messages(on: Fixture) -> None:
+def test_messages(on: PublishedDatabase) -> None:
     on.sql("select pg_logical_emit_message(false, 'prefix', 'content')", "insert into t values (1)")
     with on.cli("--messages") as cli:
         message = decode(cli.take(1)[0][1])
@@ -418,7 +418,7 @@ def test_messages(on: Fixture) -> None:
         assert cli.quit() == 0
 
 
-def test_binary(on18: Fixture) -> None:
+def test_binary(on18: PublishedDatabase) -> None:
     on18.sql("insert into t values (258, 'a')")
     with on18.cli("--binary") as cli:
         row = decode(cli.take(3)[-1][1])
@@ -427,7 +427,7 @@ def test_binary(on18: Fixture) -> None:
         assert cli.quit() == 0
 
 
-def test_an_output_that_does_not_fit_the_slot(on15: Fixture) -> None:
+def test_an_output_that_does_not_fit_the_slot(on15: PublishedDatabase) -> None:
     slot = on15.make_slot("test_decoding", "_td")
     code, _, err = run_cli("-d", on15.database.dsn, "-S", slot, "--output", "wal2json")
     assert code == 2

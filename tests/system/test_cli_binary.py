@@ -6,7 +6,7 @@ import re
 import postgres
 
 from support.binary_values import VALUES, Server, array_of, values_of
-from support.published_table import Fixture
+from support.published_database import PublishedDatabase
 from support.waiting import until
 
 USERS = """
@@ -33,7 +33,7 @@ delete from users;
 """
 
 
-def run(on: Fixture, *args: str) -> tuple[int, bytes, str]:
+def run(on: PublishedDatabase, *args: str) -> tuple[int, bytes, str]:
     """Run to the end position: exit code, stdout, stderr. Standard input stays open: its end would end the stream."""
     on.released()
     with on.cli(*args, "--endpos", str(on.value("select pg_current_wal_insert_lsn()")), header=False) as cli:
@@ -41,7 +41,7 @@ def run(on: Fixture, *args: str) -> tuple[int, bytes, str]:
         return cli.wait(), out, cli.stderr
 
 
-def fill(on: Fixture) -> None:
+def fill(on: PublishedDatabase) -> None:
     """One table with a column of every type that a column can have, and of arrays of each; another with users' types."""
     server = Server(on.database)
     on.sql('create table "Odd table" ()', USERS)
@@ -79,7 +79,7 @@ def without_time(line: bytes) -> bytes:
     return re.sub(rb'"ts_[mun]s":[0-9]+', b"", line)
 
 
-def test_rendered_as_the_text_form_is(on: Fixture) -> None:
+def test_rendered_as_the_text_form_is(on: PublishedDatabase) -> None:
     fill(on)
     for output in (["-J"], ["--output", "test_decoding"], ["--output", "json"], ["--output", "debezium"]):
         code, expected, stderr = run(on, *output, "-H", "-N")
@@ -91,13 +91,13 @@ def test_rendered_as_the_text_form_is(on: Fixture) -> None:
         assert len(found) > 100_000
 
 
-def test_what_is_not_rendered_is_as_the_server_sends_it(on18: Fixture) -> None:
+def test_what_is_not_rendered_is_as_the_server_sends_it(on18: PublishedDatabase) -> None:
     on18.sql("insert into t values (258, 'x')")
     _, out, _ = run(on18, "--binary")
     assert b"b\0\0\0\4\0\0\1\2" in out
 
 
-def test_streamed_transactions_too(on18: Fixture) -> None:
+def test_streamed_transactions_too(on18: PublishedDatabase) -> None:
     on18.sql("create table n (id int primary key, at timestamptz, n numeric)", "alter publication p add table n")
     on18.sql("insert into n select g, timestamptz '2000-01-01' + g * interval '1 s', g / 7.0 from generate_series(1, 5000) g")
     expected = run(on18, "-J", "-N")
@@ -109,7 +109,7 @@ def test_streamed_transactions_too(on18: Fixture) -> None:
     assert expected[1].count(b'"action":"I"') == 5000
 
 
-def test_a_type_without_a_binary_form_is_named_before_the_stream_starts(on: Fixture) -> None:
+def test_a_type_without_a_binary_form_is_named_before_the_stream_starts(on: PublishedDatabase) -> None:
     on.sql(
         "create domain rights as aclitem[]",
         "create type holder as (a int, r rights)",
@@ -130,7 +130,7 @@ def test_a_type_without_a_binary_form_is_named_before_the_stream_starts(on: Fixt
     assert out.count(b"postgres=r/postgres") == 2
 
 
-def test_a_type_without_a_binary_form_in_mid_stream(on18: Fixture) -> None:
+def test_a_type_without_a_binary_form_in_mid_stream(on18: PublishedDatabase) -> None:
     """A table that is published after the start; the server's own error does not name it."""
     with on18.cli("--binary") as cli:
         until(on18.is_active, "the stream")
@@ -141,13 +141,13 @@ def test_a_type_without_a_binary_form_in_mid_stream(on18: Fixture) -> None:
         assert "leave the option 'binary' out" in cli.stderr
 
 
-def test_column_lists_may_leave_such_a_column_out(on18: Fixture) -> None:
+def test_column_lists_may_leave_such_a_column_out(on18: PublishedDatabase) -> None:
     on18.sql("create table u (id int primary key, a aclitem[])", "alter publication p add table u (id)")
     assert run(on18, "--binary")[0] == 0
 
 
 def test_an_extensions_type_is_named(pg15: postgres.Cluster) -> None:
-    with pg15.database() as database, contextlib.closing(Fixture(database)) as on:
+    with pg15.database() as database, contextlib.closing(PublishedDatabase(database)) as on:
         on.sql("create extension hstore; create extension citext")
         on.sql("create table u (id int primary key, c citext, h hstore)", "alter publication p add table u")
         on.sql("insert into u values (1, 'It', null)")

@@ -14,13 +14,13 @@ import pytest
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Commit, Insert
-from support.published_table import Fixture, backlog, insert
+from support.published_database import PublishedDatabase, backlog, insert
 from support.requirements import need
 from support.waiting import until
 
 
 @pytest.mark.parametrize("way", ["q", "SIGINT", "SIGTERM"])
-def test_ways_out_lose_no_feedback_under_a_backlog(on: Fixture, way: str) -> None:
+def test_ways_out_lose_no_feedback_under_a_backlog(on: PublishedDatabase, way: str) -> None:
     """Feedback, then the end at once, with unread data on the socket and stdout blocked (PITFALLS A9)."""
     backlog(on, rows=40_000)
     for _ in range(3):
@@ -33,7 +33,7 @@ def test_ways_out_lose_no_feedback_under_a_backlog(on: Fixture, way: str) -> Non
         assert on.confirmed() == end
 
 
-def test_quit_in_the_middle_of_a_huge_transaction(on18: Fixture) -> None:
+def test_quit_in_the_middle_of_a_huge_transaction(on18: PublishedDatabase) -> None:
     insert(on18, 0)
     on18.sql("insert into t select g, repeat('x', 100) from generate_series(1, 200000) g")
     with on18.cli() as cli:
@@ -44,7 +44,7 @@ def test_quit_in_the_middle_of_a_huge_transaction(on18: Fixture) -> None:
     assert on18.confirmed() == end
 
 
-def test_stdin_closed_is_4_and_keeps_feedback(on: Fixture) -> None:
+def test_stdin_closed_is_4_and_keeps_feedback(on: PublishedDatabase) -> None:
     insert(on, 1)
     with on.cli() as cli:
         end, _ = cli.transactions(1)[0]
@@ -54,7 +54,7 @@ def test_stdin_closed_is_4_and_keeps_feedback(on: Fixture) -> None:
     assert on.confirmed() >= end
 
 
-def test_with_auto_feedback_and_an_end_nobody_needs_stdin(on18: Fixture) -> None:
+def test_with_auto_feedback_and_an_end_nobody_needs_stdin(on18: PublishedDatabase) -> None:
     """As from cron and systemd. All other streams end with stdin, and say how to keep it open."""
     end = str(on18.value("select pg_current_wal_insert_lsn() + 65536"))
     with on18.cli("-A", "--endpos", end) as cli:
@@ -72,7 +72,7 @@ def test_with_auto_feedback_and_an_end_nobody_needs_stdin(on18: Fixture) -> None
         on18.released()
 
 
-def test_a_named_pipe_keeps_stdin_open(on18: Fixture, tmp_path: Path) -> None:
+def test_a_named_pipe_keeps_stdin_open(on18: PublishedDatabase, tmp_path: Path) -> None:
     """The way that the hint of exit code 4 shows."""
     os.mkfifo(tmp_path / "commands")
     insert(on18, 1)
@@ -85,7 +85,7 @@ def test_a_named_pipe_keeps_stdin_open(on18: Fixture, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("closed", "code"), [("<&-", 4), ("2>&- </dev/null", 4), ("-A --endpos 0/1 <&- 2>&-", 0)])
-def test_descriptors_that_are_closed_at_the_start(on18: Fixture, closed: str, code: int) -> None:
+def test_descriptors_that_are_closed_at_the_start(on18: PublishedDatabase, closed: str, code: int) -> None:
     """Nothing else takes their place: a socket, say, that would be read as commands."""
     command = shlex.join(CLI_ARGS(on18))
     done = subprocess.run(["sh", "-c", f"exec {command} {closed}"], stdout=subprocess.PIPE, timeout=60)
@@ -93,7 +93,7 @@ def test_descriptors_that_are_closed_at_the_start(on18: Fixture, closed: str, co
 
 
 @pytest.mark.parametrize("busy", [True, False])
-def test_stdout_closed_is_7(on18: Fixture, busy: bool) -> None:
+def test_stdout_closed_is_7(on18: PublishedDatabase, busy: bool) -> None:
     if busy:
         backlog(on18, rows=20_000)
     with on18.cli() as cli:
@@ -104,20 +104,20 @@ def test_stdout_closed_is_7(on18: Fixture, busy: bool) -> None:
         assert "Traceback" not in cli.stderr
 
 
-def test_stdout_full_is_7(on18: Fixture) -> None:
+def test_stdout_full_is_7(on18: PublishedDatabase) -> None:
     insert(on18, 1)
     with open("/dev/full", "wb") as full:
         code = subprocess.Popen([*CLI_ARGS(on18)], stdin=subprocess.PIPE, stdout=full, stderr=subprocess.DEVNULL).wait(60)
     assert code == 7
 
 
-def CLI_ARGS(on: Fixture) -> list[str]:  # noqa: N802 - reads as the class beside it
+def CLI_ARGS(on: PublishedDatabase) -> list[str]:  # noqa: N802 - reads as the class beside it
     import sys
 
     return [sys.executable, "-m", "cli", "-d", on.database.dsn, "-S", on.slot, "--publication", "p", "-H"]
 
 
-def test_a_terminated_backend_is_3(on: Fixture) -> None:
+def test_a_terminated_backend_is_3(on: PublishedDatabase) -> None:
     with on.cli() as cli:
         pid = until(lambda: on.value("select active_pid from pg_replication_slots where slot_name = %s", on.slot))
         on.connection.execute("select pg_terminate_backend(%s)", (pid,))
@@ -125,7 +125,7 @@ def test_a_terminated_backend_is_3(on: Fixture) -> None:
         assert "57P01" in cli.stderr
 
 
-def test_a_publication_dropped_in_mid_stream(on: Fixture) -> None:
+def test_a_publication_dropped_in_mid_stream(on: PublishedDatabase) -> None:
     """Up to 17 the server says so; from 18 on it only warns, and skips: both end the stream, and nothing is confirmed."""
     before = on.confirmed()
     with on.cli("-s", "0.1") as cli:
@@ -139,7 +139,7 @@ def test_a_publication_dropped_in_mid_stream(on: Fixture) -> None:
     assert on.confirmed() >= before
 
 
-def test_a_publication_younger_than_the_slot_loses_nothing_silently(on: Fixture) -> None:
+def test_a_publication_younger_than_the_slot_loses_nothing_silently(on: PublishedDatabase) -> None:
     on.sql("drop publication p")
     on.connection.execute("select pg_drop_replication_slot(%s)", (on.slot,))
     on.make_slot()
@@ -152,7 +152,7 @@ def test_a_publication_younger_than_the_slot_loses_nothing_silently(on: Fixture)
     assert on.confirmed() == before
 
 
-def test_changes_made_while_there_was_no_publication_end_the_stream_before_them(on: Fixture) -> None:
+def test_changes_made_while_there_was_no_publication_end_the_stream_before_them(on: PublishedDatabase) -> None:
     """Whatever came after them, and whatever messages the database's sessions are to get: a later version only warns."""
     on.sql(f'alter database "{on.database.name}" set client_min_messages = error')
     insert(on, 1)
@@ -176,7 +176,7 @@ def test_changes_made_while_there_was_no_publication_end_the_stream_before_them(
     assert [f"table public.t: INSERT: id[integer]:{number}" in str(gap) for number in (2, 3)] == [True, True]
 
 
-def test_a_publication_that_had_another_name_is_streamed_under_it(on: Fixture) -> None:
+def test_a_publication_that_had_another_name_is_streamed_under_it(on: PublishedDatabase) -> None:
     insert(on, 1)
     on.sql("alter publication p rename to q")
     insert(on, 2)
@@ -197,14 +197,14 @@ def test_a_server_that_is_gone_is_3() -> None:
     version = "18"
     need(version)
     with postgres.Cluster(version) as cluster:
-        with cluster.database("db") as database, contextlib.closing(Fixture(database)) as on:
+        with cluster.database("db") as database, contextlib.closing(PublishedDatabase(database)) as on:
             insert(on, 1)
             with on.cli() as cli:
                 cli.transactions(1)
                 os.kill(int(str(on.value("select active_pid from pg_replication_slots"))), signal.SIGKILL)
                 assert cli.wait() == 3
             until(lambda: _connects(cluster))
-        with cluster.database("db2") as database, contextlib.closing(Fixture(database)) as on:
+        with cluster.database("db2") as database, contextlib.closing(PublishedDatabase(database)) as on:
             insert(on, 1)
             before = on.confirmed()
             with on.cli() as cli:
@@ -228,7 +228,7 @@ def _connects(cluster: postgres.Cluster) -> bool:
     return True
 
 
-def test_a_frozen_walsender_is_given_up(on18: Fixture) -> None:
+def test_a_frozen_walsender_is_given_up(on18: PublishedDatabase) -> None:
     with on18.cli("--receive-timeout", "2") as cli:
         pid = int(str(until(lambda: on18.value("select active_pid from pg_replication_slots where slot_name = %s", on18.slot))))
         os.kill(pid, signal.SIGSTOP)
@@ -242,7 +242,7 @@ def test_a_frozen_walsender_is_given_up(on18: Fixture) -> None:
         assert cli.transactions(1)[0][1] == [b"1"]
 
 
-def test_silence_is_no_loss_while_the_server_answers(on18: Fixture) -> None:
+def test_silence_is_no_loss_while_the_server_answers(on18: PublishedDatabase) -> None:
     with on18.cli("--receive-timeout", "1", "-s", "0") as cli:
         until(on18.is_active)
         deadline = time.monotonic() + 3
@@ -254,7 +254,7 @@ def test_silence_is_no_loss_while_the_server_answers(on18: Fixture) -> None:
         assert cli.quit() == 0
 
 
-def test_a_parent_that_dies_takes_the_streamer_along(on18: Fixture, tmp_path: Path) -> None:
+def test_a_parent_that_dies_takes_the_streamer_along(on18: PublishedDatabase, tmp_path: Path) -> None:
     """kill -9 of the parent closes stdin: no orphan keeps the slot (PITFALLS D20)."""
     script = (
         "import subprocess, sys, time\n"

@@ -26,13 +26,13 @@ from cdcpipe.pgoutput.messages import (
     StreamStop,
     Type,
 )
-from support.published_table import Fixture
+from support.published_database import PublishedDatabase
 from support.waiting import until
 
 SMALL_MEMORY = ("-m", "options=-c logical_decoding_work_mem=64kB")
 
 
-class On(Fixture):
+class On(PublishedDatabase):
     """With a way to run to the end of what there is."""
 
     def to_the_end(self, *args: str) -> list[tuple[LSN, bytes]]:

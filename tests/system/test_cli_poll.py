@@ -3,11 +3,11 @@
 import signal
 
 from support.cli_process import CLI, run_cli
-from support.published_table import Fixture, insert
+from support.published_database import PublishedDatabase, insert
 from support.waiting import until
 
 
-def test_poll_mode(on: Fixture) -> None:
+def test_poll_mode(on: PublishedDatabase) -> None:
     base = ["-d", on.database.dsn, "-S", on.slot, "-L"]
     assert run_cli(*base)[:2] == (0, b"")
     assert run_cli("-d", on.database.dsn, "-S", "nope", "-L")[0] == 8
@@ -22,7 +22,7 @@ def test_poll_mode(on: Fixture) -> None:
             assert waiting.wait() == 0
 
 
-def test_poll_mode_needs_no_replication_role(on18: Fixture) -> None:
+def test_poll_mode_needs_no_replication_role(on18: PublishedDatabase) -> None:
     on18.sql("create role poller login")
     try:
         assert run_cli("-d", on18.database.dsn, "-U", "poller", "-S", on18.slot, "-L")[0] == 0
@@ -30,7 +30,7 @@ def test_poll_mode_needs_no_replication_role(on18: Fixture) -> None:
         on18.sql("drop role poller")
 
 
-def test_standby_takes_over(on: Fixture) -> None:
+def test_standby_takes_over(on: PublishedDatabase) -> None:
     """The active one is killed; one of two standbys goes on where it was, the other goes on waiting."""
     insert(on, 1, 2)
     with on.cli() as active:
@@ -49,7 +49,7 @@ def test_standby_takes_over(on: Fixture) -> None:
             assert loser.quit() == 0
 
 
-def test_standby_honours_the_poll_duration(on18: Fixture) -> None:
+def test_standby_honours_the_poll_duration(on18: PublishedDatabase) -> None:
     with on18.cli():
         until(on18.is_active)
         assert on18.run("--standby", "-u", "0.3")[0] == 9
@@ -59,7 +59,7 @@ def test_standby_honours_the_poll_duration(on18: Fixture) -> None:
             assert standby.wait() == 0
 
 
-def test_a_stopped_consumer_holds_the_slot_until_the_servers_timeout(on18: Fixture) -> None:
+def test_a_stopped_consumer_holds_the_slot_until_the_servers_timeout(on18: PublishedDatabase) -> None:
     with on18.cli("-m", "options=-c wal_sender_timeout=2s") as active:
         until(on18.is_active)
         active.signal(signal.SIGSTOP)

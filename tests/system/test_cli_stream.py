@@ -10,13 +10,13 @@ import pytest
 
 from cdcpipe.lsn import LSN
 from support.cli_process import CLI, run_cli
-from support.published_table import Fixture, backlog, insert
+from support.published_database import PublishedDatabase, backlog, insert
 from support.waiting import until
 
 # Feedback
 
 
-def test_feedback_moves_the_slot_and_what_was_not_confirmed_comes_again(on: Fixture) -> None:
+def test_feedback_moves_the_slot_and_what_was_not_confirmed_comes_again(on: PublishedDatabase) -> None:
     insert(on, 1, 2, 3)
     with on.cli() as cli:
         done = cli.transactions(3)
@@ -29,7 +29,7 @@ def test_feedback_moves_the_slot_and_what_was_not_confirmed_comes_again(on: Fixt
         assert cli.quit() == 0
 
 
-def test_interleaved_transactions_are_cut_exactly(on: Fixture) -> None:
+def test_interleaved_transactions_are_cut_exactly(on: PublishedDatabase) -> None:
     """T2's row is written before T1 commits: feedback on T1's end brings T2 again, all of it and nothing else (PITFALLS 0, A1)."""
     with on.database.connect() as one, on.database.connect() as two:
         for connection in (two, one):
@@ -48,7 +48,7 @@ def test_interleaved_transactions_are_cut_exactly(on: Fixture) -> None:
         assert cli.transactions(1)[0][1] == [b"2"]
 
 
-def test_random_interleavings_and_kill_points_lose_nothing(on18: Fixture) -> None:
+def test_random_interleavings_and_kill_points_lose_nothing(on18: PublishedDatabase) -> None:
     """Consumers die at random; what they had confirmed and what came later is everything, and nothing confirmed comes again."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -92,7 +92,7 @@ LIARS = ["F FFFFFFFF/FFFFFFFF\n", "F 7F000000/0\n", "F 0/0\n", "F 0/1\n", "# F F
 
 
 @pytest.mark.parametrize("lie", LIARS)
-def test_feedback_liars_confirm_no_more_than_was_written(on18: Fixture, lie: str) -> None:
+def test_feedback_liars_confirm_no_more_than_was_written(on18: PublishedDatabase, lie: str) -> None:
     insert(on18, 1, 2)
     with on18.cli() as cli:
         cli.say(lie)
@@ -107,7 +107,7 @@ def test_feedback_liars_confirm_no_more_than_was_written(on18: Fixture, lie: str
 
 
 @pytest.mark.parametrize("command", ["F 0/1junk\n", "F\n", "hello\n", "#" * 5000, "f 0/1\n"])
-def test_bad_commands_exit_6_and_keep_earlier_feedback(on18: Fixture, command: str) -> None:
+def test_bad_commands_exit_6_and_keep_earlier_feedback(on18: PublishedDatabase, command: str) -> None:
     insert(on18, 1)
     with on18.cli() as cli:
         end, _ = cli.transactions(1)[0]
@@ -117,7 +117,7 @@ def test_bad_commands_exit_6_and_keep_earlier_feedback(on18: Fixture, command: s
     assert on18.confirmed() >= end  # an idle server's keepalive may have moved it on
 
 
-def test_feedback_in_the_middle_of_a_transaction_is_cut_down(on18: Fixture) -> None:
+def test_feedback_in_the_middle_of_a_transaction_is_cut_down(on18: PublishedDatabase) -> None:
     insert(on18, 1)
     on18.sql("begin", "insert into t values (2)", "insert into t values (3)", "commit")
     with on18.cli() as cli:
@@ -128,7 +128,7 @@ def test_feedback_in_the_middle_of_a_transaction_is_cut_down(on18: Fixture) -> N
     assert on18.confirmed() == end
 
 
-def test_feedback_interval_delays_and_quit_does_not_lose_it(on18: Fixture) -> None:
+def test_feedback_interval_delays_and_quit_does_not_lose_it(on18: PublishedDatabase) -> None:
     insert(on18, 1)
     before = on18.confirmed()
     with on18.cli("-F", "600", "-s", "600") as cli:
@@ -140,14 +140,14 @@ def test_feedback_interval_delays_and_quit_does_not_lose_it(on18: Fixture) -> No
     assert on18.confirmed() >= end
 
 
-def test_auto_feedback_confirms_what_was_written(on: Fixture) -> None:
+def test_auto_feedback_confirms_what_was_written(on: PublishedDatabase) -> None:
     insert(on, 1, 2)
     with on.cli("-A") as cli:
         end = cli.transactions(2)[-1][0]
         until(lambda: on.confirmed() >= end)
 
 
-def test_100000_feedback_lines_before_the_first_read(on18: Fixture) -> None:
+def test_100000_feedback_lines_before_the_first_read(on18: PublishedDatabase) -> None:
     """stdin is read while stdout is blocked: both pipes full would be the end (PITFALLS A8)."""
     backlog(on18, rows=50_000)
     with on18.cli() as cli:
@@ -160,7 +160,7 @@ def test_100000_feedback_lines_before_the_first_read(on18: Fixture) -> None:
 # Keepalives
 
 
-def test_an_idle_slot_retains_no_wal(on: Fixture) -> None:
+def test_an_idle_slot_retains_no_wal(on: PublishedDatabase) -> None:
     on.sql("create table unpublished(v text)")
     with on.cli():
         until(on.is_active)
@@ -176,7 +176,7 @@ def test_an_idle_slot_retains_no_wal(on: Fixture) -> None:
         until(restart_is_near)
 
 
-def test_a_keepalive_is_not_confirmed_while_a_transaction_is_outstanding(on: Fixture) -> None:
+def test_a_keepalive_is_not_confirmed_while_a_transaction_is_outstanding(on: PublishedDatabase) -> None:
     on.sql("create table unpublished(v text)")
     insert(on, 1)
     before = on.confirmed()
@@ -206,7 +206,7 @@ def test_a_keepalive_is_not_confirmed_while_a_transaction_is_outstanding(on: Fix
 
 
 @pytest.mark.slow
-def test_a_stalled_reader_costs_neither_connection_nor_memory(on: Fixture) -> None:
+def test_a_stalled_reader_costs_neither_connection_nor_memory(on: PublishedDatabase) -> None:
     backlog(on, rows=150_000)
     with on.cli("-m", "options=-c wal_sender_timeout=4s") as cli:
         until(on.is_active)
@@ -227,7 +227,7 @@ def test_a_stalled_reader_costs_neither_connection_nor_memory(on: Fixture) -> No
 # Positions
 
 
-def test_endpos_is_reached_and_not_passed(on: Fixture) -> None:
+def test_endpos_is_reached_and_not_passed(on: PublishedDatabase) -> None:
     insert(on, 1, 2)
     end = str(on.value("select pg_current_wal_insert_lsn()"))
     insert(on, 3)
@@ -238,12 +238,12 @@ def test_endpos_is_reached_and_not_passed(on: Fixture) -> None:
         assert len(cli.transactions(2)) == 2
 
 
-def test_endpos_with_nothing_to_send(on18: Fixture) -> None:
+def test_endpos_with_nothing_to_send(on18: PublishedDatabase) -> None:
     with on18.cli("--endpos", str(on18.value("select pg_current_wal_lsn()"))) as cli:
         assert cli.wait() == 0
 
 
-def test_endpos_wait_takes_feedback_after_the_end(on18: Fixture) -> None:
+def test_endpos_wait_takes_feedback_after_the_end(on18: PublishedDatabase) -> None:
     insert(on18, 1)
     end = str(on18.value("select pg_current_wal_insert_lsn()"))
     insert(on18, 2)
@@ -255,7 +255,7 @@ def test_endpos_wait_takes_feedback_after_the_end(on18: Fixture) -> None:
     assert on18.confirmed() == records[-1][0]
 
 
-def test_startpos_leaves_out_without_confirming(on18: Fixture) -> None:
+def test_startpos_leaves_out_without_confirming(on18: PublishedDatabase) -> None:
     insert(on18, 1, 2)
     before = on18.confirmed()
     with on18.cli() as cli:
@@ -267,7 +267,7 @@ def test_startpos_leaves_out_without_confirming(on18: Fixture) -> None:
     assert on18.confirmed() == before
 
 
-def test_no_secret_shows(on18: Fixture, tmp_path: Path) -> None:
+def test_no_secret_shows(on18: PublishedDatabase, tmp_path: Path) -> None:
     """A password from the environment is in no command line, and in nothing that is said."""
     with on18.cli("-vv", env={"PGPASSWORD": "CANARY"}) as cli:
         until(on18.is_active)
@@ -279,7 +279,7 @@ def test_no_secret_shows(on18: Fixture, tmp_path: Path) -> None:
     assert "CANARY" not in err
 
 
-def test_wake_ups_do_not_hold_a_lone_transaction_back_over_tcp(on18: Fixture) -> None:
+def test_wake_ups_do_not_hold_a_lone_transaction_back_over_tcp(on18: PublishedDatabase) -> None:
     """After a burst the kernel's low-water mark goes back: the next single row is there without another one after it."""
     backlog(on18, rows=30_000)
     with CLI("-d", on18.database.tcp_dsn, "-S", on18.slot, "--publication", "p") as cli:
@@ -290,7 +290,7 @@ def test_wake_ups_do_not_hold_a_lone_transaction_back_over_tcp(on18: Fixture) ->
         assert cli.quit() == 0
 
 
-def test_two_writers_while_streaming(on18: Fixture) -> None:
+def test_two_writers_while_streaming(on18: PublishedDatabase) -> None:
     """Nothing is missing and nothing is twice under concurrent writes with feedback for each transaction."""
 
     def write(start: int) -> None:

@@ -10,12 +10,12 @@ import pytest
 from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
 from support.cli_process import CLI, run_cli
-from support.published_table import Fixture
+from support.published_database import PublishedDatabase
 
 
 @pytest.fixture
-def on15(pg15: postgres.Cluster) -> Iterator[Fixture]:
-    with pg15.database() as database, contextlib.closing(Fixture(database)) as made:
+def on15(pg15: postgres.Cluster) -> Iterator[PublishedDatabase]:
+    with pg15.database() as database, contextlib.closing(PublishedDatabase(database)) as made:
         made.sql(
             "create type mood as enum ('sad', 'ok')", "create table m(id int primary key, m mood, n numeric(8,2), s varchar(7))"
         )
@@ -23,7 +23,7 @@ def on15(pg15: postgres.Cluster) -> Iterator[Fixture]:
         yield made
 
 
-def workload(on: Fixture) -> str:
+def workload(on: PublishedDatabase) -> str:
     on.make_slot("wal2json", "_w")
     on.connection.execute("select pg_drop_replication_slot(%s)", (on.slot,))
     on.make_slot()
@@ -42,7 +42,7 @@ def workload(on: Fixture) -> str:
 
 
 @pytest.mark.parametrize("option", ["-j", "-J"])
-def test_the_same_records(on15: Fixture, option: str) -> None:
+def test_the_same_records(on15: PublishedDatabase, option: str) -> None:
     """Headers too, but for those of Begin (pgoutput sends it with the first published change) and of version 1."""
     end = workload(on15)
     outputs = []
@@ -56,7 +56,7 @@ def test_the_same_records(on15: Fixture, option: str) -> None:
     assert len(outputs[0]) > 3
 
 
-def test_feedback_on_a_transactions_record_is_exact(on15: Fixture) -> None:
+def test_feedback_on_a_transactions_record_is_exact(on15: PublishedDatabase) -> None:
     end = workload(on15)
     with CLI("-d", on15.database.dsn, "-S", on15.slot, "--publication", "p", "-j", "--endpos", end, "--endpos-wait") as cli:
         lsn, record = list(cli.records())[1]
@@ -66,7 +66,7 @@ def test_feedback_on_a_transactions_record_is_exact(on15: Fixture) -> None:
     assert on15.confirmed() == lsn
 
 
-def test_feedback_on_rendered_records(on15: Fixture) -> None:
+def test_feedback_on_rendered_records(on15: PublishedDatabase) -> None:
     end = workload(on15)
     with CLI(
         "-d", on15.database.dsn, "-S", on15.slot, "--publication", "p", "-JN", "--endpos", end, "--endpos-wait", header=False
@@ -77,7 +77,7 @@ def test_feedback_on_rendered_records(on15: Fixture) -> None:
     assert on15.confirmed() == commits[1]
 
 
-def test_an_unknown_option_is_named(on15: Fixture) -> None:
+def test_an_unknown_option_is_named(on15: PublishedDatabase) -> None:
     code, _, err = run_cli("-d", on15.database.dsn, "-S", on15.slot, "--publication", "p", "-J", "-o", "nonsense=1")
     assert code in (1, 2)
     assert "nonsense" in err
@@ -85,7 +85,7 @@ def test_an_unknown_option_is_named(on15: Fixture) -> None:
 
 def test_without_the_servers_plugin(pg18: postgres.Cluster) -> None:
     """The reason for all this: JSON from a server that has no wal2json."""
-    with pg18.database() as database, contextlib.closing(Fixture(database)) as on:
+    with pg18.database() as database, contextlib.closing(PublishedDatabase(database)) as on:
         on.sql("insert into t values (1, 'a')")
         with on.cli("-J", header=False) as cli:
             records = [json.loads(record) for _, record in cli.take(3)]
@@ -100,7 +100,7 @@ def test_without_the_servers_plugin(pg18: postgres.Cluster) -> None:
 @pytest.mark.parametrize("option", ["-j", "-J"])
 def test_a_transaction_that_cannot_be_rendered_is_not_confirmed(pg18: postgres.Cluster, option: str) -> None:
     """What came before it is written; it may fail at its very end, when only the record is missing."""
-    with pg18.database() as database, contextlib.closing(Fixture(database)) as on:
+    with pg18.database() as database, contextlib.closing(PublishedDatabase(database)) as on:
         origin = f"gone_{database.name}"
         on.sql("insert into t values (1, 'local')")
         on.sql(f"select pg_replication_origin_create('{origin}')", f"select pg_replication_origin_session_setup('{origin}')")

@@ -11,7 +11,7 @@ import pytest
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Commit, Insert
-from support.published_table import Fixture
+from support.published_database import PublishedDatabase
 from support.waiting import until
 from support.whole_transactions import plain
 
@@ -23,18 +23,18 @@ Records = list[tuple[LSN, bytes]]
 
 
 @pytest.fixture(params=["16", "18"])
-def on(request: pytest.FixtureRequest) -> Iterator[Fixture]:
+def on(request: pytest.FixtureRequest) -> Iterator[PublishedDatabase]:
     cluster: postgres.Cluster = request.getfixturevalue(f"pg{request.param}")
-    with cluster.database() as database, contextlib.closing(Fixture(database)) as made:
+    with cluster.database() as database, contextlib.closing(PublishedDatabase(database)) as made:
         yield made
 
 
-def end(on: Fixture) -> str:
+def end(on: PublishedDatabase) -> str:
     on.sql("create table flush (); drop table flush")
     return str(on.value("select pg_current_wal_insert_lsn()"))
 
 
-def records(on: Fixture, *args: str, until_lsn: str) -> Records:
+def records(on: PublishedDatabase, *args: str, until_lsn: str) -> Records:
     """Run to the end position, without a word of feedback."""
     on.released()
     with on.cli("--endpos", until_lsn, *args) as cli:
@@ -47,7 +47,7 @@ def rows(first: int, last: int, width: int = 100) -> str:
     return f"insert into t select g, repeat('x', {width}) from generate_series({first}, {last}) g"
 
 
-def workload(on: Fixture) -> None:
+def workload(on: PublishedDatabase) -> None:
     with on.database.connect() as one, on.database.connect() as two:
         for session in (one, two):
             session.execute("begin")
@@ -70,7 +70,7 @@ def workload(on: Fixture) -> None:
 
 
 @pytest.mark.parametrize("spill", ["64MiB", "10kB"])
-def test_the_same_as_version_1(on: Fixture, spill: str) -> None:
+def test_the_same_as_version_1(on: PublishedDatabase, spill: str) -> None:
     workload(on)
     last = end(on)
     expected = records(on, until_lsn=last)
@@ -81,7 +81,7 @@ def test_the_same_as_version_1(on: Fixture, spill: str) -> None:
         assert plain(records(on, *WHOLE, "--spill-threshold", spill, "-m", session, until_lsn=last)) == plain(expected)
 
 
-def test_from_and_to_any_position(on18: Fixture) -> None:
+def test_from_and_to_any_position(on18: PublishedDatabase) -> None:
     """Also in the middle of transactions that are streamed: what commits in between comes, whole."""
     workload(on18)
     last = end(on18)
@@ -94,7 +94,7 @@ def test_from_and_to_any_position(on18: Fixture) -> None:
         assert plain(records(on18, *options, *WHOLE, "-m", SESSION, until_lsn=str(stop))) == wanted
 
 
-def test_every_row_in_a_subtransaction_of_its_own(on18: Fixture) -> None:
+def test_every_row_in_a_subtransaction_of_its_own(on18: PublishedDatabase) -> None:
     on18.sql("""do $$ begin
         for i in 1 .. 10000 loop
             begin
@@ -108,7 +108,7 @@ def test_every_row_in_a_subtransaction_of_its_own(on18: Fixture) -> None:
     assert [int(insert.new[0]) for insert in inserts if isinstance(insert, Insert)] == list(range(1, 10000, 2))
 
 
-def test_rendered_and_with_newlines(on18: Fixture) -> None:
+def test_rendered_and_with_newlines(on18: PublishedDatabase) -> None:
     workload(on18)
     last = end(on18)
     for args in (["-J"], ["-J", "-N"], ["-N"]):
@@ -117,7 +117,7 @@ def test_rendered_and_with_newlines(on18: Fixture) -> None:
         assert (plain(out) if args == ["-N"] else out) == (plain(expected) if args == ["-N"] else expected)
 
 
-def test_a_large_transaction_is_confirmed_whole_or_not_at_all(on18: Fixture) -> None:
+def test_a_large_transaction_is_confirmed_whole_or_not_at_all(on18: PublishedDatabase) -> None:
     """It does not fit into the pipe, its end counts once all is written, and memory and files are bounded and gone."""
     on18.sql("insert into t values (1, 'before')", rows(10, 60_010, 500), "insert into t values (2, 'after')")
     with on18.cli(*WHOLE, "-m", SESSION, "--spill-threshold", "1MiB", "-A") as cli:
@@ -144,7 +144,7 @@ def open_files(process: psutil.Process) -> list[str]:
     return out
 
 
-def test_quit_while_a_large_transaction_is_written_ends_between_records(on18: Fixture) -> None:
+def test_quit_while_a_large_transaction_is_written_ends_between_records(on18: PublishedDatabase) -> None:
     on18.sql("insert into t values (1, 'before')", rows(10, 60_010, 500))
     with on18.cli(*WHOLE, "-m", SESSION, "--spill-threshold", "1MiB") as cli:
         first, _ = cli.transactions(1)[0]
@@ -156,7 +156,7 @@ def test_quit_while_a_large_transaction_is_written_ends_between_records(on18: Fi
     assert on18.confirmed() == first
 
 
-def test_a_prepared_transaction_comes_with_its_commit_and_holds_feedback(on: Fixture) -> None:
+def test_a_prepared_transaction_comes_with_its_commit_and_holds_feedback(on: PublishedDatabase) -> None:
     slot = on.slot + "_2pc"
     on.connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", [slot])
     on.slot = slot
@@ -183,7 +183,7 @@ def test_a_prepared_transaction_comes_with_its_commit_and_holds_feedback(on: Fix
         assert cli.quit() == 0
 
 
-def test_a_restart_after_overlapping_prepared_transactions(on18: Fixture) -> None:
+def test_a_restart_after_overlapping_prepared_transactions(on18: PublishedDatabase) -> None:
     """Also of one without published changes: nothing comes out for it, but the server sends its COMMIT PREPARED."""
     on18.connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", [on18.slot + "_2pc"])
     on18.slot += "_2pc"
@@ -205,7 +205,7 @@ def test_a_restart_after_overlapping_prepared_transactions(on18: Fixture) -> Non
 
 
 def test_it_needs_pgoutput_and_a_size(pg15: postgres.Cluster) -> None:
-    with pg15.database() as database, contextlib.closing(Fixture(database)) as on15:
+    with pg15.database() as database, contextlib.closing(PublishedDatabase(database)) as on15:
         code, _, stderr = on15.run("--whole-transactions", "--spill-threshold", "lots")
         assert (code, "'lots' is not a size" in stderr) == (1, True)
         on15.slot = on15.make_slot("test_decoding", "_text")
@@ -213,7 +213,7 @@ def test_it_needs_pgoutput_and_a_size(pg15: postgres.Cluster) -> None:
         assert (code, "only pgoutput's transactions can be put together" in stderr) == (2, True)
 
 
-def test_rows_are_whole_records(on18: Fixture) -> None:
+def test_rows_are_whole_records(on18: PublishedDatabase) -> None:
     """A consumer of version 1 reads it without knowing of streaming."""
     on18.sql(rows(1, 2000))
     with on18.cli(*WHOLE, "-m", IMMEDIATE) as cli:

@@ -10,11 +10,11 @@ from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Insert
 from support.cli_process import CLI, COMMAND, run_cli
-from support.published_table import Fixture
+from support.published_database import PublishedDatabase
 from support.waiting import until
 
 
-def test_prepare_says_what_is_there(on: Fixture) -> None:
+def test_prepare_says_what_is_there(on: PublishedDatabase) -> None:
     on.sql(
         "create table k(b int, a text, primary key (a, b))",
         "alter publication p add table k",
@@ -33,7 +33,7 @@ def test_prepare_says_what_is_there(on: Fixture) -> None:
     assert run_cli("prepare", "-d", on.database.dsn, "-S", on.slot, "--publication", "q")[0] == 2
 
 
-def test_prepare_takes_no_deferrable_key_for_a_key(on: Fixture) -> None:
+def test_prepare_takes_no_deferrable_key_for_a_key(on: PublishedDatabase) -> None:
     """Neither does the server: with REPLICA IDENTITY DEFAULT it refuses to update such a table."""
     on.sql(
         "create table k(id int primary key deferrable, v int)",
@@ -49,7 +49,7 @@ def test_prepare_takes_no_deferrable_key_for_a_key(on: Fixture) -> None:
     assert "public.f" not in err
 
 
-def test_prepare_tells_the_columns_that_are_published(on: Fixture) -> None:
+def test_prepare_tells_the_columns_that_are_published(on: PublishedDatabase) -> None:
     on.sql(
         "create table c(id int primary key, b varchar(5), left_out int, gone int)",
         "insert into c values (1)",
@@ -73,7 +73,7 @@ def test_prepare_tells_the_columns_that_are_published(on: Fixture) -> None:
     assert run_cli("prepare", "-d", on.database.dsn, "-S", on.slot, "--in-use", "--export-snapshot")[0] == 1
 
 
-def test_prepare_makes_what_is_missing_and_its_end_is_reached(on: Fixture) -> None:
+def test_prepare_makes_what_is_missing_and_its_end_is_reached(on: PublishedDatabase) -> None:
     name = f"new_{on.database.name}"
     args = ["-d", on.database.dsn, "-S", name, "--publication", "made", "-c"]
     assert run_cli("prepare", *args)[0] == 0
@@ -86,7 +86,7 @@ def test_prepare_makes_what_is_missing_and_its_end_is_reached(on: Fixture) -> No
         assert cli.wait() == 0
 
 
-def test_prepare_exports_the_snapshot_of_a_new_slot(on: Fixture) -> None:
+def test_prepare_exports_the_snapshot_of_a_new_slot(on: PublishedDatabase) -> None:
     name = f"new_{on.database.name}"
     args = ["prepare", "-d", on.database.dsn, "-S", name, "--publication", "p", "-c", "--export-snapshot"]
     on.sql("insert into t values (1, 'before')")
@@ -106,7 +106,7 @@ def test_prepare_exports_the_snapshot_of_a_new_slot(on: Fixture) -> None:
         assert cli.wait_without_reading() == 0
 
 
-def test_prepare_exports_a_snapshot_beside_a_slot_in_use(on: Fixture) -> None:
+def test_prepare_exports_a_snapshot_beside_a_slot_in_use(on: PublishedDatabase) -> None:
     on.sql("insert into t values (1, 'before')")
     with on.cli() as stream:
         ((before, _),) = stream.transactions(1)
@@ -125,7 +125,7 @@ def test_prepare_exports_a_snapshot_beside_a_slot_in_use(on: Fixture) -> None:
     until(lambda: not on.value("select count(*) from pg_replication_slots where temporary"), "the temporary slot's end")
 
 
-def test_prepare_lingers_until_somebody_else_opens_the_pipe(on18: Fixture, tmp_path: pathlib.Path) -> None:
+def test_prepare_lingers_until_somebody_else_opens_the_pipe(on18: PublishedDatabase, tmp_path: pathlib.Path) -> None:
     pipe = tmp_path / "hold"
     os.mkfifo(pipe)
     arguments = ["prepare", "-d", on18.database.dsn, "-S", on18.slot, "--publication", "p", "--export-snapshot", "--linger"]
@@ -167,7 +167,7 @@ def read_json(cli: CLI) -> dict[str, Any]:
     return found
 
 
-def rows_of_snapshot(on: Fixture, snapshot: str) -> list[Any]:
+def rows_of_snapshot(on: PublishedDatabase, snapshot: str) -> list[Any]:
     with on.database.connect() as other, other.transaction():
         other.execute("set transaction isolation level repeatable read")
         other.execute(f"set transaction snapshot '{snapshot}'")

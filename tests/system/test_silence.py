@@ -22,7 +22,7 @@ import pytest
 from faulty_proxy import CANCEL, CONNECT, END_OF_COPY, FaultyProxy
 
 from support.cli_process import CLI, SPARK_COMMAND
-from support.published_table import Fixture, backlog
+from support.published_database import PublishedDatabase, backlog
 from support.waiting import until
 
 
@@ -30,7 +30,7 @@ from support.waiting import until
 class Network:
     """Each command that runs through it has a proxy of its own; all are ended together."""
 
-    on: Fixture
+    on: PublishedDatabase
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def proxy(self) -> FaultyProxy:
@@ -45,7 +45,7 @@ class Network:
 
 
 @pytest.fixture
-def network(on18: Fixture) -> Iterator[Network]:
+def network(on18: PublishedDatabase) -> Iterator[Network]:
     made = Network(on18)
     with made.stack:
         yield made
@@ -147,7 +147,7 @@ def domain(number: int) -> tuple[str, ...]:
     return f"create domain d{number} as text", f"alter table t add v{number} d{number}", f"insert into t values ({number}, 'x')"
 
 
-def pid_of_catalog(on: Fixture) -> object:
+def pid_of_catalog(on: PublishedDatabase) -> object:
     return on.value(
         "select pid from pg_stat_activity where application_name = 'cdcpipe' and backend_type = 'client backend' and datname = %s",
         on.database.name,

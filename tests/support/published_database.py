@@ -7,7 +7,7 @@ from support.cli_process import CLI, run_cli
 from support.waiting import until
 
 
-class Fixture:
+class PublishedDatabase:
     """A database with a published table `t(id, v)` and a slot."""
 
     def __init__(self, database: postgres.Database) -> None:
@@ -50,7 +50,7 @@ class Fixture:
         return run_cli(*base, *args, **kwargs)
 
 
-def backlog(on: Fixture, rows: int = 100_000, per_transaction: int = 1000, width: int = 100) -> None:
+def backlog(on: PublishedDatabase, rows: int = 100_000, per_transaction: int = 1000, width: int = 100) -> None:
     for start in range(0, rows, per_transaction):
         on.connection.execute(
             "insert into t select g, repeat('x', %s) from generate_series(%s::int, %s::int) g",
@@ -58,6 +58,6 @@ def backlog(on: Fixture, rows: int = 100_000, per_transaction: int = 1000, width
         )
 
 
-def insert(on: Fixture, *ids: int) -> None:
+def insert(on: PublishedDatabase, *ids: int) -> None:
     for number in ids:
         on.connection.execute("insert into t values (%s, 'x')", (number,))
