@@ -16,6 +16,9 @@ from support.paths import ROOT
 PACKAGES = ("cdcpipe", "cli", "spark_sink")
 HEAVY = {"pyspark", "pyarrow", "numpy", "pandas"}
 
+# The parts of pyspark that start no JVM: schemas and the interface of a data source.
+WITHOUT_JVM = {"pyspark.sql.types", "pyspark.sql.pandas.types", "pyspark.sql.datasource", "pyspark.sql.streaming.datasource"}
+
 # A module of the core imports from its own layer's package and from lower numbers.
 LAYERS = {
     "cdcpipe.lsn": 0,
@@ -199,6 +202,16 @@ def test_tests_share_what_is_in_support_and_nothing_else() -> None:
     of_tests = {path.stem for path in files if path not in support} | {"tests", "unit", "server", "spark", "system"}
     assert {"conftest", "test_imports"} <= of_tests
     assert {by_path(path): found for path in files if (found := tops(path) & of_tests)} == {}
+
+
+def test_unit_tests_import_neither_a_server_nor_a_spark_session() -> None:
+    """tests/unit/conftest.py refuses the fixtures of both."""
+    found = {}
+    for path in source_files("tests/unit"):
+        spark = {name for name in imports(path) - WITHOUT_JVM if name.partition(".")[0] in ("pyspark", "py4j")}
+        found[by_path(path)] = spark | tops(path) & {"psycopg", "postgres", "faulty_proxy"}
+    assert "tests/unit/test_imports.py" in found
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 @pytest.mark.parametrize("path", source_files("spark_sink"), ids=by_path)
