@@ -62,6 +62,7 @@ class StreamConfig:
     - ``whole_transactions``: assemble the streamed and prepared transactions of a pgoutput slot. At most ``spill_threshold`` bytes
       of them are kept in memory.
     - ``expected_system`` is ``SYSTEM_ID/TIMELINE``.
+    - ``expected_lsn`` is the position up to which the consumer has the changes. A slot beyond it is refused (GapError).
     - ``standby``: wait until the slot is free, then stream.
     """
 
@@ -74,6 +75,7 @@ class StreamConfig:
     start_lsn: int = 0
     end_lsn: int | None = None
     expected_system: str | None = None
+    expected_lsn: int | None = None
     feedback_interval_s: float = 0.0
     status_interval_s: float = 1.0
     silence_limit_s: float = 300.0

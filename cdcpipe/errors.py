@@ -3,7 +3,8 @@
     CdcpipeError                 7  SYSTEM_ERROR
     ├── InvalidArgumentsError    1  INVALID_ARGS
     ├── InitError                2  INIT_FAILED
-    │   └── RewoundServerError                     the server's WAL ends before a position that was streamed from it
+    │   ├── RewoundServerError                     the server's WAL ends before a position that was streamed from it
+    │   └── GapError                               the slot is beyond the position up to which the consumer has the changes
     ├── ConnectionClosedError    3  PG_CLOSED
     ├── CommandClosedError       4  CMD_CLOSED
     ├── ServerError              5  PG_ERROR       carries the SQLSTATE
@@ -28,6 +29,7 @@ __all__ = [
     "CommandClosedError",
     "CommandError",
     "ConnectionClosedError",
+    "GapError",
     "InitError",
     "InvalidArgumentsError",
     "OutputError",
@@ -71,6 +73,15 @@ class RewoundServerError(InitError):
     """
 
     BEGINNING: ClassVar[str] = "the server has gone back: "
+
+
+class GapError(InitError):
+    """The slot is beyond the position up to which the consumer has the changes, so the server will not send the changes in between.
+
+    Trying again does not help. Every message begins with ``BEGINNING``, so that a parent process recognizes it.
+    """
+
+    BEGINNING: ClassVar[str] = "changes are missing: "
 
 
 class ConnectionClosedError(CdcpipeError):

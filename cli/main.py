@@ -122,6 +122,12 @@ Example:
         help="With --endpos, close the output then, and take feedback until q or the end of stdin.",
     ),
     cloup.option("--expect", metavar="SYSTEM_ID/TIMELINE", help="Refuse a server that is not this one."),
+    cloup.option(
+        "--expect-lsn",
+        type=LSN.parse,
+        metavar="LSN",
+        help="Refuse a slot that is beyond this position, up to which you have the changes.",
+    ),
 )
 @cloup.option_group(
     "Feedback and timing",
@@ -225,6 +231,7 @@ def run(
     endpos: LSN | None,
     endpos_wait: bool,
     expect: str | None,
+    expect_lsn: LSN | None,
     receive_timeout: float,
     **slot_options: Any,
 ) -> ExitCode:
@@ -256,6 +263,7 @@ def run(
         start_lsn=startpos or LSN(0),
         end_lsn=endpos,
         expected_system=expect,
+        expected_lsn=expect_lsn,
         feedback_interval_s=feedback_interval,
         status_interval_s=status_interval,
         silence_limit_s=receive_timeout,

@@ -13,18 +13,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cdcpipe import sqlstate
-from cdcpipe.errors import InitError, ServerError, SlotDoesNotExistError, SlotInUseError
+from cdcpipe.errors import GapError, InitError, ServerError, SlotDoesNotExistError, SlotInUseError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.libpq.waiting import NO_LIMIT
 from cdcpipe.libpq.walsender import Walsender
-from cdcpipe.lsn import LSN
+from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.replication.commands import create_replication_slot, start_replication
 from cdcpipe.sql import quote_literal
+from cdcpipe.units import format_size
 
 __all__ = [
     "ExportedSnapshot",
     "Slot",
     "check_free",
+    "check_no_gap",
     "check_usable",
     "create_slot",
     "export_snapshot",
@@ -116,6 +118,28 @@ def check_free(slot: Slot) -> None:
     """Raise SlotInUseError if another connection uses the slot."""
     if slot.active or slot.confirmed_flush_lsn is None:
         raise SlotInUseError(slot_in_use_message(slot), hint="stop that consumer, or wait for it: --poll-mode, --standby")
+
+
+def check_no_gap(connection: Connection, name: str, expected_lsn: int) -> None:
+    """Raise GapError if the slot is beyond ``expected_lsn``: the server will not send what committed in between.
+
+    Call this after the stream has been started, and before anything is written or confirmed. Until the stream has been started,
+    another process could still move the slot.
+    """
+    slot = find_slot(connection, name)
+    if slot is None:
+        raise missing_slot_error(name)
+    confirmed_lsn = slot.confirmed_flush_lsn or LSN(0)
+    if confirmed_lsn <= expected_lsn:
+        return
+    missing = format_size(confirmed_lsn - expected_lsn)
+    raise GapError(
+        f"{GapError.BEGINNING}replication slot {name!r} is at {confirmed_lsn}, {missing} of WAL beyond"
+        f" {format_lsn(expected_lsn)} (--expect-lsn), and the server no longer sends what committed in between",
+        hint="the slot was dropped and made again, or moved by pg_replication_slot_advance, or another consumer took the changes"
+        " (another cdcpipe, pg_logical_slot_get_changes), or the expected position is from an older copy of your data. Copy the"
+        f" tables anew; or go on without these changes: leave --expect-lsn out, or give --expect-lsn {confirmed_lsn}",
+    )
 
 
 def slot_in_use_message(slot: Slot) -> str:

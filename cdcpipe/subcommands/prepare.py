@@ -39,6 +39,7 @@ from cdcpipe.replication.slots import (
     ExportedSnapshot,
     Slot,
     check_free,
+    check_no_gap,
     check_usable,
     create_slot,
     export_snapshot,
@@ -272,6 +273,8 @@ def stream(config: StreamConfig) -> ExitCode:
                 if config.start_lsn:
                     check_start(catalog.connection, config.start_lsn)
                 _start(walsender, catalog, config, slot, server_options)
+                if config.expected_lsn is not None:
+                    check_no_gap(catalog.connection, config.slot.slot, config.expected_lsn)
             if make_feeder is None:
                 catalog.close()
             progress = Progress(
