@@ -13,9 +13,9 @@ import cloup
 
 from cdcpipe.doctor.findings import Level, render, report
 from cdcpipe.options import CREATED_TABLE, PUBLICATION, SLOT
+from spark_sink.client.connection import connection_arguments
 from spark_sink.commands.options import (
     CONTEXT_SETTINGS,
-    connection_arguments,
     connection_options,
     log_to_stderr,
     verbose_option,

@@ -14,6 +14,7 @@ import cloup
 
 from cdcpipe.options import CONNECTION, CREATE_SLOT, CREATED_TABLE, PUBLICATION, SLOT
 from cdcpipe.units import parse_seconds
+from spark_sink.client.connection import connection_arguments
 from spark_sink.commands.parameters import DIRECTORY, PLACE, Directory, minute_or_off, parse_amount, parse_retention
 from spark_sink.files.local import check_usable
 from spark_sink.staging.readers import Retention
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = [
     "CONTEXT_SETTINGS",
     "Command",
-    "connection_arguments",
     "connection_options",
     "launcher_config",
     "launcher_options",
@@ -84,19 +84,6 @@ def warehouse_options(*options: Callable[[Command], Command]) -> Callable[[Comma
         cloup.option("--warehouse", required=True, type=PLACE, metavar="DIR|URL", help="Use the tables in this warehouse."),
         *options,
     )
-
-
-def connection_arguments(
-    *, dbname: str | None, host: str | None, port: str | None, username: str | None, params: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Return the command-line arguments of ``cdcpipe`` for a connection."""
-    arguments: list[str] = []
-    for option, value in (("-d", dbname), ("-h", host), ("-p", port), ("-U", username)):
-        if value is not None:
-            arguments += [option, value]
-    for param in params:
-        arguments += ["-m", param]
-    return tuple(arguments)
 
 
 _launcher_groups = (

@@ -13,10 +13,10 @@ import cloup
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
+from spark_sink.client.connection import connection_arguments
 from spark_sink.client.exported import SnapshotError
 from spark_sink.commands.options import (
     CONTEXT_SETTINGS,
-    connection_arguments,
     connection_options,
     log_to_stderr,
     noted_staging_option,

@@ -14,8 +14,9 @@ import cloup
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.units import format_size, parse_seconds, parse_size
+from spark_sink.client.connection import connection_arguments
 from spark_sink.client.slot_monitor import SlotMonitor
-from spark_sink.commands.options import CONTEXT_SETTINGS, connection_arguments, connection_options, noted_staging_option
+from spark_sink.commands.options import CONTEXT_SETTINGS, connection_options, noted_staging_option
 from spark_sink.commands.parameters import PLACE, limit
 from spark_sink.commands.signals import on_signals
 from spark_sink.staging.lock import owner_text

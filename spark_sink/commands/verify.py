@@ -12,9 +12,9 @@ import click
 import cloup
 
 from cdcpipe.pipe.exitcode import ExitCode
+from spark_sink.client.connection import connection_arguments
 from spark_sink.commands.options import (
     CONTEXT_SETTINGS,
-    connection_arguments,
     connection_options,
     log_to_stderr,
     noted_staging_option,
