@@ -19,7 +19,7 @@ from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.replica import merge
 from spark_sink.replica.current import read_replica
 from spark_sink.schema.table import Table
-from spark_sink.source import datasource as source
+from spark_sink.source import datasource
 from spark_sink.spark import session
 from spark_sink.staging.log import Position
 from spark_sink.warehouse.warehouse import Warehouse
@@ -71,7 +71,7 @@ def main() -> int:
     staging, scratch = Path(sys.argv[1]), Path(sys.argv[2])
     logging.basicConfig(level=logging.ERROR)
     spark = session.build(app_name="bench")
-    source.register(spark)
+    datasource.register(spark)
     times: dict[str, float] = {}
     for _ in range(2):
         shutil.rmtree(scratch, ignore_errors=True)

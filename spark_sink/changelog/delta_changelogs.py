@@ -14,11 +14,11 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from cdcpipe.lsn import format_lsn
 from cdcpipe.retry import RetryPolicy
 from spark_sink.changelog.interface import Changelogs, ChangelogState, Files, NewTable, OldChanges
-from spark_sink.delta import commit as delta_files
+from spark_sink.delta import file_table
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.delta.schema import INDEXED_COLUMNS
-from spark_sink.files import places as storage
+from spark_sink.files import places
 from spark_sink.schema.table import has_key
 from spark_sink.schema.types import typed_schema
 from spark_sink.spark.sql import literal
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from spark_sink.delta.commit import FileTable
+    from spark_sink.delta.file_table import FileTable
     from spark_sink.files.parquet import Layout, WrittenFile
     from spark_sink.schema.table import Table
     from spark_sink.staging.log import Position
@@ -75,17 +75,17 @@ class DeltaChangelogs(Changelogs[DeltaFiles]):
         if before is not None:
             found = before.table
         elif delta_log.exists(path):
-            found = delta_files.open_table(path)
+            found = file_table.open_table(path)
         else:
-            found = delta_files.define(path, schema, _properties(table, schema))
+            found = file_table.define(path, schema, _properties(table, schema))
         is_widened = delta.widen(self._spark, path, found.schema, schema)
         if delta.add_columns(self._spark, path, found.schema, schema) or is_widened:
-            found = delta_files.open_table(path)
-        storage.make_directory(path)
+            found = file_table.open_table(path)
+        places.make_directory(path)
         return DeltaFiles(found.schema, path, found.layout(), found)
 
     def _commit(self, files: DeltaFiles, written: Sequence[WrittenFile], start: Position, end: Position) -> None:  # noqa: ARG002
-        delta_files.commit(files.table, written, end)
+        file_table.commit(files.table, written, end)
 
     def new_table(
         self,
@@ -96,16 +96,16 @@ class DeltaChangelogs(Changelogs[DeltaFiles]):
         definition: Sequence[Mapping[str, Any]],
     ) -> NewTable:
         """Define the table, or take the ``definition`` of the previous attempt, because names of columns in files are generated."""
-        schema, places = typed_schema(columns), (self._warehouse.changelog(table), self._warehouse.replica(table))
+        schema, paths = typed_schema(columns), (self._warehouse.changelog(table), self._warehouse.replica(table))
         if definition:
-            made = delta_files.defined(directory, definition)
+            made = file_table.defined(directory, definition)
         else:
-            made = delta_files.define(directory, schema, _properties(table, schema))
+            made = file_table.define(directory, schema, _properties(table, schema))
         replica = None
         if replica_properties is not None:
-            path = places[1] if directory == places[0] else directory.with_name("replica")
-            replica = delta_files.define(path, columns, replica_properties, like=made)
-        return _NewDeltaTable(made, replica, places)
+            path = paths[1] if directory == paths[0] else directory.with_name("replica")
+            replica = file_table.define(path, columns, replica_properties, like=made)
+        return _NewDeltaTable(made, replica, paths)
 
     def snapshot_layout(self, table: Table, schema: StructType) -> Layout:
         """Add columns and widen them, as for an append."""
@@ -114,8 +114,8 @@ class DeltaChangelogs(Changelogs[DeltaFiles]):
     def add_snapshot(self, table: Table, directory: Path, files: Sequence[WrittenFile], position: Position) -> None:
         """Move the files to the table, and commit them without a position."""
         path = self._warehouse.changelog(table)
-        storage.move_files(directory, path, (file.name for file in files))
-        delta_files.commit(delta_files.open_table(path), files, position, is_reached=False)
+        places.move_files(directory, path, (file.name for file in files))
+        file_table.commit(file_table.open_table(path), files, position, is_reached=False)
 
     def old_changes(self, table: Table, lsn: int) -> OldChanges:
         """Return the old changes that the replica has already."""
@@ -123,7 +123,7 @@ class DeltaChangelogs(Changelogs[DeltaFiles]):
 
     def naming_sql(self, name: str, path: Path) -> str:
         """Name an external table: the catalog has only its location."""
-        return f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION {literal(storage.name(path))}"
+        return f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION {literal(places.name(path))}"
 
 
 def _properties(table: Table, schema: StructType) -> dict[str, str]:
@@ -140,16 +140,16 @@ def _snapshot_layout(table: FileTable) -> Layout:
 class _NewDeltaTable(NewTable):
     """A new table. If it is made in its final place, `land` makes its commits; otherwise `prepare` does, and `land` renames it."""
 
-    def __init__(self, table: FileTable, replica: FileTable | None, places: tuple[Path, Path]) -> None:
+    def __init__(self, table: FileTable, replica: FileTable | None, paths: tuple[Path, Path]) -> None:
         self.directory = table.path
         self.layout = _snapshot_layout(table)
         self.definition = table.definition
         self._table = table
         self._replica = replica
-        self._places = places
-        self._is_moved = table.path != places[0]
+        self._paths = paths
+        self._is_moved = table.path != paths[0]
         self._prepared: tuple[Sequence[WrittenFile], Position, FileTable | None] | None = None
-        storage.make_directory(table.path)
+        places.make_directory(table.path)
 
     @property
     def makes_replica(self) -> bool:
@@ -159,8 +159,8 @@ class _NewDeltaTable(NewTable):
         replica = self._replica if with_replica else None
         if self._is_moved:
             for left in (self.directory.with_name("replica"), self.directory / "_delta_log"):
-                storage.remove_tree(left)
-            storage.remove_other_files(self.directory, (file.name for file in files))
+                places.remove_tree(left)
+            places.remove_other_files(self.directory, (file.name for file in files))
             self._commit(files, position, replica)
         self._prepared = files, position, replica
 
@@ -169,23 +169,23 @@ class _NewDeltaTable(NewTable):
         files, position, replica = self._prepared
         if self._is_moved:
             if replica is not None:
-                _move(replica.path, self._places[1])
-            _move(self.directory, self._places[0])
+                _move(replica.path, self._paths[1])
+            _move(self.directory, self._paths[0])
         else:
             self._commit(files, position, replica)
 
     def _commit(self, files: Sequence[WrittenFile], position: Position, replica: FileTable | None) -> None:
         """Create the replica, if there is one, and then the changelog, both from the same files."""
         if replica is not None:
-            storage.make_directory(replica.path)
-            storage.copy_files(self.directory, replica.path, (file.name for file in files))
-            delta_files.commit(replica, files, position)
-        delta_files.commit(self._table, files, position)
+            places.make_directory(replica.path)
+            places.copy_files(self.directory, replica.path, (file.name for file in files))
+            file_table.commit(replica, files, position)
+        file_table.commit(self._table, files, position)
 
 
 def _move(made: Path, target: Path) -> None:
     """Rename a directory into its place. A directory that is there is no table: a first commit there did not succeed."""
-    storage.remove_tree(target)
+    places.remove_tree(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     made.rename(target)
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from spark_sink.files import places as storage
+from spark_sink.files import places
 from spark_sink.files.parquet import FileWriter, part_name
 from spark_sink.warehouse.warehouse import WarehouseError
 
@@ -124,7 +124,7 @@ class Changelogs(ABC, Generic[_Files]):
     ) -> None:
         """Add the files with the changes in (start, end] to the changelog, in one step that also records ``end``.
 
-        Raises WarehouseError, and changes nothing, if the files do not have ``count`` rows. Raises delta.commit.ChangedError if
+        Raises WarehouseError, and changes nothing, if the files do not have ``count`` rows. Raises delta.file_table.ChangedError if
         another program has changed the table's columns.
         """
         rows = sum(file.rows for file in written)
@@ -142,7 +142,7 @@ class Changelogs(ABC, Generic[_Files]):
     def append(self, table: Table, rows: pa.Table, schema: StructType, start: Position, end: Position) -> None:
         """Append rows that are in memory, with the changes in (start, end]."""
         files = self.open_files(table, schema)
-        writer = FileWriter(storage.name(files.directory), part_name(), files.layout)
+        writer = FileWriter(places.name(files.directory), part_name(), files.layout)
         for batch in rows.to_batches():
             writer.write_batch(batch)
         self.commit_files(table, files, [writer.close()], start, end, rows.num_rows)

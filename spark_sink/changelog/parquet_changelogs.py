@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from cdcpipe.lsn import format_lsn
 from spark_sink.changelog.interface import Changelogs, ChangelogState, Files, NewTable, OldChanges
-from spark_sink.files import places as storage
+from spark_sink.files import places
 from spark_sink.files.parquet import FileWriter, Layout, part_name
 from spark_sink.schema.table import has_key
 from spark_sink.schema.types import split_schema, typed_schema
@@ -79,7 +79,7 @@ class ParquetChangelogs(Changelogs[Files]):
 
     def _commit(self, files: Files, written: Sequence[WrittenFile], start: Position, end: Position) -> None:
         _add(files.directory.parent, appends.append_name(start, end), files.directory, written)
-        storage.remove_tree(files.directory)  # a purge would not find these files there
+        places.remove_tree(files.directory)  # a purge would not find these files there
 
     def new_table(
         self,
@@ -131,11 +131,11 @@ class _NewParquetTable(NewTable):
         self.layout = layout
         self._path = path
         self._append: tuple[str, Sequence[WrittenFile]] | None = None
-        storage.make_directory(directory)
+        places.make_directory(directory)
 
     def prepare(self, files: Sequence[WrittenFile], position: Position, *, with_replica: bool) -> None:  # noqa: ARG002
         # An append without a file would have no columns.
-        files = files or [FileWriter(storage.name(self.directory), part_name(), self.layout).close()]
+        files = files or [FileWriter(places.name(self.directory), part_name(), self.layout).close()]
         self._append = appends.append_name(position, position), files
 
     def land(self) -> None:

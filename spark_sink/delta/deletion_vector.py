@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from pyroaring import BitMap
 
-from spark_sink.files import places as storage
+from spark_sink.files import places
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,5 +92,5 @@ def write(directory: Path, vectors: Sequence[np.ndarray[Any, Any]]) -> list[dict
             }
         )
         written += _framed(data)
-    storage.write_file(_file(directory, where), bytes(written))
+    places.write_file(_file(directory, where), bytes(written))
     return found

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from cdcpipe.retry import RetryPolicy
-from spark_sink.files import places as storage
+from spark_sink.files import places
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -171,7 +171,7 @@ class TableLog:
                     self._apply(json.loads(line))
 
     def _commit(self, version: int) -> list[bytes]:
-        return storage.read_lines(commit_path(self.path, version))
+        return places.read_lines(commit_path(self.path, version))
 
     def _apply(self, action: Mapping[str, Any]) -> None:
         if (add := action.get("add")) is not None:
@@ -224,7 +224,7 @@ def commits(path: Path) -> list[int]:
 
 def exists(path: Path) -> bool:
     """Tell whether a Delta table exists, that is, whether it has a commit."""
-    return any(name.endswith(".json") for name in storage.list_names(path / "_delta_log"))
+    return any(name.endswith(".json") for name in places.list_names(path / "_delta_log"))
 
 
 def newest_lsn(path: Path) -> int | None:
@@ -234,7 +234,7 @@ def newest_lsn(path: Path) -> int | None:
         return None
     # One of the newest commits nearly always has it.
     for version in reversed(versions[-_NEWEST_COMMITS:]):
-        for line in storage.read_lines(commit_path(path, version)):
+        for line in places.read_lines(commit_path(path, version)):
             transaction = json.loads(line).get("txn") if b'"txn"' in line else None
             if transaction is not None and transaction["appId"] == APPLICATION:
                 return int(transaction["version"])
@@ -261,7 +261,7 @@ def shorten(path: Path, age_s: float) -> int:
     retention of its log, or if its checkpoints have sidecar files: Delta shortens these logs itself.
     """
     log = path / "_delta_log"
-    names = storage.list_names(log)
+    names = places.list_names(log)
     checkpoints = sorted(_checkpoints(names))
     until = time.time() - age_s
     old = bisect_right(checkpoints, until, key=lambda each: (log / each[1][-1]).stat().st_mtime)
@@ -272,7 +272,7 @@ def shorten(path: Path, age_s: float) -> int:
         return 0
     if _OWN_RETENTION & TableLog(path).refresh().metadata.get("configuration", {}).keys():
         return 0
-    storage.remove_files(log, gone)
+    places.remove_files(log, gone)
     return len(_versions(gone))
 
 
@@ -282,7 +282,7 @@ def _names(log: Path) -> list[str]:
         version = int(json.loads((log / _LAST_CHECKPOINT).read_bytes())["version"])
     except (OSError, ValueError, KeyError, TypeError):
         version = 0  # _last_checkpoint is only a hint
-    names = storage.list_names(log)
+    names = places.list_names(log)
     first = f"{version:020d}."
     kept = [name for name in names if name >= first]
     return kept if f"{first}json" in kept and _newest_checkpoint(kept)[1] else names
@@ -315,7 +315,7 @@ def _checkpoints(names: Iterable[str]) -> list[tuple[int, list[str]]]:
 
 def _checkpoint_actions(path: Path) -> Iterator[Mapping[str, Any]]:
     if path.suffix == ".json":
-        actions: Iterable[Mapping[str, Any]] = map(json.loads, storage.read_lines(path))
+        actions: Iterable[Mapping[str, Any]] = map(json.loads, places.read_lines(path))
     else:
         actions = _parquet_actions(path)
     for action in actions:
@@ -326,7 +326,7 @@ def _checkpoint_actions(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _parquet_actions(path: Path) -> Iterator[Mapping[str, Any]]:
-    file = storage.parquet_reader(path)
+    file = places.parquet_reader(path)
     wanted = [
         name for name in ("add", "txn", "metaData", "protocol", "domainMetadata", "sidecar") if name in file.schema_arrow.names
     ]

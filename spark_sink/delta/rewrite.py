@@ -17,11 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_sink.delta import commit as delta_files
-from spark_sink.delta import deletion_vector
-from spark_sink.delta.commit import FileTable, Replaced
+from spark_sink.delta import deletion_vector, file_table
+from spark_sink.delta.file_table import FileTable, Replaced
 from spark_sink.delta.rows import UnsupportedError, fields_of, present_rows, read_columns, statistics, uncompressed_bytes
-from spark_sink.files import places as storage
+from spark_sink.files import places
 from spark_sink.files.parquet import FileWriter, part_name
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ _SMALL_BYTES: Final = 1 << 20
 _MOST_SMALL_FILES: Final = 8
 """If there are more small files than this, all of them are rewritten as one."""
 
-_KNOWN_FEATURES: Final = delta_files.KNOWN_FEATURES - {"changeDataFeed", "v2Checkpoint"}
+_KNOWN_FEATURES: Final = file_table.KNOWN_FEATURES - {"changeDataFeed", "v2Checkpoint"}
 """Features of a table that this module supports, or refuses only if they are turned on."""
 _FORBIDDEN: Final = ("delta.appendOnly", "delta.enableChangeDataFeed")
 
@@ -85,9 +84,9 @@ class Rewrite:
     def new(cls, path: Path, key: Sequence[str], columns: StructType, properties: Mapping[str, str]) -> Self:
         """Return a new table, which its first commit will create."""
         # Remove the files of an attempt that did not finish.
-        storage.remove_tree(path)
-        storage.make_directory(path)
-        return cls(delta_files.define(path, columns, properties), key)
+        places.remove_tree(path)
+        places.make_directory(path)
+        return cls(file_table.define(path, columns, properties), key)
 
     @classmethod
     def of_log(cls, log: TableLog, key: Sequence[str]) -> Self:
@@ -98,7 +97,7 @@ class Rewrite:
         is_on = {name for name in _FORBIDDEN if configuration.get(name, "false") != "false"}
         if is_on or configuration.get("delta.enableDeletionVectors") != "true":
             raise UnsupportedError(f"a table with {is_on or 'no deletion vectors'}")
-        return cls(delta_files.of_log(log), key, list(log.files))
+        return cls(file_table.of_log(log), key, list(log.files))
 
     @property
     def schema(self) -> StructType:
@@ -177,7 +176,7 @@ class Rewrite:
         if vectors:
             descriptors = deletion_vector.write(self._table.path, [gone for _, gone in vectors])
             replaced += [Replaced(file, vector) for (file, _), vector in zip(vectors, descriptors, strict=True)]
-        delta_files.commit(self._table, writer.close(), mark, replaced=replaced)
+        file_table.commit(self._table, writer.close(), mark, replaced=replaced)
 
 
 def _has_between(ordered: pa.Array, least: Any, greatest: Any) -> bool:
@@ -194,7 +193,7 @@ class _Writer:
     """Writes the new file of a rewrite, if there are rows for it."""
 
     def __init__(self, table: FileTable) -> None:
-        self._directory = storage.name(table.path)
+        self._directory = places.name(table.path)
         self._layout = table.layout()
         self._writer: FileWriter | None = None
 

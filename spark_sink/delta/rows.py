@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from spark_sink.delta import deletion_vector
 from spark_sink.delta.schema import arrow_schema
-from spark_sink.files import places as storage
+from spark_sink.files import places
 from spark_sink.files.parquet import fitted
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def fields_of(physical: StructType, names: Sequence[str]) -> dict[str, pa.Field]
 
 def read_columns(directory: Path, file: Mapping[str, Any], fields: Mapping[str, pa.Field]) -> dict[str, pa.Array]:
     """Read columns of a file, in the types of the table. All rows; of a struct only the requested fields."""
-    with storage.parquet_reader(directory / unquote(file["path"]), coerce_int96_timestamp_unit="us") as opened:
+    with places.parquet_reader(directory / unquote(file["path"]), coerce_int96_timestamp_unit="us") as opened:
         present = {field.name: field.type for field in opened.schema_arrow}
         paths = []
         for field in fields.values():
@@ -89,7 +89,7 @@ def present_rows(directory: Path, file: Mapping[str, Any], count: int) -> Flags:
 
 def uncompressed_bytes(directory: Path, file: Mapping[str, Any]) -> int:
     """Return the uncompressed size of a file, which may be a thousand times its size on disk."""
-    with storage.parquet_reader(directory / unquote(file["path"])) as opened:
+    with places.parquet_reader(directory / unquote(file["path"])) as opened:
         return sum(opened.metadata.row_group(number).total_byte_size for number in range(opened.metadata.num_row_groups))
 
 

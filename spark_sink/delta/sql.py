@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from spark_sink.delta.log import APPLICATION, TableLog
 from spark_sink.delta.schema import COLUMN_MAPPING, columns
-from spark_sink.files import places as storage
+from spark_sink.files import places
 from spark_sink.spark.sql import quote
 
 if TYPE_CHECKING:
@@ -58,12 +58,12 @@ class State:
 
 def table_name(path: Path) -> str:
     """Return a Delta table's name in SQL."""
-    return f"delta.{quote(storage.name(path))}"
+    return f"delta.{quote(places.name(path))}"
 
 
 def read(spark: SparkSession, path: Path) -> DataFrame:
     """Return the table's rows as of now."""
-    return spark.read.format("delta").load(storage.name(path))
+    return spark.read.format("delta").load(places.name(path))
 
 
 def state(path: Path) -> State | None:
@@ -76,7 +76,7 @@ def state(path: Path) -> State | None:
 
 def read_version(spark: SparkSession, path: Path, version: int) -> DataFrame:
     """Return the rows of one of the table's versions."""
-    return spark.read.format("delta").option("versionAsOf", version).load(storage.name(path))
+    return spark.read.format("delta").option("versionAsOf", version).load(places.name(path))
 
 
 @contextmanager
@@ -111,14 +111,14 @@ def recording(spark: SparkSession, mark: Mark) -> Iterator[None]:
 def checkpoint(spark: SparkSession, path: Path) -> None:
     """Let Delta write a checkpoint of the table, and delete the part of its log that is too old."""
     jvm, session = spark._jvm, spark._jsparkSession  # noqa: SLF001 - Delta does this by itself only after its own commits
-    found = jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(session, storage.name(path))
+    found = jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(session, places.name(path))
     found._1().checkpointAndCleanUpDeltaLog(found._2(), jvm.scala.Option.empty())  # noqa: SLF001 - Scala's names
 
 
 def create(path: Path, rows: DataFrame, properties: dict[str, str]) -> None:
     """Create a table with its first rows, in one commit. No table must exist there."""
     # Remove the files of an attempt that did not finish: Delta would take them for a table.
-    storage.remove_tree(path)
+    places.remove_tree(path)
     writer = rows.writeTo(table_name(path)).using("delta")
     for key, value in (_PROPERTIES | properties).items():
         writer = writer.tableProperty(key, value)
@@ -127,7 +127,7 @@ def create(path: Path, rows: DataFrame, properties: dict[str, str]) -> None:
 
 def overwrite(path: Path, rows: DataFrame) -> None:
     """Replace all rows in one commit. The table keeps its columns, and gets the new ones."""
-    rows.write.format("delta").mode("overwrite").option("mergeSchema", "true").save(storage.name(path))
+    rows.write.format("delta").mode("overwrite").option("mergeSchema", "true").save(places.name(path))
 
 
 def add_columns(spark: SparkSession, path: Path, present: StructType, wanted: StructType) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_sink.files import places as storage
+from spark_sink.files import places
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -65,7 +65,7 @@ class FileWriter:
 
     def __init__(self, directory: str, name: str, layout: Layout) -> None:
         """Begin with a file of this name; `part_name` has one that nobody else takes."""
-        self._path = storage.place(directory) / name
+        self._path = places.place(directory) / name
         self._layout = layout
         self._rows = 0
         self._collected: list[Any] = []
@@ -90,7 +90,7 @@ class FileWriter:
     def _open(self, columns: list[pa.Array]) -> Any:
         """Begin the file. Only columns whose first values repeat get dictionaries: these are half of the cost of writing."""
         repeated = [field.name for field, array in zip(self._layout.schema, columns, strict=True) if _repeats(array)]
-        return storage.parquet_writer(
+        return places.parquet_writer(
             self._path,
             self._layout.schema,
             # At this level zstd is as fast as snappy, and the file is half as large.
@@ -121,7 +121,7 @@ class FileWriter:
             self._writer.add_key_value_metadata(_FILE_METADATA)
             self._writer.close()
         # Segments are removed once a changelog has their changes. So the changelog's files must be as durable as the segments were.
-        storage.sync_file(self._path)
+        places.sync_file(self._path)
         clustering = self._layout.clustering
         minimum, maximum, nulls = _statistics(self._collected[0], clustering) if self._rows else ({}, {}, {})
         return WrittenFile(self._path.name, self._path.stat().st_size, self._rows, minimum, maximum, nulls)

@@ -31,7 +31,7 @@ from pyspark.sql.types import ArrayType
 
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.changelog.tables import changelogs_of
-from spark_sink.files import places as storage
+from spark_sink.files import places
 from spark_sink.schema.table import MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.schema.types import is_json, json_fields
 from spark_sink.spark.sql import literal, quote
@@ -141,7 +141,7 @@ class CatalogDatabase:
         # IF NOT EXISTS leaves alone anything that already has the name.
         found = {row["col_name"]: row["data_type"] for row in self._spark.sql(f"DESCRIBE TABLE EXTENDED {quoted}").collect()}
         location = str(found.get("Location", "")).removeprefix("file:")
-        if location != storage.name(path) and quote(str(path)) not in str(found.get("View Text", "")):
+        if location != places.name(path) and quote(str(path)) not in str(found.get("View Text", "")):
             raise WarehouseError(
                 f"{self._text(name)} in the catalog is not {owner}, but something else{location and f', at {location}'}",
                 hint="drop it, or give another --catalog-database",
@@ -161,7 +161,7 @@ class CatalogDatabase:
             names = [quote(field.name) for field in fields]
             parsed = [f"{_parsed(field)} AS {quoted}" for field, quoted in zip(fields, names, strict=True)]
             others = [f"* EXCEPT ({', '.join(names)})"] if len(fields) < len(columns) else []
-            of = literal(storage.name(path))
+            of = literal(places.name(path))
             self._spark.sql(
                 f"CREATE OR REPLACE VIEW {self._quoted(view)} TBLPROPERTIES ('{_VARIANT_OF}' = {of}) "
                 f"WITH SCHEMA EVOLUTION AS SELECT {', '.join(others + parsed)} FROM {self._quoted(name)}"
@@ -183,7 +183,7 @@ class CatalogDatabase:
         if not self._is_there(name):
             return False
         found = {row["key"]: row["value"] for row in self._spark.sql(f"SHOW TBLPROPERTIES {self._quoted(name)}").collect()}
-        return _VARIANT_OF in found and f"{found[_VARIANT_OF]}/".startswith(f"{storage.name(path)}/")
+        return _VARIANT_OF in found and f"{found[_VARIANT_OF]}/".startswith(f"{places.name(path)}/")
 
     def _quoted(self, *name: str) -> str:
         return ".".join(map(quote, (*self._parts, *name)))

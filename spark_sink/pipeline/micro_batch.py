@@ -29,8 +29,8 @@ from spark_sink.changelog.tables import changelogs_of
 from spark_sink.changelog.versions import TableVersions
 from spark_sink.changelog.writer import Target
 from spark_sink.client.keyless import keyless_text
-from spark_sink.delta.commit import ChangedError
-from spark_sink.files import places as storage
+from spark_sink.delta.file_table import ChangedError
+from spark_sink.files import places
 from spark_sink.schema.table import MESSAGES, has_key
 from spark_sink.schema.types import (
     INEXACT_MESSAGE,
@@ -231,7 +231,7 @@ class MicroBatch:
         count = self.contents[table].count
         if state.done_lsn > self._segments[0].start_lsn:  # this changelog already has some of the segments' changes
             count = read_contents(self._segments, state.done_lsn)[table].count
-        directory = storage.name(files.directory)
+        directory = places.name(files.directory)
         return _Append(table, count, Target(name, files.schema, directory, files.layout, state.done_lsn, warehouse.types))
 
     def _commit(self, append: _Append, written: Sequence[Written]) -> None:

@@ -34,7 +34,7 @@ from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
 from spark_sink.replica import merge
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import EXACT, MESSAGES, SCHEMA_HISTORY, Table
-from spark_sink.source import datasource as source
+from spark_sink.source import datasource
 from spark_sink.source.offsets import is_noted, micro_batch
 from spark_sink.source.server import serve_segments
 from spark_sink.spark import session
@@ -119,7 +119,7 @@ class Pipeline:
         replica_interval_s: float = 10.0,
     ) -> None:
         session.check(spark, format)
-        source.register(spark)
+        datasource.register(spark)
         self.spark = spark
         self.staging = local_directory(staging, "the staging directory")
         self.warehouse = Warehouse(warehouse, format, types)

@@ -27,8 +27,8 @@ import pyarrow.compute as pc
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.retry import RetryPolicy
-from spark_sink.delta import commit as delta_files
-from spark_sink.delta.commit import ChangedError
+from spark_sink.delta import file_table
+from spark_sink.delta.file_table import ChangedError
 from spark_sink.delta.log import TableLog
 from spark_sink.delta.rewrite import Rewrite
 from spark_sink.delta.rows import UnsupportedError, fields_of, files_between, read_between, uncompressed_bytes
@@ -153,7 +153,7 @@ class _Changelog:
         if log.version < 0:
             raise _NotOrdinaryError("no changelog")
         self._log = log
-        table = delta_files.of_log(log)
+        table = file_table.of_log(log)
         self._fields = fields_of(table.physical, table.schema.names)
         self.columns = split_schema(table.schema)[0]
         self._schema = table.schema

@@ -34,7 +34,7 @@ from cdcpipe.errors import CdcpipeError
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.delta.schema import INDEXED_COLUMNS
-from spark_sink.files import places as storage
+from spark_sink.files import places
 from spark_sink.files.places import read_json, write_json
 from spark_sink.schema.table import MESSAGES
 from spark_sink.spark import session
@@ -249,4 +249,4 @@ def _forgiving(path: Path, done: str = "compacted") -> Iterator[None]:
         yield
     except Exception as ex:  # noqa: BLE001
         said = ex.message if isinstance(ex, CdcpipeError) else session.reason_of(ex)
-        _logger.warning("%s was not %s this time, upkeep tries again later: %s", storage.name(path), done, said)
+        _logger.warning("%s was not %s this time, upkeep tries again later: %s", places.name(path), done, said)

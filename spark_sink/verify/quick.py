@@ -17,8 +17,16 @@ from pyspark.sql.types import StructType
 
 from cdcpipe.sql import TRIM_NUMBERS
 from cdcpipe.types.table import NUMERIC_IDS
-from spark_sink.delta import rows as delta_reader
-from spark_sink.delta.rows import UnsupportedError
+from spark_sink.delta.rows import (
+    UnsupportedError,
+    fields_of,
+    files_between,
+    present_rows,
+    read_between,
+    read_columns,
+    statistics,
+    uncompressed_bytes,
+)
 from spark_sink.delta.schema import columns, physical_columns
 from spark_sink.schema.table import NATIVE
 from spark_sink.spark.value_text import Texts, arrow_texts
@@ -84,8 +92,8 @@ def any_change(log: TableLog, after_lsn: int, until_lsn: int, wanted: Callable[[
 def _positions(log: TableLog, after_lsn: int, until_lsn: int) -> Iterator[tuple[Numbers, pa.Array]]:
     """Yield the end LSNs and transaction ids of changes in (after_lsn, until_lsn], file by file."""
     fields = _fields(log, ["_cdc_end_lsn", "_cdc_xid"])
-    for file in delta_reader.files_between(log.files, fields["_cdc_end_lsn"].name, after_lsn, until_lsn):
-        rows = delta_reader.read_between(log.path, file, fields, "_cdc_end_lsn", after_lsn, until_lsn)
+    for file in files_between(log.files, fields["_cdc_end_lsn"].name, after_lsn, until_lsn):
+        rows = read_between(log.path, file, fields, "_cdc_end_lsn", after_lsn, until_lsn)
         yield rows["_cdc_end_lsn"].to_numpy(), rows["_cdc_xid"]
 
 
@@ -98,13 +106,13 @@ def _fields(log: TableLog, names: Sequence[str]) -> dict[str, pa.Field]:
     physical = dict(zip(columns(log.metadata).names, physical_columns(log.metadata).fields, strict=True))
     if not physical.keys() >= set(names):
         raise UnsupportedError("a table that lacks some of these columns")
-    return delta_reader.fields_of(StructType([physical[name] for name in names]), names)
+    return fields_of(StructType([physical[name] for name in names]), names)
 
 
 def _checksums(
     log: TableLog, described: Sequence[tuple[str, int, int]], key: Sequence[str], types: str
 ) -> dict[str, tuple[int, int]]:
-    if sum(delta_reader.statistics(file)["numRecords"] for file in log.files) > _MOST_ROWS:
+    if sum(statistics(file)["numRecords"] for file in log.files) > _MOST_ROWS:
         raise UnsupportedError("many rows")
     schema = columns(log.metadata)
     if "_cdc_exact" in schema.names:
@@ -120,7 +128,7 @@ def _checksums(
     found: dict[str, tuple[int, int]] = {}
     left = _MOST_BYTES
     for file in log.files:
-        left -= delta_reader.uncompressed_bytes(log.path, file)
+        left -= uncompressed_bytes(log.path, file)
         if left < 0:
             raise UnsupportedError("too many bytes to read")
         parts = _file_parts(log, file, fields, names, trimmed)
@@ -135,8 +143,8 @@ def _file_parts(
     log: TableLog, file: Mapping[str, Any], fields: Mapping[str, pa.Field], names: Sequence[str | None], trimmed: Sequence[bool]
 ) -> list[list[bytes]]:
     """Return, for each column of the server, the bytes of a file's rows for their checksums."""
-    rows = delta_reader.read_columns(log.path, file, fields)
-    present = pa.array(delta_reader.present_rows(log.path, file, delta_reader.statistics(file)["numRecords"]))
+    rows = read_columns(log.path, file, fields)
+    present = pa.array(present_rows(log.path, file, statistics(file)["numRecords"]))
     absent: Texts = [None] * present.true_count
     parts = []
     for name, is_trimmed in zip(names, trimmed, strict=True):

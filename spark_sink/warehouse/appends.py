@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import format_lsn
-from spark_sink.files import places as storage
+from spark_sink.files import places
 from spark_sink.files.local import fsync_directory
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def add_append(path: Path, name: str, source: Path, files: Iterable[str]) -> Non
     gathered = path / _GATHERED
     shutil.rmtree(gathered, ignore_errors=True)  # left by an attempt that did not finish
     gathered.mkdir(parents=True)
-    storage.copy_files(source, gathered, files)
+    places.copy_files(source, gathered, files)
     fsync_directory(gathered)
     gathered.rename(path / name)
     fsync_directory(path)

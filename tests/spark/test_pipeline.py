@@ -17,7 +17,7 @@ from cdcpipe.sql import quote_identifier
 from spark_sink.changelog.interface import Changelogs
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import log as delta_log
-from spark_sink.delta.commit import ChangedError
+from spark_sink.delta.file_table import ChangedError
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.replica import merge
 from spark_sink.replica.current import read_replica, register_views

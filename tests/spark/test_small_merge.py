@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from spark_sink.changelog.tables import changelogs_of
-from spark_sink.delta import commit as delta_files
-from spark_sink.delta import rewrite
+from spark_sink.delta import file_table, rewrite
 from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog, commit_path, read_table
 from spark_sink.delta.rows import read_columns
-from spark_sink.files import places as storage
+from spark_sink.files import places
 from spark_sink.replica import merge
 from spark_sink.replica.pieces import Piece
 from spark_sink.replica.small_merge import merge_without_spark
@@ -238,7 +237,7 @@ def test_somebody_commits_meanwhile(house: House, monkeypatch: pytest.MonkeyPatc
     assert house.apply(source.lsn)
     source.update(2)
     house.add(source.changes, source.lsn, source.commit())
-    commit, calls = delta_files.commit, []
+    commit, calls = file_table.commit, []
 
     def late(*arguments: Any, **options: Any) -> None:
         if not calls:
@@ -246,7 +245,7 @@ def test_somebody_commits_meanwhile(house: House, monkeypatch: pytest.MonkeyPatc
         calls.append(arguments)
         commit(*arguments, **options)
 
-    monkeypatch.setattr(delta_files, "commit", late)
+    monkeypatch.setattr(file_table, "commit", late)
     assert house.apply(source.lsn)
     assert len(calls) == 2
     source.rows.pop(3)
@@ -333,7 +332,7 @@ def assert_noted(replica: Path, value: Any) -> None:
     """Delta's protocol asks for statistics of the columns by which a table is clustered."""
     log = TableLog(replica).refresh()
     (column,) = log.clustering
-    added = [json.loads(line).get("add") for line in storage.read_lines(commit_path(replica, log.version))]
+    added = [json.loads(line).get("add") for line in places.read_lines(commit_path(replica, log.version))]
     found = [json.loads(each["stats"]) for each in added if each is not None and "deletionVector" not in each]
     (bounds,) = [(each["minValues"][column], each["maxValues"][column]) for each in found]
     cut = value[:32] if isinstance(value, str) else value

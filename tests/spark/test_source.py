@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from spark_sink.schema.types import MESSAGE_SCHEMA, merge_columns, typed_schema
-from spark_sink.source import datasource as source
+from spark_sink.source import datasource
 from spark_sink.source.datasource import ENVELOPE_SCHEMA
 from support.oids import DATE, INT4, TEXT, TIMESTAMP, TIMESTAMPTZ
 from support.paths import ROOT
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def session(spark: SparkSession) -> SparkSession:
-    source.register(spark)
+    datasource.register(spark)
     return spark
 
 
@@ -207,10 +207,10 @@ SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from spark_sink.spark import session
-from spark_sink.source import datasource as source
+from spark_sink.source import datasource
 spark = session.build(master="local[1]", format="parquet")
-source.register(spark)
-source.register(spark)
+datasource.register(spark)
+datasource.register(spark)
 rows = spark.read.format("cdcpipe").option("table", "public.a").load(sys.argv[2]).collect()
 print("rows:", len(rows))
 """

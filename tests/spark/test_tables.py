@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 )
 
 from spark_sink.changelog.tables import changelogs_of
-from spark_sink.delta import commit as delta_files
+from spark_sink.delta import file_table
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.files.parquet import FileWriter, Layout
@@ -132,21 +132,21 @@ def test_commits_by_hand_are_delta_s(spark: Any, tmp_path: Path) -> None:
     )
     path = tmp_path / "t"
     path.mkdir()
-    made = delta_files.define(path, schema, {"cdcpipe.table": "x"})
+    made = file_table.define(path, schema, {"cdcpipe.table": "x"})
     layout = Layout(tuple(schema.names), to_arrow_schema(made.physical, timezone="UTC"))
     for number in range(3):
         writer = FileWriter(str(path), f"part-{number}.parquet", layout)
         batch = {"id": pa.array([number, None]), "a.b": pa.array([{"x": number}, None])}
         writer.write(batch, 2)
-        delta_files.commit(made, [writer.close()], Position(1, 10 + number))
+        file_table.commit(made, [writer.close()], Position(1, 10 + number))
     delta.checkpoint(spark, path)
     assert (path / "_delta_log/_last_checkpoint").exists()
-    delta_files.commit(made, [], Position(1, 20))
+    file_table.commit(made, [], Position(1, 20))
     rows = delta.read(spark, path)
     assert rows.schema == schema
     assert sorted((row["id"], row["a.b"]["x"]) for row in rows.where("id is not null").collect()) == [(n, n) for n in range(3)]
     assert rows.where("`a.b` is null and id is null").count() == 3
-    found = delta_files.open_table(path)
+    found = file_table.open_table(path)
     assert (found.version, found.lsn, found.schema, found.physical) == (3, 20, schema, made.physical)
 
     wider = StructType(
@@ -155,6 +155,6 @@ def test_commits_by_hand_are_delta_s(spark: Any, tmp_path: Path) -> None:
     wider = StructType([*wider.fields, *schema.fields[3:], StructField("new", DecimalType(12, 2))])
     assert delta.add_columns(spark, path, schema, wider)
     assert not delta.add_columns(spark, path, wider, wider)
-    assert delta_files.open_table(path).schema == wider
-    with pytest.raises(delta_files.ChangedError):
-        delta_files.commit(made, [], Position(1, 30))
+    assert file_table.open_table(path).schema == wider
+    with pytest.raises(file_table.ChangedError):
+        file_table.commit(made, [], Position(1, 30))

@@ -14,10 +14,10 @@ import pytest
 
 from cdcpipe.pgoutput.messages import Insert
 from spark_sink.changelog.interface import Changelogs
-from spark_sink.delta import commit as delta_files
+from spark_sink.delta import file_table
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
-from spark_sink.delta.commit import ChangedError
+from spark_sink.delta.file_table import ChangedError
 from spark_sink.delta.log import commits, read_table
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.replica import merge
@@ -124,17 +124,17 @@ def test_logs_are_cut_off_at_an_old_checkpoint(spark: "SparkSession", house: War
     log = path / "_delta_log"
     forever = {"delta.logRetentionDuration": "interval 1000 days"}
     delta.create(kept, spark.range(3), forever)
-    left_behind = delta_files.open_table(path)
+    left_behind = file_table.open_table(path)
     for number in range(3, 9):
-        table = delta_files.open_table(path)
+        table = file_table.open_table(path)
         assert table.version == number - 1
-        delta_files.commit(table, [], Position(1, 10 + number))
+        file_table.commit(table, [], Position(1, 10 + number))
         if number in (4, 7):
             delta.checkpoint(spark, path)
     delta.checkpoint(spark, kept)
-    delta_files.commit(delta_files.open_table(kept), [], Position(1, 20))
+    file_table.commit(file_table.open_table(kept), [], Position(1, 20))
     older = delta.read(spark, path)  # as of now
-    delta_files.commit(delta_files.open_table(path), [], Position(1, 30))
+    file_table.commit(file_table.open_table(path), [], Position(1, 30))
     assert commits(path) == [7, 8, 9]  # the others nobody needs
     care = Upkeep(spark, house, TableLock(house.root), optimize_interval_s=None, vacuum_retention_s=None, log_retention_s=86_400.0)
     care.run()
@@ -155,9 +155,9 @@ def test_logs_are_cut_off_at_an_old_checkpoint(spark: "SparkSession", house: War
     assert [delta.read_version(spark, path, version).count() for version in (4, 7, 9)] == [3, 3, 3]
     # Somebody who knew the table before must not make a commit that nobody would read.
     with pytest.raises(ChangedError):
-        delta_files.commit(left_behind, [], Position(1, 40))
+        file_table.commit(left_behind, [], Position(1, 40))
     assert commits(path) == list(range(4, 10))
-    delta_files.commit(delta_files.open_table(path), [], Position(1, 40))
+    file_table.commit(file_table.open_table(path), [], Position(1, 40))
     spark.range(1).coalesce(1).write.format("delta").mode("append").save(str(path))
     assert (delta_log.newest_lsn(path), state(path).rows, delta.read(spark, path).count()) == (40, 4, 4)
     assert not [

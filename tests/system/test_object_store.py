@@ -22,12 +22,11 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.changelog.tables import changelogs_of
-from spark_sink.delta import commit as delta_files
-from spark_sink.delta import deletion_vector, rewrite
+from spark_sink.delta import deletion_vector, file_table, rewrite
 from spark_sink.delta import log as delta_log
-from spark_sink.delta.commit import ChangedError, Replaced
+from spark_sink.delta.file_table import ChangedError, Replaced
 from spark_sink.delta.log import TableLog, read_table
-from spark_sink.files import places as storage
+from spark_sink.files import places
 from spark_sink.files.parquet import FileWriter, Layout, WrittenFile
 from spark_sink.files.places import StorageError, place
 from spark_sink.replica.pieces import Piece
@@ -106,7 +105,7 @@ def rows(house: Warehouse) -> list[Any]:
     """What the replica's files have, less what their deletion vectors take away."""
     log, found = TableLog(house.replica(TABLE)).refresh(), []
     for file in log.files:
-        there = storage.parquet_reader(log.path / file["path"]).read().to_pydict().values()
+        there = places.parquet_reader(log.path / file["path"]).read().to_pydict().values()
         gone = deletion_vector.read(log.path, file["deletionVector"]) if "deletionVector" in file else []
         found += [row for number, row in enumerate(zip(*there, strict=True)) if number not in gone]
     return sorted(found)
@@ -132,13 +131,13 @@ def test_from_changes_to_a_replica(house: Warehouse, monkeypatch: pytest.MonkeyP
 
 def test_two_writers_and_one_name(root: Any) -> None:
     """Each of them gets a commit, whichever comes first."""
-    first = delta_files.define(root / "t", COLUMNS, {})
-    delta_files.commit(first, [], Position(1, 10))
-    tables = [delta_files.open_table(root / "t") for _ in range(4)]
+    first = file_table.define(root / "t", COLUMNS, {})
+    file_table.commit(first, [], Position(1, 10))
+    tables = [file_table.open_table(root / "t") for _ in range(4)]
 
     def write(number: int) -> None:
         file = WrittenFile(f"part-{number}.parquet", 100, 1, {}, {}, {})
-        delta_files.commit(tables[number], [file], Position(1, 10), is_reached=False)
+        file_table.commit(tables[number], [file], Position(1, 10), is_reached=False)
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -149,14 +148,14 @@ def test_two_writers_and_one_name(root: Any) -> None:
     log = TableLog(root / "t").refresh()
     assert (log.version, len(log.files)) == (4, 4)
     with pytest.raises(ChangedError):  # who replaces files has to know all commits
-        delta_files.commit(first, [], Position(1, 20), replaced=[Replaced({"path": "part-1.parquet"})])
+        file_table.commit(first, [], Position(1, 20), replaced=[Replaced({"path": "part-1.parquet"})])
 
 
 def test_a_put_whose_answer_was_lost(root: Any) -> None:
-    storage.put_if_absent(root / "x", b"one")
-    storage.put_if_absent(root / "x", b"one")  # made again
+    places.put_if_absent(root / "x", b"one")
+    places.put_if_absent(root / "x", b"one")  # made again
     with pytest.raises(FileExistsError):
-        storage.put_if_absent(root / "x", b"two")
+        places.put_if_absent(root / "x", b"two")
     assert (root / "x").read_bytes() == b"one"
 
 
@@ -183,39 +182,39 @@ def test_what_cannot_be_reached_is_said(root: Any, store: Store, tmp_path: Path)
 def test_files_of_one_table_for_another(root: Any) -> None:
     names = ["a", "b%41"]
     for name in names:
-        storage.write_file(root / "one" / name, name.encode())
-    storage.copy_files(root / "one", root / "two", names)
-    storage.copy_files(root / "one", root / "two", [])
-    storage.remove_tree(root / "one")
-    storage.remove_tree(root / "one")
-    assert (storage.list_names(root / "one"), sorted(storage.list_names(root / "two"))) == ([], names)
+        places.write_file(root / "one" / name, name.encode())
+    places.copy_files(root / "one", root / "two", names)
+    places.copy_files(root / "one", root / "two", [])
+    places.remove_tree(root / "one")
+    places.remove_tree(root / "one")
+    assert (places.list_names(root / "one"), sorted(places.list_names(root / "two"))) == ([], names)
     assert (root / "two" / "b%41").read_bytes() == b"b%41"
     assert abs((root / "two" / "b%41").stat().st_mtime - time.time()) < 600.0  # as delta_log.shorten asks for it
-    storage.remove_files(root / "two", names)
-    storage.remove_files(root / "two", [])
-    assert storage.list_names(root / "two") == []
+    places.remove_files(root / "two", names)
+    places.remove_files(root / "two", [])
+    assert places.list_names(root / "two") == []
 
 
 def test_a_file_by_name(root: Any) -> None:
     """As an executor writes it, who gets the directory's name."""
     layout = Layout(("a",), pa.schema([("a", pa.int64())]))
-    writer = FileWriter(storage.name(root / "t"), "part-1.parquet", layout)
+    writer = FileWriter(places.name(root / "t"), "part-1.parquet", layout)
     writer.write({"a": pa.array(np.arange(5))}, 5)
     written = writer.close()
     assert (written.rows, written.size) == (5, (root / "t/part-1.parquet").stat().st_size)
-    assert storage.parquet_reader(root / "t/part-1.parquet").read()["a"].to_pylist() == [0, 1, 2, 3, 4]
+    assert places.parquet_reader(root / "t/part-1.parquet").read()["a"].to_pylist() == [0, 1, 2, 3, 4]
 
 
 def test_a_file_of_several_parts(root: Any) -> None:
     """Larger than what goes to a store at once."""
     numbers = np.random.default_rng(1).integers(1 << 60, size=1_500_000)
-    writer = FileWriter(storage.name(root / "t"), "part-1.parquet", Layout(("a",), pa.schema([("a", pa.int64())])))
+    writer = FileWriter(places.name(root / "t"), "part-1.parquet", Layout(("a",), pa.schema([("a", pa.int64())])))
     for piece in np.array_split(numbers, 3):
         writer.write({"a": pa.array(piece)}, len(piece))
     assert writer.close().size == (root / "t/part-1.parquet").stat().st_size > 10_000_000
-    storage.copy_files(root / "t", root / "u", ["part-1.parquet"])
+    places.copy_files(root / "t", root / "u", ["part-1.parquet"])
     for directory in ("t", "u"):
-        assert np.array_equal(storage.parquet_reader(root / directory / "part-1.parquet").read()["a"].to_numpy(), numbers)
+        assert np.array_equal(places.parquet_reader(root / directory / "part-1.parquet").read()["a"].to_numpy(), numbers)
 
 
 def test_the_warehouse_knows_itself_again(house: Warehouse, tmp_path: Path) -> None:
@@ -241,8 +240,8 @@ def test_the_warehouse_knows_itself_again(house: Warehouse, tmp_path: Path) -> N
 def test_commits_say_the_same_everywhere(root: Any, tmp_path: Path) -> None:
     found = []
     for path in (root / "t", tmp_path / "t"):
-        table = delta_files.define(path, COLUMNS, {"a": "b"})
-        delta_files.commit(table, [WrittenFile("part-1.parquet", 100, 7, {}, {}, {})], Position(1, 10))
+        table = file_table.define(path, COLUMNS, {"a": "b"})
+        file_table.commit(table, [WrittenFile("part-1.parquet", 100, 7, {}, {}, {})], Position(1, 10))
         text = (path / "_delta_log" / f"{0:020d}.json").read_text()
         found.append([sorted(json.loads(line)) for line in text.splitlines()])
     assert found[0] == found[1]
@@ -293,14 +292,14 @@ def test_with_spark_as_the_page_has_it(root: Any, store: Store, database: postgr
     conf += ["spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m"]
     conf += ["spark.sql.codegen.wholeStage=false", "spark.sql.shuffle.partitions=2"]
     options = [text for each in conf for text in ("--conf", each)]
-    command = [sys.executable, "-c", SCRIPT, database.dsn, str(tmp_path / "staging"), storage.name(root), *options]
+    command = [sys.executable, "-c", SCRIPT, database.dsn, str(tmp_path / "staging"), places.name(root), *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.stdout == "public.fruit: equal, 8 rows\npublic.odd: equal, 1 rows\n", done.stderr
     house = Warehouse.existing(root)
     operations = []
     for table in ("fruit", "odd"):
         log = house.replica(Table("public", table)) / "_delta_log"
-        commits = [(log / name).read_text() for name in sorted(storage.list_names(log)) if name.endswith(".json")]
+        commits = [(log / name).read_text() for name in sorted(places.list_names(log)) if name.endswith(".json")]
         operations.append(['engineInfo": "cdcpipe' in text for text in commits])
     assert operations == [[True, True], [True, False]]
     assert (house.local_root() / CHECKPOINT / "offsets/0").exists()

@@ -8,9 +8,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from spark_sink.delta import commit as delta_files
-from spark_sink.delta import rewrite
-from spark_sink.delta.commit import ChangedError
+from spark_sink.delta import file_table, rewrite
+from spark_sink.delta.file_table import ChangedError
 from spark_sink.delta.log import TableLog, commit_path
 from spark_sink.delta.rewrite import Rewrite
 from spark_sink.delta.rows import UnsupportedError, fields_of, files_between, present_rows, read_between, read_columns
@@ -33,7 +32,7 @@ def keys(*values: tuple[int, str]) -> pa.Table:
 
 def rows(path: Path) -> list[tuple[Any, ...]]:
     log, found = TableLog(path).refresh(), []
-    table = delta_files.of_log(log)
+    table = file_table.of_log(log)
     fields = fields_of(table.physical, table.schema.names)
     for file in log.files:
         columns = [values.to_pylist() for values in read_columns(path, file, fields).values()]
@@ -81,7 +80,7 @@ def test_files_without_the_keys_are_not_read(path: Path, monkeypatch: pytest.Mon
     found = again(path).find(keys((101, "a")))
     assert [each.rows.tolist() for each in found] == [[1]]
     log = TableLog(path).refresh()
-    fields = fields_of(delta_files.of_log(log).physical, COLUMNS.names)
+    fields = fields_of(file_table.of_log(log).physical, COLUMNS.names)
     (file,) = files_between(log.files, fields["id"].name, 50, 101)
     assert read_between(path, file, fields, "id", 50, 101)["id"].to_pylist() == [100, 101]
 
@@ -99,6 +98,6 @@ CHANGE_DATA_FEED = PROPERTIES | {"delta.enableChangeDataFeed": "true"}
 
 @pytest.mark.parametrize(("properties", "problem"), [({}, "no deletion vectors"), (CHANGE_DATA_FEED, "ChangeDataFeed")])
 def test_a_table_that_asks_for_more_is_left_alone(tmp_path: Path, properties: dict[str, str], problem: str) -> None:
-    delta_files.commit(delta_files.define(tmp_path / "t", COLUMNS, properties), [], Position(1, 10))
+    file_table.commit(file_table.define(tmp_path / "t", COLUMNS, properties), [], Position(1, 10))
     with pytest.raises(UnsupportedError, match=problem):
         again(tmp_path / "t")

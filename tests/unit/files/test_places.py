@@ -6,7 +6,7 @@ import pytest
 
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.delta import sql as delta
-from spark_sink.files import places as storage
+from spark_sink.files import places
 from spark_sink.files.places import place
 from spark_sink.warehouse.warehouse import Warehouse
 from support import object_stores
@@ -43,18 +43,18 @@ def test_what_reaches_a_store_is_named_where_it_is_missing() -> None:
 
 
 def test_the_names_that_spark_takes() -> None:
-    assert storage.name(place("s3a://bucket/lake/") / "t") == "s3a://bucket/lake/t"
+    assert places.name(place("s3a://bucket/lake/") / "t") == "s3a://bucket/lake/t"
     assert delta.table_name(place("s3a://bucket/a b") / "public.%41") == "delta.`s3a://bucket/a b/public.%41`"
-    assert storage.name(place("gs://bucket/lake") / "t") == "gs://bucket/lake/t"
+    assert places.name(place("gs://bucket/lake") / "t") == "gs://bucket/lake/t"
 
 
 @pytest.mark.parametrize("scheme", ["abfs", "abfss"])
 def test_a_place_in_azure_has_an_account(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", object_stores.ACCOUNT_KEY)
     url = f"{scheme}://lake@account.dfs.core.windows.net"
-    assert storage.name(place(url)) == f"{url}/"
-    assert storage.name(place(f"{url}/shop/") / "t") == f"{url}/shop/t"
-    assert storage.name(place(storage.name(place(f"{url}/shop")))) == f"{url}/shop"
+    assert places.name(place(url)) == f"{url}/"
+    assert places.name(place(f"{url}/shop/") / "t") == f"{url}/shop/t"
+    assert places.name(place(places.name(place(f"{url}/shop")))) == f"{url}/shop"
     one, two = (Warehouse(f"{scheme}://lake@{account}.dfs.core.windows.net/shop", "delta") for account in ("one", "two"))
     assert one.local_root(ROOT) != two.local_root(ROOT)
     for wrong in (

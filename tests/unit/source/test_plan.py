@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 from cdcpipe.errors import InvalidArgumentsError
-from spark_sink.source import datasource as source
+from spark_sink.source import datasource
 from spark_sink.source.datasource import ENVELOPE_SCHEMA, CdcpipeDataSource, quote_table
 from spark_sink.staging import log as staging
 from spark_sink.staging.log import Position, StagingError
@@ -24,7 +24,7 @@ from support.source_rows import A, fill, only, read, typed
 
 def test_the_sources_can_be_imported_as_executors_do(tmp_path: Path) -> None:
     """From a zip file, by a relative path, with nothing else of ours there."""
-    archive = source._source_archive()
+    archive = datasource._source_archive()
     shutil.copy(archive, tmp_path)
     modules = ["spark_sink.source.datasource", "spark_sink.source.typed", "spark_sink.snapshot.table"]
     code = f"import sys; sys.path.insert(0, './{archive.name}'); import {', '.join(modules)}; print(spark_sink.__file__)"
@@ -206,4 +206,4 @@ def test_a_stream_has_no_end_option() -> None:
 
 @pytest.mark.parametrize("name", [("public", "a"), ("a.b", "c"), ('a"b', 'c".d'), ("x\n", " "), ("Ü", "é")])
 def test_any_table_can_be_named(name: tuple[str, str]) -> None:
-    assert source._parse_table(quote_table(*name)) == name
+    assert datasource._parse_table(quote_table(*name)) == name

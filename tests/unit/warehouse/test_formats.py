@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from cdcpipe.errors import InvalidArgumentsError
-from spark_sink.delta import commit as delta_files
+from spark_sink.delta import file_table
 from spark_sink.files.parquet import WrittenFile
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import appends
@@ -49,9 +49,9 @@ def test_the_newest_append_is_never_an_old_one(tmp_path: Path) -> None:
 def test_a_delta_table_is_as_far_as_its_log_says(tmp_path: Path) -> None:
     delta, path = table_format("delta"), tmp_path / "t"
     assert (delta.exists(path), delta.lsn(path), delta.facts(path)) == (False, None, None)
-    made = delta_files.define(path, StructType([StructField("id", LongType())]), {})
+    made = file_table.define(path, StructType([StructField("id", LongType())]), {})
     for number in (1, 2):
-        delta_files.commit(made, [WrittenFile(f"{number}.parquet", 100, 7, {}, {}, {})], Position(1, 10 * number))
+        file_table.commit(made, [WrittenFile(f"{number}.parquet", 100, 7, {}, {}, {})], Position(1, 10 * number))
         facts = delta.facts(path)
         assert facts is not None
         assert (facts.lsn, facts.rows, facts.files, facts.size) == (10 * number, 7 * number, number, 100 * number)

@@ -1,9 +1,9 @@
-"""Commits files to Delta tables without Spark. A commit adds or replaces files, and records how far the table has its changes.
+"""Defines and opens Delta tables, and commits files to them, without Spark.
 
-Commits follow Delta's protocol (PROTOCOL.md, "Delta Log Entries"). Delta's own commit takes half a second of a core, because it
-checks the state of the whole table. A commit here reads nothing of the table. If it only adds rows, it may follow any other commit,
-except one that redefines the table, and one that has recorded a position meanwhile. If it replaces files, no other commit may come
-in between.
+A commit adds or replaces files, and records how far the table has its changes. It follows Delta's protocol (PROTOCOL.md, "Delta Log
+Entries"). Delta's own commit takes half a second of a core, because it checks the state of the whole table. A commit here reads
+nothing of the table. If it only adds rows, it may follow any other commit, except one that redefines the table, and one that has
+recorded a position meanwhile. If it replaces files, no other commit may come in between.
 
 A file that no commit has added is not part of the table. Delta's VACUUM removes it.
 """
@@ -22,7 +22,7 @@ from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 from cdcpipe.errors import CdcpipeError
 from spark_sink.delta.log import APPLICATION, TableLog, commit_path
 from spark_sink.delta.schema import COLUMN_ID, COLUMN_MAPPING, PHYSICAL_NAME, arrow_schema, columns, physical_columns
-from spark_sink.files import places as storage
+from spark_sink.files import places
 from spark_sink.files.parquet import Layout, exact_number
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def _replacing(replaced: Replaced, now_ms: int) -> list[Mapping[str, Any]]:
 
 def _check(table: FileTable, commit: Path, is_alone: bool) -> None:
     """Raise an error if our commit must not follow the commit ``commit`` of another program."""
-    actions = [json.loads(line) for line in storage.read_lines(commit)]
+    actions = [json.loads(line) for line in places.read_lines(commit)]
     if any(action.get("txn", {}).get("appId") == APPLICATION for action in actions):
         raise DeltaError(
             f"another process writes changes to {table.path}", hint="only one cdcpipe-spark run may use a warehouse: stop the other"
@@ -266,13 +266,13 @@ def _write(path: Path, text: str, version: int, check: Callable[[Path], None]) -
 
     The number is ``version``, or the first free one after it. Calls ``check`` with each commit that exists already.
     """
-    storage.make_directory(path / "_delta_log")
+    places.make_directory(path / "_delta_log")
     for directory in (path, path.parent):
-        storage.sync_directory(directory)
+        places.sync_directory(directory)
     while True:
         name = commit_path(path, version)
         try:
-            storage.put_if_absent(name, text.encode())
+            places.put_if_absent(name, text.encode())
         except FileExistsError:
             check(name)
             version += 1

@@ -17,9 +17,9 @@ from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructFi
 from spark_sink.changelog.delta_changelogs import DeltaFiles
 from spark_sink.changelog.interface import Files
 from spark_sink.changelog.tables import changelogs_of
-from spark_sink.delta import commit as delta_files
+from spark_sink.delta import file_table
 from spark_sink.delta import log as delta_log
-from spark_sink.delta.commit import ChangedError, DeltaError, FileTable, Replaced
+from spark_sink.delta.file_table import ChangedError, DeltaError, FileTable, Replaced
 from spark_sink.delta.log import TableLog, commit_path
 from spark_sink.files.parquet import FileWriter, Layout, WrittenFile
 from spark_sink.schema.table import Table
@@ -49,8 +49,8 @@ def other(table: FileTable, version: int, action: dict[str, Any]) -> None:
 
 @pytest.fixture
 def table(tmp_path: Path) -> FileTable:
-    made = delta_files.define(tmp_path / "t", SCHEMA, {"a": "b"})
-    delta_files.commit(made, [FILE], Position(1, 10))
+    made = file_table.define(tmp_path / "t", SCHEMA, {"a": "b"})
+    file_table.commit(made, [FILE], Position(1, 10))
     return made
 
 
@@ -75,11 +75,11 @@ def test_the_first_commit_makes_the_table(table: FileTable) -> None:
 
 
 def test_files_of_one_table_may_be_anothers(tmp_path: Path) -> None:
-    whole = delta_files.define(tmp_path / "whole", SCHEMA, {})
-    part = delta_files.define(tmp_path / "part", StructType([SCHEMA["old"], SCHEMA["id"]]), {"c": "d"}, like=whole)
+    whole = file_table.define(tmp_path / "whole", SCHEMA, {})
+    part = file_table.define(tmp_path / "part", StructType([SCHEMA["old"], SCHEMA["id"]]), {"c": "d"}, like=whole)
     assert part.physical == StructType([whole.physical[1], whole.physical[0]])
     least = {name: number for number, name in enumerate(whole.physical.names)}
-    delta_files.commit(part, [WrittenFile("part-1.parquet", 100, 7, least, {}, least)], Position(1, 10))
+    file_table.commit(part, [WrittenFile("part-1.parquet", 100, 7, least, {}, least)], Position(1, 10))
     metadata, added = read(part, 0)[2]["metaData"], read(part, 0)[4]["add"]
     # A column that comes later gets a number that is not one of these.
     assert metadata["configuration"]["delta.columnMapping.maxColumnId"] == "5"
@@ -99,7 +99,7 @@ def test_the_order_of_durability(table: FileTable, monkeypatch: pytest.MonkeyPat
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", note)
-    delta_files.commit(table, [FILE], Position(1, 20))
+    file_table.commit(table, [FILE], Position(1, 20))
     places = [path if path.is_dir() else path.parent for path, _ in synced]
     assert places == [table.path, table.path.parent, log, log]
     assert [commits for _, commits in synced] == [1, 1, 1, 2]
@@ -108,7 +108,7 @@ def test_the_order_of_durability(table: FileTable, monkeypatch: pytest.MonkeyPat
 def test_a_commit_follows_others_that_only_change_rows(table: FileTable) -> None:
     other(table, 1, {"remove": {"path": "part-1.parquet"}})
     other(table, 2, {"txn": {"appId": "another", "version": 99}})
-    delta_files.commit(table, [FILE], Position(1, 20))
+    file_table.commit(table, [FILE], Position(1, 20))
     assert (table.version, table.lsn) == (3, 20)
     assert [next(iter(action)) for action in read(table, 3)] == ["commitInfo", "txn", "add"]
 
@@ -117,7 +117,7 @@ def test_a_commit_follows_others_that_only_change_rows(table: FileTable) -> None
 def test_another_definition_is_not_followed(table: FileTable, action: str) -> None:
     other(table, 1, {action: {}})
     with pytest.raises(ChangedError):
-        delta_files.commit(table, [FILE], Position(1, 20))
+        file_table.commit(table, [FILE], Position(1, 20))
     assert sorted(path.name for path in (table.path / "_delta_log").iterdir()) == [f"{n:020d}.json" for n in range(2)]
     assert (table.version, table.lsn) == (0, 10)
 
@@ -125,7 +125,7 @@ def test_another_definition_is_not_followed(table: FileTable, action: str) -> No
 def test_somebody_else_who_records_positions_is_an_error(table: FileTable) -> None:
     other(table, 1, {"txn": {"appId": "cdcpipe", "version": 20}})
     with pytest.raises(DeltaError, match="another process writes"):
-        delta_files.commit(table, [FILE], Position(1, 20))
+        file_table.commit(table, [FILE], Position(1, 20))
 
 
 @pytest.mark.parametrize("format", ["delta", "parquet"])
@@ -134,7 +134,7 @@ def test_files_that_lack_rows_are_not_committed(tmp_path: Path, format: str) -> 
     no_spark: Any = None
     changelogs = changelogs_of(no_spark, warehouse)
     if format == "delta":
-        made = delta_files.define(warehouse.changelog(name), SCHEMA, {})
+        made = file_table.define(warehouse.changelog(name), SCHEMA, {})
         files: Files = DeltaFiles(SCHEMA, made.path, Layout((), None), made)
         made.path.mkdir(parents=True)
     else:
@@ -155,7 +155,7 @@ def test_only_a_line_feed_ends_a_line_of_json(table: FileTable) -> None:
     commit_path(table.path, 1).write_text(written, encoding="utf-8")
     assert delta_log.newest_lsn(table.path) == 10
     assert {file["path"] for file in TableLog(table.path).refresh().files} == {"part-1.parquet", text}
-    delta_files.commit(table, [FILE], Position(1, 20))
+    file_table.commit(table, [FILE], Position(1, 20))
     assert (table.version, delta_log.newest_lsn(table.path)) == (2, 20)
 
 
@@ -169,22 +169,22 @@ def test_a_link_that_is_there_although_an_error_was_returned(table: FileTable, m
 
     monkeypatch.setattr(os, "link", lose_answer)
     for lsn in (20, 30):
-        delta_files.commit(table, [FILE], Position(1, lsn))
+        file_table.commit(table, [FILE], Position(1, lsn))
     assert (table.version, table.lsn, errors) == (2, 30, [])
     monkeypatch.setattr(os, "link", link)
     with pytest.raises(DeltaError, match="another process writes"):  # not ours, equal as it may be
-        delta_files.commit(dataclasses.replace(table, version=1), [FILE], Position(1, 30))
+        file_table.commit(dataclasses.replace(table, version=1), [FILE], Position(1, 30))
     assert {path.name for path in (table.path / "_delta_log").iterdir()} == {f"{number:020d}.json" for number in range(3)}
 
 
 def test_files_have_the_numbers_of_the_tables_columns(tmp_path: Path) -> None:
     """As Delta's protocol asks it of tables with column mapping; whoever maps by number finds no column without."""
     nested = StructType([*SCHEMA, StructField("list", ArrayType(StructType([StructField("x", LongType())])))])
-    table = delta_files.define(tmp_path / "t", nested, {})
+    table = file_table.define(tmp_path / "t", nested, {})
     table.path.mkdir()
     writer = FileWriter(str(table.path), "part-1.parquet", table.layout())
     writer.write({"id": pa.array([1]), "old": pa.array([{"id": 2}]), "list": pa.array([[{"x": 3}]])}, 1)
-    delta_files.commit(table, [writer.close()], Position(1, 20))
+    file_table.commit(table, [writer.close()], Position(1, 20))
     metadata = TableLog(table.path).refresh().metadata
     said = json.loads(metadata["schemaString"])["fields"]
     fields = [*said, said[1]["type"]["fields"][0], said[4]["type"]["elementType"]["fields"][0]]
@@ -225,7 +225,7 @@ def test_bounds_that_json_numbers_do_not_hold_are_left_out(table: FileTable) -> 
     """Rounded, they would make readers skip a file that has the row."""
     stats = '{"numRecords":1,"minValues":{"a":12345678901234567.89,"b":0.1},"maxValues":{},"nullCount":{"a":0,"b":0}}'
     file = {"path": "part-1.parquet", "partitionValues": {}, "size": 100, "stats": stats}
-    delta_files.commit(table, [], Position(1, 20), replaced=[Replaced(file, {"storageType": "i", "pathOrInlineDv": "x"})])
+    file_table.commit(table, [], Position(1, 20), replaced=[Replaced(file, {"storageType": "i", "pathOrInlineDv": "x"})])
     (added,) = [action["add"] for action in read(table, 1) if "add" in action]
     assert json.loads(added["stats"])["minValues"] == {"a": None, "b": 0.1}
 
@@ -238,7 +238,7 @@ def test_clustering_is_known_from_the_log(table: FileTable) -> None:
     }
     other(table, 1, {"domainMetadata": domain})
     with pytest.raises(ChangedError):  # the file has no statistics of it
-        delta_files.commit(table, [FILE], Position(1, 20))
-    assert delta_files.open_table(table.path).clustering == ("c",)
+        file_table.commit(table, [FILE], Position(1, 20))
+    assert file_table.open_table(table.path).clustering == ("c",)
     other(table, 2, {"domainMetadata": domain | {"removed": True}})
-    assert delta_files.open_table(table.path).clustering == ()
+    assert file_table.open_table(table.path).clustering == ()
