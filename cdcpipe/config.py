@@ -63,6 +63,7 @@ class StreamConfig:
       of them are kept in memory.
     - ``expected_system`` is ``SYSTEM_ID/TIMELINE``.
     - ``expected_lsn`` is the position up to which the consumer has the changes. A slot beyond it is refused (GapError).
+    - ``idle_positions``: write an empty record for each idle position, and confirm it only when the consumer has.
     - ``standby``: wait until the slot is free, then stream.
     """
 
@@ -79,5 +80,6 @@ class StreamConfig:
     feedback_interval_s: float = 0.0
     status_interval_s: float = 1.0
     silence_limit_s: float = 300.0
+    idle_positions: bool = False
     standby: PollConfig | None = None
     stream: StreamOptions = field(default_factory=StreamOptions)

@@ -151,6 +151,11 @@ Example:
         help="Send a status update to the server this often; 0: only when it asks.",
     ),
     cloup.option(
+        "--idle-positions",
+        is_flag=True,
+        help="With -H, write an empty record for the position of an idle server, and confirm it only after its F.",
+    ),
+    cloup.option(
         "--receive-timeout",
         type=parse_seconds,
         metavar="SECS",
@@ -232,16 +237,17 @@ def run(
     endpos_wait: bool,
     expect: str | None,
     expect_lsn: LSN | None,
+    idle_positions: bool,
     receive_timeout: float,
     **slot_options: Any,
 ) -> ExitCode:
     """Run one stream or one poll. The arguments are the options of the command line."""
     _log_to_stderr(verbose)
     output, output_options = output_plugin(output, wal2json1=wal2json1, wal2json2=wal2json2)
-    if poll_mode and standby:
-        raise click.UsageError("--poll-mode and --standby exclude each other")
-    if endpos_wait and endpos is None:
-        raise click.UsageError("--endpos-wait goes with --endpos")
+    write_header = write_header or wal2json2
+    _refuse_unless(not (poll_mode and standby), "--poll-mode and --standby exclude each other")
+    _refuse_unless(endpos is not None or not endpos_wait, "--endpos-wait goes with --endpos")
+    _refuse_unless(write_header or not idle_positions, "--idle-positions goes with -H: without headers nobody sees an empty record")
     _check_fd(fd)
     if (wal2json1 or wal2json2) and not slot_options["publications"] and slot_options["plugin"] is None:
         slot_options["plugin"] = "wal2json"  # pg_logical_cdc does this, too
@@ -267,10 +273,11 @@ def run(
         feedback_interval_s=feedback_interval,
         status_interval_s=status_interval,
         silence_limit_s=receive_timeout,
+        idle_positions=idle_positions,
         standby=poll if standby else None,
         stream=StreamOptions(
             out_fd=fd,
-            write_header=write_header or wal2json2,
+            write_header=write_header,
             write_newline=write_nl,
             auto_feedback=auto_feedback,
             wait_after_end=endpos_wait,
@@ -284,6 +291,11 @@ def run(
         return stream(config)
     except Interrupted:  # before the stream has begun; the exit code is the same as during the stream
         return ExitCode.SUCCESS
+
+
+def _refuse_unless(condition: bool, message: str) -> None:
+    if not condition:
+        raise click.UsageError(message)
 
 
 def _pgoutput_options(**given: str | int | None) -> dict[str, str | None]:

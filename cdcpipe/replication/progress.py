@@ -4,7 +4,8 @@ Once the commit of a transaction lies before the confirmed position, the server 
 keeps four rules:
 
 1.  Only two kinds of positions are confirmed. One is the end of a transaction that was written to stdout and that the consumer has
-    confirmed. The other is the position of a keepalive while nothing is outstanding, so that an idle slot does not retain WAL. A
+    confirmed. The other is the position of a keepalive while nothing is outstanding, so that an idle slot does not retain WAL
+    (`StrictProgress` asks the consumer first). A
     logical message outside of transactions counts as a transaction that ends at the end of its WAL record, which is the message's
     LSN.
 2.  Feedback is cut down to the last transaction end that it covers. So feedback in the middle of a transaction, or beyond
@@ -215,6 +216,10 @@ class Progress:
             self._forget_confirmed()
 
     # Status updates
+
+    def take_idle(self, now: float, *, at_end: bool = False) -> int:  # noqa: ARG002 - `StrictProgress` uses them
+        """Return the position that the consumer has to be told and to confirm, or 0. Here there is none: see `_settle`."""
+        return 0
 
     def due_at(self) -> float:
         """Return when the loop has to act next: send a status update, or check for silence."""

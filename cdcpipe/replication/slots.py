@@ -137,8 +137,9 @@ def check_no_gap(connection: Connection, name: str, expected_lsn: int) -> None:
         f"{GapError.BEGINNING}replication slot {name!r} is at {confirmed_lsn}, {missing} of WAL beyond"
         f" {format_lsn(expected_lsn)} (--expect-lsn), and the server no longer sends what committed in between",
         hint="the slot was dropped and made again, or moved by pg_replication_slot_advance, or another consumer took the changes"
-        " (another cdcpipe, pg_logical_slot_get_changes), or the expected position is from an older copy of your data. Copy the"
-        f" tables anew; or go on without these changes: leave --expect-lsn out, or give --expect-lsn {confirmed_lsn}",
+        " (another cdcpipe, pg_logical_slot_get_changes; also an idle one without --idle-positions), or the expected position is"
+        " from an older copy of your data. Copy the tables anew; or go on without these changes: leave --expect-lsn out, or give"
+        f" --expect-lsn {confirmed_lsn}",
     )
 
 

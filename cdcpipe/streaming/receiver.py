@@ -259,6 +259,12 @@ class Receiver:
             self._put(b"".join(self._pieces), ends)
             self._pieces.clear()
 
+    def queue_idle(self, lsn: int) -> None:
+        """Hand on an empty record for an idle position. Nothing else may be waiting here."""
+        self._add(lsn, b"")
+        self._put(b"".join(self._pieces), [lsn])
+        self._pieces.clear()
+
     def queue_before_failure(self) -> None:
         """Hand on the records before the failed one. Otherwise they would never be written.
 

@@ -140,6 +140,7 @@ class Streamer:
                 received = receiver.receive()
             elif records.pending_bytes:
                 progress.heard(time.monotonic())  # the loop did not read meanwhile, so the silence does not count
+            self._tell_idle_position(time.monotonic())
             records.write()
             now = time.monotonic()
             if self._tracker.is_finished and not records.pending_bytes and not receiver.is_taking and not self._stays_after_end():
@@ -153,6 +154,13 @@ class Streamer:
             self._burst.measure(received, now)
             received = 0
             self._wait(now)
+
+    def _tell_idle_position(self, now: float) -> None:
+        """Write an empty record if the consumer has to confirm an idle position, and is due to be told of it."""
+        is_last = self._tracker.is_finished and not self._receiver.is_taking
+        lsn = self._progress.take_idle(now, at_end=is_last)
+        if lsn:
+            self._receiver.queue_idle(lsn)
 
     @property
     def _is_asked_to_end(self) -> bool:

@@ -4,7 +4,7 @@
 
 A capture is the pipe's bytes with headers, from a pgoutput slot: the output of ``cdcpipe -H``, or a segment of a staging log.
 Several captures are one stream, in the order given. Each of them ends at the end of a record. The output is the same as that of
-live rendering.
+live rendering. An empty record, with which ``--idle-positions`` tells a position, is skipped.
 
 This module holds at most one record in memory, beside what `Transactions` and the output plugin hold. Before each read, and
 however it ends, it writes all rendered records. Bytes that can't be rendered raise an error that names the capture and the
@@ -145,8 +145,9 @@ class Captures:
             while data := self._read(stream):
                 reader.feed(data)
                 for lsn, record in reader:
-                    self._lsn, self._record = lsn, record
-                    yield lsn, record
+                    if record:  # an empty one is an idle position (--idle-positions), and no message
+                        self._lsn, self._record = lsn, record
+                        yield lsn, record
             reader.end()
         except ProtocolError:
             self._record = b""

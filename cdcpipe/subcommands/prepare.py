@@ -47,6 +47,7 @@ from cdcpipe.replication.slots import (
     missing_slot_error,
     start_stream,
 )
+from cdcpipe.replication.strict_progress import StrictProgress
 from cdcpipe.replication.tables import PublishedTable, check_binary_forms, check_readable, published_tables
 from cdcpipe.streaming.receiver import Feeder
 from cdcpipe.streaming.streamer import Streamer
@@ -277,7 +278,7 @@ def stream(config: StreamConfig) -> ExitCode:
                     check_no_gap(catalog.connection, config.slot.slot, config.expected_lsn)
             if make_feeder is None:
                 catalog.close()
-            progress = Progress(
+            progress = (StrictProgress if config.idle_positions else Progress)(
                 time.monotonic(),
                 feedback_interval_s=config.feedback_interval_s,
                 status_interval_s=config.status_interval_s,

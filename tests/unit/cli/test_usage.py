@@ -27,6 +27,8 @@ USAGE = [
     (["-S", "s", "-L", "--standby"], "exclude"),
     (["-S", "s", "--endpos", "junk"], "LSN"),
     (["-S", "s", "--endpos-wait"], "--endpos"),
+    (["-S", "s", "--idle-positions", "-N"], "-H"),
+    (["-S", "s", "--expect-lsn", "junk"], "LSN"),
     (["-S", "s", "--table", "nodot"], "SCHEMA.NAME"),
     (["nonsense"], "nonsense"),
     (["prepare", "--nonsense"], "--nonsense"),

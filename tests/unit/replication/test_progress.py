@@ -4,7 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cdcpipe.replication.progress import MAX_UNCONFIRMED, MIN_REPLY_INTERVAL_S, Progress
+from cdcpipe.replication.progress import MAX_UNCONFIRMED, MIN_REPLY_INTERVAL_S, NEVER, Progress
+from cdcpipe.replication.strict_progress import StrictProgress
 
 
 def received(progress: Progress, *ends: int) -> None:
@@ -261,10 +262,116 @@ def test_the_commit_of_an_empty_prepared_transaction_is_passed_too() -> None:
     assert (progress.confirmed_lsn, progress.is_outstanding) == (70, False)
 
 
-class Server:
-    """A slot's WAL, what is sent of it, and a consumer that confirms some; what is prepared is held back between them."""
+# Idle positions that the consumer confirms
 
-    def __init__(self) -> None:
+
+def test_an_idle_position_is_confirmed_only_by_the_consumer() -> None:
+    progress = StrictProgress(0)
+    progress.keepalive(50, reply_requested=False)
+    assert progress.take_idle(0) == 50
+    progress.written([50])
+    progress.keepalive(60, reply_requested=False)
+    progress.feedback(49, 0)
+    assert (progress.confirmed_lsn, progress.is_outstanding) == (0, True)
+    progress.feedback(55, 0)
+    assert (progress.confirmed_lsn, progress.due_at()) == (50, 0)
+
+
+def test_an_idle_position_that_is_not_written_yet_can_not_be_confirmed() -> None:
+    progress = StrictProgress(0)
+    progress.keepalive(50, reply_requested=False)
+    assert progress.take_idle(0) == 50
+    progress.feedback(50, 0)
+    assert progress.confirmed_lsn == 0
+
+
+def test_an_idle_position_is_told_once_and_not_more_often_than_the_interval() -> None:
+    progress = StrictProgress(0, status_interval_s=5)
+    progress.keepalive(50, reply_requested=False)
+    assert progress.take_idle(1) == 50
+    progress.written([50])
+    progress.feedback(50, 1)
+    progress.keepalive(50, reply_requested=False)
+    assert progress.take_idle(100) == 0
+    progress.keepalive(60, reply_requested=False)
+    progress.status(4)
+    assert progress.take_idle(5.9) == 0
+    assert progress.due_at() == 6
+    assert progress.take_idle(6) == 60
+    assert progress.due_at() == 9  # the next status update
+
+
+def test_without_status_updates_idle_positions_are_told_each_second() -> None:
+    progress = StrictProgress(0, status_interval_s=0)
+    for now, lsn in ((10.0, 50), (10.5, 0), (11.0, 70)):
+        progress.keepalive(60 + int(now == 11) * 10 - int(now == 10) * 10, reply_requested=False)
+        assert progress.take_idle(now) == lsn
+        progress.written([lsn])
+        progress.feedback(lsn, now)
+
+
+def test_nothing_is_told_while_something_is_outstanding() -> None:
+    progress = StrictProgress(0, status_interval_s=0)
+    progress.keepalive(50, reply_requested=False)
+    progress.begin()
+    assert progress.take_idle(0) == 0
+    progress.end(100)
+    progress.keepalive(110, reply_requested=False)
+    progress.written([100])
+    assert (progress.take_idle(1), progress.due_at()) == (0, NEVER)
+    progress.feedback(100, 2)
+    assert progress.confirmed_lsn == 100
+    assert progress.take_idle(2) == 110
+
+
+def test_at_the_end_an_idle_position_is_told_behind_what_is_outstanding() -> None:
+    progress = StrictProgress(0)
+    received(progress, 100)
+    progress.keepalive(150, reply_requested=False)
+    assert progress.take_idle(0, at_end=True) == 150
+    assert progress.take_idle(0, at_end=True) == 0
+    progress.written([150])
+    progress.feedback(100, 0)
+    assert progress.confirmed_lsn == 100
+    progress.feedback(150, 0)
+    assert progress.confirmed_lsn == 150
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_server_that_shuts_down_gets_no_opinion_before_the_consumer_has_confirmed(is_told: bool) -> None:
+    progress = StrictProgress(0)
+    progress.keepalive(50, reply_requested=False)
+    progress.take_idle(0)
+    progress.written([50])
+    progress.feedback(50, 0)
+    progress.keepalive(60, reply_requested=True)
+    if is_told:
+        assert progress.take_idle(1) == 60
+        progress.written([60])
+    assert progress.status(1) == (60, 0, False)
+    assert progress.status(2).flush_lsn == 50
+
+
+def test_auto_feedback_confirms_idle_positions_that_are_written() -> None:
+    progress = StrictProgress(0)
+    progress.keepalive(50, reply_requested=False)
+    progress.take_idle(0)
+    progress.confirm_written(0)
+    assert progress.confirmed_lsn == 0
+    progress.written([50])
+    progress.confirm_written(0)
+    assert progress.confirmed_lsn == 50
+
+
+class Server:
+    """A slot's WAL, what is sent of it, and a consumer that confirms some; what is prepared is held back between them.
+
+    With ``is_strict``, the consumer has to confirm idle positions, too.
+    """
+
+    def __init__(self, *, is_strict: bool = False) -> None:
+        self.is_strict = is_strict
+        self.now = 0.0
         self.wal: list[tuple[str, int, int, int]] = []
         """Kind, xid, where the record begins and ends: transaction, prepare, commit, empty (a commit without changes), rollback."""
         self.confirmed = 0
@@ -273,7 +380,7 @@ class Server:
         self.connect()
 
     def connect(self) -> None:
-        self.progress = Progress(0)
+        self.progress = StrictProgress(self.now) if self.is_strict else Progress(self.now)
         self.queued.clear()
         self.sent = 0
         self.highest = 0
@@ -317,6 +424,14 @@ class Server:
         if kind in ("transaction", "commit"):
             self.queued.append(self.sent)
 
+    def idle(self, *, at_end: bool = False) -> None:
+        self.now += 0.4
+        lsn = self.progress.take_idle(self.now, at_end=at_end)
+        if lsn:
+            unsent = [record for record in self.wal if self.sent < record[3] <= lsn and record[2] >= self.confirmed]
+            assert not unsent, f"the consumer would confirm {lsn} before it has {unsent}"
+            self.queued.append(lsn)
+
     def write(self, count: int) -> None:
         self.progress.written(self.queued[:count])
         del self.queued[:count]
@@ -327,31 +442,27 @@ class Server:
 
     def check(self) -> None:
         assert self.progress.confirmed_lsn <= max(self.sent, self.end)
+        if self.is_strict:
+            assert self.progress.confirmed_lsn <= self.highest, "more is confirmed than the consumer has confirmed"
+            assert self.progress.status(self.now).flush_lsn <= self.highest
         for kind, _, start, end in self.wal:
             if kind in ("transaction", "commit") and self.confirmed <= start < self.progress.confirmed_lsn:
                 assert end <= self.highest, f"lost: {end} was not confirmed by the consumer"
         self.confirmed = max(self.confirmed, self.progress.confirmed_lsn)
 
 
-PREPARED_STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(
-            ["transaction", "prepare", "commit", "empty", "rollback", "send", "send", "send", "write", "feedback", "restart"]
-        ),
-        st.integers(0, 300),
-    ),
-    max_size=80,
-)
+PREPARED_KINDS = ["transaction", "prepare", "commit", "empty", "rollback", "send", "send", "send", "write", "feedback", "restart"]
+PREPARED_STEPS = st.lists(st.tuples(st.sampled_from(PREPARED_KINDS), st.integers(0, 300)), max_size=80)
+STRICT_STEPS = st.lists(st.tuples(st.sampled_from([*PREPARED_KINDS, "idle", "idle", "last"]), st.integers(0, 300)), max_size=80)
 
 
-@given(PREPARED_STEPS)
-@example([("prepare", 0), ("transaction", 0), ("prepare", 0), ("commit", 0), *[("send", 0)] * 4, ("write", 9), ("feedback", 300)])
-@example([("prepare", 0), ("transaction", 0), ("empty", 0), *[("send", 0)] * 3, ("write", 9), ("feedback", 300)])
-def test_no_restart_is_stuck_and_nothing_is_lost_with_prepared_transactions(steps: list[tuple[str, int]]) -> None:
-    server = Server()
+def run_steps(server: Server, steps: list[tuple[str, int]]) -> None:
+    """Run the steps, and then all that is needed to confirm the end of the WAL."""
     for kind, number in steps:
         if kind == "send":
             server.send()
+        elif kind in ("idle", "last"):
+            server.idle(at_end=kind == "last")
         elif kind == "write":
             server.write(number)
         elif kind == "feedback":
@@ -366,8 +477,25 @@ def test_no_restart_is_stuck_and_nothing_is_lost_with_prepared_transactions(step
         server.add("rollback", 0)
     while server.sent < server.end and server.confirmed < server.end:
         server.send()
-    server.write(len(server.queued))
-    server.feedback(server.end)
-    server.send()
-    server.check()
+    for _ in range(4):
+        server.write(len(server.queued))
+        server.feedback(server.end)
+        server.send()
+        server.idle()
+        server.check()
     assert server.confirmed == server.end
+
+
+@given(PREPARED_STEPS)
+@example([("prepare", 0), ("transaction", 0), ("prepare", 0), ("commit", 0), *[("send", 0)] * 4, ("write", 9), ("feedback", 300)])
+@example([("prepare", 0), ("transaction", 0), ("empty", 0), *[("send", 0)] * 3, ("write", 9), ("feedback", 300)])
+def test_no_restart_is_stuck_and_nothing_is_lost_with_prepared_transactions(steps: list[tuple[str, int]]) -> None:
+    run_steps(Server(), steps)
+
+
+@given(STRICT_STEPS)
+@example([("transaction", 0), ("send", 0), ("write", 9), ("send", 0), ("last", 0), ("feedback", 10), ("write", 9), ("restart", 0)])
+@example([("prepare", 0), ("send", 0), ("send", 0), ("last", 0), ("write", 9), ("feedback", 300), ("restart", 0), ("commit", 0)])
+def test_nothing_is_confirmed_that_the_consumer_has_not_confirmed(steps: list[tuple[str, int]]) -> None:
+    """With idle positions in between; nothing is lost, no restart is stuck, and the end of the WAL is reached."""
+    run_steps(Server(is_strict=True), steps)
