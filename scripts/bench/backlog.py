@@ -1,4 +1,4 @@
-"""The rows that the benchmarks stream: a backlog in the WAL of a throwaway PostgreSQL, readable again and again."""
+"""The backlog that the benchmarks stream: changes in the WAL of a throwaway PostgreSQL. Each run can read it from its start."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _INSERT = """
              timestamptz '2026-01-01 00:00:00.123456+00' + i * interval '1 second', i % 2 = 0
       from generate_series({first}, {last}) i"""
 
-# Of ten changes six insert, three update rows of the transaction before, one deletes another of those.
+# Of ten changes, six insert rows, three update rows of the previous transaction, one deletes another such row.
 _MIXED = f"""
       {_INSERT.format(first="batch * size + 1", last="(batch + 1) * size")};
       update bench_row set number = number + 1, label = label || '+'
         where id > 10000000 + (batch - 1) * size and id <= 10000000 + (batch - 1) * size + size / 2;
       delete from bench_row where id > 10000000 + batch * size - size / 6 and id <= 10000000 + batch * size"""
 
-# A DO block commits as it goes, so that the server makes the changes without a client in between.
+# The DO block commits after each batch. So the server makes all changes without waiting for a client.
 _LOAD = """
 do $$
 declare size bigint := {inserts};
@@ -50,7 +50,7 @@ end $$
 
 @dataclass(frozen=True)
 class Backlog:
-    """`rows` changes, committed before `endpos`; `slots` has the slot of each plugin that stands before the first."""
+    """``rows`` changes, committed before ``endpos``. ``slots`` has a slot for each plugin, which starts before the first change."""
 
     cluster: postgres.Cluster
     rows: int
@@ -67,7 +67,7 @@ class Backlog:
 
     @contextmanager
     def slot(self, plugin: str, number: int = 1) -> Iterator[str]:
-        """Make a copy of the plugin's slot, so that each run decodes the same WAL."""
+        """Copy the plugin's slot for one run. Then all runs decode the same WAL."""
         name = f"bench_run_{plugin}_{number}"
         with self.cluster.connect() as connection:
             connection.execute("select pg_copy_logical_replication_slot(%s, %s)", [self.slots[plugin], name])
@@ -81,13 +81,16 @@ class Backlog:
 def backlog(
     cluster: postgres.Cluster, rows: int, plugins: list[str], per_transaction: int = 1000, *, mixed: bool = False
 ) -> Iterator[Backlog]:
-    """Write the changes, with a slot per plugin from before them: inserts, or mixed with updates and deletes, 60:30:10."""
+    """Write the changes, and make a slot for each plugin before them.
+
+    The changes are inserts or, with ``mixed``, 60 % inserts, 30 % updates and 10 % deletes.
+    """
     inserts = per_transaction * 6 // 10 if mixed else per_transaction
     statements = _MIXED if mixed else _INSERT.format(first="batch * size + 1", last="(batch + 1) * size")
     with cluster.connect() as connection:
         connection.execute(_TABLE)
         connection.execute(f"create publication {PUBLICATION} for table bench_row")
-        if mixed:  # what the first transaction updates and deletes
+        if mixed:  # the rows that the first transaction updates and deletes
             connection.execute(_INSERT.format(first=1 - inserts, last=0).encode())
         slots = {plugin: f"bench_{plugin}" for plugin in plugins}
         for plugin, slot in slots.items():
@@ -96,11 +99,12 @@ def backlog(
         connection.execute(load.encode())
         row = connection.execute("select pg_current_wal_lsn()::text").fetchone()
         assert row is not None
-        # Something beyond the end, so that a reader learns at once that it is there; and a gap before it, because
-        # pg_recvlogical writes a record that stands exactly at the end.
+        # A row beyond the end: it tells a reader at once that the end is reached. The message before it makes a gap, because
+        # pg_recvlogical also writes a record that begins exactly at the end.
         connection.execute("select pg_logical_emit_message(false, 'bench', 'gap')")
         connection.execute("insert into bench_row values (-1)")
         connection.execute("checkpoint")
-    # Of the rows from before the slots half were updated, and so sent; what the first transaction deleted was one of them.
+    # The first transaction updates half of the rows that are older than the slots: a replica gets these, too. The rows that it
+    # deletes are also older than the slots: no replica ever had them.
     replica_rows = rows * 5 // 10 + per_transaction * 4 // 10 if mixed else rows
     yield Backlog(cluster, rows, row[0], slots, replica_rows)

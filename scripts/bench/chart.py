@@ -1,4 +1,4 @@
-"""Where the time goes: the stages of a run of the benchmarks as bars, seconds per million changes, an SVG file."""
+"""Draws where the benchmarks spend their time: an SVG file with the stages of a run as bars, in seconds for a million changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WALL, CPU, SERVER = "#4c78a8", "#f58518", "#bab0ac"
 
 
 def _medians(path: Path) -> dict[str, dict[str, float]]:
-    """Return for each stage the medians of its figures, in seconds per million changes, in the order of the runs."""
+    """Return, for each stage, the medians of its figures in seconds for a million changes. The order is that of the runs."""
     figures: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for line in map(json.loads, path.read_text().splitlines()):
         if line["benchmark"] == "stages":

@@ -1,8 +1,8 @@
-"""A backlog from the slot to the tables: `cdcpipe-spark run --available-now`, with Spark's start left out of the clock.
+"""Measures a backlog from the slot to the tables: `cdcpipe-spark run --available-now` without the time that Spark takes to start.
 
-As a program it is two runs, in a process of their own: it starts Spark, and for each starts the clock and calls the command, which
-finds that session; in the first one the JVM compiles what the second one finds compiled. A table's rows are visible when Delta
-Lake's commit is there, so the clock is read off the commits' files. Prints a JSON object per run.
+Run as a program, this starts Spark in a process of its own and calls the command twice in that session. In the first call the JVM
+compiles code that the second call reuses. Rows of a table are visible once Delta Lake's commit exists. So the time of that file
+stops the clock. The program prints a JSON object for each call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TABLE = "public.bench_row"
 
 
 def measure(made: Backlog, runs: int) -> Iterator[dict[str, Any]]:
-    """Yield a line per run."""
+    """Yield a line for each run."""
     for run in range(1, runs + 1):
         with made.slot("pgoutput", 1) as first, made.slot("pgoutput", 2) as second, tempfile.TemporaryDirectory() as scratch:
             command = [sys.executable, __file__, made.cluster.dsn, scratch, first, second]
@@ -36,7 +36,7 @@ def measure(made: Backlog, runs: int) -> Iterator[dict[str, Any]]:
         lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(b"{")]
         for name, line in zip(("first", "second"), lines, strict=True):
             fits = line.pop("replica_rows") - 1 == made.replica_rows
-            rows = line.pop("changelog_rows") - 1  # the row beyond the end
+            rows = line.pop("changelog_rows") - 1  # the row beyond the backlog's end
             yield {
                 "benchmark": "backlog",
                 "transport": "unix",
@@ -50,7 +50,7 @@ def measure(made: Backlog, runs: int) -> Iterator[dict[str, Any]]:
 
 
 def _visible_s(table: Path, started_at: float) -> float:
-    """Return when the table's last commit was there."""
+    """Return when the table's last commit appeared."""
     return round(max(path.stat().st_mtime for path in (table / "_delta_log").glob("*.json")) - started_at, 3)
 
 

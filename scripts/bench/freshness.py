@@ -1,7 +1,7 @@
-"""Time from a commit to its place in a sealed segment, and to the changelog: 100 transactions a second, --seal-interval 0.1.
+"""Measures the time from a commit to its sealed segment and to the changelog: 100 transactions a second, --seal-interval 0.1.
 
-The clock starts when COMMIT has returned and stops when a segment that ends beyond it has its name, or when the changelog has the
-Delta commit that records a position beyond it.
+The clock starts when COMMIT has returned. It stops when a segment that ends beyond the commit has its final name, or when the
+changelog has a Delta commit with a position beyond it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TIMEOUT_S = 120
 
 
 class _Watch(threading.Thread):
-    """Notes when each file that `_ends` knows appears: the position up to which it has everything, and the time."""
+    """Records when each file that `_ends` knows appears: the position up to which the file completes the data, and the time."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(daemon=True)
@@ -85,13 +85,13 @@ class _Variant:
 
 VARIANTS = [
     _Variant("commit to sealed segment", "land", _Segments, 200),
-    # The first micro-batches of a session are slow: 20 seconds of them.
+    # The first micro-batches of a session are slow. So the first 20 seconds do not count.
     _Variant("commit to changelog", "run", _Changelog, 2000),
 ]
 
 
 def _run(cluster: postgres.Cluster, directory: Path, variant: _Variant) -> list[float]:
-    """Return the milliseconds that each transaction took, in order of size."""
+    """Return how many milliseconds each transaction took, sorted."""
     options = ["--publication", "freshness", "-c", "--staging", str(directory / "staging"), "--seal-interval", SEAL_INTERVAL_S]
     if variant.command == "run":
         options += ["--warehouse", str(directory / "warehouse"), "--snapshot", "never"]
@@ -103,7 +103,7 @@ def _run(cluster: postgres.Cluster, directory: Path, variant: _Variant) -> list[
     try:
         with cluster.connect() as connection:
             deadline = time.monotonic() + TIMEOUT_S
-            while not watch.seen:  # until it is at work
+            while not watch.seen:  # until the pipeline works
                 connection.execute("insert into freshness_row (label) values ('first')")
                 time.sleep(0.1)
                 if time.monotonic() > deadline:
@@ -117,7 +117,7 @@ def _run(cluster: postgres.Cluster, directory: Path, variant: _Variant) -> list[
                 assert row is not None
                 commits.append((LSN.parse(row[0]), now))
             deadline = time.monotonic() + TIMEOUT_S
-            while max(watch.seen) < commits[-1][0] - 1000:  # what comes after a commit is no transaction
+            while max(watch.seen) < commits[-1][0] - 1000:  # the message after a commit is not a transaction
                 time.sleep(0.1)
                 if time.monotonic() > deadline:
                     raise SystemExit(f"not all of it arrived within {TIMEOUT_S} s")
@@ -129,7 +129,7 @@ def _run(cluster: postgres.Cluster, directory: Path, variant: _Variant) -> list[
     ends = sorted(watch.seen)
     times, i = [], 0
     for lsn, committed_at in commits[variant.warm_up : -1]:
-        # The commit's record ends at or before this position; the next transaction's lies beyond it.
+        # The record of this commit ends at or before this position. The next transaction's record lies beyond it.
         while i < len(ends) - 1 and ends[i] < lsn - 64:
             i += 1
         times.append((watch.seen[ends[i]] - committed_at) * 1000)
@@ -137,7 +137,7 @@ def _run(cluster: postgres.Cluster, directory: Path, variant: _Variant) -> list[
 
 
 def measure(runs: int) -> Iterator[dict[str, Any]]:
-    """Yield a line per run."""
+    """Yield a line for each run."""
     with postgres.Cluster("15") as cluster:
         with cluster.connect() as connection:
             connection.execute("create table freshness_row (id serial primary key, label text)")

@@ -1,9 +1,9 @@
-"""What `cdcpipe-spark run` costs while nothing happens: the CPU time of all its processes, in percent of one core.
+"""Measures an idle `cdcpipe-spark run`: the CPU time of all its processes, in percent of one core.
 
     scripts/bench/run idle --seconds 60
 
-First it works: transactions, until they are in the replica. Then it is left alone for two minutes, after which Spark has ended the
-Python processes that it keeps for a minute, and what the JVM compiles behind its work is done. Prints one JSON object.
+First the pipeline works: it takes some transactions to the replica. Then it idles for two minutes before the measurement. By then
+Spark has ended the Python processes that it keeps for a minute, and the JVM has finished compiling. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TIMEOUT_S = 600.0
 
 
 def times(root: int) -> dict[psutil.Process, tuple[str, float]]:
-    """Return what each process is, and its CPU time in seconds."""
+    """Return the role and the CPU time in seconds of each process."""
     found = {}
     for process, command in processes.running(root).items():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -39,7 +39,7 @@ def times(root: int) -> dict[psutil.Process, tuple[str, float]]:
 
 
 def measure(cluster: postgres.Cluster, directory: Path, seconds: float) -> dict[str, float]:
-    """Return percents of a core by what the process is."""
+    """Return the CPU time of each role, in percent of one core."""
     options = ["--staging", str(directory / "staging"), "--warehouse", str(directory / "warehouse"), "--seal-interval", "0.1"]
     command = [sys.executable, "-m", "spark_sink", "run", "-d", cluster.dsn, "-S", "idle", "--publication", "idle", "-c", *options]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)

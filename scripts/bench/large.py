@@ -1,7 +1,7 @@
-"""All rows in one transaction beside the same rows in small ones: does a large transaction cost more, and how much memory?
+"""Compares one large transaction with the same rows in small ones: does the large one cost more time, and how much memory?
 
-The server sends the large one before it commits, in blocks (streaming), and cdcpipe holds it until then. pg_recvlogical takes
-both as the server sends them without that: the large transaction goes to the server's disk first.
+The server streams the large transaction before it commits, and cdcpipe holds it until the commit. pg_recvlogical reads without
+streaming: the server then writes the large transaction to its own disk first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["measure"]
 PER_TRANSACTION = 1000
 PIECE_BYTES = 16 << 20
 
-# WAL of the whole table, and the spilled transaction of the peer, are to stay where they are.
+# The WAL of the whole table must stay, and so must the transaction that the server spills for pg_recvlogical.
 SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "32GB"}
 
 
@@ -50,7 +50,7 @@ REFERENCE = "cdcpipe, small transactions"
 
 
 def count_rows(path: Path) -> int:
-    """Count the inserts in a file of records with headers, a piece at a time."""
+    """Count the inserts in a file of records with headers. Read the file in pieces."""
     rows, held = 0, b""
     with path.open("rb") as file:
         while data := file.read(PIECE_BYTES):
@@ -64,7 +64,7 @@ def count_rows(path: Path) -> int:
 
 
 def measure(rows: int, runs: int, run_once: Callable[[list[str], str], dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield a line per run: the variants take turns, their output goes through a pipe; cdcpipe's rows are counted first."""
+    """Yield a line for each run. The variants take turns and write to a pipe. cdcpipe's rows are counted before the runs."""
     with contextlib.ExitStack() as stack:
         made = {}
         for name, size in (("small", PER_TRANSACTION), ("large", rows)):

@@ -1,7 +1,7 @@
-"""Time from sending COMMIT to the transaction's commit record on the reader's end of the pipe.
+"""Measures the time from sending COMMIT until the reader of the pipe has the transaction's commit record.
 
-Transactions of one row, one after the other. One loop watches the server's answer and the pipe, so that neither waits
-for the other; the commit itself (no fsync) is inside the figure.
+The transactions have one row each and run one after the other. One loop waits for both the server's answer and the pipe, so that
+neither delays the other. The figure includes the commit itself, without fsync.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TIMEOUT_S = 20
 
 
 class _Program:
-    """A streamer under test and the bytes that it has written."""
+    """A streamer under test, and the bytes that it has written."""
 
     def __init__(self, command: list[str]) -> None:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -37,7 +37,7 @@ class _Program:
         self._tail = b""
 
     def read(self) -> bool:
-        """Read what is there; say whether the output now ends with a whole commit record."""
+        """Read the available bytes. Tell whether the output now ends with a whole commit record."""
         data = os.read(self.fd, 1 << 16)
         if not data:
             raise SystemExit(f"{self.process.args!r} ended with {self.process.wait()}")
@@ -90,7 +90,7 @@ def _run(cluster: postgres.Cluster, command: list[str]) -> list[float]:
     try:
         with cluster.connect() as connection:
             connection.execute("truncate latency_row")
-            # The program is connected when its first transaction comes through.
+            # Once its first transaction arrives, the program is connected.
             times = [_one(connection, program, number) for number in range(WARM_UP + TRANSACTIONS)]
     finally:
         program.close()
@@ -98,7 +98,7 @@ def _run(cluster: postgres.Cluster, command: list[str]) -> list[float]:
 
 
 def measure(runs: int, cdcpipe: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield a line per run of cdcpipe and of pg_recvlogical, in turn."""
+    """Yield a line for each run of cdcpipe and of pg_recvlogical, in turn."""
     with postgres.Cluster("15") as cluster:
         with cluster.connect() as connection:
             connection.execute("create table latency_row (id integer primary key, label text)")

@@ -1,6 +1,7 @@
-"""Read the lines of run.py and print medians and ratios; fail where the variants did not do the same work.
+"""Reads the lines of run.py, and prints medians and ratios. Fails if the variants did not do the same work.
 
-A ratio is the median over the runs of cdcpipe's figure by the reference's of the same turn: both saw the same noise.
+A ratio is the median, over the runs, of cdcpipe's figure divided by the reference's figure of the same turn. Both figures of a
+turn have the same noise.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Lines = list[dict[str, Any]]
 
 
 def mismatches(groups: dict[tuple[str, str], dict[str, Lines]]) -> list[str]:
-    """Say where rows or bytes are not those that were wanted or differ between variants."""
+    """Return where rows or bytes are not the expected ones, or differ between variants."""
     found = []
     for key, variants in groups.items():
         lines = [line for of_variant in variants.values() for line in of_variant]

@@ -1,7 +1,7 @@
-"""Measure cdcpipe beside its peers, one JSON line per run; see README.md here.
+"""Measures cdcpipe beside other programs, and prints one JSON line for each run. README.md in this folder describes it.
 
-Each run is a fresh process on a fresh copy of a slot, so that all decode the same WAL. The variants of a benchmark take
-turns (A B A B), and the first turn is a warm-up: it writes a file, whose rows and bytes are counted, and is not timed.
+Each run is a fresh process on a fresh copy of a slot. So all runs decode the same WAL. The variants of a benchmark take turns
+(A B A B). The first turn is a warm-up and is not timed: it writes a file, and the rows and bytes in it are counted.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ Counts = dict[str, int]
 class Variant:
     """One of the programs that a benchmark compares.
 
-    ``command`` takes the backlog, a slot of ``plugin``, a DSN and an empty directory; ``count`` looks at what a warm-up
-    run left in that directory, with its stdout in the file ``output``. Variants of the same ``format`` write the same bytes.
+    ``command`` takes the backlog, a slot of ``plugin``, a DSN and an empty directory. ``count`` counts the result of a warm-up run
+    in this directory. The file ``output`` there has its stdout. Variants with the same ``format`` write the same bytes.
     """
 
     name: str
@@ -81,7 +81,7 @@ def land(_backlog: Backlog, slot: str, dsn: str, scratch: Path) -> list[str]:
 
 
 def count_framed(scratch: Path) -> Counts:
-    """Count records with headers: rows, records, and the records' bytes without headers."""
+    """Count records with headers. Return the rows, the records, and the bytes of the records without headers."""
     data = (scratch / "output").read_bytes()
     starts, ends, rest = scan_records(data)
     if rest != len(data):
@@ -90,12 +90,12 @@ def count_framed(scratch: Path) -> Counts:
 
 
 def count_lines(scratch: Path) -> Counts:
-    """Count records that are text, each ended by a newline."""
+    """Count text records, one a line."""
     return _counts((scratch / "output").read_bytes().splitlines())
 
 
 def count_bytes(scratch: Path) -> Counts:
-    """Count bytes: pgoutput's records, each ended by a newline, can't be split again; the peer knows how many there are."""
+    """Count bytes. The records of pgoutput, each followed by a newline, cannot be split again: the peer gives their number."""
     return {"bytes_with_newlines": (scratch / "output").stat().st_size}
 
 
@@ -103,12 +103,12 @@ def count_staged(scratch: Path) -> Counts:
     """Count the rows in a staging directory."""
     segments = list_segments(scratch / "staging")
     kinds = [segment_index.load(segment.path).kind for segment in segments]
-    # The launcher has no end position: it lands the row beyond the backlog's as well.
+    # The launcher has no end position. So it also lands the row beyond the backlog's end.
     return {"rows": sum(kind.tobytes().count(letter) for kind in kinds for letter in b"IUD") - 1}
 
 
-# How a change (where it is text: an insert) looks in the records of pgoutput,
-# wal2json 1 and 2, test_decoding, json and debezium; wal2json 1 has many in one.
+# How a change looks in the records of pgoutput, wal2json 1 and 2, test_decoding, json and debezium; in the text formats, an
+# insert. A record of wal2json 1 has many changes.
 _CHANGE = re.compile(
     rb'\A[IUD]|\A\{"action":"I"|"kind":"insert"|\Atable [^:]*: INSERT:|\A\{"end_lsn":[^{]*"op":"insert"|"transaction":null,"op":"c"'
 )
@@ -148,7 +148,7 @@ BENCHMARKS = {
         client_side("json", "--output", "json"),
         client_side("debezium", "--output", "debezium", "-o", "topic.prefix=bench"),
     ],
-    # On mixed changes, with the stages in Spark behind them.
+    # On mixed changes, followed by the stages in Spark.
     "stages": [
         Variant("pg_recvlogical", "pgoutput", pg_recvlogical(*PGOUTPUT), count_bytes, reference=True),
         Variant("streamer", "pgoutput", cdcpipe("-H"), count_framed),
@@ -175,7 +175,7 @@ BENCHMARKS = {
 
 
 def machine() -> dict[str, Any]:
-    """Say where this runs."""
+    """Describe this machine."""
     model = platform.processor()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -192,7 +192,7 @@ def machine() -> dict[str, Any]:
 
 
 def run_once(command: list[str], sink: str) -> dict[str, Any]:
-    """Run the command in a fresh process and return what it took."""
+    """Run the command in a fresh process, and return its figures."""
     with tempfile.NamedTemporaryFile() as stderr:
         order = {"command": command, "sink": sink, "stderr": stderr.name}
         done = subprocess.run([sys.executable, HERE / "run_once.py", json.dumps(order)], stdout=subprocess.PIPE, check=True)
@@ -218,7 +218,7 @@ def compare(name: str, made: Backlog, transport: str, runs: int, sink: str, emit
                 if run == 0:
                     counts[variant.name] = variant.count(scratch)
                     continue
-            # Its walsender has ended: the slot could be dropped.
+            # The slot could be dropped. So its walsender has ended.
             result["server_cpu_s"] = round(made.server_cpu_s() - server_before_s, 2)
             emit(
                 {
@@ -240,7 +240,7 @@ def compare(name: str, made: Backlog, transport: str, runs: int, sink: str, emit
 
 
 def measure_spark(name: str, made: Backlog, runs: int) -> Iterator[dict[str, Any]]:
-    """Land the backlog, and yield a line per run and stage from there to the tables."""
+    """Land the backlog. Then yield a line for each run and stage from the staging directory to the tables."""
     with made.slot("pgoutput") as slot, tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
         subprocess.run(land(made, slot, made.cluster.dsn, scratch), check=True, stderr=subprocess.DEVNULL)
@@ -248,10 +248,10 @@ def measure_spark(name: str, made: Backlog, runs: int) -> Iterator[dict[str, Any
             command = [sys.executable, str(HERE / "spark_stage.py"), str(scratch / "staging"), str(scratch / "tables")]
             done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
             for stage, result in json.loads(done.stdout.splitlines()[-1]).items():
-                # The launcher has no end position: it lands the row beyond the backlog's as well.
+                # The launcher has no end position. So it also lands the row beyond the backlog's end.
                 rows = result["rows"] - 1
                 line = {"benchmark": name, "transport": "local[2]", "variant": stage, "reference": False, "run": run}
-                # A replica's rows are counted, not its changes.
+                # The rows of a replica are counted, not the changes that made them.
                 fits = rows in (made.rows, made.replica_rows)
                 yield line | {"rows_wanted": made.rows, "rows": made.rows if fits else rows, "wall_s": result["wall_s"]}
 

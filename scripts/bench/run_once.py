@@ -1,9 +1,8 @@
-"""Run one command and print what it took, as one JSON object.
+"""Runs one command, and prints its figures as one JSON object.
 
-A small process of its own, because a child's peak memory on Linux includes what its parent had when it was started.
-Peak memory is summed up over the command and the children that it has at a time, each at its own peak so far.
-The command's stdout goes to /dev/null ("null"), through a pipe that is drained and counted here ("pipe"), or into the
-file of that path.
+This is a small process of its own, because on Linux a child's peak memory includes its parent's memory at the start. Peak memory
+is the sum over the command and its children at one time, each with its own peak so far. The command's stdout goes to /dev/null
+("null"), or through a pipe that is read and counted here ("pipe"), or to the file of the given path.
 """
 
 import json
@@ -18,7 +17,7 @@ LOOK_S = 0.1
 
 
 class Memory(threading.Thread):
-    """Looks at the peak memory of a process and its descendants, in KiB, until it is stopped (Linux)."""
+    """Samples the peak memory of a process and its descendants, in KiB, until it is stopped (Linux)."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -34,7 +33,7 @@ class Memory(threading.Thread):
         try:
             status = Path(f"/proc/{pid}/status").read_text()
             children = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             return 0
         peak = next((line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")), "0")
         return int(peak) + sum(self.look(int(child)) for child in children.split())
@@ -55,7 +54,7 @@ def main() -> int:
         started = time.perf_counter()
         child = subprocess.Popen(
             order["command"],
-            # cdcpipe ends when its stdin does, so it gets one that stays open.
+            # cdcpipe ends at the end of its stdin. So its stdin stays open.
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE if sink == "pipe" else file,
             stderr=stderr,

@@ -1,10 +1,11 @@
-"""The initial snapshot of one table into Delta Lake beside Spark's own JDBC read of it into Delta Lake, in one session.
+"""Compares the initial snapshot of a table into Delta Lake with Spark's own JDBC read into Delta Lake, in one session.
 
     scripts/bench/run snapshot --rows 5000000 --runs 3
 
-The table is that of the other benchmarks: six columns. Ours writes changelog and replica, with the metadata's columns; JDBC writes
-the six columns once, reading in as many partitions. They take turns; the first turn is a warm-up. Clock: from the start of the
-copy to its commits; sessions, slot and export stand before that. Rows are counted in the tables. Prints one JSON object.
+The table has the six columns of the other benchmarks. The snapshot writes a changelog and a replica, with the metadata columns.
+JDBC writes the six columns once, and reads in the same number of partitions. They take turns; the first turn is a warm-up. The
+clock runs from the start of the copy to its commits: session, slot and export exist before. The rows in the tables are counted.
+Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ create publication bench for table bench_row"""
 
 
 def ours(spark: SparkSession, cluster: postgres.Cluster, scratch: Path, turn: int) -> tuple[float, int]:
-    """Return the seconds of a snapshot, and the rows of its changelog."""
+    """Return the seconds that a snapshot took, and the rows of its changelog."""
     warehouse = Warehouse(scratch / f"warehouse{turn}", "delta")
     connection = ("-d", cluster.dsn)
     config = LauncherConfig(
@@ -71,7 +72,7 @@ def ours(spark: SparkSession, cluster: postgres.Cluster, scratch: Path, turn: in
 
 
 def jdbc(spark: SparkSession, cluster: postgres.Cluster, scratch: Path, turn: int, rows: int) -> tuple[float, int]:
-    """Return the seconds of a JDBC read into a Delta table, and its rows."""
+    """Return the seconds that a JDBC read into a Delta table took, and its rows."""
     path = str(scratch / f"jdbc{turn}")
     with cluster.connect() as connection:
         found = connection.execute("select greatest(1, pg_relation_size('bench_row') / %s)", (CHUNK_BYTES,)).fetchone()
@@ -101,7 +102,7 @@ def main() -> int:
     conf = {
         "spark.jars": "",
         "spark.jars.packages": f"{session.DELTA_PACKAGES},{JDBC}",
-        # The session's own list of what not to fetch names all of org.*.
+        # The session's own list of packages not to fetch has all of org.*.
         "spark.jars.excludes": session.DELTA_EXCLUDES.replace("org.*:*", "org.antlr:*,org.checkerframework:*"),
     }
     scratch = Path(tempfile.mkdtemp(prefix="cdcpipe-bench-"))

@@ -1,6 +1,6 @@
-"""One run of the Spark stages over a staging directory, in a fresh process; prints one JSON object.
+"""Runs the Spark stages over a staging directory, in a fresh process, and prints one JSON object.
 
-Everything is done twice, and the second time counts: the first one compiles.
+Every stage runs twice. The second time counts, because the JVM compiles during the first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NEVER_S = 86400.0
 
 
 def stages(spark: SparkSession, staging: Path, scratch: Path) -> dict[str, Callable[[], None]]:
-    """Return what is measured, in order; each begins where the one before it has ended."""
+    """Return the stages in their order. Each one begins where the previous one ended."""
     warehouse, parquet = Warehouse(scratch / "delta", "delta"), scratch / "parquet"
 
     def read() -> None:
@@ -47,7 +47,7 @@ def stages(spark: SparkSession, staging: Path, scratch: Path) -> dict[str, Calla
     def changelog_delta() -> None:
         pipeline = Pipeline(spark, staging, warehouse.root, replica_interval_s=NEVER_S).start(available_now=True)
         assert pipeline.query is not None
-        pipeline.query.awaitTermination()  # and no last round of merges
+        pipeline.query.awaitTermination()  # without a last round of merges
 
     def replica_delta() -> None:
         lsn = delta_log.newest_lsn(warehouse.changelog(TABLE))

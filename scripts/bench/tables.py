@@ -1,12 +1,12 @@
-"""What a micro-batch costs that touches many tables: from sealed segments to their changelogs, then to their replicas.
+"""Measures what a micro-batch costs that touches many tables: from sealed segments to the changelogs, then to the replicas.
 
     scripts/bench/run tables --tables 200 --touched 100 --runs 3
     scripts/bench/run tables --tables 1 --touched 1 --rows 5000000
 
-Each turn inserts, updates and deletes ten rows in each of the tables that are touched, in one transaction, and lands it; a pipeline
-that runs takes it to the tables. Clock: from the end of landing until the last table has it, first in the changelogs, then with a
-pipeline that merges each micro-batch in the replicas. The first turn of each is not counted: it makes the tables. Prints one JSON
-object.
+In each turn one transaction inserts, updates and deletes ten rows in each touched table. The launcher lands it, and a running
+pipeline takes it to the tables. The clock runs from the end of landing until the last table has the changes: first only in the
+changelogs, then with a pipeline that merges each micro-batch into the replicas. The first turn of each is not counted, because it
+creates the tables. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MODES = {"changelogs": NEVER_S, "changelogs and replicas": 0.0}
 
 
 def land(dsn: str, staging: Path) -> int:
-    """Bring what has been committed to the staging directory; return the log's end."""
+    """Land everything committed so far in the staging directory. Return the log's end."""
     config = LauncherConfig("many", staging, ("many",), ("-d", dsn), create_slot=True, available_now=True)
     with Launcher(config) as launcher:
         launcher.wait()

@@ -1,8 +1,8 @@
-"""Record what Debezium's connector makes of the workloads in tests/data/debezium: the oracle of tests/server/test_debezium.py.
+"""Records what Debezium's connector writes for the workloads in tests/data/debezium: the oracle of tests/server/test_debezium.py.
 
-Each directory there is a workload: schema.sql, changes.sql and a *.properties file for each set of the connector's
-options. Its changes are run once, with an engine for each set listening on its own slot of a PostgreSQL 15; what the
-engines write becomes the *.jsonl beside the properties. The same stream, raw, becomes stream.cdc.
+Each directory there is a workload: schema.sql, changes.sql, and a *.properties file for each set of the connector's options. This
+program runs its changes once. One engine for each set listens on its own slot of a PostgreSQL 15. The output of each engine becomes
+a *.jsonl file beside its properties. The raw stream of the same changes becomes stream.cdc.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DATA = ROOT / "tests" / "data" / "debezium"
 
 
 def statements(path: Path) -> list[str]:
-    """Split at semicolons that end a line: each statement runs in a transaction of its own, unless it says otherwise."""
+    """Split at semicolons at the ends of lines. Each statement runs in its own transaction, unless the file begins one."""
     return [statement for statement in path.read_text().split(";\n") if statement.strip()]
 
 
@@ -49,13 +49,13 @@ def record(cluster: postgres.Cluster, libraries: Path, workload: Path) -> None:
         with (workload / "stream.cdc").open("wb") as file:
             command = [sys.executable, "-m", "cli", "-d", database.dsn, "-S", "raw", *stream]
             with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=file) as streamer:
-                # cdcpipe ends when its stdin does, so it gets one that stays open.
+                # cdcpipe ends at the end of its stdin. So its stdin stays open.
                 if streamer.wait():
                     raise SystemExit("the raw stream failed")
 
 
 def main() -> int:
-    """Record the workloads named, or all."""
+    """Record the named workloads, or all."""
     libraries = Path(sys.argv[1])
     names = sys.argv[2:] or sorted(path.name for path in DATA.iterdir())
     with postgres.Cluster("15") as cluster:

@@ -1,13 +1,13 @@
-"""scripts/soak --big CASE: what is large in one way, taken to the tables within a bound of memory that is measured and printed.
+"""scripts/soak --big CASE: takes large data of one kind to the tables. Measures, prints and limits the memory that this needs.
 
     transaction   one transaction of millions of rows, which the server streams before it commits
     columns       a table of 1,600 columns, as many as PostgreSQL allows
     tables        hundreds of tables, all changed in one transaction and in many
-    value         a value of 200 MB, then an update that leaves it alone
+    value         a value of 200 MB, then an update that does not change it
 
-`cdcpipe-spark land` takes everything to the staging log, then `cdcpipe-spark run` to the tables, so that each process's
-memory is its own. At the end `cdcpipe-spark verify` compares. What counts is the memory of all processes at the moment when
-together they have most of it; of what several have mapped each has its part (the kernel's PSS), as the staging log's segments.
+`cdcpipe-spark land` takes everything to the staging log. Then `cdcpipe-spark run` takes it to the tables. So the memory of each is
+measured apart. At the end `cdcpipe-spark verify` compares. The figure is the memory of all processes at the moment when their sum
+is largest. Memory that several processes share, such as segments of the staging log, counts in parts (the kernel's PSS).
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ _VALUE_BYTES = 200 * _MB
 
 @dataclass(frozen=True)
 class Case:
-    """A case at a scale of 1: statements, each a transaction, and the bounds of memory in MB.
+    """A case at a scale of 1: statements, each of which is a transaction, and the limits for memory in MB.
 
-    ``launcher_mb`` is for streamer and launcher together, ``driver_mb`` for all of `cdcpipe-spark run`: Python, JVM, workers.
+    ``launcher_mb`` is for the streamer and the launcher together, ``driver_mb`` for all of `cdcpipe-spark run`: Python, JVM,
+    workers.
     """
 
     make: Callable[[float], tuple[list[str], list[str]]]
@@ -59,7 +60,7 @@ def _transaction(scale: float) -> tuple[list[str], list[str]]:
 
 def _columns(scale: float) -> tuple[list[str], list[str]]:
     rows = max(2, int(1000 * scale))
-    # Most are small: a row has to fit into a page.
+    # Most columns are small, because a row must fit into a page.
     kinds = ["smallint", "boolean", "integer", "date"]
     columns = [f"c{number} {kinds[number % len(kinds)]}" for number in range(1599)]
     values = {"smallint": "i % 99", "boolean": "i % 2 = 0", "integer": "i", "date": "date '2026-01-01' + i % 99"}
@@ -99,17 +100,17 @@ def _value(scale: float) -> tuple[list[str], list[str]]:
 
 
 CASES = {
-    # Most of it is Spark's JVM, which takes what it may.
+    # Most of it is Spark's JVM, which takes all the memory that it is given.
     "transaction": Case(_transaction, launcher_mb=250, driver_mb=4000),
     "columns": Case(_columns, launcher_mb=250, driver_mb=3000),
     "tables": Case(_tables, launcher_mb=250, driver_mb=3000),
-    # A value is one record: the connection, the streamer and the launcher each hold it whole.
+    # A value is one record. The connection, the streamer and the launcher each hold all of it.
     "value": Case(_value, launcher_mb=250 + 6 * _VALUE_BYTES // _MB, driver_mb=6000),
 }
 
 
 class _Memory(threading.Thread):
-    """What a process and those that it started have in memory, by what they are, when it is most."""
+    """Samples the memory of a process and its descendants by role, and keeps the largest sum."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -124,7 +125,7 @@ class _Memory(threading.Thread):
     def _now(self) -> Counter[str]:
         found: Counter[str] = Counter()
         for process, command in processes.running(self._root).items():
-            # One that has just ended must not hide those after it.
+            # A process that has just ended must not hide the processes after it.
             with contextlib.suppress(OSError):
                 rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
                 share = sum(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
@@ -140,12 +141,12 @@ class _Memory(threading.Thread):
         self.join()
 
     def most(self) -> dict[str, int]:
-        """Return MB by role; of several processes of one role, the sum."""
+        """Return the memory in MB by role. Several processes of one role are added up."""
         return {role: size // _MB for role, size in self._most.items()}
 
 
 def _run(log: Path, *arguments: str) -> tuple[float, dict[str, int]]:
-    """Run a subcommand to its end; return seconds and MB."""
+    """Run a subcommand until it ends. Return its seconds and its memory in MB."""
     path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     started = time.monotonic()
     with log.open("ab") as stream:
@@ -161,11 +162,11 @@ def _run(log: Path, *arguments: str) -> tuple[float, dict[str, int]]:
 
 
 class BigError(Exception):
-    """A case failed, or took more memory than it may."""
+    """A case failed or exceeded its limit for memory."""
 
 
 def play(name: str, scale: float, cluster: postgres.Cluster, directory: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Play a case in a database of its own; return its figures. BigError if it fails, or took more than its bounds."""
+    """Play a case in a database of its own, and return its figures. Raises BigError if it fails or exceeds its limits."""
     case = CASES[name]
     setup, statements = case.make(scale)
     log, staging, warehouse = directory / "log", directory / "staging", directory / "warehouse"
@@ -174,7 +175,7 @@ def play(name: str, scale: float, cluster: postgres.Cluster, directory: Path, sa
         for statement in setup:
             connection.execute(statement.encode())
         options = ["-d", database.dsn, "-S", f"big_{database.name}", "--publication", "big", "--staging", str(staging)]
-        _run(log, "land", *options, "-c", "--available-now")  # the slot is there before the changes
+        _run(log, "land", *options, "-c", "--available-now")  # this run makes the slot, before the changes
         for statement in statements:
             connection.execute(statement.encode())
         say(f"{name}: committed on the server; landing")

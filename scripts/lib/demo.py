@@ -1,10 +1,10 @@
-"""scripts/demo: PostgreSQL's tables and changes into Spark tables, with a crash in the middle, and the proof that all is there.
+"""scripts/demo: copies PostgreSQL's tables and changes to Spark tables, crashes in between, and proves that the result is complete.
 
-A throwaway PostgreSQL with a shop in it, and `cdcpipe-spark run`, which copies what is there and then follows the changes of a
-workload (workload.py) that goes on beside it. A table is altered meanwhile. The run is killed with kill -9, and started again.
-At the end `cdcpipe-spark verify` compares while everything runs, and then each table is compared once more by other means: the
-replica row by row with PostgreSQL, the changelog's length with the rows that were copied and the changes that were
-committed. Exit 1 if anything differs.
+The demo starts a throwaway PostgreSQL with a small shop. `cdcpipe-spark run` copies the existing rows, and then follows the changes
+of a workload (workload.py) that runs at the same time and alters a table. The demo kills the run with kill -9, and starts it
+again. At the end `cdcpipe-spark verify` compares while everything runs. Then the demo compares each table once more in another way:
+the replica row by row with PostgreSQL, and the length of the changelog with the number of copied rows and committed changes. The
+exit code is 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 SLOT = PUBLICATION = "demo"
 
-# The demo's three JVMs live for a minute each: with the optimising compiler they would use half as much CPU again.
+# The demo's three JVMs live for a minute each. With the optimising compiler they would use half as much CPU again.
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 PATIENCE_S = 300
@@ -47,14 +47,14 @@ PATIENCE_S = 300
 
 
 class DemoError(Exception):
-    """The demo can't go on."""
+    """The demo cannot continue."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the comparison of one table found; `current` is None for a table without a key.
+    """The result of comparing one table. ``current`` is None for a table without a key.
 
-    Logical messages are in no table of PostgreSQL's: their `source` is None.
+    Logical messages are not in any table of PostgreSQL. So their ``source`` is None.
     """
 
     table: str
@@ -74,19 +74,19 @@ class Pipeline:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)
 
     def check(self) -> None:
-        """Raise if it has ended by itself."""
+        """Raise DemoError if the run has ended by itself."""
         code = self.process.poll()
         if code is not None:
             said = "".join(self.log.read_text(errors="replace").splitlines(keepends=True)[-20:])
             raise DemoError(f"cdcpipe-spark ended with {code}; the end of {self.log}:\n{said}")
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """End the run with SIGKILL, as a power failure would."""
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> None:
-        """End it in order."""
+        """Ask the run to end, and wait until it has."""
         self.check()
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(PATIENCE_S)
@@ -95,7 +95,7 @@ class Pipeline:
 
 
 class Demo:
-    """The scene: server, workload, pipeline, and the line that shows how far they are."""
+    """The server, the workload, the pipeline, and the line that shows their progress."""
 
     def __init__(self, connection: Connection[Any], workload: Workload, staging: Path, warehouse: Path) -> None:
         self._connection = connection
@@ -120,7 +120,7 @@ class Demo:
             print("\r\x1b[K", end="", file=sys.stderr)
 
     def start_workload(self, changes: int, duration_s: float) -> threading.Thread:
-        """Run a part of the workload beside us; `wait` raises what goes wrong in it."""
+        """Run a part of the workload in another thread. `wait` raises the thread's error."""
 
         def run() -> None:
             try:
@@ -133,7 +133,7 @@ class Demo:
         return thread
 
     def wait(self, pipeline: Pipeline, condition: Callable[[], bool]) -> None:
-        """Show the progress until the condition holds."""
+        """Show the progress until the condition is true."""
         seen, seen_at = None, time.monotonic()
         while not condition():
             if self._failure is not None:
@@ -171,11 +171,11 @@ class Demo:
         return f"{self._workload.done:,} changes committed | staging {behind(staged)} | tables {behind(tables)}"
 
     def server_lsn(self) -> int:
-        """Where PostgreSQL is."""
+        """The server's position."""
         return LSN.parse(self._value("select pg_current_wal_lsn()::text"))
 
     def confirmed_lsn(self) -> int:
-        """What the slot need not send again: sealed in the staging directory."""
+        """The position that the slot has confirmed: everything before it is sealed in the staging directory."""
         return LSN.parse(
             self._value(
                 f"select coalesce(max(confirmed_flush_lsn), '0/0')::text from pg_replication_slots where slot_name = '{SLOT}'"
@@ -183,12 +183,12 @@ class Demo:
         )
 
     def staged(self) -> Position | None:
-        """Where the staging log ends."""
+        """The end of the staging log."""
         end = describe(self._staging)["end"] if self._staging.exists() else None
         return Position.parse(end) if end else None
 
     def in_tables(self) -> Position | None:
-        """Up to where the tables hold everything."""
+        """The position up to which the tables have everything."""
         path = self._warehouse / "_cdcpipe/warehouse.json"
         position = json.loads(path.read_bytes()).get("position") if path.exists() else None
         return Position.parse(position) if position else None
@@ -200,7 +200,7 @@ class Demo:
 
 
 def in_postgres(connection: Connection[Any], table: str) -> tuple[list[str], Counter[tuple[Any, ...]]]:
-    """The table's columns, and its rows in a form that Spark's can be compared with."""
+    """The table's columns, and its rows in a form that can be compared with Spark's rows."""
     columns, expressions = [], []
     for name, kind in connection.execute(
         "select column_name, data_type from information_schema.columns where table_name = %s order by ordinal_position",
@@ -219,7 +219,7 @@ def in_postgres(connection: Connection[Any], table: str) -> tuple[list[str], Cou
 
 
 def in_spark(frame: DataFrame, columns: list[str]) -> Counter[tuple[Any, ...]]:
-    """The rows of a frame, as `in_postgres` gives them."""
+    """The rows of a frame, in the form of `in_postgres`."""
     from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
     kinds = dict(frame.dtypes)
@@ -228,7 +228,10 @@ def in_spark(frame: DataFrame, columns: list[str]) -> Counter[tuple[Any, ...]]:
 
 
 def compare(spark: SparkSession, warehouse: Path, connection: Connection[Any], expected: Counter[str]) -> Iterator[Outcome]:
-    """Compare each table, whose changelog has to have so many rows; one without a key, which only ever grows, by its changelog."""
+    """Compare each table with PostgreSQL. Its changelog must have ``expected`` rows.
+
+    A table without a key only grows. So its changelog is compared, which has all its rows.
+    """
     from spark_sink.changelog.tables import changelogs_of
     from spark_sink.replica.current import read_replica
     from spark_sink.schema.table import MESSAGES, Table
@@ -274,7 +277,7 @@ def print_outcomes(outcomes: list[Outcome], elapsed_s: float) -> None:
 
 
 def perform(args: argparse.Namespace, cluster: postgres.Cluster) -> bool:
-    """Play it all; return whether everything is equal."""
+    """Play the whole demo. Return whether everything is equal."""
     directory: Path = args.directory
     staging, warehouse, log = directory / "staging", directory / "warehouse", directory / "cdcpipe-spark.log"
     options = ["-d", cluster.dsn, "-S", SLOT, "--publication", PUBLICATION]
@@ -292,7 +295,7 @@ def perform(args: argparse.Namespace, cluster: postgres.Cluster) -> bool:
         demo.say(f"PostgreSQL {cluster.version_num // 10000} runs: psql '{cluster.dsn}'")
         make_tables(connection)
         workload.run(args.changes // 4)
-        # What the changelog has to have: a row for each row that is there when the slot is made, one for each change from then on.
+        # The changelog must have one row for each row that exists when the slot is made, and one for each later change.
         expected = rows_of(connection)
         demo.say(f"a shop with {expected.total():,} rows in {len(KEYS)} tables; starting cdcpipe-spark run -c, which copies them")
         expected.subtract(workload.committed)

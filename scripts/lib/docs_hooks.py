@@ -1,7 +1,8 @@
-"""MkDocs hooks: what the site of docs/ needs besides its pages (mkdocs.yml).
+"""MkDocs hooks that prepare the site of docs/ (mkdocs.yml).
 
 - The repository's README becomes the page start.md.
-- A page may link to a file outside of docs/, for readers of the repository. The site has no such file: the link's text remains.
+- A page may link to a file outside of docs/, for readers of the repository. The site does not have this file. So the site shows
+  the text of the link only.
 - The site does not show the tests' mark on a code block (```sh run).
 """
 
@@ -25,7 +26,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Return a page's text as the site has it."""
+    """Return the page's text as the site shows it."""
     uri = page.file.src_uri
     directory = ROOT if uri == _START else (ROOT / "docs" / uri).parent
 

@@ -1,14 +1,15 @@
-"""Whether a warehouse holds what a model's ledger says was committed: `compare` returns what is wrong, nothing if nothing is.
+"""Compares a warehouse with a model's ledger of what was committed: `compare` yields the differences, and nothing if there are
+none.
 
-Per table, by the name under which its changes were published:
+For each table, under the name that its changes were published with:
 
-- The changelog's changes are the ledger's, each once and in their order: transaction by transaction the same operations on rows of
-  the same stamps. Of transactions of which it has nothing, its snapshot's rows show the effect, and no other.
-- The replica's rows are the table's, column by column: what PostgreSQL prints, and what it prints when it reads the replica's
-  value.
-- The changelog, replayed, gives the same rows.
+- The changelog has the changes of the ledger, each once and in the same order. Each transaction has the same operations on rows
+  with the same stamps. If the changelog has nothing of a transaction, then the snapshot's rows show its effect, and no later one.
+- The replica has the rows of the table, column by column. PostgreSQL must print the same text for its own value and for the
+  replica's value read as the column's type.
+- A replay of the changelog gives the same rows.
 
-This goes another way than `cdcpipe-spark verify`, whose answer is part of it.
+This code shares nothing with `cdcpipe-spark verify`. The answer of `verify` is one more part of the comparison.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _AS_TEXT = ("date", "timestamp", "timestamp_ntz")
 def compare(
     spark: SparkSession, path: Path, dsn: str, connection: Connection[Any], ledger: Ledger, relations: dict[str, Relation]
 ) -> Iterator[str]:
-    """Yield what differs, in sentences that name the table; ``relations`` are the tables that are there now."""
+    """Yield a sentence for each difference, with the name of the table. ``relations`` are the tables that exist now."""
     spark = spark.newSession()
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     house = Warehouse.existing(path)
@@ -70,7 +71,7 @@ def compare(
 
 
 def compare_changelog(spark: SparkSession, path: Path, ledger: Ledger) -> Iterator[str]:
-    """Yield how the changelogs differ from the ledger."""
+    """Yield the differences between the changelogs and the ledger."""
     house = Warehouse.existing(path)
     positions: set[tuple[int, int]] = set()
     for name, wanted in ledger.changes.items():
@@ -79,7 +80,7 @@ def compare_changelog(spark: SparkSession, path: Path, ledger: Ledger) -> Iterat
             for problem in _compare_changes(changelogs_of(spark, house).read(table), wanted, positions):
                 yield f"{table}: changelog: {problem}"
         elif Ledger.stamps(wanted):
-            # (One that was empty when the snapshot was taken, and stayed so, needs none.)
+            # (A table that was empty at the snapshot, and stayed empty, needs no changelog.)
             yield f"{table}: there is no changelog"
 
 
@@ -88,7 +89,7 @@ def _compare_messages(spark: SparkSession, house: Warehouse, ledger: Ledger) -> 
     if house.has_changelog(MESSAGES):
         rows = changelogs_of(spark, house).read(MESSAGES).where("transactional").select("_cdc_lsn").collect()
         found = [format_lsn(row[0]) for row in rows]
-    # Those from before the slot are nowhere, and that is right: there is no snapshot of messages.
+    # Messages that are older than the slot are rightly missing, because a snapshot has no messages.
     first = min(found, key=_lsn_key, default=None)
     wanted = [lsn for lsn in ledger.messages if first is not None and _lsn_key(lsn) >= _lsn_key(first)]
     if sorted(found) != sorted(wanted):
@@ -126,7 +127,7 @@ def _compare_changes(changes: DataFrame, wanted: list[Change], positions: set[tu
                 f"transaction {xid} has {len(here)} changes, {len(there)} were committed; "
                 f"from change {at} on {here[at : at + _SHOWN]}, not {there[at : at + _SHOWN]}"
             )
-    # One session changes a table, one transaction after the other: what is in the snapshot is what came first.
+    # Only one session changes a table, one transaction after the other. So the snapshot has the first transactions.
     has_begun = False
     for change in wanted:
         has_begun = has_begun or change.xid in found
@@ -135,7 +136,7 @@ def _compare_changes(changes: DataFrame, wanted: list[Change], positions: set[tu
             break
     earlier = [change for change in wanted if change.xid not in found]
     if earlier and earlier[-1].op == "drop":
-        earlier.pop()  # after the snapshot, or there would be no changelog: nothing else came under this name
+        earlier.pop()  # later than the snapshot: nothing else came under this name, and there is a changelog
     before = Ledger.stamps(earlier)
     if len(copied) != len(set(copied)):
         yield f"{len(copied) - len(set(copied))} rows are in the snapshot twice"
@@ -147,7 +148,7 @@ def _compare_changes(changes: DataFrame, wanted: list[Change], positions: set[tu
 
 
 def _shown(op: str, stamp: int | None) -> tuple[str, int | None]:
-    # What is sent of a deleted row is the table's affair.
+    # Which columns of a deleted row are sent depends on the table.
     return op, stamp if op in ("insert", "update") else None
 
 
@@ -160,7 +161,7 @@ def _source_rows(connection: Connection[Any], relation: Relation) -> dict[int, d
 
 
 def _replica_rows(frame: DataFrame, relation: Relation) -> list[dict[str, Any]]:
-    """Return a replica's rows with the values of the table's columns; an Ellipsis for what is unknown."""
+    """Return the replica's rows with the values of the table's columns. An unknown value is an Ellipsis."""
     from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
     kinds = dict(frame.dtypes)
@@ -178,7 +179,7 @@ def _replica_rows(frame: DataFrame, relation: Relation) -> list[dict[str, Any]]:
 
 
 def _forms(column: str, names: list[str]) -> list[str]:
-    """Return the replica's columns that have held a column of the table's, which may have had several types."""
+    """Return the replica's columns that have held a column of the table. There are several if the column had several types."""
     return [name for name in names if types.original_name(name) == column or name.startswith(f"{column}__")]
 
 
@@ -194,7 +195,7 @@ def _value(values: dict[str, Any], exact: dict[str, str], unsent: list[str], nam
 
 
 def _input(value: Any) -> str:
-    """Return a value as PostgreSQL reads it."""
+    """Return a value as a text that PostgreSQL reads."""
     if isinstance(value, bytes | bytearray):
         return f"\\x{value.hex()}"
     if isinstance(value, list):
@@ -233,6 +234,6 @@ def _compare_rows(
 
 
 def _printed(connection: Connection[Any], kind: str, values: list[str | None]) -> list[str | None]:
-    """Return what PostgreSQL prints for values of a type."""
+    """Return the texts that PostgreSQL prints for values of a type."""
     query = f"select v::{kind}::text from unnest(%s::text[]) with ordinality as given(v, n) order by n"
     return [text for (text,) in connection.execute(query.encode(), [values])]

@@ -1,12 +1,11 @@
-"""A TCP proxy before a real server: a network that fails when it is told to, and a server that sends what none ever does.
+"""A TCP proxy in front of a real server. It makes network faults on request, and can send messages that no real server sends.
 
     with FaultyProxy(cluster.port) as proxy:
         reached = proxy.at("START_REPLICATION", proxy.silence)  # when a client sends this command
         run(proxy.dsn(database.tcp_dsn))
 
-`silence` (nothing passes, nothing is closed), `reset` (RST), `throttle` and `delay` may be called at any time, from any thread.
-They concern all connections, and those to come; a `Link` has the first two for itself. ``alter`` changes single messages of a
-stream.
+Any thread may call `silence` (nothing passes, nothing is closed), `reset` (RST), `throttle` and `delay` at any time. They concern
+all connections, also later ones. A `Link` has the first two for its own connection. ``alter`` changes single messages of a stream.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _CANCEL_REQUEST = 80877102
 
 
 def wal_data(alter: Callable[[bytes], bytes | None]) -> Alter:
-    """Return what alters the record inside of WALData, and leaves keepalives alone."""
+    """Return a function for ``alter`` that changes the record inside of WALData, and leaves keepalives alone."""
 
     def on_copy_data(payload: bytes) -> bytes | None:
         if payload[:1] != b"w":
@@ -57,7 +56,7 @@ def wal_data(alter: Callable[[bytes], bytes | None]) -> Alter:
 
 
 class Link:
-    """One connection through the proxy. Its methods are for the proxy's thread: a fault of `FaultyProxy.at` is called there."""
+    """One connection through the proxy. Only the proxy's thread may call its methods. It also calls the faults of `at`."""
 
     def __init__(self, client: socket.socket, server: socket.socket, take_command: Callable[[Link, str], None]) -> None:
         self.is_silent = False
@@ -76,11 +75,11 @@ class Link:
         return self.to_server, self.to_client
 
     def silence(self) -> None:
-        """Let nothing pass from now on, in either direction; both ends believe that they are connected."""
+        """Let nothing pass from now on, in either direction. Both ends still believe that they are connected."""
         self.is_silent = True
 
     def reset(self) -> None:
-        """Break the connection off on both sides, with RST."""
+        """Break the connection on both sides, with RST."""
         for each in self.sockets:
             with contextlib.suppress(OSError):
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -92,7 +91,7 @@ class Link:
             each.close()
 
     def _split_commands(self, held: bytearray) -> Iterator[bytes]:
-        """Yield whole messages, each after the fault that was set on it."""
+        """Yield whole messages. Before each one, call the fault that waits for it."""
         while True:
             head = int(self._has_started)  # the startup message has no kind
             if len(held) < head + 4:
@@ -107,14 +106,14 @@ class Link:
                 phase = {b"Q": message[5:-1].decode("utf-8", "replace"), b"c": END_OF_COPY}.get(message[:1], "")
             self._take_command(self, phase)
             if self.is_silent or self.is_closed:
-                return  # it stays held
+                return  # the message stays held
             self._has_started = True
             del held[:size]
             yield message
 
 
 class _Flow:
-    """One direction: what came from ``source`` waits here until it may go on to ``target``."""
+    """One direction of a connection: data from ``source`` waits here until it may go to ``target``."""
 
     def __init__(self, source: socket.socket, target: socket.socket, split: Callable[[bytearray], Iterator[bytes]] | None = None):
         self.source = source
@@ -147,7 +146,7 @@ class _Flow:
         self.release(delay_s)
 
     def release(self, delay_s: float = 0.0) -> None:
-        """Queue what is whole."""
+        """Queue the whole messages."""
         if self.split is None:
             pieces = [bytes(self._held)] if self._held else []
             self._held.clear()
@@ -185,9 +184,9 @@ class _Flow:
 
 
 class FaultyProxy:
-    """Listens on ``port``; ``damaged`` are the positions of the messages that ``alter`` has changed.
+    """Listens on ``port``. ``damaged`` has the positions of the messages that ``alter`` has changed.
 
-    One thread does all the work. What is called from another one has happened when the call returns.
+    One thread does all the work. When a call from another thread returns, the work is done.
     """
 
     def __init__(self, server_port: int, alter: Alter | None = None, *, server_host: str = "127.0.0.1") -> None:
@@ -208,7 +207,9 @@ class FaultyProxy:
         self._thread.start()
 
     def dsn(self, tcp_dsn: str) -> str:
-        """Return the connection string of the server, by way of this proxy; nothing is encrypted, or it could not be read."""
+        """Return the server's connection string, changed to lead through this proxy. Nothing is encrypted, so the proxy can read
+        it.
+        """
         return psycopg.conninfo.make_conninfo(tcp_dsn, port=self.port, sslmode="disable", gssencmode="disable")
 
     def __enter__(self) -> Self:
@@ -223,30 +224,30 @@ class FaultyProxy:
     # Faults
 
     def silence(self, _link: Link | None = None) -> None:
-        """Let nothing pass any more; new connections are made as far as the proxy, and no further."""
+        """Let nothing pass any more. A new connection reaches the proxy, but not the server."""
         self._call(lambda: self._set_silent(is_silent=True))
 
     def resume(self) -> None:
-        """End the silence, of single connections, too; what was held back goes on."""
+        """End the silence, also of single connections. The data that was held back continues."""
         self._call(lambda: self._set_silent(is_silent=False))
 
     def reset(self, _link: Link | None = None) -> None:
-        """Break off all connections."""
+        """Break all connections."""
         self._call(self._reset_all)
 
     def throttle(self, bytes_per_s: float | None) -> None:
-        """Let so many bytes pass in each direction of each connection; None: without limit."""
+        """Let only ``bytes_per_s`` pass in each direction of each connection; None means no limit."""
         self._call(lambda: setattr(self, "_bytes_per_s", bytes_per_s))
 
     def delay(self, seconds: float) -> None:
-        """Hold back, for so long, what comes from now on."""
+        """Hold back data that arrives from now on for this time."""
         self._call(lambda: setattr(self, "_delay_s", seconds))
 
     def at(self, phase: str, fault: Callable[[Link], None]) -> threading.Event:
-        """When a client comes to ``phase``, call ``fault``, once; the event is set then.
+        """Call ``fault`` once, when a client reaches ``phase``. Return an event that is set then.
 
-        A phase is `CONNECT`, `CANCEL`, `END_OF_COPY`, or what a command contains (``SET``, ``IDENTIFY_SYSTEM``). The message that
-        makes the phase passes only if the fault lets it. A fault is ``proxy.silence``, ``Link.silence``, and so on.
+        A phase is `CONNECT`, `CANCEL`, `END_OF_COPY`, or a text in a command (``SET``, ``IDENTIFY_SYSTEM``). The message that
+        reaches the phase passes only if the fault allows it. A fault is ``proxy.silence``, ``Link.silence``, and so on.
         """
         reached = threading.Event()
         self._call(lambda: self._faults.append((phase, fault, reached)))
@@ -318,7 +319,7 @@ class FaultyProxy:
         client, _ = self._listener.accept()
         try:
             server = socket.create_connection(self._server)
-        except OSError:  # no server: nor is there one for the client
+        except OSError:  # there is no server, so the client gets none
             client.close()
             return
         link = Link(client, server, self._take_command)
@@ -335,7 +336,7 @@ class FaultyProxy:
                 if flow.is_reading and ready.get(flow.source.fileno(), 0) & ~select.POLLOUT:
                     flow.read(self._delay_s)
                 else:
-                    flow.release(self._delay_s)  # what was held when there was silence
+                    flow.release(self._delay_s)  # data that was held during the silence
             for flow in link.flows:
                 if link.is_silent or link.is_closed:
                     return
@@ -358,7 +359,7 @@ class FaultyProxy:
                 return
 
     def _split_answers(self, held: bytearray) -> Iterator[bytes]:
-        """Yield whole messages of a server, altered."""
+        """Yield whole messages of a server, changed by ``alter``."""
         while len(held) >= 5 and len(held) > (size := _LENGTH.unpack_from(held, 1)[0]):
             kind, payload = bytes(held[:1]), bytes(held[5 : size + 1])
             del held[: size + 1]

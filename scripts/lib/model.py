@@ -1,19 +1,19 @@
-"""Random tables and transactions on a PostgreSQL that keeps a ledger of what it committed: a model of what tables must hold.
+"""Random tables and transactions on a PostgreSQL that keeps a ledger of its commits: the model for what tables must hold.
 
-`Model.prepare` makes a schema `app`, published, and a schema `ledger`, not published. Each row of `app` carries a `stamp`, new
-with every change of it; triggers write every change, in its own transaction, into `ledger.change`. So what was committed is
-known whatever became of the client or the server, and so is the order inside a transaction.
+`Model.prepare` makes a schema `app`, which is published, and a schema `ledger`, which is not. Each row of `app` has a `stamp`,
+which is new with every change of the row. Triggers write every change into `ledger.change`, in the transaction that makes it. So
+the ledger tells what was committed, and in which order inside a transaction, even if client or server are killed.
 
-`Model.work` runs transactions of two sessions that interleave: rows inserted, upserted, updated, deleted, truncated; keys changed
-and exchanged; values at the edges of their types, and such as are TOASTed and left alone; savepoints within savepoints; prepared
-transactions; transactions large enough to be streamed; partitions; and ALTERs in between. Each session has tables of its own, so
-that neither waits for the other. It knows nothing but what the catalog says, so it goes on after the server was killed.
+`Model.work` runs transactions of two sessions that interleave. They insert, upsert, update, delete and truncate rows. They change
+keys, and exchange the keys of two rows. Values are at the edges of their types, or TOASTed and unchanged. There are nested
+savepoints, prepared transactions, transactions large enough to be streamed, partitions, and ALTERs in between. Each session has its
+own tables, so that neither waits for the other. A session knows only the catalog, so it can continue after the server was killed.
 
-What PostgreSQL does not tell (RENAME COLUMN, ADD COLUMN ... DEFAULT and a table's new name rewrite no row) is followed in the same
-transaction by an update of all rows, unless `leave_untold` is set: then only a program that asks the server can know them.
-A table gets another key, or is dropped and made again, in a transaction that has not changed its rows before, unless
-`rekey_with_rows` is set. It gets a new key once: of one that it had in between nothing tells where REPLICA IDENTITY is FULL, if the
-program was behind.
+PostgreSQL sends nothing for some changes: RENAME COLUMN, ADD COLUMN ... DEFAULT and a table's new name rewrite no row. The same
+transaction then updates all rows, unless `leave_untold` is set: in that case only a program that asks the server can know them.
+A table gets another key, or is dropped and made again, only in a transaction that has not changed its rows before, unless
+`rekey_with_rows` is set. Each table gets a new key only once. With REPLICA IDENTITY FULL, the stream tells nothing about a key that
+existed only in between, so a program that is behind could not know it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def quote(name: str) -> str:
 
 @dataclass
 class Relation:
-    """A table as the catalog has it now: names quoted, types as `format_type` says them."""
+    """A table as the catalog describes it now: names quoted, types as `format_type` prints them."""
 
     name: str
     columns: dict[str, str]
@@ -57,17 +57,17 @@ class Relation:
 
     @property
     def sql(self) -> str:
-        """The name in SQL."""
+        """The table's name in SQL."""
         return f"app.{quote(self.name)}"
 
     @property
     def data(self) -> dict[str, str]:
-        """The columns that are neither key nor stamp nor the identity index's."""
+        """The columns that belong neither to the key nor to the identity index, and are not the stamp."""
         return {name: kind for name, kind in self.columns.items() if name not in (*self.key, "stamp", "other")}
 
 
 class _LostError(Exception):
-    """The session is gone, and with it its transaction, unless that had committed."""
+    """The session is lost, and its transaction too unless it had committed."""
 
 
 class _Session:
@@ -79,7 +79,7 @@ class _Session:
         self._connection: psycopg.Connection[Any] | None = None
 
     def open(self) -> None:
-        """Connect, again if need be: the server may be on its way up."""
+        """Connect. Try again while the server is starting."""
         if self._connection is not None and not self._connection.closed:
             return
         deadline = time.monotonic() + 120
@@ -87,10 +87,10 @@ class _Session:
             try:
                 self._connection = self._connect()
                 self._connection.prepare_threshold = None
-                # Who holds a lock that we wait for may wait for our other session, which is at rest meanwhile.
+                # The holder of a lock that this session waits for may itself wait for our other session, which is not running then.
                 self._connection.execute("set lock_timeout = '3s'")
                 prefix = f"model {self.number} %"
-                # A prepared transaction outlives its server, and keeps its locks.
+                # A prepared transaction survives a crash of its server, and keeps its locks.
                 for (gid,) in self._connection.execute("select gid from pg_prepared_xacts where gid like %s", [prefix]).fetchall():
                     self._connection.execute(f"rollback prepared {literal(gid)}".encode())
             except psycopg.OperationalError:
@@ -101,7 +101,7 @@ class _Session:
                 return
 
     def run(self, statement: str) -> list[tuple[Any, ...]]:
-        """Execute a statement; _LostError if the connection is gone."""
+        """Execute a statement. Raises _LostError if the connection is lost."""
         assert self._connection is not None
         try:
             cursor = self._connection.execute(statement.encode())
@@ -118,7 +118,7 @@ class _Session:
 
 
 class Model:
-    """Random tables in a database of its own; the same seed gives the same work, as long as nobody kills the server."""
+    """Random tables in a database of their own. The same seed gives the same work, if nobody kills the server."""
 
     def __init__(
         self,
@@ -145,12 +145,12 @@ class Model:
         """How many transactions have come to their end, whatever it was."""
 
     def close(self) -> None:
-        """Close the sessions; what is not committed is rolled back."""
+        """Close the sessions. Open transactions are rolled back."""
         for session in self._sessions:
             session.close()
 
     def prepare(self) -> None:
-        """Make the tables, empty, and the publication."""
+        """Make the tables, without rows, and the publication."""
         with self._connect() as connection:
             connection.execute(SCHEMA.encode())
             connection.execute(b"create type app.mood as enum ('so so', 'ok')")
@@ -164,7 +164,7 @@ class Model:
                 self._create(session)
 
     def work(self, transactions: int) -> None:
-        """Run so many transactions, two at a time."""
+        """Run this number of transactions, two at a time."""
         for _ in range((transactions + 1) // 2):
             bodies = [self._transaction(session) for session in self._sessions]
             while bodies:
@@ -173,7 +173,7 @@ class Model:
                     bodies.remove(body)
 
     def ledger(self) -> Ledger:
-        """Return what has been committed."""
+        """Return the committed changes."""
         with self._connect() as connection:
             return Ledger.read(connection)
 
@@ -187,7 +187,7 @@ class Model:
             }
 
     def _transaction(self, session: _Session) -> Iterator[None]:
-        """Run one transaction, a step at a time; it ends early when the server does."""
+        """Run one transaction, step by step. It ends early if the server ends."""
         try:
             session.open()
             yield from self._steps(session)
@@ -211,7 +211,7 @@ class Model:
         )
 
     def _own(self, session: _Session) -> list[Relation]:
-        """Return the session's tables, as its transaction sees them."""
+        """Return the session's tables as its transaction sees them."""
         return [
             relation
             for relation, is_partition in _relations(session.run)
@@ -219,7 +219,7 @@ class Model:
         ]
 
     def _statements(self, session: _Session) -> list[str]:
-        """Return what to do next."""
+        """Return the statements of the next step."""
         rng = self._rng
         own = self._own(session)
         if not own:
@@ -250,12 +250,12 @@ class Model:
     # --- rows ---
 
     def _some(self, table: Relation, count: int) -> str:
-        """Return a condition that holds for about so many rows, random ones."""
+        """Return a condition that is true for about this many random rows."""
         salt = self._rng.randrange(1 << 30)
         return f"stamp in (select stamp from {table.sql} order by md5(stamp::text || '{salt}') limit {count})"
 
     def _key(self, table: Relation, number: str) -> list[str]:
-        """Return expressions for the key's columns: another key for each `number` below KEY_COUNT."""
+        """Return expressions for the key's columns, with a different key for each `number` below KEY_COUNT."""
         if len(table.key) == 1:
             return [KEYS[table.columns[table.key[0]]].format(x=number)]
         parts = [f"({number}) / 10", f"({number}) % 10"]
@@ -271,7 +271,7 @@ class Model:
             names.append(name)
             values.append(value(rng, kind))
         if "other" in table.columns:
-            # Another one each time: the sequence's numbers are.
+            # The index is unique: the sequence gives another value each time.
             names.append("other")
             values.append("nextval('ledger.stamp')")
         conflict = "on conflict do nothing"
@@ -292,7 +292,7 @@ class Model:
         return f"update {table.sql} set {', '.join(settings or ['stamp = stamp'])} where {self._some(table, count)}"
 
     def _new_keys(self, table: Relation) -> list[str]:
-        """Give a row another key; or let two rows exchange theirs."""
+        """Give a row another key, or let two rows exchange their keys."""
         rng = self._rng
         if not table.key:
             return [self._update(table, 2)]
@@ -311,7 +311,7 @@ class Model:
         return [move(one, free), move(two, one), move(free, two)]
 
     def _touch(self, name: str, columns: dict[str, str]) -> str:
-        """Return an update of all rows that leaves nothing out of the stream."""
+        """Return an update that sends all rows, with all their values."""
         settings = ["stamp = stamp", *(f"{quote(n)} = {quote(n)} || ''" for n, kind in columns.items() if kind == "text")]
         return f"update app.{quote(name)} set {', '.join(settings)}"
 
@@ -354,7 +354,7 @@ class Model:
         return statements + self._triggers(table, tables)
 
     def _triggers(self, table: str, parts: list[str]) -> list[str]:
-        """Return the statements that have a table's changes noted; ``parts`` are it and its partitions."""
+        """Return the statements that make the triggers for a table's changes. ``parts`` are the table and its partitions."""
         via_root = literal(str(self.via_root).lower())
         row = f"on {table} for each row execute function"
         note = f"create trigger note_truncate after truncate on {{}} execute function ledger.note_truncate({via_root})"
@@ -368,7 +368,7 @@ class Model:
         return f"{self._rng.choice(_NAMES)} c{next(self._numbers)}"
 
     def _alter(self, session: _Session, table: Relation, *, may_begin_anew: bool) -> list[str]:
-        """Return statements that change a table; `_touch` follows what the stream does not tell."""
+        """Return statements that change a table. `_touch` follows if the stream does not tell the change."""
         rng = self._rng
         column = rng.choice(list(table.data)) if table.data else None
         kind = table.data.get(column or "", "")
@@ -394,7 +394,7 @@ class Model:
             return [f"alter table {table.sql} rename to {quote(name)}", gone, touch]
         if choice == "anew" and may_begin_anew and not table.is_partitioned:
             gone = f"insert into ledger.change (name, op) values ({literal(table.name)}, 'drop')"
-            # Without a row nothing would tell that it is another one.
+            # Without a row, nothing in the stream would tell that the table is another one.
             first = f"insert into app.{quote(table.name)} (stamp) values (0)"
             creation = self._creation_like(table)
             return [f"drop table {table.sql}", gone, *creation, first]
@@ -409,7 +409,7 @@ class Model:
         return f"{self._rng.choice(_NAMES)} {next(self._numbers)} {session.number}"
 
     def _creation_like(self, table: Relation) -> list[str]:
-        """Return the statements that make another table of a dropped one's name: its key is a number, given by a sequence."""
+        """Return the statements that make another table with a dropped table's name. Its key is a number from a sequence."""
         columns = [f"{quote(self._column())} {self._rng.choice(list(EDGES))}" for _ in range(self._rng.randint(0, 3))]
         key = f"{quote(self._column())} integer primary key default nextval('ledger.stamp')"
         create = f"create table {table.sql} ({', '.join([key, 'stamp bigint not null', *columns])})"
@@ -419,7 +419,7 @@ class Model:
         return [] if self._leave_untold else [self._touch(table.name, columns)]
 
     def _change_key_columns(self, session: _Session) -> Iterator[None]:
-        """Make another column, a new one, the primary key: two transactions, unless `rekey_with_rows` makes them one."""
+        """Make another, new column the primary key. This takes two transactions, or one with `rekey_with_rows`."""
         own = self._own(session)
         chosen = [t for t in own if t.key and not (t.is_numbered or t.is_partitioned or "other" in t.columns)]
         if not chosen:

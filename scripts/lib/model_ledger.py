@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEMA", "Change", "Ledger"]
 
-# PostgreSQL 15 has what this takes: publications of schemas, ON DELETE of a row that moves to another partition.
+# This needs PostgreSQL 15: publications of schemas, and ON DELETE for a row that moves to another partition.
 SCHEMA = """
 create schema app;
 create schema ledger;
@@ -56,14 +56,16 @@ class Change:
 
 @dataclass
 class Ledger:
-    """What was committed: the changes of each table, by its name then, in order; and the LSNs of transactional messages."""
+    """The committed changes of each table, in order and under the table's name at that time, and the LSNs of transactional
+    messages.
+    """
 
     changes: dict[str, list[Change]] = field(default_factory=lambda: defaultdict(list))
     messages: list[str] = field(default_factory=list)
 
     @classmethod
     def read(cls, connection: psycopg.Connection[Any]) -> Self:
-        """Return what has been committed in a database."""
+        """Return everything that has been committed in a database."""
         found = cls()
         for name, *values in connection.execute(
             b"select name, xid & 4294967295, op, stamp, old_stamp from ledger.change order by seq"
@@ -74,7 +76,7 @@ class Ledger:
 
     @staticmethod
     def stamps(changes: list[Change]) -> set[int]:
-        """Return the stamps of the rows that some changes, the first of a table, leave."""
+        """Return the stamps of the rows that remain after the first changes of a table."""
         found: set[int] = set()
         for change in changes:
             if change.op in ("truncate", "drop"):

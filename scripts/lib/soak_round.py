@@ -1,4 +1,4 @@
-"""One round of scripts/soak: `Round.play` is what soak.py describes, from a seed."""
+"""One round of scripts/soak, made from a seed. The first lines of soak.py describe what `Round.play` does."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ KILLS = ("streamer", "walsender", "server", "driver", "jvm", "stop")
 EXECUTOR = "executor"
 """On a cluster, too: with a local master executors are the JVM's threads."""
 
-# The exit codes with which a run may end when a server goes away under it: starting it again helps.
+# The exit codes of a run whose server has gone. Starting the run again helps.
 _PASSING = (2, 3, 5, 9)
 
 _PASSING_WORDS = (
-    # A server that went away under the snapshot.
+    # The server went away during the snapshot.
     "cannot copy table",
-    # Spark waits ten seconds for a Python process to start, which a busy machine may not do.
+    # Spark waits ten seconds for a Python process to start. On a busy machine this can take longer.
     "Python worker failed to connect back",
-    # A server that could not be reached for a minute.
+    # The server could not be reached for a minute.
     "could not be looked up",
 )
 """What an error says that has exit code 7, and passes as well."""
@@ -66,23 +66,24 @@ _MAX_STARTS = 60
 PATIENCE_S = 600
 """How long nothing may move."""
 
-# (With one tier alone there is room for a few minutes' code.)
+# (With one compiler tier only, the space for compiled code is enough for a few minutes.)
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC"
 
 
 class SoakError(Exception):
-    """Something that must not happen; the seed says how to see it again."""
+    """Something happened that must never happen. The message has the seed that repeats the round."""
 
 
 @dataclass
 class Round:
-    """One round in a database and a directory of its own.
+    """One round, in a database and a directory of its own.
 
-    ``work`` is the number of transactions between two kills, ``before`` of those that the database has before the slot is made.
-    Something is killed when the tables or the staging log have moved, or after some of the work: with the last two also while the
-    snapshot is taken.
-    A table that is renamed while the snapshot copies it has rows there that the ledger has under its old name, and the changelog
-    is said to have too many: only ``alter_while_copied``.
+    ``work`` is the number of transactions between two kills, ``before`` the number of transactions before the slot is made. A kill
+    comes after the tables or the staging log have progressed, or after part of the work. The latter two also kill during the
+    snapshot.
+
+    If a table is renamed while the snapshot copies it, the ledger has those rows under its old name. The comparison would then say
+    that the changelog has too many rows. So only ``alter_while_copied`` does this.
     """
 
     cluster: postgres.Cluster
@@ -118,11 +119,11 @@ class Round:
 
     @property
     def log(self) -> Path:
-        """What the runs said on stderr."""
+        """The stderr of all runs."""
         return self.directory / "log"
 
     def play(self, spark: SparkSession) -> str:
-        """Play it to the end with a session for the comparison; return a summary, or raise SoakError saying what is wrong."""
+        """Play the round. The comparison uses the given session. Return a summary, or raise SoakError with the difference."""
         with self.cluster.database() as self._database, contextlib.ExitStack() as self._resources:
             self._dsn = self._database.dsn
             if self.network:
@@ -169,7 +170,7 @@ class Round:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=environment)
 
     def _disturb(self, kill: str) -> None:
-        """Let transactions run, kill something when something has moved, and see that it goes on."""
+        """Run transactions, kill something after some progress, and check that the progress continues."""
         moment = self._rng.choice(self.moments)
         tables, staged = self._tables_at(), self._staged()
         with _Worker(self._model, self.work, lambda: self._staged() == staged) as worker:
@@ -177,7 +178,7 @@ class Round:
             conditions: dict[str, Callable[[], bool]] = {
                 "tables": lambda: self._has_begun() and self._tables_at() != tables,
                 "staging": lambda: self._staged() != staged,
-                # The worker rests once some of it is staged.
+                # The worker pauses once the staging log has some of its transactions.
                 "work": lambda: self._model.done >= wanted or self._staged() != staged,
             }
             self._wait(conditions[moment], worker)
@@ -185,7 +186,7 @@ class Round:
             getattr(self, f"_kill_{kill}")()
 
     def _has_begun(self) -> bool:
-        """Tell whether the tables have got changes, beyond a snapshot."""
+        """Tell whether the tables have changes beyond the snapshot."""
         path = self.warehouse / "_cdcpipe/warehouse.json"
         if not path.exists():
             return False
@@ -198,12 +199,12 @@ class Round:
         return Warehouse.existing(self.warehouse).source().position
 
     def _staged(self) -> Position | None:
-        """How far the log is; None before there is something in it."""
+        """The end of the staging log; None while it is empty."""
         end = log_end(self.staging) if self.staging.exists() else None
         return None if end is None or end == list_epochs(self.staging)[0].start else end
 
     def _wait(self, condition: Callable[[], bool], worker: _Worker | None = None) -> None:
-        """Wait for a condition, while the run is at work; start it again if it ended as it may."""
+        """Wait for a condition while the run works. Start the run again if it ended in a permitted way."""
         state: object = None
         since = time.monotonic()
         while not condition():
@@ -240,11 +241,11 @@ class Round:
         return processes.kill(self._process.pid, *roles)
 
     def _kill_streamer(self) -> None:
-        """kill -9 of the process that streams; the launcher starts another one."""
+        """Send SIGKILL to the process that streams. The launcher starts another one."""
         self._kill("streamer", "slot monitor")
 
     def _kill_walsender(self) -> None:
-        """End the server's side of the stream."""
+        """End the stream on the server's side."""
         with self.cluster.connect() as connection:
             connection.execute("select pg_terminate_backend(active_pid) from pg_replication_slots where active")
 
@@ -253,7 +254,7 @@ class Round:
         self.cluster.restart("immediate")
 
     def _kill_driver(self) -> None:
-        """kill -9 of the launcher and the driver."""
+        """Send SIGKILL to the launcher and the driver."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
@@ -261,7 +262,7 @@ class Round:
         self._start()
 
     def _kill_jvm(self) -> None:
-        """kill -9 of Spark under the driver, which has to end with an error then."""
+        """Send SIGKILL to the JVM of the driver. The driver must then end with an error."""
         assert self._process is not None
         if self._kill("JVM"):
             try:
@@ -274,11 +275,11 @@ class Round:
             self._start()
 
     def _kill_executor(self) -> None:
-        """kill -9 of the executors; Spark starts others, and runs again what they have not finished."""
+        """Send SIGKILL to the executors. Spark starts others, and repeats their unfinished tasks."""
         self._wait(lambda: self._kill("executor") > 0)
 
     def _kill_stop(self) -> None:
-        """End it in order, and start it again."""
+        """Stop the run normally, and start it again."""
         self._end()
         self._between()
         self._start()
@@ -291,7 +292,7 @@ class Round:
             raise SoakError(f"cdcpipe-spark ended with {code} when asked to stop; {self._said()}")
 
     def _between(self) -> None:
-        """Before the next start: lose what may be lost, or cut the batches otherwise."""
+        """Before the next start, delete what may be deleted, or change how batches are cut."""
         what = self._rng.choice(["nothing", "checkpoint", "replica", "batches"])
         self.say(f"between two runs: {what}")
         if what == "checkpoint":
@@ -307,20 +308,20 @@ class Round:
     # --- the end ---
 
     def _catch_up(self) -> None:
-        """Wait until the tables have all that is committed."""
+        """Wait until the tables have everything that is committed."""
         with self._database.connect() as connection:
 
             def look(query: str) -> int:
                 row = connection.execute(query.encode()).fetchone()
                 return 0 if row is None or row[0] is None else LSN.parse(row[0])
 
-            # A commit after the last one: what comes before it is flushed with it.
+            # One more commit: it flushes all WAL before it.
             connection.execute("create temp table flush (); drop table flush")
             end_lsn = look("select pg_current_wal_lsn()::text")
             confirmed = f"select confirmed_flush_lsn::text from pg_replication_slots where slot_name = '{SLOT}'"
             self._wait(lambda: look(confirmed) >= end_lsn)
         self._wait(lambda: (at := self._tables_at()) is not None and ((end := self._staged()) is None or at.lsn >= end.lsn))
-        # All of this may be so when a run was killed and the one after it has but begun.
+        # All of this can also be true when a run was killed and the next one has only just begun.
         tables = Tables(Warehouse.existing(self.warehouse))
         self._wait(lambda: not any(_lacks_changes(tables.house, row) for row in tables.describe()))
 
@@ -338,17 +339,17 @@ class Round:
 
 
 def _lacks_changes(house: Warehouse, row: dict[str, Any]) -> bool:
-    """Tell, of a table as `status` has it, whether it has a key and its replica is not where its changelog is, or further."""
+    """Tell, from a table's entry in `status`, whether it has a key and its replica is behind its changelog."""
     versions = house.versions(house.find(row["table"])) if row["versions"] else []
     if row["changelog"] is None or not versions or not versions[-1].key:
         return False
     replica: dict[str, Any] | None = row["replica"]
-    # A replica that was made again stands where the warehouse was, the changelog at the table's last change.
+    # A replica that was made again has the warehouse's position of that time. A changelog has the position of its last change.
     return replica is None or Position.parse(replica["position"]).lsn < Position.parse(row["changelog"]["position"]).lsn
 
 
 class _Worker(threading.Thread):
-    """Runs transactions beside us: so many, and then a few now and then as long as nothing of them has arrived."""
+    """Runs transactions in another thread: a fixed number, then now and then one more until some of them have arrived."""
 
     def __init__(self, model: Model, transactions: int, is_waited_for: Callable[[], bool]) -> None:
         super().__init__(daemon=True)

@@ -1,8 +1,8 @@
-"""Write the archive of classes that the tests' JVMs start with: `train_java.py ARCHIVE`. scripts/test runs this once.
+"""Writes the archive of classes with which the tests' JVMs start: `train_java.py ARCHIVE`. scripts/test runs this once.
 
-A JVM that starts Spark loads some 20,000 classes, and a first Delta commit loads more. With an archive of them (Java's class data
-sharing) the JVM maps what it would otherwise read, verify and link: a third less CPU time until a first commit is done. Many tests
-start a JVM of their own.
+A JVM that starts Spark loads some 20,000 classes, and the first Delta commit loads more. With an archive (Java's class data
+sharing) the JVM maps the classes, and need not read, verify and link them. That saves a third of the CPU time up to a first commit.
+Many tests start a JVM of their own.
 
 https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html, "Dynamic Archiving".
 """
@@ -19,7 +19,7 @@ from spark_sink.spark import session
 
 
 def main() -> None:
-    """Do once what most tests do, in a JVM that writes the archive when it ends."""
+    """Do once the work that most tests do, in a JVM that writes the archive when it ends."""
     archive = Path(sys.argv[1])
     options = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ArchiveClassesAtExit={archive}"
     spark = session.build(conf={"spark.driver.extraJavaOptions": options})

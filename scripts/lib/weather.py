@@ -1,10 +1,10 @@
-"""A network that gets bad at random, for scripts/soak: it goes silent, breaks off, is slow, or is late, and gets well again.
+"""A network with random faults, for scripts/soak: it goes silent, breaks connections, is slow or late, and recovers.
 
     with FaultyProxy(cluster.port) as proxy, Weather(proxy, seed, print):
-        ...                      # what connects by way of the proxy has to live with it
-    # calm: nothing is held back any more
+        ...                      # connections through the proxy must survive this
+    # at the end nothing is held back any more
 
-What comes after what is made from the seed; when it meets whom is not.
+The seed decides the sequence of faults. Which connections they hit depends on timing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PHASES = (CONNECT, CANCEL, END_OF_COPY, "SET", "SELECT", "IDENTIFY_SYSTEM", "ST
 
 
 class Weather(threading.Thread):
-    """Does one thing after the other to ``proxy`` until the context ends; ``faults`` counts them."""
+    """Makes one fault after the other in ``proxy`` until the context ends. ``faults`` counts them."""
 
     def __init__(self, proxy: FaultyProxy, seed: int, say: Callable[[str], None]) -> None:
         super().__init__(name="weather", daemon=True)
@@ -57,7 +57,7 @@ class Weather(threading.Thread):
         self._proxy.resume()
 
     def _silence(self) -> None:
-        """Let nothing pass; then let what was held back go on, or break it off."""
+        """Let nothing pass for a while. Then release what was held back, or break the connections."""
         duration_s = self._rng.choice([0.5, 2.0, 8.0, 25.0])
         is_broken = self._rng.random() < 0.5
         self._say(f"network: silent for {duration_s:g} s{', then broken off' if is_broken else ''}")
@@ -86,7 +86,7 @@ class Weather(threading.Thread):
         self._proxy.delay(0.0)
 
     def _fault_at_a_phase(self) -> None:
-        """Leave one connection silent, or break it off, when it comes to some place in the protocol."""
+        """Silence one connection, or break it, when it reaches a certain phase of the protocol."""
         phase = self._rng.choice(_PHASES)
         fault = self._rng.choice([Link.silence, Link.reset])
         self._say(f"network: the next connection at {phase!r}: {fault.__name__}")

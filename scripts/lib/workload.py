@@ -1,11 +1,11 @@
-"""A small shop as a workload: several tables, two interleaved sessions, everything that makes change capture hard.
+"""A small shop as a workload: several tables, two interleaved sessions, and everything that makes change capture hard.
 
-Inserts, updates and deletes of many rows and of single ones, texts that PostgreSQL moves out of line (TOAST) and that
-an update of another column does not send again, changed keys, savepoints rolled back, whole transactions rolled back,
-a truncate, one table without any key, and logical messages, some of which stay when their transaction is rolled back.
-Everything else is counted when, and only when, its transaction commits: `Workload.committed` is what a changelog has to hold.
+The workload inserts, updates and deletes single rows and many rows. It has texts that PostgreSQL TOASTs and does not send again
+when another column is updated. It changes keys, rolls back savepoints and whole transactions, truncates, has a table without a key,
+and writes logical messages. Some of these messages remain although their transaction is rolled back. All other changes count if,
+and only if, their transaction commits: `Workload.committed` is what a changelog must have.
 
-The same seed gives the same transactions. One thread drives both sessions in turn; each changes only rows of its own
+The same seed gives the same transactions. One thread drives both sessions in turn. Each session changes only its own rows
 (`id % 2`), so that neither waits for the other.
 """
 
@@ -54,18 +54,18 @@ MESSAGES = "_cdc_message"
 
 
 def make_tables(connection: psycopg.Connection[Any]) -> None:
-    """Create the tables, empty."""
+    """Create the tables, without rows."""
     connection.execute(SCHEMA.encode())
 
 
 class _Session:
-    """One connection; counts what its open transaction has changed."""
+    """One connection. It counts the changes of its open transaction."""
 
     def __init__(self, dsn: str, parity: int, rng: random.Random) -> None:
         self.connection = psycopg.connect(dsn)
         self.parity = parity
         self.rng = rng
-        # Ids grow by two from the parity on.
+        # Ids start at the session's parity and grow by two.
         self.next_id: Counter[str] = Counter(dict.fromkeys(KEYS, parity))
         self.changes: Counter[str] = Counter()
 
@@ -74,20 +74,20 @@ class _Session:
         self.changes[table] += done.rowcount
 
     def take_ids(self, table: str, count: int) -> tuple[int, int]:
-        """Reserve `count` ids of this session: the first and the last."""
+        """Reserve `count` ids for this session. Return the first and the last."""
         first = self.next_id[table]
         self.next_id[table] = first + 2 * count
         return first, first + 2 * (count - 1)
 
     def some_ids(self, table: str, count: int) -> tuple[int, int]:
-        """Return a range that holds at most `count` ids used so far, of which some may be gone."""
+        """Return a range with at most `count` ids that were used before. Some of them may be deleted."""
         last = max(self.next_id[table] - 2, self.parity)
         first = self.rng.randrange(self.parity, last + 1)
         return first, first + 2 * (count - 1)
 
 
 class Workload:
-    """Runs transactions against the tables that `make_tables` has made; close it, or use it as a context manager."""
+    """Runs transactions on the tables that `make_tables` has made. It is a context manager, or can be closed."""
 
     def __init__(self, dsn: str, *, seed: int = 1) -> None:
         self.committed: Counter[str] = Counter()
@@ -112,7 +112,7 @@ class Workload:
 
     @property
     def done(self) -> int:
-        """How many changes have been committed."""
+        """The number of committed changes."""
         return self.committed.total()
 
     def __enter__(self) -> Self:
@@ -122,12 +122,12 @@ class Workload:
         self.close()
 
     def close(self) -> None:
-        """Close the sessions; what is not committed is rolled back."""
+        """Close the sessions. Open transactions are rolled back."""
         for session in self._sessions:
             session.connection.close()
 
     def run(self, changes: int, duration_s: float = 0) -> None:
-        """Commit about so many changes more, over so many seconds (0: as fast as it goes)."""
+        """Commit about this many more changes, spread over this many seconds (0: as fast as possible)."""
         started, begun = time.monotonic(), self.done
         while self.done - begun < changes:
             self._interleave()
@@ -136,7 +136,7 @@ class Workload:
                 time.sleep(ahead)
 
     def alter(self) -> None:
-        """Give the orders a column, and some of them a value in it, in the same transaction."""
+        """Add a column to the orders, and fill it for some of them in the same transaction."""
         session = self._sessions[0]
         session.change("orders", "update orders set status = 'before' where id < 20")
         session.connection.execute("alter table orders add column note text")
@@ -144,7 +144,7 @@ class Workload:
         self._commit(session)
 
     def truncate(self) -> None:
-        """Truncate a table, and begin it anew in the same transaction."""
+        """Truncate a table, and insert new rows in the same transaction."""
         session = self._sessions[0]
         session.connection.execute("truncate carts")
         session.changes["carts"] += 1
@@ -152,7 +152,7 @@ class Workload:
         self._commit(session)
 
     def _interleave(self) -> None:
-        """Run one transaction in each session, statement by statement in turn; who began last may commit first."""
+        """Run one transaction in each session, one statement at a time in turn. The one that began last may commit first."""
         open_sessions = {session: self._rng.randint(1, 4) for session in self._sessions}
         while open_sessions:
             session = self._rng.choice(list(open_sessions))
@@ -221,7 +221,7 @@ class Workload:
         )
 
     def _single_rows(self, session: _Session) -> None:
-        """Change one order again and again: only the last state may be in the replica."""
+        """Change one order repeatedly. A replica may have only its last state."""
         order, _ = session.some_ids("orders", 1)
         order -= (order - session.parity) % 2
         for status in ("opened", "changed", "closed"):
@@ -249,7 +249,7 @@ class Workload:
         )
 
     def _retitle_documents(self, session: _Session) -> None:
-        """Leave the body alone: the server does not send it."""
+        """Update the title and not the body. The server then does not send the body."""
         first, last = session.some_ids("documents", 10)
         session.change(
             "documents",
@@ -272,7 +272,7 @@ class Workload:
         )
 
     def _change_keys(self, session: _Session) -> None:
-        """Give documents and customers a new key; the body, out of line, is not sent again."""
+        """Give documents and customers new keys. The body is TOASTed, so it is not sent again."""
         for table in ("documents", "customers"):
             old, _ = session.some_ids(table, 1)
             old -= (old - session.parity) % 2
@@ -280,7 +280,7 @@ class Workload:
             session.change(table, f"update {table} set id = %(new)s where id = %(old)s", new=new, old=old)
 
     def _savepoint(self, session: _Session) -> None:
-        """Roll a part of the transaction back, keep another."""
+        """Roll back one part of the transaction, and keep another."""
         self._new_orders(session)
         kept = session.changes.copy()
         session.connection.execute("savepoint half_way")
@@ -294,7 +294,7 @@ class Workload:
         self._update_orders(session)
 
     def _carts(self, session: _Session) -> None:
-        # A truncate needs the table to itself, so one session has it alone.
+        # A truncate locks the whole table. So only one session uses it.
         if session.parity == 0:
             first, last = session.take_ids("carts", 20)
             session.change(
@@ -314,7 +314,7 @@ class Workload:
         )
 
     def _messages(self, session: _Session) -> None:
-        """Say something in the WAL: in the transaction, or at once, whatever becomes of it."""
+        """Write a logical message: in the transaction, or one that stays whatever becomes of the transaction."""
         is_transactional = self._rng.random() < 0.5
         content = self._rng.randbytes(self._rng.randrange(300))
         session.connection.execute("select pg_logical_emit_message(%s, 'shop', %s)", [is_transactional, content])
