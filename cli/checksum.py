@@ -48,10 +48,10 @@ Example:
 )
 @connection_options
 def command(**options: Any) -> None:
-    """Answer requests for checksums of tables, computed by the server in one snapshot: JSON lines on stdin and stdout.
+    """Answer requests for checksums of tables, which the server computes in one snapshot: JSON lines on stdin and stdout.
 
-    cdcpipe-spark verify runs this command. The user needs SELECT on the tables. Of the rows only keys leave the server, and only
-    where a request asks for them.
+    cdcpipe-spark verify runs this command. The user needs SELECT on the tables. No values of rows leave the server except keys, and
+    keys only when a request asks for them.
     """
     parameters = connection_parameters_of(**options)
     with connected(parameters) as connection, connected(parameters) as another:

@@ -63,12 +63,12 @@ def command(
 ) -> None:
     """Render what "cdcpipe -H" captured from a pgoutput slot: files, segments of a staging log, or stdin.
 
-    Several files are one stream, in the order given; "-" is stdin. If an option of the connection is given, the server is asked for
-    what the stream does not say, such as the names of domains. Otherwise no server is asked.
+    Several files are one stream, in the given order; "-" is stdin. With connection options, the command asks the server for facts
+    that the stream does not contain, such as the names of domains. Without them it asks no server.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="cdcpipe: warning: %(message)s", force=True)
     for number in (signal.SIGINT, signal.SIGTERM):
-        # A filter that a signal stops has not finished. With the default action, its exit status shows that.
+        # A filter that a signal stops has not finished its work. The default action shows this in its exit status.
         signal.signal(number, signal.SIG_DFL)
     files = files or ["-"]
     if is_explaining:

@@ -59,10 +59,11 @@ def command(
     as_json: bool,
     **connection: Any,
 ) -> ExitCode:
-    """Find what would go wrong with a stream from a slot, now or later: one line for each finding, with what mends it.
+    """Find what would go wrong with a stream from a slot, now or later. Each finding is a line, with the way to mend it.
 
-    Give the options that the stream is started with. Nothing is changed, and no table is opened or locked. If the connection
-    names several hosts, the settings of primary and standbys for a failover are judged, too. Exit with 1 if an error is found.
+    Give the same options as for the stream. The command changes nothing, and opens or locks no table. If the connection names
+    several hosts, it also checks the settings that a failover from the primary to a standby needs. The exit code is 1 if an error
+    is found.
     """
     asked = Asked(slot, plugin, publications, tuple(parse_table(table) for table in tables), create_slot, copy)
     found = doctor(connection_parameters_of(**connection), asked, quick=quick)

@@ -32,7 +32,7 @@ Example:
 @cloup.command(
     "slot",
     context_settings=CONTEXT_SETTINGS,
-    short_help="Print where a slot and its server are, once or again and again.",
+    short_help="Print the positions of a slot and its server, once or repeatedly.",
     epilog=_EXAMPLE,
 )
 @connection_options
@@ -47,12 +47,15 @@ Example:
     ),
 )
 def command(*, slot: str, watch: float | None, **options: Any) -> None:
-    """Print where a slot and its server are, as one JSON object in one line. The user does not need the REPLICATION attribute."""
+    """Print the positions of a slot and its server, as one JSON object in one line.
+
+    The user does not need the REPLICATION attribute.
+    """
     with connected(connection_parameters_of(**options)) as connection:
         _print(connection, slot)
         if watch is None:
             return
-        with suppress(Interrupted):  # a signal is the normal end of --watch
+        with suppress(Interrupted):  # a signal ends --watch normally
             while True:
                 time.sleep(watch)
                 _print(connection, slot)
