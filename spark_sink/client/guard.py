@@ -11,7 +11,7 @@ ends, and only Linux has it.
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
 import threading
 from pathlib import Path
@@ -21,21 +21,48 @@ __all__ = ["group"]
 _WATCHDOG = Path(__file__).with_name("watchdog.py")
 
 _lock = threading.Lock()
-_watchdog: subprocess.Popen[bytes] | None = None
+_watchdog: tuple[int, int] | None = None
+"""The process id of the watchdog, which is also the number of its group, and our end of its stdin."""
 
 
 def group() -> int:
     """Return the number of the process group; the first call starts the watchdog, which leads it."""
     global _watchdog  # noqa: PLW0603 - one for the process
     with _lock:
-        if _watchdog is None or _watchdog.poll() is not None:
+        if _watchdog is not None and _has_ended(_watchdog[0]):
+            os.close(_watchdog[1])
+            _watchdog = None
+        if _watchdog is None:
+            _watchdog = _start()
+        return _watchdog[0]
+
+
+def _start() -> tuple[int, int]:
+    # Not by subprocess.Popen: the watchdog runs on when the interpreter ends, and a Popen object would warn about that.
+    theirs, ours = os.pipe()
+    try:
+        pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-I", "-S", str(_WATCHDOG)],
+            os.environ,
             # The watchdog inherits no stderr: a program that reads ours to its end would wait for the watchdog, too.
-            _watchdog = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_WATCHDOG)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                process_group=0,
-            )
-        return _watchdog.pid
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, theirs, 0),
+                (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+            ],
+            setpgroup=0,
+        )
+    except BaseException:
+        os.close(ours)
+        raise
+    finally:
+        os.close(theirs)
+    return pid, ours
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:  # another part of the program has waited for it
+        return True

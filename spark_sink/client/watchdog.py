@@ -22,6 +22,9 @@ def main() -> None:
     """Wait for the end of stdin, then end the group."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    # Keep nothing of the command: no directory that somebody may unmount, no pipe whose end somebody waits for.
+    os.chdir("/")
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     while os.read(0, 1):
         pass
     for pause_s, number in _STEPS:

@@ -1,7 +1,10 @@
 """The `cdcpipe` command as a child process."""
 
+import os
 import signal
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import pytest
 
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError
 from cdcpipe.pipe.exitcode import ExitCode
+from spark_sink.client import guard, process
 from spark_sink.client.prepare import slot_exists
 from spark_sink.client.process import Child, ask
 from spark_sink.client.slot_monitor import SlotMonitor
@@ -16,7 +20,7 @@ from spark_sink.launcher.launcher import LauncherConfig
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.warehouse.warehouse import Warehouse
 from support.children import MUTE, STUBBORN, python
-from support.waiting import DEADLINE_S
+from support.waiting import DEADLINE_S, until
 
 
 def test_a_command_is_asked() -> None:
@@ -34,7 +38,13 @@ def test_a_command_that_does_not_answer_counts_as_a_lost_connection() -> None:
     assert (answer.code, answer.failure.message) == (ExitCode.PG_CLOSED, "'cdcpipe slot' has not answered for 1 s")
 
 
-def test_a_wait_for_an_answer_ends_with_a_stop() -> None:
+@pytest.fixture
+def quick_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that ignores SIGTERM is killed soon."""
+    monkeypatch.setattr(process, "_END_S", 0.1)
+
+
+def test_a_wait_for_an_answer_ends_with_a_stop(quick_end: None) -> None:
     asked = iter([False, False, True])
     with pytest.raises(InterruptedError):
         ask(["x"], command=python(STUBBORN), is_stopping=lambda: next(asked))
@@ -54,13 +64,13 @@ def test_lines_and_requests_of_any_size() -> None:
     assert child.code == -signal.SIGTERM
 
 
-def test_a_child_that_does_not_end_is_killed() -> None:
+def test_a_child_that_does_not_end_is_killed(quick_end: None) -> None:
     with Child(["x"], command=python(STUBBORN)) as child:
         assert child.read_line(DEADLINE_S) == b"ready\n"
     assert child.code == -signal.SIGKILL
 
 
-def test_a_monitor_of_a_server_that_says_nothing() -> None:
+def test_a_monitor_of_a_server_that_says_nothing(quick_end: None) -> None:
     with SlotMonitor((), "s", command=python(MUTE)) as monitor:
         with pytest.raises(CdcpipeError, match="has not reported the position of the slot yet"):
             monitor.wait_for_report(0.1)
@@ -88,3 +98,22 @@ def test_the_staging_directory_is_private_whoever_makes_it(tmp_path: Path) -> No
     config = LauncherConfig("s", tmp_path / "new/staging", command=python(MUTE))
     InitialSnapshot(config, Warehouse(tmp_path / "warehouse", "delta"), "initial").prepare(lambda: True)
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new", config.staging)} == {0o700}
+
+
+def test_the_watchdog_leaves_nothing_that_the_end_of_a_program_warns_about() -> None:
+    program = """
+from spark_sink.client import guard
+group = guard.group()
+assert guard.group() == group
+"""
+    done = subprocess.run([sys.executable, "-X", "dev", "-c", program], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_watchdog_that_was_killed_is_replaced() -> None:
+    before = guard.group()
+    os.kill(before, signal.SIGKILL)
+    until(lambda: guard.group() != before, "another watchdog")
+    with Child(["x"], command=python(STUBBORN)) as child:
+        assert child.read_line(DEADLINE_S) == b"ready\n"
+        child.kill()
