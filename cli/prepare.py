@@ -94,6 +94,7 @@ def _report(found: Preparation) -> dict[str, Any]:
         "server_version": found.server_version,
         "system_id": found.system.system_id,
         "timeline": found.system.timeline,
+        "timeline_history": [{"timeline": end.timeline, "end_lsn": str(end.end_lsn)} for end in found.timeline_history],
         "database": found.database,
         "wal_lsn": str(found.end_lsn),
         "slot": {
@@ -103,6 +104,11 @@ def _report(found: Preparation) -> dict[str, Any]:
             "confirmed_flush_lsn": format_lsn(slot.confirmed_flush_lsn or 0),
             "restart_lsn": format_lsn(slot.restart_lsn or 0),
             "wal_status": slot.wal_status,
+            "created": slot.is_new,
+            "two_phase": slot.two_phase,
+            "failover": slot.failover,
+            "synced": slot.synced,
+            "temporary": slot.temporary,
         },
         "publications": found.publications,
         "tables": [

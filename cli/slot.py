@@ -79,6 +79,8 @@ def _report(name: str, found: SlotPosition) -> dict[str, Any]:
         "restart_lsn": _text(found.restart_lsn),
         "wal_status": found.wal_status,
         "safe_wal_bytes": found.safe_wal_bytes,
+        "failover": found.failover,
+        "synced": found.synced,
     }
 
 

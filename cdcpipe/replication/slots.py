@@ -23,6 +23,7 @@ from cdcpipe.sql import quote_literal
 from cdcpipe.units import format_size
 
 __all__ = [
+    "FAILOVER_SINCE",
     "ExportedSnapshot",
     "Slot",
     "check_free",
@@ -35,6 +36,10 @@ __all__ = [
     "slot_in_use_message",
     "start_stream",
 ]
+
+
+FAILOVER_SINCE = 170000
+"""The first server version whose slots have the properties ``failover`` and ``synced``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,13 @@ class Slot:
     wal_status: str | None
     two_phase: bool
     """Whether the server sends prepared transactions at their PREPARE. Once on, this stays on, whatever a stream's options are."""
+    temporary: bool
+    failover: bool | None
+    """Whether the server's standbys are to have a copy of the slot; None before PostgreSQL 17."""
+    synced: bool | None
+    """Whether the slot is, or was before the promotion, a standby's copy of its primary's slot; None before PostgreSQL 17."""
+    is_new: bool = False
+    """Whether this process has just created it (`find_slot` can't know)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +80,17 @@ class ExportedSnapshot:
 def find_slot(connection: Connection, name: str, *, timeout_s: float | None = None) -> Slot | None:
     """Return a slot's state, or None if the slot does not exist. ``timeout_s`` is as in `Connection.execute`."""
     rows = connection.execute(
-        "SELECT plugin, slot_type, database, active, active_pid, restart_lsn, confirmed_flush_lsn, wal_status, two_phase"
+        "SELECT plugin, slot_type, database, active, active_pid, restart_lsn, confirmed_flush_lsn, wal_status, two_phase,"
+        f" temporary, {'failover, synced' if connection.server_version >= FAILOVER_SINCE else 'NULL, NULL'}"
         f" FROM pg_catalog.pg_replication_slots WHERE slot_name = {quote_literal(name)}",
         timeout_s=timeout_s,
     )
     if not rows:
         return None
-    plugin, slot_type, database, active, active_pid, restart_lsn, confirmed_flush_lsn, wal_status, two_phase = rows[0]
+    (
+        plugin, slot_type, database, active, active_pid, restart_lsn, confirmed_flush_lsn, wal_status, two_phase, temporary,
+        failover, synced,
+    ) = rows[0]  # fmt: skip
     return Slot(
         name=name,
         plugin=plugin,
@@ -86,6 +102,9 @@ def find_slot(connection: Connection, name: str, *, timeout_s: float | None = No
         confirmed_flush_lsn=LSN.parse(confirmed_flush_lsn) if confirmed_flush_lsn else None,
         wal_status=wal_status,
         two_phase=two_phase == "t",
+        temporary=temporary == "t",
+        failover=None if failover is None else failover == "t",
+        synced=None if synced is None else synced == "t",
     )
 
 
@@ -150,8 +169,8 @@ def slot_in_use_message(slot: Slot) -> str:
     return f"replication slot {slot.name!r} is in use by server process {slot.active_pid}"
 
 
-def create_slot(connection: Connection, name: str, plugin: str, *, timeout_s: float | None) -> None:
-    """Create a logical slot if it does not exist. Raises InitError.
+def create_slot(connection: Connection, name: str, plugin: str, *, timeout_s: float | None) -> bool:
+    """Create a logical slot if it does not exist. Return whether it was created. Raises InitError.
 
     The server waits until every running write transaction has ended. After ``timeout_s`` the command is cancelled, and no slot is
     left behind.
@@ -164,8 +183,9 @@ def create_slot(connection: Connection, name: str, plugin: str, *, timeout_s: fl
         )
     except ServerError as ex:
         if ex.sqlstate == sqlstate.DUPLICATE_OBJECT:
-            return
+            return False
         raise _creation_error(ex, name, plugin, timeout_s, time.monotonic() - started_at) from ex
+    return True
 
 
 def export_snapshot(walsender: Walsender, slot: str, *, is_temporary: bool, timeout_s: float | None) -> ExportedSnapshot:

@@ -49,6 +49,7 @@ from cdcpipe.replication.slots import (
 )
 from cdcpipe.replication.strict_progress import StrictProgress
 from cdcpipe.replication.tables import PublishedTable, check_binary_forms, check_readable, published_tables
+from cdcpipe.replication.timelines import TimelineEnd, timeline_history
 from cdcpipe.streaming.receiver import Feeder
 from cdcpipe.streaming.streamer import Streamer
 from cdcpipe.subcommands.poll import LOOK_S, wait_until_free
@@ -73,6 +74,7 @@ class Preparation:
 
     server_version: int
     system: System
+    timeline_history: list[TimelineEnd]
     database: str
     end_lsn: LSN
     slot: Slot
@@ -143,12 +145,14 @@ def find_or_create_slot(
                 create_publication(connection, name, config.tables)
         log.info("creating replication slot %r with plugin %s", config.slot, config.plugin)
         if make is None:
-            create_slot(connection, config.slot, config.plugin, timeout_s=config.create_timeout_s)
+            is_new = create_slot(connection, config.slot, config.plugin, timeout_s=config.create_timeout_s)
         else:
             make()
+            is_new = True
         slot = find_slot(connection, config.slot)
         if slot is None:
             raise missing_slot_error(config.slot)
+        slot = replace(slot, is_new=is_new)
     check_usable(connection, slot)
     return slot
 
@@ -181,12 +185,23 @@ def prepare(config: SlotConfig, *, in_use: bool = False, quiet: bool = False) ->
     with connected(config.parameters) as connection, initialising():
         slot = find_or_create_slot(connection, config, list(config.publications))
         with connected_walsender(config.parameters) as walsender:
-            system = identify_system(walsender)
-        return _preparation(connection, config, slot, system, is_shared=in_use, quiet=quiet)
+            server = _identify(walsender)
+        return _preparation(connection, config, slot, server, is_shared=in_use, quiet=quiet)
+
+
+def _identify(walsender: Walsender) -> tuple[System, list[TimelineEnd]]:
+    system = identify_system(walsender)
+    return system, timeline_history(walsender, system.timeline)
 
 
 def _preparation(
-    connection: Connection, config: SlotConfig, slot: Slot, system: System, *, is_shared: bool = False, quiet: bool = False
+    connection: Connection,
+    config: SlotConfig,
+    slot: Slot,
+    server: tuple[System, list[TimelineEnd]],
+    *,
+    is_shared: bool = False,
+    quiet: bool = False,
 ) -> Preparation:
     """Check everything that a stream from the slot needs, and return the facts. ``is_shared``: another connection may use it."""
     if slot.plugin != "pgoutput":
@@ -197,7 +212,8 @@ def _preparation(
     tables = check_published(connection, list(config.publications), is_told=quiet)
     return Preparation(
         server_version=connection.server_version,
-        system=system,
+        system=server[0],
+        timeline_history=server[1],
         database=connection.database,
         end_lsn=current_lsn(connection),
         slot=slot,
@@ -229,18 +245,17 @@ def exporting(config: SlotConfig, readable: Sequence[str] | None = None) -> Iter
 
         with initialising():
             # Any later command on this connection would end the exported snapshot.
-            system = identify_system(walsender)
+            server = _identify(walsender)
             slot = find_or_create_slot(
                 connection, config, list(config.publications), make=lambda: export(config.slot, is_temporary=False)
             )
-            is_slot_new = bool(made)
-            if not is_slot_new:
+            if not slot.is_new:
                 export(f"cdcpipe_snapshot_{secrets.token_hex(6)}", is_temporary=True)
             given = {name: value for name, value in config.parameters.items() if name != "hostaddr"}
             parameters = network_defaults(effective_parameters(given)) | given
             # It does not matter whether another connection uses the slot, because the snapshot comes from a temporary one.
-            preparation = _preparation(connection, config, slot, system, is_shared=True)
-        yield preparation, Export(made[0], is_slot_new, parameters | connection.address, walsender)
+            preparation = _preparation(connection, config, slot, server, is_shared=True)
+        yield preparation, Export(made[0], slot.is_new, parameters | connection.address, walsender)
 
 
 def stream(config: StreamConfig) -> ExitCode:

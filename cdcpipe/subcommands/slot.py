@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.lsn import LSN
-from cdcpipe.replication.slots import missing_slot_error
+from cdcpipe.replication.slots import FAILOVER_SINCE, missing_slot_error
 from cdcpipe.sql import quote_literal
 
 __all__ = ["SlotPosition", "find_position"]
@@ -33,6 +33,10 @@ class SlotPosition:
     """The server can write this much more WAL before the slot may be lost; None if max_slot_wal_keep_size has no limit."""
     plugin: str | None
     database: str | None
+    failover: bool | None
+    """Whether the server's standbys are to have a copy of the slot; None before PostgreSQL 17."""
+    synced: bool | None
+    """Whether the slot is, or was before the promotion, a standby's copy of its primary's slot; None before PostgreSQL 17."""
 
 
 def find_position(connection: Connection, name: str) -> SlotPosition:
@@ -41,13 +45,17 @@ def find_position(connection: Connection, name: str) -> SlotPosition:
         "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()"
         " ELSE pg_catalog.pg_current_wal_lsn() END,"
         " r.sent_lsn, s.confirmed_flush_lsn, s.restart_lsn, s.active, s.active_pid, s.wal_status, s.safe_wal_size, s.plugin,"
-        " s.database FROM pg_catalog.pg_replication_slots s"
+        f" s.database, {'s.failover, s.synced' if connection.server_version >= FAILOVER_SINCE else 'NULL, NULL'}"
+        " FROM pg_catalog.pg_replication_slots s"
         " LEFT JOIN pg_catalog.pg_stat_replication r ON r.pid = s.active_pid"
         f" WHERE s.slot_name = {quote_literal(name)}"
     )
     if not rows:
         raise missing_slot_error(name)
-    wal_lsn, sent_lsn, confirmed_flush_lsn, restart_lsn, active, active_pid, wal_status, safe_wal_bytes, plugin, database = rows[0]
+    (
+        wal_lsn, sent_lsn, confirmed_flush_lsn, restart_lsn, active, active_pid, wal_status, safe_wal_bytes, plugin, database,
+        failover, synced,
+    ) = rows[0]  # fmt: skip
     return SlotPosition(
         wal_lsn=LSN.parse(wal_lsn or "0/0"),
         sent_lsn=LSN.parse(sent_lsn) if sent_lsn else None,
@@ -59,4 +67,6 @@ def find_position(connection: Connection, name: str) -> SlotPosition:
         safe_wal_bytes=int(safe_wal_bytes) if safe_wal_bytes else None,
         plugin=plugin,
         database=database,
+        failover=None if failover is None else failover == "t",
+        synced=None if synced is None else synced == "t",
     )

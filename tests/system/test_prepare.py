@@ -6,6 +6,8 @@ import pathlib
 import subprocess
 from typing import Any
 
+import postgres
+
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Insert
@@ -71,6 +73,36 @@ def test_prepare_tells_the_columns_that_are_published(on: PublishedDatabase) -> 
         ("g", 8, 1082, -1, None, False),
     ]
     assert run_cli("prepare", "-d", on.database.dsn, "-S", on.slot, "--in-use", "--export-snapshot")[0] == 1
+
+
+def test_prepare_tells_the_slots_properties(on: PublishedDatabase) -> None:
+    new = ["prepare", "-d", on.database.dsn, "-S", f"new_{on.database.name}", "--publication", "p"]
+    since_17 = None if on.database.cluster.version_num < 170000 else False
+    for created in (True, False):
+        found = json.loads(run_cli(*new, "-c")[1])["slot"]
+        expected = {"created": created, "two_phase": False, "failover": since_17, "synced": since_17, "temporary": False}
+        assert found | expected == found
+    assert json.loads(run_cli(*new)[1])["timeline_history"] == []
+    on.sql(f"select pg_create_logical_replication_slot('two_{on.slot}', 'pgoutput', false, true)")
+    found = json.loads(run_cli("prepare", "-d", on.database.dsn, "-S", f"two_{on.slot}", "--publication", "p")[1])["slot"]
+    assert (found["created"], found["two_phase"]) == (False, True)
+
+
+def test_prepare_tells_where_the_server_left_its_timelines(pg18: postgres.Cluster) -> None:
+    del pg18  # it skips the test where there is no 18
+    with postgres.Cluster("18") as primary:
+        with primary.connect() as connection:
+            connection.execute("create table t(id int primary key); create publication p for table t")
+        with postgres.Cluster("18", standby_of=primary) as standby:
+            standby.promote()
+            with standby.connect() as connection:
+                (history,) = connection.execute("select pg_read_file('pg_wal/00000002.history')").fetchone() or ("",)
+            for options in ([], ["--export-snapshot"]):
+                code, out, err = run_cli("prepare", "-d", standby.dsn, "-S", "s", "--publication", "p", "-c", *options)
+                assert code == 0, err
+                found = json.loads(out)
+                assert found["timeline"] == 2
+                assert found["timeline_history"] == [{"timeline": 1, "end_lsn": history.split()[1]}]
 
 
 def test_prepare_makes_what_is_missing_and_its_end_is_reached(on: PublishedDatabase) -> None:

@@ -34,6 +34,7 @@ def test_slot_says_where_it_is(database: postgres.Database, slot: str) -> None:
     found = json.loads(out)
     assert (found["slot"], found["plugin"], found["database"]) == (slot, "pgoutput", database.name)
     assert (found["active"], found["active_pid"], found["sent_lsn"], found["wal_status"]) == (False, None, None, "reserved")
+    assert (found["failover"], found["synced"]) == (False, False)
     assert LSN.parse(found["restart_lsn"]) <= LSN.parse(found["confirmed_flush_lsn"]) <= LSN.parse(found["wal_lsn"])
     with CLI("-d", database.dsn, "-S", slot, "--publication", "p") as stream:
         active = until(lambda: next((one for one in [json.loads(run_cli(*arguments)[1])] if one["sent_lsn"]), None))
