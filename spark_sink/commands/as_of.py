@@ -33,14 +33,19 @@ Example:
         "at_text",
         required=True,
         metavar="TIME|LSN",
-        help="Show it after the last transaction that committed by this ISO 8601 time (UTC unless it says otherwise), LSN, or"
-        " EPOCH:LSN.",
+        help="Show the table after the last transaction that committed by this ISO 8601 time (UTC unless it says otherwise), LSN,"
+        " or EPOCH:LSN.",
     ),
 )
 @cloup.option_group(
     "Output",
     cloup.option(
-        "--limit", type=click.IntRange(min=0), metavar="N", default=20, show_default=True, help="Print so many rows; 0: all."
+        "--limit",
+        type=click.IntRange(min=0),
+        metavar="N",
+        default=20,
+        show_default=True,
+        help="Print at most this many rows; 0: all.",
     ),
     cloup.option(
         "--output",
@@ -61,7 +66,7 @@ def command(
     master: str | None,
     confs: tuple[str, ...],
 ) -> None:
-    """Show a table as it was at a time or an LSN, from its changelog: one JSON object for each row."""
+    """Print a table as it was at a time or an LSN, from its changelog: one JSON object for each row."""
     at = parse_at(at_text)
     house = Warehouse.existing(warehouse)
     house.find(table)

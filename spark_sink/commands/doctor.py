@@ -42,15 +42,15 @@ Example:
     "Pipeline",
     cloup.option(*SLOT.names, required=True, **SLOT.settings),
     cloup.option(*PUBLICATION.names, required=True, **PUBLICATION.settings),
-    cloup.option("-c", "--create-slot", is_flag=True, help="Judge a start with -c, which makes what is not there."),
+    cloup.option("-c", "--create-slot", is_flag=True, help="Check a start with -c, which makes the missing publications and slot."),
     cloup.option(*CREATED_TABLE.names, **CREATED_TABLE.settings),
-    cloup.option("--staging", required=True, type=DIRECTORY, metavar="DIR", help="Judge this staging directory."),
+    cloup.option("--staging", required=True, type=DIRECTORY, metavar="DIR", help="Check this staging directory."),
     cloup.option(
         "--warehouse",
         type=PLACE,
         metavar="DIR|URL",
         show_default="none, as for cdcpipe-spark land",
-        help="Judge this warehouse, and Spark.",
+        help="Check this warehouse, and Spark.",
     ),
     cloup.option(
         "--format",
@@ -58,7 +58,7 @@ Example:
         type=click.Choice(["delta", "parquet"]),
         default="delta",
         show_default=True,
-        help="Judge tables in this format.",
+        help="Check what tables in this format need.",
     ),
 )
 @cloup.option_group(
@@ -69,7 +69,7 @@ Example:
         type=click.Choice(["yes", "no"]),
         default="yes",
         show_default=True,
-        help="Say whether executors are to see the staging directory.",
+        help="Say whether executors must see the staging directory.",
     ),
     cloup.option("--no-spark", is_flag=True, help="Do not start Spark, and leave out its workers."),
 )
@@ -99,10 +99,10 @@ def command(
     verbose: bool,
     **connection: Any,
 ) -> None:
-    """Find what would go wrong with a pipeline, now or later: one line for each finding, with what mends it.
+    """Find what would go wrong with a pipeline, now or later. Each finding is a line, with the way to mend it.
 
-    Give the options of cdcpipe-spark run or land. Nothing is changed on the server. In the directories a few small files are
-    written and removed. Exit with 1 if an error is found.
+    Give the options of cdcpipe-spark run or land. The command changes nothing on the server. It writes a few small files in the
+    directories, and removes them. The exit code is 1 if an error is found.
     """
     log_to_stderr(verbose=verbose)
     settings = parse_settings(confs)

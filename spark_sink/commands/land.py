@@ -32,8 +32,8 @@ Example:
 def command(**options: Any) -> None:
     """Take a slot's changes to a staging directory. Needs no Spark and no Java.
 
-    Only what is durable in the staging directory is confirmed to the server. SIGINT and SIGTERM end the command in order. After a
-    kill, start it again: it goes on where the log ends.
+    The server gets a confirmation only for changes that are durable in the staging directory. SIGINT and SIGTERM end the command
+    cleanly. After a kill, start the command again: it continues where the log ends.
     """
     config = launcher_config(**options)
     log_to_stderr(verbose=config.verbose)

@@ -46,7 +46,7 @@ connection_options = cloup.option_group(
 )
 """The connection options of libpq, ``-d -h -p -U -m``. `connection_arguments` takes their values."""
 
-verbose_option = cloup.option("-v", "--verbose", is_flag=True, help="Say on stderr what happens.")
+verbose_option = cloup.option("-v", "--verbose", is_flag=True, help="Log every step to stderr.")
 
 noted_staging_option = cloup.option(
     "--staging",
@@ -72,7 +72,7 @@ snapshot_options = (
         metavar="DURATION",
         default="10min",
         show_default=True,
-        help="Let the server hold the snapshot for so long after a kill or an error, so that the next start resumes it; or off.",
+        help="Let the server hold the snapshot for this long after a kill or an error, so that the next start resumes it; or off.",
     ),
 )
 
@@ -133,7 +133,7 @@ _launcher_groups = (
             type=parse_retention,
             metavar="DURATION|SIZE",
             show_default="they are removed",
-            help="Keep segments that all readers are past for so long (12h, 7d), or so much of them (10GiB).",
+            help="Keep segments that no reader needs any more for this long (12h, 7d), or up to this total size (10GiB).",
         ),
     ),
 )

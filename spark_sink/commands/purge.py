@@ -28,7 +28,7 @@ Example:
         "before_text",
         required=True,
         metavar="TIME|LSN",
-        help="Remove what committed before this ISO 8601 time (UTC unless it says otherwise), LSN, or EPOCH:LSN.",
+        help="Remove changes that committed before this ISO 8601 time (UTC unless it says otherwise), LSN, or EPOCH:LSN.",
     ),
     cloup.option(
         "--table",
@@ -36,9 +36,9 @@ Example:
         multiple=True,
         metavar="SCHEMA.NAME",
         show_default="all, and _cdc_message",
-        help="Take only this table's changelog, or with _cdc_message that of the logical messages; repeatable.",
+        help="Purge only this table's changelog, or with _cdc_message that of the logical messages; repeatable.",
     ),
-    cloup.option("--dry-run", is_flag=True, help="Say what would be removed, and leave it."),
+    cloup.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing."),
 )
 @spark_options
 @verbose_option
@@ -53,12 +53,12 @@ def command(
     confs: tuple[str, ...],
     verbose: bool,
 ) -> None:
-    """Remove old changes from the changelogs, for good. cdcpipe-spark run may go on meanwhile.
+    """Remove old changes from the changelogs, for good. cdcpipe-spark run may continue meanwhile.
 
     Replicas stay as they are, and changes that they do not have yet are kept. Afterwards as-of can't show the removed past, and a
-    lost replica can't be made again, until cdcpipe-spark snapshot --table gives the table a new beginning. With Parquet, only
-    changes from before a table's last snapshot can be removed. Delta's files are deleted when they are old enough (run
-    --vacuum-retention). After a kill, start the command again.
+    lost replica can't be made again, until cdcpipe-spark snapshot --table copies the table again. With Parquet, only changes from
+    before a table's last snapshot can be removed. Delta's files are deleted when they are old enough (run --vacuum-retention).
+    After a kill, start the command again.
     """
     log_to_stderr(verbose=verbose)
     before = as_of.parse_at(before_text)

@@ -95,7 +95,7 @@ Example:
         metavar="SECS",
         default=10,
         show_default=True,
-        help="Bring the replicas to where the changelogs are this often; 0: in each micro-batch.",
+        help="Merge new changes into the replicas this often; 0: in each micro-batch.",
     ),
 )
 @cloup.option_group(
@@ -105,7 +105,7 @@ Example:
         "snapshot_mode",
         type=click.Choice(["initial", "never"]),
         show_default="initial where -c makes the slot, never for a slot that exists",
-        help="Copy first what the tables hold, or never.",
+        help="Begin with a copy of the tables' rows, or never copy.",
     ),
     *snapshot_options,
 )
@@ -131,7 +131,7 @@ Example:
         metavar="DURATION",
         default="7d",
         show_default=True,
-        help="Delete, once a day, files that have not been part of the table for so long, at least an hour; or off.",
+        help="Delete, once a day, files that have not been part of the table for this long, at least an hour; or off.",
     ),
     cloup.option(
         "--log-retention",
@@ -139,8 +139,8 @@ Example:
         metavar="DURATION",
         default="1d",
         show_default=True,
-        help="Keep the tables' logs for so long, at least an hour, and no stream that reads a table may stand still longer; or off:"
-        " 30 days, as Delta does.",
+        help="Keep the tables' logs for this long, at least an hour: the longest pause of a stream that reads a table;"
+        " or off: 30 days, as Delta does.",
     ),
     cloup.option(
         "--keep-changelog",
@@ -148,7 +148,7 @@ Example:
         metavar="DURATION",
         default="off",
         show_default=True,
-        help="Remove, once a day and for good, changes that committed longer ago (30d), as cdcpipe-spark purge does.",
+        help="Remove, once a day and for good, changes that committed longer ago than this (30d), as cdcpipe-spark purge does.",
     ),
 )
 @cloup.option_group(
@@ -199,10 +199,10 @@ def command(
 ) -> None:
     """Keep Spark tables in step with a slot: every change once in a changelog, the current rows in a replica.
 
-    If -c makes the slot, the tables begin with a copy of what they hold on the server, as of the slot's beginning.
+    If -c makes the slot, the tables begin with a copy of the rows that the server's tables have at the start of the slot.
 
     Changes go to the staging directory first. They are confirmed to the server as soon as they are durable there, and the tables
-    follow. SIGINT and SIGTERM end the command in order. After a kill, start it again: nothing is missing and nothing is twice.
+    follow. SIGINT and SIGTERM end the command cleanly. After a kill, start it again: no change is lost, and none comes twice.
     """
     from spark_sink.pipeline.runner import RunConfig, Runner
 

@@ -63,10 +63,10 @@ def command(
     verbose: bool,
     **connection: Any,
 ) -> None:
-    """Copy tables into an existing warehouse, anew or for the first time. cdcpipe-spark run may go on meanwhile.
+    """Copy tables into an existing warehouse, anew or for the first time. cdcpipe-spark run may continue meanwhile.
 
-    Each table becomes what one snapshot of the server shows, and follows the stream from there. Its rows come to the changelog as
-    _cdc_op 'snapshot', and one commit makes its replica anew. After a kill, start the command again.
+    Each table gets the rows that one snapshot of the server shows, and follows the stream from there. The changelog gets these rows
+    with _cdc_op 'snapshot', and one commit replaces the replica. After a kill, start the command again.
     """
     log_to_stderr(verbose=verbose)
     house = Warehouse.existing(warehouse)
@@ -88,7 +88,7 @@ def command(
     lock.parent.mkdir(parents=True, exist_ok=True)
     with hold_alone(lock) as is_alone, on_signals(stopping.set) as asked:
         if not is_alone:
-            raise SnapshotError(f"another cdcpipe-spark snapshot is at work in {warehouse}", hint="wait for its end")
+            raise SnapshotError(f"another cdcpipe-spark snapshot is running in {warehouse}", hint="wait until it has ended")
         try:
             snapshot.prepare(stopping.is_set)
             with warehouse_session(house, "cdcpipe snapshot", jars=jars, master=master, confs=confs) as spark:

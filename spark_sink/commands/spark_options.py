@@ -35,7 +35,7 @@ session_options = (
         type=click.Path(path_type=Path),
         metavar="DIR",
         show_default="Delta Lake comes from Maven Central, once",
-        help="Give Spark the jars in this directory, Delta Lake's two among them.",
+        help="Give Spark the jars in this directory, including Delta Lake's two.",
     ),
 )
 

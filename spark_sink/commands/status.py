@@ -69,7 +69,7 @@ class _Command(cloup.Command):
         flag_value=2.0,
         type=click.FloatRange(min=0.1),
         metavar="[SECS]",
-        help="Show it again and again until SIGINT, this long after the last time, or 2 seconds.",
+        help="Repeat until SIGINT, with a pause of this length, or of 2 seconds.",
     ),
     cloup.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs; with --watch one on each line."),
 )
@@ -84,19 +84,19 @@ class _Command(cloup.Command):
         "--max-lag",
         type=limit(parse_seconds),
         metavar="[SECS,]SECS",
-        help="With --check, be critical beyond this lag, and with two, warn beyond the first.",
+        help="With --check, report CRITICAL beyond this lag; of two values, the first one is the limit for WARNING.",
     ),
     cloup.option(
         "--max-lag-bytes",
         type=limit(parse_size),
         metavar="[SIZE,]SIZE",
-        help="With --check, judge the lag in bytes of WAL in the same way.",
+        help="With --check, apply such limits to the lag in bytes of WAL.",
     ),
     cloup.option(
         "--max-wal",
         type=limit(parse_size),
         metavar="[SIZE,]SIZE",
-        help="With --check, judge in the same way how much WAL the server keeps for the slot.",
+        help="With --check, apply such limits to the WAL that the server keeps for the slot.",
     ),
 )
 @click.pass_context
@@ -114,9 +114,9 @@ def command(
     max_wal: Limit | None,
     **connection: Any,
 ) -> None:
-    """Show how far each stage is, from the server's WAL to the tables, and what went wrong last. Needs no Spark and no Java.
+    """Show how far each stage is, from the server's WAL to the tables, and the last error. Needs no Spark and no Java.
 
-    If an option of the connection is given, the server is asked, too.
+    With connection options, the command also asks the server.
     """
     limits = Limits(max_lag, max_lag_bytes, max_wal)
     if check:
@@ -186,7 +186,8 @@ def _slot(root: Path) -> str:
     epochs = list_epochs(root)
     if not epochs:
         raise InvalidArgumentsError(
-            f"{root} holds no log yet, and so no slot's name", hint="leave the connection out, or start cdcpipe-spark first"
+            f"{root} has no log yet, so the name of its slot is not known",
+            hint="leave the connection out, or start cdcpipe-spark first",
         )
     return epochs[-1].slot
 

@@ -55,7 +55,7 @@ Example:
         metavar="SECS",
         default=300,
         show_default=True,
-        help="Wait so long for the tables to get what the server has when the command begins.",
+        help="Wait at most this long for the tables to get all changes that the server has when the command begins.",
     ),
 )
 @cloup.option_group(
@@ -66,7 +66,7 @@ Example:
         metavar="N",
         default=10,
         show_default=True,
-        help="Name so many keys of each table that differs.",
+        help="Print at most this many keys of each table that differs.",
     ),
     cloup.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs."),
 )
@@ -89,10 +89,10 @@ def command(
     verbose: bool,
     **connection: Any,
 ) -> None:
-    """Compare the replicas with PostgreSQL's tables, row by row, as of one moment. Both may go on meanwhile.
+    """Compare the replicas with PostgreSQL's tables, row by row, as of one moment. Changes may continue on both sides meanwhile.
 
-    Both sides count rows and compute checksums; no rows are sent. The tables are locked against ALTER and TRUNCATE meanwhile, as by
-    pg_dump. Where a table differs, the keys of the first rows that differ are printed.
+    Both sides count rows and compute checksums; no rows are sent. As with pg_dump, the tables are locked against ALTER and TRUNCATE
+    meanwhile. If a table differs, the keys of the first rows that differ are printed.
 
     Exit codes: 0 if all tables are equal, 10 if one differs, 11 if none differs but one could not be compared. Any other code: the
     comparison did not take place.

@@ -135,9 +135,9 @@ def place(found: Directory) -> Iterator[Verdict]:
     """Judge whether the directory exists or can be created, is writable, and in the case of staging belongs to this user."""
     option = f"give another directory: --{found.what.rpartition(' ')[2]}"
     if not found.is_directory:
-        yield error(f"{found.path}: {found.probed} is no directory", f"{found.what} can't be there", option)
+        yield error(f"{found.path}: {found.probed} is not a directory", f"{found.what} can't be made there", option)
     elif "write" in found.failures:
-        why = f"{found.what} can't be there"
+        why = f"{found.what} can't be made there"
         yield error(
             f"{found.path}: {found.probed} is not writable: {found.failures['write']}", why, f"chown {found.user} {found.probed}"
         )
@@ -153,7 +153,7 @@ def place(found: Directory) -> Iterator[Verdict]:
 _NEEDED_FOR: Final = {
     "fsync": "what is confirmed to the server would not be durable",
     "flock": "two processes could write at one time",
-    "link": "two commits could take each other's place",
+    "link": "one commit could overwrite another",
     "rename": "files could be seen half-written",
 }
 
@@ -165,7 +165,7 @@ def file_system(found: Directory) -> Iterator[Verdict]:
     for operation, why in _NEEDED_FOR.items():
         # A log needs no links.
         if operation in found.failures and not (operation == "link" and found.what == "staging"):
-            said = found.failures[operation] or "it is granted twice"
+            said = found.failures[operation] or "a second lock is granted beside the first"
             yield error(f"{operation} does not work in {found.probed}: {said}", why, "use a local disk, or NFS 4")
     if not found.failures.keys() - ({"link"} if found.what == "staging" else set()):
         yield from judge_mount(found.mount, found.what)
@@ -186,7 +186,7 @@ def space(found: Directory, needed_bytes: int = 0, bytes_per_s: float | None = N
         yield warning(said, "a full disk stops the pipeline", fix)
     elif bytes_per_s and found.free_bytes / bytes_per_s < _SOON_S:
         lasts = format_duration(found.free_bytes / bytes_per_s)
-        why = f"at the rate at which the server writes WAL they are full in {lasts}, if the tables stand still"
+        why = f"at the rate at which the server writes WAL, the disk is full in {lasts} if the tables do not progress"
         yield warning(said, why, fix)
     else:
         yield ok(said)

@@ -25,7 +25,7 @@ def java() -> Iterator[Verdict]:
     try:
         yield ok(f"Java is {find_java()}")
     except CdcpipeError as ex:
-        yield error(ex.message, "Spark runs on it", ex.hint or "install one")
+        yield error(ex.message, "Spark needs it", ex.hint or "install one")
 
 
 def installed() -> dict[str, str | None]:

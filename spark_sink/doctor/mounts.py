@@ -70,9 +70,9 @@ def judge_mount(mount: Mount | None, what: str) -> Iterator[Verdict]:
     elif mount.kind in _CONTAINER:
         yield warning(where, "which is a container's own layer: it is gone with the container", disk)
     elif _MOUNTED_STORES.fullmatch(mount.kind):
-        yield error(where, "a mounted object store has no renames and locks that hold", disk)
+        yield error(where, "a mounted object store has no reliable renames and locks", disk)
     elif (mount.kind in _NFS and _has_local_locks(mount)) or mount.kind in _LOCAL_LOCKS:
-        why = "its locks hold on this machine alone: a launcher on another machine would not be kept away"
+        why = "its locks exclude only processes of this machine, and not a launcher on another machine"
         fix = "mount it with NFS 4 and without nolock and local_lock" if mount.kind in _NFS else disk
         yield warning(where, why, fix)
     else:

@@ -128,9 +128,9 @@ def _spark(plan: Plan, start_spark: Callable[[], AbstractContextManager[SparkSes
         with start_spark() as spark:
             findings += _named(check, [ok(f"Spark {spark.version} starts, with {spark.sparkContext.master}")])
             if plan.warehouse is not None and not is_local(plan.warehouse):
-                check, why = "spark.store", "the tables are there"
+                check, why = "spark.store", "the tables are in the store"
                 session.check_reach(spark, plan.warehouse)
-                findings += _named(check, [ok("Spark has what reaches the store")])
+                findings += _named(check, [ok("Spark can reach the store")])
             check, why = "spark.workers", "they write the tables' files"
             needed = _seen_by_workers(plan)
             found = workers.look(spark, needed)

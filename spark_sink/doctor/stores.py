@@ -65,10 +65,10 @@ def _clock_ahead_s(path: Any) -> float | None:
 def conditional_writes(found: Store) -> Iterator[Verdict]:
     """Judge whether the store can hold Delta tables."""
     if found.problem is None:
-        yield ok(f"{found.name} is reached, and writes on condition")
+        yield ok(f"{found.name} can be reached, and its conditional writes never overwrite")
     else:
         message, hint = found.problem
-        yield error(message, "Delta Lake's commits need a store that puts nothing in the place of what is there", hint)
+        yield error(message, "Delta Lake's commits need a store whose conditional writes never overwrite an object", hint)
 
 
 def clock(found: Store) -> Iterator[Verdict]:

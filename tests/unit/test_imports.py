@@ -1,6 +1,7 @@
 """Imports run one way only: cli -> cdcpipe <- spark_sink, and inside cdcpipe and spark_sink from the top down."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,6 +65,7 @@ FLOORS = {
 }
 
 
+@functools.cache
 def source_files(*packages: str) -> list[Path]:
     return sorted(path for package in packages for path in (ROOT / package).rglob("*.py"))
 
@@ -91,6 +93,7 @@ def imports_of(source: str) -> Iterator[str]:
             )
 
 
+@functools.cache
 def imports(path: Path) -> set[str]:
     return set(imports_of(path.read_text()))
 

@@ -79,9 +79,9 @@ def test_no_file_system_is_known() -> None:
     [
         ("ext4", "rw", "ok staging is on ext4 (/srv)"),
         ("nfs4", "rw,local_lock=none", "ok staging is on nfs4"),
-        ("nfs", "rw,nolock", "warning staging is on nfs … on this machine alone"),
+        ("nfs", "rw,nolock", "warning staging is on nfs … only processes of this machine"),
         ("nfs", "rw,local_lock=flock", "warning … without nolock and local_lock"),
-        ("cifs", "rw", "warning … on this machine alone"),
+        ("cifs", "rw", "warning … only processes of this machine"),
         ("tmpfs", "rw", "warning … gone when the machine restarts"),
         ("overlay", "rw", "warning … gone with the container"),
         ("fuse.gcsfuse", "rw", "error … a mounted object store"),
@@ -115,7 +115,7 @@ def directory(what: str = "warehouse", **changes: Any) -> Directory:
     [
         (directory(), "ok /srv/lake is there, and writable"),
         (directory(probed=Path("/srv")), "ok /srv/lake is not there yet, and can be made"),
-        (directory(is_directory=False, probed=Path("/srv")), "error /srv/lake: /srv is no directory … --warehouse"),
+        (directory(is_directory=False, probed=Path("/srv")), "error /srv/lake: /srv is not a directory … --warehouse"),
         (
             directory(failures={"write": "No, no"}),
             "error /srv/lake: /srv/lake is not writable: No … chown 1000 /srv/lake",
@@ -133,7 +133,7 @@ def test_places(found: Directory, expected: str) -> None:
     ("found", "expected"),
     [
         (directory(), ["ok warehouse is on ext4"]),
-        (directory(failures={"flock": ""}), ["error flock does not work in /srv/lake: it is granted twice … at one time"]),
+        (directory(failures={"flock": ""}), ["error flock does not work in /srv/lake: a second lock is granted … at one time"]),
         (directory(failures={"fsync": "Invalid argument"}), ["error fsync does not work in /srv/lake: Invalid argument … durable"]),
         (directory(failures={"link": "Operation not permitted"}), ["error link"]),
         (directory("staging", failures={"link": "Operation not permitted"}), ["ok staging is on ext4"]),
