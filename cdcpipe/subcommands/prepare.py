@@ -308,7 +308,7 @@ def stream(config: StreamConfig) -> ExitCode:
                 make_feeder=make_feeder,
                 transactions=transactions,
             )
-            catalog.serve_a_stream(streamer.keep_serving, min(CATALOG_TIMEOUT_S, config.silence_limit_s or NO_LIMIT))
+            catalog.limit_waits(streamer.keep_serving, min(CATALOG_TIMEOUT_S, config.silence_limit_s or NO_LIMIT))
             return streamer.run()
 
 
@@ -420,11 +420,11 @@ class _Catalog:
     def _connect(self, within_s: float) -> Connection:
         return connect(self._config.parameters, within_s=within_s, while_waiting=self._while_waiting)
 
-    def serve_a_stream(self, keep_serving: Callable[[], None], within_s: float) -> None:
-        """From now on, limit each answer to ``within_s``, and call ``keep_serving`` repeatedly during each wait."""
-        self._while_waiting, self._within_s = keep_serving, within_s
+    def limit_waits(self, while_waiting: Callable[[], None], within_s: float) -> None:
+        """From now on, limit each answer to ``within_s``, and call ``while_waiting`` repeatedly during each wait."""
+        self._while_waiting, self._within_s = while_waiting, within_s
         if self._connection is not None:
-            self._connection.serve_meanwhile(keep_serving, within_s)
+            self._connection.serve_meanwhile(while_waiting, within_s)
 
     def close(self) -> None:
         """Close the connection. The next query opens it again."""
@@ -448,11 +448,20 @@ class _Catalog:
             raise ConnectionClosedError(f"the server's catalog can't be asked: {ex.message}", hint=ex.hint) from ex
 
     def confirmed_flush_lsn(self, within_s: float) -> int:
-        """Return the slot's confirmed position on the server. Return 0 if there is none, or if the answer takes too long."""
+        """Return the slot's confirmed position on the server. Return 0 if there is none, or if the answer takes too long.
+
+        ``within_s`` limits everything together: the connection, its settings and the query. A late query is not cancelled, because
+        that would take longer, and because this connection is used no more.
+        """
+        deadline = time.monotonic() + within_s
+
+        def raise_if_late() -> None:
+            if time.monotonic() >= deadline:
+                raise ConnectionClosedError(f"the server has not answered within {within_s:g} s", hint="check the network")
+
+        self.limit_waits(raise_if_late, max(within_s, 0.0))
         try:
-            if self._connection is None:
-                self._connection = self._connect(max(within_s, 0.0))
-            slot = find_slot(self._connection, self._config.slot, timeout_s=max(within_s, 0.0))
+            slot = find_slot(self.connection, self._config.slot)
         except CdcpipeError as ex:
             log.info("the slot's position can't be asked for: %s", ex)
             self.close()

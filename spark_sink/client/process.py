@@ -132,6 +132,10 @@ class Child:
             return False
         return True
 
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._process.terminate()
+
     def kill(self) -> None:
         """Send SIGKILL. Any thread may call this."""
         self._process.kill()
@@ -139,7 +143,7 @@ class Child:
     def end(self) -> None:
         """End the child if it is running: by SIGTERM, and by SIGKILL if it has not ended soon after."""
         if self.code is None:
-            self._process.terminate()
+            self.terminate()
             if not self.wait(_END_S):
                 self.kill()
                 self._process.wait()

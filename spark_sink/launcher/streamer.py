@@ -25,8 +25,13 @@ _logger = logging.getLogger(__name__)
 _PIPE_BYTES = 1 << 20
 
 
-QUIT_TIMEOUT_S = 30.0
-"""How long a streamer may take to end after `q`. Then the launcher kills it, which does not affect confirmed positions."""
+QUIT_TIMEOUT_S = 15.0
+"""How long a streamer may take to end after `q`. Then the launcher kills it, which does not affect confirmed positions.
+
+While the server is silent, the streamer needs less than 10 s of this (cdcpipe/streaming/ending.py)."""
+
+_SIGNAL_AFTER_S = 3.0
+"""A streamer that has not ended by then may be connecting. It reads no commands then, but a signal ends it."""
 
 
 _EXIT_GRACE_S = 0.05
@@ -68,10 +73,17 @@ class Streamer(Child):
     def quit(self) -> None:
         """Ask the streamer to end, drop what it still sends, and wait until it has ended; kill it if this takes too long."""
         deadline = time.monotonic() + QUIT_TIMEOUT_S
-        self.write(QUIT, QUIT_TIMEOUT_S)
+        self.write(QUIT, _SIGNAL_AFTER_S)
+        if self._has_ended_by(min(deadline, time.monotonic() + _SIGNAL_AFTER_S)):
+            return
+        self.terminate()
+        if not self._has_ended_by(deadline):
+            _logger.warning("the streamer is still running %.0f s after it was asked to quit; killing it", QUIT_TIMEOUT_S)
+            self.kill()
+
+    def _has_ended_by(self, deadline: float) -> bool:
+        """Drop what the streamer sends until it has ended. Return False if ``deadline`` comes first."""
         with contextlib.suppress(TimeoutError):
             while self.read(deadline - time.monotonic()):
                 pass
-        if not self.wait(deadline - time.monotonic()):
-            _logger.warning("the streamer is still running %.0f s after it was asked to quit; killing it", QUIT_TIMEOUT_S)
-            self.kill()
+        return self.wait(deadline - time.monotonic())
