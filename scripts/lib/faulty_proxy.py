@@ -4,14 +4,18 @@
         reached = proxy.at("START_REPLICATION", proxy.silence)  # when a client sends this command
         run(proxy.dsn(database.tcp_dsn))
 
-Any thread may call `silence` (nothing passes, nothing is closed), `reset` (RST), `throttle` and `delay` at any time. They concern
-all connections, also later ones. A `Link` has the first two for its own connection. ``alter`` changes single messages of a stream.
+Faults for all connections, also later ones: `silence` (nothing passes, nothing is closed), `reset` (RST), `throttle`, `delay`, and
+`reset_at_random`. Any thread may call them at any time. A `Link` has the first two for its own connection. `at` calls a fault when
+a client sends a message, `after` when a connection has carried so many bytes. ``alter`` changes single messages of a stream.
+
+TLS passes unchanged. The proxy can't see the messages of an encrypted connection. There, only `CONNECT`, `TLS` and `after` work.
 """
 
 from __future__ import annotations
 
 import contextlib
 import queue
+import random
 import select
 import socket
 import struct
@@ -23,24 +27,35 @@ from typing import Self
 
 import psycopg.conninfo
 
-__all__ = ["CANCEL", "CONNECT", "END_OF_COPY", "FaultyProxy", "Link", "wal_data"]
+__all__ = ["AUTHENTICATION", "CANCEL", "CONNECT", "END_OF_COPY", "PIECE_BYTES", "TLS", "FaultyProxy", "Link", "wal_data"]
 
 Alter = Callable[[bytes], bytes | None]
 """Gets the payload of a CopyData message; returns what goes on in its place, or nothing to leave it out."""
 
 CONNECT = "connect"
+TLS = "TLS handshake"
+AUTHENTICATION = "authentication"
 CANCEL = "cancel"
 END_OF_COPY = "end of copy"
-"""Phases that are no command: the first message of a connection, a request to cancel, and CopyDone."""
+"""Phases that are no command: the first message of a connection, the client's first TLS record, its password or other proof, a
+request to cancel, and CopyDone."""
+
+PIECE_BYTES = 16 << 10
+"""The unit of `FaultyProxy.reset_at_random`. What a read returns would depend on time."""
 
 _HELD_BYTES = 256 << 10
-"""Of one direction; with more than this nothing is read, as in a network."""
+_IN_FLIGHT_BYTES = 8 << 20
+"""If one direction holds more than this, nothing more is read, as in a network. The second number is for a delay."""
 _READ_BYTES = 64 << 10
 _TICK_S = 0.005
 """How exactly a delay or a rate is kept."""
 
 _LENGTH = struct.Struct(">I")
 _CANCEL_REQUEST = 80877102
+_ENCRYPTION_REQUESTS = (80877103, 80877104)
+"""With TLS, and with GSSAPI. The server answers with one byte; then the client starts anew."""
+_TLS_HANDSHAKE = 0x16
+"""The first byte of a TLS record with a ClientHello. (That of a startup message is 0.)"""
 
 
 def wal_data(alter: Callable[[bytes], bytes | None]) -> Alter:
@@ -62,8 +77,13 @@ class Link:
         self.is_silent = False
         self.is_closed = False
         self.sockets = (client, server)
+        self.carried_bytes = 0
+        """How many bytes have gone to the client."""
+        self.reset_at: float = float("inf")
+        """The number of these bytes after which the connection is broken off."""
         self._take_command = take_command
         self._has_started = False
+        self._is_encrypted = False
         for each in self.sockets:
             each.setblocking(False)
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -92,24 +112,31 @@ class Link:
 
     def _split_commands(self, held: bytearray) -> Iterator[bytes]:
         """Yield whole messages. Before each one, call the fault that waits for it."""
-        while True:
-            head = int(self._has_started)  # the startup message has no kind
-            if len(held) < head + 4:
-                return
-            size = head + _LENGTH.unpack_from(held, head)[0]
-            if len(held) < size:
-                return
-            message = bytes(held[:size])
-            if not self._has_started:
-                phase = CANCEL if _LENGTH.unpack_from(message, 4)[0] == _CANCEL_REQUEST else CONNECT
+        while held:
+            if not self._has_started and held[0] == _TLS_HANDSHAKE:
+                size, phase = len(held), TLS
+                self._is_encrypted = self._has_started = True
+            elif self._is_encrypted:
+                size, phase = len(held), ""
             else:
-                phase = {b"Q": message[5:-1].decode("utf-8", "replace"), b"c": END_OF_COPY}.get(message[:1], "")
-            self._take_command(self, phase)
+                head = int(self._has_started)  # the startup message has no kind
+                if len(held) < head + 4 or len(held) < (size := head + _LENGTH.unpack_from(held, head)[0]):
+                    return
+                phase = self._phase(bytes(held[:size]))
+            if phase:
+                self._take_command(self, phase)
             if self.is_silent or self.is_closed:
                 return  # the message stays held
-            self._has_started = True
+            message = bytes(held[:size])
+            self._has_started = self._has_started or _LENGTH.unpack_from(message, 4)[0] not in _ENCRYPTION_REQUESTS
             del held[:size]
             yield message
+
+    def _phase(self, message: bytes) -> str:
+        if self._has_started:
+            command = message[5:-1].decode("utf-8", "replace")
+            return {b"Q": command, b"c": END_OF_COPY, b"p": AUTHENTICATION}.get(message[:1], "")
+        return CANCEL if _LENGTH.unpack_from(message, 4)[0] == _CANCEL_REQUEST else CONNECT
 
 
 class _Flow:
@@ -128,9 +155,8 @@ class _Flow:
         self._has_ended = False
         self.is_done = False
 
-    @property
-    def is_reading(self) -> bool:
-        return not self._has_ended and self._waiting_bytes < _HELD_BYTES
+    def is_reading(self, delay_s: float) -> bool:
+        return not self._has_ended and self._waiting_bytes < (_IN_FLIGHT_BYTES if delay_s else _HELD_BYTES)
 
     def is_due(self, now: float) -> bool:
         return bool(self._waiting) and self._waiting[0][0] <= now
@@ -157,20 +183,23 @@ class _Flow:
             self._waiting.append((due_at, piece))
             self._waiting_bytes += len(piece)
 
-    def write(self, bytes_per_s: float | None) -> None:
+    def write(self, bytes_per_s: float | None, most: float) -> int:
+        """Send what is due, and not more than ``most`` bytes. Return how many bytes have been sent."""
         now = time.monotonic()
         if bytes_per_s is not None:
             self._allowed_bytes = min(self._allowed_bytes + (now - self._at) * bytes_per_s, max(1.0, bytes_per_s / 20))
         self._at = now
+        total = 0
         while self._waiting and self._waiting[0][0] <= now:
             due_at, piece = self._waiting[0]
-            allowed = len(piece) if bytes_per_s is None else min(len(piece), int(self._allowed_bytes))
+            allowed = int(min(len(piece), most - total, len(piece) if bytes_per_s is None else self._allowed_bytes))
             if not allowed:
-                return
+                return total
             try:
                 sent = self.target.send(piece[:allowed])
             except BlockingIOError:
-                return
+                return total
+            total += sent
             self._waiting_bytes -= sent
             if bytes_per_s is not None:
                 self._allowed_bytes -= sent
@@ -181,11 +210,13 @@ class _Flow:
         if self._has_ended and not self._waiting and not self.is_done:
             self.is_done = True
             self.target.shutdown(socket.SHUT_WR)
+        return total
 
 
 class FaultyProxy:
     """Listens on ``port``. ``damaged`` has the positions of the messages that ``alter`` has changed.
 
+    ``random_resets`` has the number of bytes that a connection had carried, for each connection that `reset_at_random` broke.
     One thread does all the work. When a call from another thread returns, the work is done.
     """
 
@@ -195,8 +226,11 @@ class FaultyProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.damaged: list[int] = []
+        self.random_resets: list[int] = []
         self._links: list[Link] = []
         self._faults: list[tuple[str, Callable[[Link], None], threading.Event]] = []
+        self._byte_faults: list[tuple[int, Callable[[Link], None], threading.Event]] = []
+        self._draw_reset_at: Callable[[], float] = lambda: float("inf")
         self._is_silent = False
         self._bytes_per_s: float | None = None
         self._delay_s = 0.0
@@ -206,11 +240,13 @@ class FaultyProxy:
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
-    def dsn(self, tcp_dsn: str) -> str:
-        """Return the server's connection string, changed to lead through this proxy. Nothing is encrypted, so the proxy can read
-        it.
+    def dsn(self, tcp_dsn: str, **parameters: str) -> str:
+        """Return the server's connection string, changed to lead through this proxy.
+
+        Nothing is encrypted, so the proxy can read it, unless libpq's ``parameters`` say otherwise.
         """
-        return psycopg.conninfo.make_conninfo(tcp_dsn, port=self.port, sslmode="disable", gssencmode="disable")
+        plain = {"sslmode": "disable", "gssencmode": "disable"}
+        return psycopg.conninfo.make_conninfo(tcp_dsn, port=self.port, **(plain | parameters))
 
     def __enter__(self) -> Self:
         return self
@@ -253,6 +289,25 @@ class FaultyProxy:
         self._call(lambda: self._faults.append((phase, fault, reached)))
         return reached
 
+    def after(self, size: int, fault: Callable[[Link], None]) -> threading.Event:
+        """When a connection has carried ``size`` bytes to its client, call ``fault``, once; the event is set then."""
+        reached = threading.Event()
+        self._call(lambda: self._byte_faults.append((size, fault, reached)))
+        return reached
+
+    def reset_at_random(self, share: float, seed: int) -> None:
+        """Break connections off while they carry data to the client: each piece of `PIECE_BYTES` with this probability.
+
+        This concerns connections to come. The same seed breaks the n-th of them off at the same byte, and none within its first
+        piece. A share of 0 ends this.
+        """
+        rng = random.Random(seed)
+
+        def draw() -> float:
+            return PIECE_BYTES + int(PIECE_BYTES * rng.expovariate(share)) if share else float("inf")
+
+        self._call(lambda: setattr(self, "_draw_reset_at", draw))
+
     def _reset_all(self) -> None:
         for link in self._links:
             link.reset()
@@ -288,7 +343,7 @@ class FaultyProxy:
             timeout_ms = None
             events: dict[int, int] = {}
             for flow in self._flowing():
-                if flow.is_reading:
+                if flow.is_reading(self._delay_s):
                     events[flow.source.fileno()] = events.get(flow.source.fileno(), 0) | select.POLLIN
                 if flow.is_waiting and self._bytes_per_s is None and flow.is_due(now):
                     events[flow.target.fileno()] = events.get(flow.target.fileno(), 0) | select.POLLOUT
@@ -303,7 +358,6 @@ class FaultyProxy:
                     action, done = self._calls.get()
                     action()
                     done.set()
-                continue
             if self._listener.fileno() in ready:
                 self._accept()
             for link in self._links:
@@ -324,6 +378,7 @@ class FaultyProxy:
             return
         link = Link(client, server, self._take_command)
         link.is_silent = self._is_silent
+        link.reset_at = self._draw_reset_at()
         if self._alter is not None:
             link.to_client.split = self._split_answers
         self._links.append(link)
@@ -333,14 +388,16 @@ class FaultyProxy:
             for flow in link.flows:
                 if link.is_silent or link.is_closed:
                     return
-                if flow.is_reading and ready.get(flow.source.fileno(), 0) & ~select.POLLOUT:
+                if flow.is_reading(self._delay_s) and ready.get(flow.source.fileno(), 0) & ~select.POLLOUT:
                     flow.read(self._delay_s)
                 else:
                     flow.release(self._delay_s)  # data that was held during the silence
-            for flow in link.flows:
-                if link.is_silent or link.is_closed:
-                    return
-                flow.write(self._bytes_per_s)
+            if link.is_silent or link.is_closed:
+                return
+            link.to_server.write(self._bytes_per_s, float("inf"))
+            limit = min([link.reset_at, *(size for size, _, _ in self._byte_faults if size > link.carried_bytes)])
+            link.carried_bytes += link.to_client.write(self._bytes_per_s, limit - link.carried_bytes)
+            self._take_bytes(link)
         except BlockingIOError:
             return
         except OSError:
@@ -354,6 +411,19 @@ class FaultyProxy:
             wanted, act, reached = fault
             if wanted in phase:
                 self._faults.remove(fault)
+                act(link)
+                reached.set()
+                return
+
+    def _take_bytes(self, link: Link) -> None:
+        if link.carried_bytes >= link.reset_at:
+            self.random_resets.append(link.carried_bytes)
+            link.reset()
+            return
+        for fault in self._byte_faults:
+            size, act, reached = fault
+            if link.carried_bytes >= size:
+                self._byte_faults.remove(fault)
                 act(link)
                 reached.set()
                 return

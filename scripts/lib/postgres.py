@@ -291,8 +291,12 @@ class Cluster:
             options = ["-R", "-C", "-S", self._standby_slot, "-X", "stream", "-c", "fast", "--no-sync"]
             self._run(self.bin("pg_basebackup"), "-d", self._standby_of.dsn, "-D", self.data, *options)
             return
-        options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
+        options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", *self._initdb_options()]
         self._run(self.bin("initdb"), "-D", self.data, *options)
+
+    def _initdb_options(self) -> list[str]:
+        """Return more options for a subclass. The directory is there."""
+        return []
 
     def _configure(self) -> None:
         settings = _SETTINGS | {"port": str(self.port), "unix_socket_directories": str(self.directory)}

@@ -3,9 +3,9 @@
 A round makes a database with random tables, some of which have rows already (model.py). `cdcpipe-spark run -c` runs beside random
 transactions. The round kills parts of the run, or the server, at random moments, each time after the run has made progress. Between
 two runs it sometimes deletes a checkpoint or a replica, or changes how batches are cut. With ``--network`` the runs reach the
-server through a proxy (faulty_proxy.py) that goes silent, breaks connections, throttles and delays at random (weather.py). When
-everything is in the tables, the round compares all of it (equality.py). The seed of a round is printed: it decides what the round
-does, but not when.
+server through a proxy (faulty_proxy.py) that goes silent, breaks connections, throttles and delays at random, or does only one of
+these (weather.py). When everything is in the tables, the round compares all of it (equality.py). The seed of a round is printed: it
+decides what the round does, but not when.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import big
 import postgres
 from soak_round import EXECUTOR, JVM_OPTIONS, KILLS, NETWORK_SETTINGS, SETTINGS, Round, SoakError
+from weather import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,7 +111,13 @@ def main() -> int:
         "--rekey-with-rows", action="store_true", help="change keys in transactions that change the table's rows, too"
     )
     parser.add_argument("--alter-while-copied", action="store_true", help="alter tables while the snapshot copies them, too")
-    parser.add_argument("--network", action="store_true", help="the network between server and runs is bad, too")
+    parser.add_argument(
+        "--network",
+        nargs="?",
+        const="mixed",
+        choices=KINDS,
+        help="the network between server and runs is bad, too: late (delay), broken off (resets) or silent; default: everything",
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="of the big cases (default: %(default)s)")
     args = parser.parse_args()
     if args.kill and EXECUTOR in args.kill and args.master.startswith("local["):
@@ -147,9 +154,10 @@ def main() -> int:
 
 def _again(args: argparse.Namespace, seed: int) -> str:
     options: dict[str, Any] = {"--seed": seed, "--tables": args.tables, "--postgres": args.postgres, "--master": args.master}
+    options["--network"] = args.network
     said = [f"{name} {value}" for name, value in options.items() if value is not None]
     said += [f"--kill {kill}" for kill in args.kill or ()]
-    flags = ("leave_untold", "rekey_with_rows", "alter_while_copied", "network")
+    flags = ("leave_untold", "rekey_with_rows", "alter_while_copied")
     said += [f"--{name.replace('_', '-')}" for name in flags if getattr(args, name)]
     return " ".join(said)
 

@@ -99,7 +99,7 @@ class Round:
     alter_while_copied: bool = False
     say: Callable[[str], None] = print
     options: tuple[str, ...] = ()
-    network: bool = False
+    network: str | None = None
 
     def __post_init__(self) -> None:
         self.ledger = Ledger()
@@ -129,7 +129,7 @@ class Round:
             if self.network:
                 proxy = self._resources.enter_context(FaultyProxy(self.cluster.port))
                 self._dsn = proxy.dsn(self._database.tcp_dsn)
-                self._weather = Weather(proxy, self.seed, self.say)
+                self._weather = Weather(proxy, self.seed, self.say, self.network)
             self._model = Model(
                 self._database.connect,
                 seed=self.seed,

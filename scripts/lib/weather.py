@@ -1,5 +1,7 @@
 """A network with random faults, for scripts/soak: it goes silent, breaks connections, is slow or late, and recovers.
 
+The kind of weather (`KINDS`) is one fault all the time (`delay`, `resets`), one fault again and again (`silence`), or everything.
+
     with FaultyProxy(cluster.port) as proxy, Weather(proxy, seed, print):
         ...                      # connections through the proxy must survive this
     # at the end nothing is held back any more
@@ -18,17 +20,25 @@ from faulty_proxy import CANCEL, CONNECT, END_OF_COPY, FaultyProxy, Link
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Weather"]
+__all__ = ["KINDS", "Weather"]
+
+KINDS = ("mixed", "delay", "resets", "silence")
+
+DELAY_S = 0.05
+RESET_SHARE = 0.01
+"""What `delay` does in each direction, and `resets` to each piece (faulty_proxy.PIECE_BYTES)."""
 
 _PHASES = (CONNECT, CANCEL, END_OF_COPY, "SET", "SELECT", "IDENTIFY_SYSTEM", "START_REPLICATION", "CREATE_REPLICATION_SLOT")
 
 
 class Weather(threading.Thread):
-    """Makes one fault after the other in ``proxy`` until the context ends. ``faults`` counts them."""
+    """Makes the faults of ``kind`` in ``proxy`` until the context ends. ``faults`` counts them."""
 
-    def __init__(self, proxy: FaultyProxy, seed: int, say: Callable[[str], None]) -> None:
+    def __init__(self, proxy: FaultyProxy, seed: int, say: Callable[[str], None], kind: str = "mixed") -> None:
         super().__init__(name="weather", daemon=True)
         self.faults = 0
+        self._kind = kind
+        self._seed = seed
         self._proxy = proxy
         self._rng = random.Random(seed)
         self._say = say
@@ -43,17 +53,33 @@ class Weather(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        kinds = (self._silence, self._silence, self._reset, self._throttle, self._delay, self._fault_at_a_phase)
         try:
-            while not self._is_over.wait(self._rng.uniform(0.5, 6.0)):
-                self._rng.choice(kinds)()
-                self.faults += 1
+            if self._kind in ("delay", "resets"):
+                self._be_steady()
+            else:
+                self._change()
         finally:
             self._calm()
+
+    def _be_steady(self) -> None:
+        if self._kind == "delay":
+            self._proxy.delay(DELAY_S)
+        else:
+            self._proxy.reset_at_random(RESET_SHARE, self._seed)
+        self._say(f"network: {self._kind}, all the time")
+        self._is_over.wait()
+        self.faults = len(self._proxy.random_resets)
+
+    def _change(self) -> None:
+        kinds = (self._silence, self._silence, self._reset, self._throttle, self._delay, self._fault_at_a_phase)
+        while not self._is_over.wait(self._rng.uniform(0.5, 6.0)):
+            self._rng.choice(kinds if self._kind == "mixed" else (self._silence,))()
+            self.faults += 1
 
     def _calm(self) -> None:
         self._proxy.throttle(None)
         self._proxy.delay(0.0)
+        self._proxy.reset_at_random(0, self._seed)
         self._proxy.resume()
 
     def _silence(self) -> None:

@@ -6,8 +6,9 @@ import time
 import postgres
 import psycopg
 import pytest
-from faulty_proxy import CONNECT, FaultyProxy
-from weather import Weather
+from faulty_proxy import AUTHENTICATION, CONNECT, PIECE_BYTES, TLS, FaultyProxy
+from secure_postgres import PASSWORD, SecureCluster
+from weather import KINDS, Weather
 
 from support.waiting import until
 
@@ -57,15 +58,61 @@ def test_what_is_throttled_and_delayed_takes_its_time(database: postgres.Databas
             proxy.throttle(None)
 
 
-def test_weather_is_made_from_its_seed_and_ends_in_a_calm(database: postgres.Database) -> None:
-    """What scripts/soak --network has between its runs and the server."""
+def test_an_encrypted_connection_passes_and_can_be_broken_off(secure_pg: SecureCluster) -> None:
+    """What is encrypted is not looked at: the command in it comes to no phase."""
+    secure = {"sslmode": "verify-full", "sslrootcert": str(secure_pg.certificate)}
+    with FaultyProxy(secure_pg.port) as proxy:
+        plain, encrypted = proxy.dsn(secure_pg.tcp_dsn), proxy.dsn(secure_pg.tcp_dsn, **secure)
+        unseen = proxy.at("select", proxy.reset)
+        with psycopg.connect(encrypted, password=PASSWORD) as client:
+            assert client.execute("select ssl from pg_stat_ssl where pid = pg_backend_pid()").fetchone() == (True,)
+        assert not unseen.is_set()
+        for phase, dsn in ((CONNECT, encrypted), (TLS, encrypted), (AUTHENTICATION, plain)):
+            reached = proxy.at(phase, lambda link: link.reset())
+            with pytest.raises(psycopg.OperationalError, match=r"reset|closed|EOF"):
+                psycopg.connect(dsn, password=PASSWORD)
+            assert reached.wait(60)
+
+
+def test_a_fault_after_so_many_bytes(database: postgres.Database) -> None:
+    with FaultyProxy(database.cluster.port) as proxy:
+        carried: list[int] = []
+        reached = proxy.after(100_000, lambda link: (carried.append(link.carried_bytes), link.reset()))
+        with psycopg.connect(proxy.dsn(database.tcp_dsn)) as client:
+            client.execute("select 1")
+            with pytest.raises(psycopg.OperationalError):
+                client.execute("select repeat('x', 1000000)")
+        assert reached.wait(60)
+        assert carried == [100_000]
+
+
+def test_random_resets_are_made_from_their_seed(database: postgres.Database) -> None:
+    sizes: list[list[int]] = []
+    for _ in range(2):
+        with FaultyProxy(database.cluster.port) as proxy:
+            proxy.reset_at_random(0.5, seed=7)
+            for number in range(1, 4):
+                with psycopg.connect(proxy.dsn(database.tcp_dsn)) as client, pytest.raises(psycopg.OperationalError):
+                    client.execute("select repeat('x', 10000000)")
+                assert len(proxy.random_resets) == number
+            proxy.reset_at_random(0, seed=7)
+            psycopg.connect(proxy.dsn(database.tcp_dsn)).close()
+            sizes.append(proxy.random_resets)
+    assert sizes[0] == sizes[1]
+    assert len(set(sizes[0])) == 3
+    assert min(sizes[0]) >= PIECE_BYTES
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weather_is_made_from_its_seed_and_ends_in_a_calm(database: postgres.Database, kind: str) -> None:
+    """What scripts/soak --network has between its runs and the server. (This seed begins with short silences.)"""
     said: list[list[str]] = []
     for _ in range(2):
         with FaultyProxy(database.cluster.port) as proxy:
             lines: list[str] = []
             said.append(lines)
-            with Weather(proxy, 7, lines.append):
-                until(lambda: len(lines) >= 2)  # noqa: B023 - called at once
+            with Weather(proxy, 1889, lines.append, kind):
+                until(lambda: len(lines) >= (2 if kind in ("mixed", "silence") else 1))  # noqa: B023 - called at once
             with psycopg.connect(proxy.dsn(database.tcp_dsn), connect_timeout=60) as client:
                 assert client.execute("select 7").fetchone() == (7,)
     count = min(map(len, said))

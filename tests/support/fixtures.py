@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import postgres
 import pytest
+from secure_postgres import SecureCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,6 +50,14 @@ def pg17() -> Iterator[postgres.Cluster]:
 @pytest.fixture(scope="session")
 def pg18() -> Iterator[postgres.Cluster]:
     yield from _cluster("18")
+
+
+@pytest.fixture(scope="session")
+def secure_pg() -> Iterator[SecureCluster]:
+    """Yield a server with TLS that asks for a password over TCP."""
+    need("15")
+    with SecureCluster() as cluster:
+        yield cluster
 
 
 @pytest.fixture(params=postgres.REGULAR_VERSIONS)
