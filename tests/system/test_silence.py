@@ -92,8 +92,9 @@ def test_a_second_signal_kills_whatever_the_first_one_waits_for(network: Network
     assert before.wait() == -signal.SIGINT
 
     ending = proxies[1].at(END_OF_COPY, proxies[1].silence)
+    network.on.sql("insert into t values (99, 'z')")
     during = network.stream(proxies[1])
-    until(network.on.is_active)
+    assert during.take(1)  # only now the stream has begun for certain, and its end has an end of copy
     during.signal(signal.SIGINT)
     assert ending.wait(60)
     during.signal(signal.SIGTERM)

@@ -22,8 +22,14 @@ PACKAGES = ["cdcpipe", "cli", "spark_sink"]
 pytestmark = pytest.mark.slow
 
 
+def own_environment() -> dict[str, str]:
+    """The environment without what leads to the checkout: with a PYTHONPATH to it pip takes cdcpipe for installed."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
+
+
 def pip(*arguments: str | Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "pip", *arguments, "--quiet"], capture_output=True, text=True)
+    command = [sys.executable, "-m", "pip", *arguments, "--quiet"]
+    done = subprocess.run(command, env=own_environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -77,10 +83,8 @@ class Installed:
     def __init__(self, directory: Path, database: postgres.Database) -> None:
         self._directory = directory
         self._bin = directory / "venv/bin"
-        # Nothing of the tests' own environment leads here.
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
         cluster = database.cluster
-        self._environment = environment | {
+        self._environment = own_environment() | {
             "PGHOST": str(cluster.directory),
             "PGPORT": str(cluster.port),
             "PGUSER": "postgres",
