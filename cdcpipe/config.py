@@ -17,6 +17,8 @@ class SlotConfig:
     - ``parameters`` are libpq's (see ``connection_parameters``).
     - ``tables`` are the tables (schema, name) of a publication that has to be created; empty for all tables.
     - ``create_timeout_s`` limits the wait for running transactions.
+    - ``failover``: whether a primary's standbys are to keep a copy of the slot. None: a new pgoutput slot gets this property where
+      the server has it. True also turns it on for an existing slot.
     """
 
     parameters: Mapping[str, str]
@@ -26,6 +28,7 @@ class SlotConfig:
     publications: tuple[str, ...] = ()
     tables: tuple[tuple[str, str], ...] = ()
     create_timeout_s: float | None = 60.0
+    failover: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

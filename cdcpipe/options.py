@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CONNECTION", "CREATED_TABLE", "CREATE_SLOT", "PUBLICATION", "SLOT", "Option", "OptionGroup"]
+__all__ = ["CONNECTION", "CREATED_TABLE", "CREATE_SLOT", "FAILOVER", "PUBLICATION", "SLOT", "Option", "OptionGroup"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +76,11 @@ CREATED_TABLE: Final = _option(
     help="With -c, publish this table, and not all tables, in a publication that does not exist; repeatable.",
 )
 """The options that say what a new publication publishes."""
+
+FAILOVER: Final = _option(
+    "--failover",
+    metavar="yes|no",
+    show_default="yes for a new pgoutput slot on a primary of version 17 or newer",
+    help="Let the primary's standbys keep a copy of the slot, so that it survives a failover; yes also changes an existing slot.",
+)
+"""Its value is yes or no: each command line adds the type."""

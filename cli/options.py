@@ -10,7 +10,7 @@ import cloup
 
 from cdcpipe.config import SlotConfig
 from cdcpipe.libpq.parameters import connection_parameters
-from cdcpipe.options import CONNECTION, CREATE_SLOT, CREATED_TABLE, PUBLICATION, SLOT
+from cdcpipe.options import CONNECTION, CREATE_SLOT, CREATED_TABLE, FAILOVER, PUBLICATION, SLOT
 from cdcpipe.units import parse_seconds, parse_size
 
 __all__ = [
@@ -62,6 +62,7 @@ def slot_options(*, is_required: bool) -> Decorator:
             show_default=True,
             help="Let the server wait so long for running transactions before it makes the slot; 0: no limit.",
         ),
+        cloup.option(*FAILOVER.names, type=click.Choice(["yes", "no"]), **FAILOVER.settings),
     )
 
 
@@ -156,6 +157,7 @@ def slot_config(
     create_slot: bool,
     plugin: str | None,
     create_timeout: float,
+    failover: str | None,
     publications: Sequence[str],
     tables: Sequence[str],
     **connection: Any,
@@ -171,4 +173,5 @@ def slot_config(
         publications=tuple(publications),
         tables=tuple(parse_table(table) for table in tables),
         create_timeout_s=create_timeout or None,
+        failover=None if failover is None else failover == "yes",
     )

@@ -8,7 +8,14 @@ from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.sql import quote_identifier, quote_literal
 
-__all__ = ["IDENTIFY_SYSTEM", "create_replication_slot", "parse_publication_names", "publication_names", "start_replication"]
+__all__ = [
+    "IDENTIFY_SYSTEM",
+    "create_replication_slot",
+    "enable_failover",
+    "parse_publication_names",
+    "publication_names",
+    "start_replication",
+]
 
 IDENTIFY_SYSTEM = "IDENTIFY_SYSTEM"
 
@@ -18,13 +25,19 @@ def publication_names(names: Iterable[str]) -> str:
     return ",".join(quote_identifier(name) for name in names)
 
 
-def create_replication_slot(slot: str, plugin: str, *, is_temporary: bool) -> str:
+def create_replication_slot(slot: str, plugin: str, *, is_temporary: bool, failover: bool = False) -> str:
     """Return the command that creates a logical slot and exports the snapshot at the slot's beginning.
 
-    All servers since PostgreSQL 10 accept this form of the option.
+    All servers since PostgreSQL 10 accept this form of the option, without ``failover``. A temporary slot can't have ``failover``.
     """
     temporary = " TEMPORARY" if is_temporary else ""
-    return f"CREATE_REPLICATION_SLOT {quote_identifier(slot)}{temporary} LOGICAL {quote_identifier(plugin)} EXPORT_SNAPSHOT"
+    options = "(SNAPSHOT 'export', FAILOVER true)" if failover else "EXPORT_SNAPSHOT"
+    return f"CREATE_REPLICATION_SLOT {quote_identifier(slot)}{temporary} LOGICAL {quote_identifier(plugin)} {options}"
+
+
+def enable_failover(slot: str) -> str:
+    """Return the command that gives a free slot the property ``failover`` (PostgreSQL 17 or newer)."""
+    return f"ALTER_REPLICATION_SLOT {quote_identifier(slot)} (FAILOVER true)"
 
 
 def start_replication(slot: str, start_lsn: int, options: Mapping[str, str | None]) -> str:

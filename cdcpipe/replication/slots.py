@@ -169,7 +169,7 @@ def slot_in_use_message(slot: Slot) -> str:
     return f"replication slot {slot.name!r} is in use by server process {slot.active_pid}"
 
 
-def create_slot(connection: Connection, name: str, plugin: str, *, timeout_s: float | None) -> bool:
+def create_slot(connection: Connection, name: str, plugin: str, *, failover: bool, timeout_s: float | None) -> bool:
     """Create a logical slot if it does not exist. Return whether it was created. Raises InitError.
 
     The server waits until every running write transaction has ended. After ``timeout_s`` the command is cancelled, and no slot is
@@ -178,7 +178,8 @@ def create_slot(connection: Connection, name: str, plugin: str, *, timeout_s: fl
     started_at = time.monotonic()
     try:
         connection.execute(
-            f"SELECT pg_create_logical_replication_slot({quote_literal(name)}, {quote_literal(plugin)})",
+            f"SELECT pg_create_logical_replication_slot({quote_literal(name)}, {quote_literal(plugin)}"
+            f"{', failover => true' if failover else ''})",
             timeout_s=NO_LIMIT if timeout_s is None else timeout_s,
         )
     except ServerError as ex:
@@ -188,12 +189,14 @@ def create_slot(connection: Connection, name: str, plugin: str, *, timeout_s: fl
     return True
 
 
-def export_snapshot(walsender: Walsender, slot: str, *, is_temporary: bool, timeout_s: float | None) -> ExportedSnapshot:
+def export_snapshot(
+    walsender: Walsender, slot: str, *, is_temporary: bool, failover: bool, timeout_s: float | None
+) -> ExportedSnapshot:
     """Create a pgoutput slot on the walsender's connection, and export the snapshot at its beginning. Raises InitError.
 
     A temporary slot disappears with the connection. It serves to get a snapshot whose position in the WAL is known.
     """
-    command = create_replication_slot(slot, "pgoutput", is_temporary=is_temporary)
+    command = create_replication_slot(slot, "pgoutput", is_temporary=is_temporary, failover=failover)
     started_at = time.monotonic()
     try:
         _, consistent_point, name, *_ = walsender.execute(command, timeout_s=NO_LIMIT if timeout_s is None else timeout_s)[0]

@@ -31,6 +31,7 @@ from cdcpipe.plugins.base import OutputPlugin
 from cdcpipe.plugins.renderer import Renderer
 from cdcpipe.replication.boundaries import tracker_for
 from cdcpipe.replication.commands import parse_publication_names, publication_names
+from cdcpipe.replication.failover import failover_of_existing_slot, failover_of_new_slot
 from cdcpipe.replication.progress import Progress
 from cdcpipe.replication.publications import check_publications, create_publication, missing_publications
 from cdcpipe.replication.server import System, check_start, check_wal_level, current_lsn, expect_system, identify_system
@@ -127,33 +128,36 @@ class Export:
 
 
 def find_or_create_slot(
-    connection: Connection, config: SlotConfig, publications: list[str], make: Callable[[], None] | None = None
+    connection: Connection, config: SlotConfig, publications: list[str], make: Callable[[bool], None] | None = None
 ) -> Slot:
     """Return the slot's state. If the slot does not exist and the configuration asks for it, create publications and slot first.
 
     The publications are created before the slot. For changes older than a publication, the publication does not exist.
-    ``make`` replaces the SQL function that creates the slot.
+    ``make`` replaces the SQL function that creates the slot; it is told whether the slot gets the property ``failover``.
     """
     check_wal_level(connection)
     slot = find_slot(connection, config.slot)
     if slot is None:
         if not config.create:
             raise missing_slot_error(config.slot)
+        failover = failover_of_new_slot(connection, config.plugin, config.failover)
         if config.plugin == "pgoutput":
             for name in missing_publications(connection, publications):
                 log.info("creating publication %r", name)
                 create_publication(connection, name, config.tables)
         log.info("creating replication slot %r with plugin %s", config.slot, config.plugin)
         if make is None:
-            is_new = create_slot(connection, config.slot, config.plugin, timeout_s=config.create_timeout_s)
+            is_new = create_slot(connection, config.slot, config.plugin, failover=failover, timeout_s=config.create_timeout_s)
         else:
-            make()
+            make(failover)
             is_new = True
         slot = find_slot(connection, config.slot)
         if slot is None:
             raise missing_slot_error(config.slot)
         slot = replace(slot, is_new=is_new)
     check_usable(connection, slot)
+    if not slot.is_new and failover_of_existing_slot(connection, config.parameters, slot, config.failover):
+        slot = replace(slot, failover=True)
     return slot
 
 
@@ -235,19 +239,19 @@ def exporting(config: SlotConfig, readable: Sequence[str] | None = None) -> Iter
     with connected(config.parameters) as connection, connected_walsender(config.parameters) as walsender:
         made: list[ExportedSnapshot] = []
 
-        def export(name: str, *, is_temporary: bool) -> None:
+        def export(name: str, *, is_temporary: bool = False, failover: bool = False) -> None:
             if readable is not None:
                 tables = published_tables(connection, list(config.publications))
                 wanted = [table for table in tables if not readable or f"{table.schema}.{table.name}" in readable]
                 check_readable(connection, wanted)
-            found = export_snapshot(walsender, name, is_temporary=is_temporary, timeout_s=config.create_timeout_s)
-            made.append(found)
+            timeout_s = config.create_timeout_s
+            made.append(export_snapshot(walsender, name, is_temporary=is_temporary, failover=failover, timeout_s=timeout_s))
 
         with initialising():
             # Any later command on this connection would end the exported snapshot.
             server = _identify(walsender)
             slot = find_or_create_slot(
-                connection, config, list(config.publications), make=lambda: export(config.slot, is_temporary=False)
+                connection, config, list(config.publications), make=lambda failover: export(config.slot, failover=failover)
             )
             if not slot.is_new:
                 export(f"cdcpipe_snapshot_{secrets.token_hex(6)}", is_temporary=True)
