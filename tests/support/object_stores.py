@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import fsspec
 from moto.server import ThreadedMotoServer
 
 from support.waiting import until
@@ -45,8 +46,15 @@ def missing(kind: str) -> str | None:
     return f"there is no {name}" if name is not None and _program(name) is None else None
 
 
-def started(kind: str) -> contextlib.AbstractContextManager[Store]:
-    return {"s3": _s3, "azure": _azure, "gcs": _gcs}[kind]()
+@contextlib.contextmanager
+def started(kind: str) -> Iterator[Store]:
+    start, protocol = {"s3": (_s3, "s3"), "azure": (_azure, "abfs"), "gcs": (_gcs, "gs")}[kind]
+    with start() as store:
+        try:
+            yield store
+        finally:
+            # fsspec keeps file systems, whatever the environment says meanwhile: the next store has another port.
+            fsspec.get_filesystem_class(protocol).clear_instance_cache()
 
 
 @contextlib.contextmanager
