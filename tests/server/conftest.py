@@ -1,4 +1,4 @@
-"""The server's wal2json beside ours."""
+"""Fixtures: databases with slots of the server's wal2json and of ours."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Values in binary form become what the server itself prints: its send functions give the bytes, its output functions the text."""
+"""Values in binary form, decoded and compared with the server: its send functions give the bytes, its output functions the text."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def server(pg):
 
 
 def with_send(server: Server) -> list[tuple[str, str, str]]:
-    """Name, as it is written, and the array type's name of every built-in type that has a send function and is no array."""
+    """Each built-in type that has a send function and is no array: its name as SQL writes it, and the name of its array type."""
     rows = server.query(
         """select t.typname, format_type(t.oid, -1), coalesce(a.typname, '')
         from pg_type t left join pg_type a on a.oid = t.typarray
@@ -56,7 +56,7 @@ def with_send(server: Server) -> list[tuple[str, str, str]]:
 
 
 def test_every_type_and_its_arrays(server):
-    """The list of types is the server's: one that it has and that is not here fails."""
+    """The list of types comes from the server. A type that the server has, and this test does not know, fails it."""
     for name, sql_name, array in with_send(server):
         assert (name in VALUES) != (name in EXCEPTIONS), f"type {name} is not tested"
         if name not in VALUES or (name == "xml" and not server.has_xml):
@@ -82,7 +82,7 @@ def test_every_type_and_its_arrays(server):
 
 
 def test_every_other_type_below_16384_is_known_with_a_catalog(server):
-    """Rows of the catalog, their arrays, the domains of the information schema: their ids differ between versions."""
+    """The row types of the catalogs, their arrays, and the domains of information_schema. Their ids differ between versions."""
     rows = server.query("select oid, typname from pg_type where oid < 16384 and typsend <> 0")
     elements_without = {"_aclitem", "_gtsvector", "_pg_attribute", "_pg_class"}
     for type_id, name in rows:
@@ -171,7 +171,7 @@ def test_composites(server):
 
 
 def test_types_of_extensions(pg15):
-    """citext's functions are those of text; hstore's and ltree's are nobody's but theirs."""
+    """citext uses the functions of text. hstore and ltree have functions of their own."""
     with pg15.database() as database:
         server = Server(database)
         server.connection.execute("create extension citext; create extension hstore; create extension ltree; create extension cube")
@@ -234,7 +234,7 @@ def test_any_float4(pg18_server, bits):
 
 
 def test_floats_on_the_edge(pg18_server):
-    """Powers of two, where the numbers below are nearer than those above, and decimals that are halfway between two numbers."""
+    """Powers of two, where the next smaller number is nearer than the next larger one, and decimals halfway between two numbers."""
     powers = [repr(math.ldexp(1.0, power)) for power in range(-1074, 1024)]
     pg18_server.compare("select x::float8 from unnest($1::text[]) x", array_of(powers))
     singles = [f"{math.ldexp(1.0, power):.9g}" for power in range(-149, 128)]
@@ -332,7 +332,7 @@ def test_any_inet(pg18_server, addresses, data):
 
 @pytest.fixture(scope="module")
 def sent(pg18):
-    """Some values of each type as the server sends them."""
+    """Return some values of each type as the server sends them."""
     with pg18.database() as database:
         server = Server(database)
         server.connection.execute('create table "Odd table" ()')

@@ -1,4 +1,4 @@
-"""Which callbacks a plugin gets from a real server, and in which order: what the API's docstrings say."""
+"""Which callbacks a plugin gets from a real server, and in which order, as the API's docstrings say."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def names(plugin) -> list[str]:
 
 
 def of_transaction(plugin, xid) -> list[str]:
-    """Return the calls for one transaction, runs of the same cut to one."""
+    """Return the calls for one transaction. Of a run of equal calls, return one."""
     mine = [name for name, *args in plugin.calls if args and getattr(args[0], "xid", None) == xid]
     return [name for number, name in enumerate(mine) if number == 0 or mine[number - 1] != name]
 
@@ -130,7 +130,7 @@ def test_transactions_in_progress(both):
 
 @pytest.mark.parametrize("options", [{}, {"streaming": "on", "proto_version": "2"}])
 def test_what_is_from_elsewhere(both, options):
-    """Asked once for each transaction, and none of what was turned down is seen."""
+    """The filter is asked once for each transaction. No change of a refused transaction reaches the plugin."""
     origins = [f"{name}_{both.database.name}" for name in ("wanted", "unwanted")]
     for origin in origins:
         both.run(f"select pg_replication_origin_create('{origin}')")

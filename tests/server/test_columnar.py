@@ -1,4 +1,4 @@
-"""Columnar decoding says what row-wise decoding says, of what a server sends."""
+"""Columnar decoding gives the same values as row-wise decoding, for what a server sends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def test_every_type_as_columns(pg: postgres.Cluster) -> None:
-    """The same rows sent in both forms."""
+    """The server sends the same rows in text and in binary form."""
     with pg.database() as database:
         server = Server(database)
         tables: dict[str, list[str]] = {}

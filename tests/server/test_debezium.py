@@ -1,9 +1,9 @@
-"""The output plugin debezium against the real connector: what that wrote (tests/data/debezium) beside what we write.
+"""The output plugin debezium compared with the events that the real connector wrote (tests/data/debezium).
 
-The events are recorded with scripts/record-debezium; each directory is a workload, each .properties file a set of the connector's
-options. Here the workloads run again, on every server, and each event is compared, field by field; what depends on the run (times,
-positions, transaction ids) is compared on the recorded stream. What differs on purpose is on the numbered list in
-docs/output-plugins.md, and here, with the same numbers, in `as_we_write_it`.
+scripts/record-debezium records the events. Each directory is a workload. Each .properties file in it is a set of the connector's
+options. These tests run the workloads again on every server and compare each event, field by field. Fields that depend on the run
+(times, positions, transaction ids) are compared on the recorded stream. docs/output-plugins.md has a numbered list of deliberate
+differences. `as_we_write_it` has them with the same numbers.
 """
 
 import json
@@ -27,7 +27,7 @@ def statements(path: Path) -> list[str]:
 
 
 class Workload(Both):
-    """A workload, run on a server once."""
+    """A workload that has run once on a server."""
 
     def __init__(self, database: postgres.Database, name: str) -> None:
         super().__init__(database, "pgoutput")
@@ -57,7 +57,7 @@ def workload(request: pytest.FixtureRequest) -> Iterator[tuple[str, Workload]]:
 
 
 def as_we_write_it(event: Event, options: dict[str, str | None]) -> Event:
-    """Return the connector's event with the differences that are on purpose."""
+    """Return the connector's event, changed by the deliberate differences."""
     table, op = event["source"]["table"], event["op"]
     before, after = event.get("before") or {}, event.get("after") or {}
     text = options.get("unavailable.value.placeholder", UNAVAILABLE) or ""
@@ -141,14 +141,14 @@ GEOMETRY = {
 
 
 def without_volatile(event: Event) -> Event:
-    """Leave out what is another in each run; `test_sources` has it."""
+    """Remove the fields that differ in each run. `test_sources` compares them."""
     times = ("ts_ms", "ts_us", "ts_ns")
     source = {name: value for name, value in event["source"].items() if name not in (*times, "db", "sequence", "txId", "lsn")}
     return {name: value for name, value in event.items() if name not in times} | {"source": source}
 
 
 def exact(value: object) -> str:
-    """Tell 1 from 1.0 and from true, whatever is in it; members in any order."""
+    """Return a text that tells 1 from 1.0 and from true at any depth. The order of members does not matter."""
     return json.dumps(value, sort_keys=True)
 
 
@@ -176,7 +176,7 @@ def test_each_event_is_the_connectors(workload: tuple[str, Workload]) -> None:
 
 
 def test_compiled_rows_are_the_others(workload: tuple[str, Workload]) -> None:
-    """With the rows of FULL's updates, too, which the compiled functions compare first."""
+    """Also the rows of updates with FULL, which the compiled functions compare first."""
 
     class Slow(Debezium):
         def relation(self, relation: Relation) -> Any:

@@ -1,6 +1,6 @@
-"""The doctor on real servers that are in the states that it warns of. What it says mends them is run, and mends them.
+"""The doctor on real servers that have the problems that it finds. The tests also run its proposed SQL, and the problem is gone.
 
-Each check's cases without a server are in tests/unit/doctor.
+tests/unit/doctor has the cases of each check without a server.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXPECTED_WARNINGS = {"server.wal_limit"}  # unlimited, which is PostgreSQL's def
 def diagnose(
     database: postgres.Database, slot: str = "s", *, user: str | None = None, quick: bool = False, **asked: Any
 ) -> list[Finding]:
-    """What the doctor finds; the publications are ``p`` unless they are given."""
+    """Return the doctor's findings. The publication is ``p`` unless others are given."""
     parameters = connection_parameters([("dbname", database.dsn), *([("user", user)] if user else [])])
     return doctor(parameters, Asked(slot, **{"publications": ("p",)} | asked), quick=quick).findings
 
@@ -45,7 +45,7 @@ def bad(findings: list[Finding]) -> list[Finding]:
 
 
 def run_fix(connection: psycopg.Connection[Any], finding: Finding) -> None:
-    """Run the SQL that a finding proposes, the first of what it leaves to choose."""
+    """Run the SQL that a finding proposes. If it offers a choice, run the first one."""
     assert finding.fix
     sql = finding.fix.partition("; or ")[0].partition(", or ")[0].partition(", on the standby")[0].partition(", in database ")[0]
     for statement in sql.split("; "):
@@ -54,13 +54,13 @@ def run_fix(connection: psycopg.Connection[Any], finding: Finding) -> None:
 
 @pytest.fixture(autouse=True)
 def _nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How fast WAL is written matters to few of these tests."""
+    """Measure the WAL rate for a short time only: few of these tests need it."""
     monkeypatch.setattr(survey, "_WATCHED_S", 0.0)
 
 
 @pytest.fixture
 def role(pg18: postgres.Cluster) -> Iterator[str]:
-    """A role that may log in and nothing else."""
+    """Make a role that may log in, and has no other privilege."""
     name = f"doctor_{uuid.uuid4().hex[:8]}"
     with pg18.connect() as connection:
         connection.execute(f"create role {name} login")
@@ -166,7 +166,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("check", "since", "setup", "message"), REFUSED)
 def test_what_the_server_refuses(request: pytest.FixtureRequest, check: str, since: int, setup: str, message: str) -> None:
-    """The application's UPDATE fails as it is said, the proposed SQL mends that, and nothing is found any more."""
+    """The application's UPDATE fails as the finding says. The proposed SQL mends it. Then there is no finding."""
     for cluster in [request.getfixturevalue(f"pg{version}") for version in ("14", "15", "18") if int(version) >= since]:
         with cluster.database() as database, database.connect() as connection:
             connection.execute("create table other (id int primary key)")
@@ -210,7 +210,7 @@ def test_publications_with_different_columns_end_the_stream(pg18: postgres.Clust
 
 
 def test_keys_and_partitions_of_tables_that_work(pg18: postgres.Cluster) -> None:
-    """What the server does not refuse, and what still has no replica, or a wrong one."""
+    """The server accepts changes of these tables, but they would have no replica, or a wrong one."""
     with pg18.database() as database, database.connect() as connection:
         connection.execute(
             "create table keyless (v int); alter table keyless replica identity full;"
@@ -293,7 +293,7 @@ def test_types_without_a_binary_form(pg18: postgres.Cluster) -> None:
 
 
 def test_privileges(pg18: postgres.Cluster, role: str) -> None:
-    """A role gets one privilege after the other, each with the SQL of the finding that asks for it."""
+    """A role gets one privilege after the other. Each time it runs the SQL of the finding that asks for the privilege."""
     with pg18.database() as database, database.connect() as connection:
         connection.execute(
             "create schema s; create table s.t (id int primary key, secret text); alter table s.t enable row level security"
@@ -391,7 +391,7 @@ def test_the_states_of_a_slot(pg15: postgres.Cluster) -> None:
 
 
 def test_a_server_that_is_not_configured() -> None:
-    """All that takes a restart: each proposed setting is taken over, and then nothing is found."""
+    """All settings that need a restart. After each proposed setting is applied, there is no finding."""
     need("18")
     settings = {"wal_level": "replica", "max_replication_slots": "1", "max_wal_senders": "1", "idle_replication_slot_timeout": "1h"}
     with postgres.Cluster("18", settings=settings) as cluster, cluster.connect() as connection:
@@ -448,7 +448,7 @@ def test_a_slot_that_is_about_to_be_lost_and_then_is() -> None:
 
 
 def test_output_plugins(pg15: postgres.Cluster) -> None:
-    """The releases of August 2026 have the list; the session's own setting stands for the server's."""
+    """Servers since August 2026 have the list. Here a setting of the session stands for the server's setting."""
     with pg15.database() as database, database.connect() as connection:
         if connection.execute("select 1 from pg_settings where name = 'output_plugin_libraries'").fetchone() is None:
             pytest.skip("this PostgreSQL 15 is older than 15.19")

@@ -1,4 +1,6 @@
-"""The doctor on a primary and its physical standby: what keeps a promoted standby from having the slot, mended as it says."""
+"""The doctor on a primary and its physical standby. Its findings would leave a promoted standby without the slot; its SQL mends
+them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def _nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def pair() -> Iterator[tuple[postgres.Cluster, postgres.Cluster]]:
-    """A primary with a table and a publication, and a standby that streams from it and does nothing else."""
+    """A primary with a table and a publication, and a standby that only streams from it."""
     need(VERSION)
     with postgres.Cluster(VERSION, settings=SETTINGS) as primary:
         with primary.connect() as connection:
@@ -38,14 +40,14 @@ def pair() -> Iterator[tuple[postgres.Cluster, postgres.Cluster]]:
 
 
 def diagnose(*servers: postgres.Cluster, create: bool = False) -> list[Finding]:
-    """What the doctor finds with a connection that names these servers, and leads to the first one that takes it."""
+    """Return the doctor's findings with a connection that names these servers, and leads to the first suitable one."""
     parameters = {"host": ",".join(str(each.directory) for each in servers), "port": ",".join(str(each.port) for each in servers)}
     given = connection_parameters([*parameters.items(), ("user", "postgres"), ("dbname", "postgres")])
     return doctor(given, Asked("s", publications=("p",), create=create)).findings
 
 
 def failover(findings: list[Finding]) -> list[tuple[str, str, str]]:
-    """Check, level and message of each finding on failover."""
+    """Return check, level and message of each finding on failover."""
     return [(found.check.removeprefix("failover."), found.level, found.message) for found in findings if "failover." in found.check]
 
 

@@ -1,4 +1,4 @@
-"""The proxy that other tests and the soak trust: each fault does what it says, and no more."""
+"""The proxy that other tests and the soak use: each fault has exactly its documented effect."""
 
 import threading
 import time
@@ -105,7 +105,7 @@ def test_random_resets_are_made_from_their_seed(database: postgres.Database) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_weather_is_made_from_its_seed_and_ends_in_a_calm(database: postgres.Database, kind: str) -> None:
-    """What scripts/soak --network has between its runs and the server. (This seed begins with short silences.)"""
+    """scripts/soak --network puts this between its runs and the server. (This seed begins with short silences.)"""
     said: list[list[str]] = []
     for _ in range(2):
         with FaultyProxy(database.cluster.port) as proxy:

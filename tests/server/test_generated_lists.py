@@ -1,4 +1,4 @@
-"""Lists in the code that come from a server's catalogs: what the servers of today say."""
+"""Lists in the code that come from a server's catalogs are the same on today's servers."""
 
 import postgres
 

@@ -1,4 +1,4 @@
-"""The output plugin json: what PostgreSQL has is what a reader of the records gets, and the schema describes them."""
+"""The output plugin json: its records give all of PostgreSQL's values, and conform to the schema."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMA = json.loads((Path(cdcpipe.plugins.__file__).parent / "json.schema.json")
 
 
 def check(record):
-    """Compare a record with the schema: names, what is required, patterns of strings."""
+    """Compare a record with the schema: names, required members, patterns of strings."""
     assert set(record) <= set(SCHEMA["properties"])
     (branch,) = [branch for branch in SCHEMA["oneOf"] if branch["properties"]["op"]["const"] == record["op"]]
     if record["op"] == "message" and not record["transactional"]:
@@ -47,7 +47,7 @@ def records(both, raw=None):
 
 
 def test_nothing_is_lost(both):
-    """Every value of every type is, as a Python value of its JSON, what PostgreSQL prints."""
+    """Every value of every type: as JSON read by Python, it is the value that PostgreSQL prints."""
     for table in make_tables_of_types(both.run):
         both.run(f"alter table {table} replica identity full")
     both.begin()

@@ -1,6 +1,6 @@
-"""The same SQL on every server: the plugins' records are those of the real plugins on 15, where these are to be had.
+"""The same SQL on every server gives the same records, which are those of the real plugins on 15 where these exist.
 
-LSNs, transaction ids, times and object ids are a server's own, so they are left out.
+LSNs, transaction ids, times and object ids differ between servers, so they are left out.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def work(both: Both) -> None:
 
 @pytest.fixture(scope="module")
 def on15(pg15):
-    """What the real plugins write."""
+    """Return the records of the real plugins."""
     records = {}
     for plugin, option_sets in (("wal2json", WAL2JSON), ("test_decoding", TEST_DECODING)):
         with pg15.database() as database:

@@ -1,4 +1,4 @@
-"""What publications publish: our question to the catalogs against pg_publication_tables, and against locked tables."""
+"""The published tables and columns: our query on the catalogs compared with pg_publication_tables. It waits for no locked table."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Catalog:
         return self.connection.execute(oracle, [name]).fetchall()
 
     def view_of_several(self, names: list[str]) -> list[str]:
-        """From 16 on a function takes several publications, as a subscription to several does."""
+        """From version 16 on, a function takes several publications, as a subscription does."""
         rows = self.connection.execute(
             "select distinct n.nspname || '.' || c.relname from pg_get_publication_tables(variadic %s) p"
             " join pg_class c on c.oid = p.relid join pg_namespace n on n.oid = c.relnamespace order by 1",
@@ -173,7 +173,7 @@ def test_random_publications_publish_what_the_server_says(database: postgres.Dat
 
 
 def prepared(database: postgres.Database, *options: str) -> tuple[dict[str, dict[str, object]], str]:
-    """Return what `cdcpipe prepare` says of each table, and its stderr."""
+    """Return the facts that `cdcpipe prepare` prints for each table, and its stderr."""
     connection = ["-d", database.dsn, "-S", "s", "--publication", "p"]
     code, out, err = run_cli("prepare", *connection, *options)
     assert code == 0, err
@@ -181,7 +181,7 @@ def prepared(database: postgres.Database, *options: str) -> tuple[dict[str, dict
 
 
 def test_a_locked_table_keeps_nobody_waiting(database: postgres.Database) -> None:
-    """Somebody holds ACCESS EXCLUSIVE: what is asked before a stream, and while one runs, waits for no table."""
+    """Another session holds ACCESS EXCLUSIVE. The queries before and during a stream wait for no table."""
     with database.connect() as connection, database.connect() as other:
         details = " (id, v) where (id > 0)" if connection.info.server_version >= 150000 else ""
         for statement in (
@@ -219,7 +219,7 @@ def test_only_the_key_columns_of_an_index_are_a_key(database: postgres.Database)
 
 
 def test_only_what_is_published_is_said_to_be_refused(database: postgres.Database) -> None:
-    """The server is the oracle: it refuses a command on a table without replica identity if that command is published."""
+    """The server is the oracle: it refuses a command on a table without replica identity if this command is published."""
     with database.connect() as connection:
         for statement in (
             "create table keyless (v int)",
@@ -256,7 +256,7 @@ def test_only_what_is_published_is_said_to_be_refused(database: postgres.Databas
 
 
 def is_taken(connection: psycopg.Connection, command: str) -> bool:
-    """Try a command, and leave nothing of it behind."""
+    """Try a command, and undo it."""
     try:
         with connection.transaction(force_rollback=True):
             connection.execute(command)
@@ -266,7 +266,7 @@ def is_taken(connection: psycopg.Connection, command: str) -> bool:
 
 
 def test_who_has_a_lock_is_named(pg18: postgres.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a lock can't be done without, nobody waits for ever."""
+    """Where a lock is necessary, the wait for it ends."""
     monkeypatch.setattr(table_locks, "LOCK_TIMEOUT", "100ms")
     with pg18.database() as database, database.connect() as connection, database.connect() as other:
         connection.execute("create table t (id int) partition by list (id); create table part partition of t for values in (1)")

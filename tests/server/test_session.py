@@ -1,4 +1,4 @@
-"""The session of a connection to the server: its settings, and how they get there."""
+"""The session of a connection to the server: its settings, and how they are sent."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager

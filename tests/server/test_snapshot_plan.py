@@ -1,4 +1,4 @@
-"""What a snapshot reads, without Spark: on every server version, from the catalog to the files of a chunk."""
+"""What a snapshot reads, on every server version and without Spark: from the catalog to the files of a chunk."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Source:
         ]
 
     def rows(self, table: TablePlan) -> list[dict[str, Any]]:
-        """Copy a table and read what was written."""
+        """Copy a table, and read the written rows."""
         tasks = self.tasks(table)
         written = [write_chunk(task, lambda _: None) for task in tasks]
         found: list[dict[str, Any]] = []
@@ -256,7 +256,7 @@ def test_what_is_published_is_what_the_stream_describes(source: Source) -> None:
 
 
 def test_on_other_server_versions(any_pg: postgres.Cluster, tmp_path: Path) -> None:
-    """What the catalog is asked depends on the version; 14 knows neither column lists nor row filters."""
+    """The query on the catalog depends on the version. 14 has neither column lists nor row filters."""
     with any_pg.database() as database:
         made = Source(database, tmp_path)
         made.sql(

@@ -111,7 +111,7 @@ def test_streamed_transactions(both):
 
 @pytest.mark.parametrize("version", ["15", "17"])
 def test_messages_without_changes(request, version):
-    """Whether messages alone make a transaction, or a block of one, is up to the server's version."""
+    """The server's version decides whether messages alone make a transaction, or a block of one."""
     with request.getfixturevalue(f"pg{version}").database() as database:
         both = Both(database, "test_decoding", logical_decoding_work_mem="64kB")
         try:
@@ -127,7 +127,9 @@ def test_messages_without_changes(request, version):
 
 
 def test_origins(both):
-    """Large ones in progress, and prepared ones, as well; messages outside of transactions have none (wal2json's difference 6)."""
+    """Also large transactions in progress and prepared ones. Messages outside of transactions have no origin (wal2json's difference
+    6).
+    """
     both.run(
         "create table t (id int, v text default repeat('v', 100)); select pg_replication_origin_create('test_decoding_origin')"
     )

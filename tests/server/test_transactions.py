@@ -1,4 +1,4 @@
-"""Streamed transactions of a real server, put together again: they are what version 1 of the protocol sends."""
+"""Streamed transactions of a real server, assembled: the result equals version 1 of the protocol."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""PostgreSQL's values in Spark's types, with the servers as the oracle."""
+"""PostgreSQL's values in Spark's types, compared with the servers' own output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SETTINGS = "-c TimeZone=UTC -c DateStyle=ISO -c bytea_output=hex -c extra_float_
 
 
 def raw(conn: psycopg.Connection, query: sql.SQL | sql.Composed, *args: object) -> list[tuple[str | None, ...]]:
-    """A query's values as the types' output functions print them."""
+    """Return a query's values as the types' output functions print them."""
     result = conn.execute(query, args).pgresult
     assert result is not None
     cells = [[result.get_value(row, column) for column in range(result.nfields)] for row in range(result.ntuples)]
@@ -66,7 +66,7 @@ def quoted(text: str) -> str:
 
 @pytest.fixture
 def typed(tmp_path: Path, pg: postgres.Cluster) -> Any:
-    """Run SQL on a server and give the rows that come of it, as Python values, with their schema."""
+    """Run SQL on a server. Return the resulting rows as Python values, with their schema."""
     with pg.database() as database, database.connect(options=SETTINGS) as conn:
         conn.execute("create publication p for all tables")
         conn.execute("select pg_create_logical_replication_slot('types', 'pgoutput')")
@@ -138,7 +138,7 @@ NUMERICS = {
 
 
 def test_native_numerics_are_decimals(typed: Any) -> None:
-    """The number is the same; the zeros at its end are lost."""
+    """The number is the same. Its trailing zeros are lost."""
     conn, run = typed
     kinds = list(NUMERICS)
     declared = ", ".join(f"c{number} {kind}" for number, kind in enumerate(kinds))
@@ -183,7 +183,7 @@ def test_types_that_are_not_built_in_are_text(typed: Any) -> None:
 
 
 def test_changes_of_every_kind(typed: Any) -> None:
-    """Keys, unchanged TOAST values, identities, truncates: what a server sends and what a row says of it."""
+    """Keys, unchanged TOAST values, identities, truncates: the server's messages, and the rows made of them."""
     _, run = typed
     big = "x" * 5000
     _, rows = run(

@@ -130,7 +130,7 @@ def test_partitions(both):
 
 
 def test_partitions_by_way_of_their_root(pg15):
-    """What the publication gives the root's name, wal2json gives the partition's; else the records are the same."""
+    """The publication gives the root's name, wal2json the partition's. Otherwise the records are the same."""
     with pg15.database() as database:
         both = Both(database, "wal2json", "for all tables with (publish_via_partition_root)")
         both.run(
@@ -156,7 +156,7 @@ def test_partitions_by_way_of_their_root(pg15):
 
 
 def changes_by_name(records):
-    """Return the rows' changes, parsed, with columns in the order of their names."""
+    """Return the changes of rows, parsed, with the columns sorted by name."""
     changes = []
     for _, record in records:
         parsed = json.loads(record)
@@ -171,7 +171,7 @@ def changes_by_name(records):
 
 
 def test_column_lists_and_row_filters(pg15):
-    """What is published is as wal2json has it, without the columns and the rows that are not."""
+    """The published columns and rows are as in wal2json. The others are missing."""
     with pg15.database() as database:
         both = Both(database, "wal2json", "for table t (b, id, c) where (id > 10), table f where (n is null or n <> 5)")
         both.run(
@@ -194,7 +194,7 @@ def test_column_lists_and_row_filters(pg15):
 
 
 def published(records):
-    """Return wal2json's changes as the publication of the test above shows them."""
+    """Return wal2json's changes as the publication of the previous test shows them."""
     kept = []
     for _, record in records:
         change = json.loads(record)

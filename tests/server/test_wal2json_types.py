@@ -20,7 +20,7 @@ def test_every_type(both):
 
 
 def test_every_type_as_identity(both):
-    """FULL: all values are in the old row as well."""
+    """With FULL the old row has all values, too."""
     tables = make_tables_of_types(both.run, "id int")
     for table in tables:
         both.run(f"alter table {table} replica identity full")
@@ -36,7 +36,9 @@ NO_INPUT |= {"pg_brin_bloom_summary", "pg_brin_minmax_multi_summary"}
 
 
 def test_no_type_of_the_server_is_forgotten(both):
-    """Each that a column can have, arrays, catalogs' rows and information_schema's domains included, from the server's own list."""
+    """Every type that a column can have, from the server's own list: also arrays, row types of catalogs, and domains of
+    information_schema.
+    """
     known = {**VALUES, "information_schema.yes_or_no": ["'YES'"]}
     samples = {both.query(f"select to_regtype({quote_literal(name)})::oid")[0][0]: values[0] for name, values in known.items()}
     types = {
@@ -167,7 +169,7 @@ def test_lengths_around_what_the_fast_path_takes(both):
 
 
 def test_numbers_as_strings(both):
-    """An option of wal2json 2.6: 2.5 refuses it."""
+    """An option of wal2json 2.6. Version 2.5 refuses it."""
     both.run("create table t (id int primary key, n numeric, f real)")
     both.begin()
     both.run("insert into t values (1, 1.50, 'NaN')")

@@ -1,4 +1,4 @@
-"""Tables as they were, compared with what the server showed at the time."""
+"""Tables as they were at a moment, compared with the server's rows at that moment."""
 
 import json
 import random
@@ -30,7 +30,7 @@ SEED = random.randrange(10**6)
 
 @dataclass
 class Moment:
-    """What the server showed of each table, and when."""
+    """The rows of each table on the server at a moment."""
 
     lsn: LSN
     time: datetime
@@ -42,7 +42,7 @@ TABLES = {"moving": "id, other, a, b", "renewed": "*", "days": "id, day::text"}
 
 @dataclass
 class Past(Road):
-    """A road that remembers."""
+    """A `Road` that records the moments."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,7 +121,7 @@ def test_as_it_was(past: Past, number: int) -> None:
 
 
 def test_what_was_not_yet(past: Past) -> None:
-    """A table of which there is nothing yet is empty; before the log's beginning, and beyond its end, nobody knows."""
+    """A table without any row yet is empty. Before the beginning of the log, and beyond its end, nothing is known."""
     house = Warehouse.existing(past.warehouse)
     source = house.source()
     assert source.begin is not None
@@ -143,7 +143,7 @@ def test_what_was_not_yet(past: Past) -> None:
 
 
 def test_an_lsn_after_other_traffic(past: Past) -> None:
-    """The tables reach it without a change of their own, once they have all of a log that does."""
+    """The tables reach this position without a change of their own, once they have all of a log that reaches it."""
     past.execute("create table unheard_of ()")
     ((text,),) = past.query("select pg_current_wal_lsn()::text")
     at = LSN.parse(text)
@@ -194,7 +194,7 @@ def test_the_command(past: Past, tmp_path: Path) -> None:
 
 
 def test_commit_times_out_of_order_and_epochs(spark: Any, tmp_path: Path) -> None:
-    """A state that never was is not shown: transactions count in the order of their commits."""
+    """Transactions count in the order of their commits. So no state is shown that never existed."""
     warehouse = Warehouse(tmp_path, "parquet")
     warehouse.open(Epoch(1, "7", 1, "db", "slot", ("p",), {}, 0))
     warehouse.record(Position(1, 0))

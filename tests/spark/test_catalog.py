@@ -1,4 +1,4 @@
-"""Tables in the session's catalog, and sessions that somebody else made."""
+"""Tables in the catalog of the session, and sessions that another program has made."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def names(spark: SparkSession, database: str) -> set[str]:
 
 
 def test_delta_tables(spark: SparkSession, database: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Names come with the tables; what they show is what is in the tables, by SQL, in any session."""
+    """Each table gets its names. In any session, SQL shows the rows of the tables."""
     log = Log(tmp_path / "staging")
     log.segment(
         [FRUIT, into(FRUIT, b"1", b"2025-01-01 12:00:00+00"), LogicalMessage(None, 1, 0x1050, "p", b"said")],
@@ -141,7 +141,7 @@ DOCS_VARIANT = relation(6, "docs_variant", ("id", INT))
 def test_json_as_variant(
     spark: SparkSession, database: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, table_format: str
 ) -> None:
-    """In views, which keep up with their tables, and make room for tables."""
+    """Views with VARIANT columns. They follow changes of their tables, and give way to a table of the same name."""
     log = Log(tmp_path / "staging")
     described = {"relation_id": 5, "schema": "public", "name": "docs", "primary_key": ["id"]}
     columns = [
@@ -207,7 +207,7 @@ def test_json_as_variant(
 
 
 def test_a_database_of_another_catalog(spark: SparkSession, database: str, tmp_path: Path) -> None:
-    """The session's own, by its name; one that is not there is Spark's error."""
+    """A catalog of the session, by its name. For an unknown catalog, Spark raises its error."""
     made = CatalogDatabase(spark, f"spark_catalog.{database}", Warehouse(tmp_path, "delta"))
     made.register([Table("public", "not_there_yet")])
     assert spark.catalog.databaseExists(database)

@@ -1,4 +1,4 @@
-"""The log of a Delta table that Spark writes, as our reader counts it."""
+"""Our reader of the log of a Delta table that Spark writes."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -169,7 +169,7 @@ COLUMNS = {
 
 
 def history_of(spark: Any, warehouse: Path) -> list[tuple[Any, ...]]:
-    """Return the versions in order, with of each column its name, its type and whether it is part of the key."""
+    """Return the versions in order. Each column has its name, its type, and whether it belongs to the key."""
     rows = (
         changelogs_of(spark, Warehouse.existing(warehouse)).read(SCHEMA_HISTORY).orderBy("_cdc_end_lsn", "_cdc_ordinal").collect()
     )

@@ -1,4 +1,4 @@
-"""From a real server to tables: what a source table holds is what its replica holds, whatever happens on the way."""
+"""From a real server to tables: a replica holds the rows of its table, whatever happens in between."""
 
 import random
 import shutil
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(scope="module")
 def road(pg18: postgres.Cluster, spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
-    """Everything below `scenario`, run once, in three micro-batches; the tests look at what it left."""
+    """Run the whole `scenario` once, in three micro-batches. The tests look at the result."""
     with pg18.database() as database:
         made = Road(database, spark, tmp_path_factory.mktemp("road"))
         made.execute(*TABLES)
@@ -296,7 +296,7 @@ def test_messages_are_at_their_place(road: Road) -> None:
 
 
 def test_nothing_twice_whatever_the_batches(road: Road) -> None:
-    """A checkpoint that is lost, one that is older than the tables, batches cut otherwise: all is there once."""
+    """A lost checkpoint, a checkpoint older than the tables, batches cut differently: every change is there once."""
     counts = {name: road.changelog("public", name).count() for name in ("kinds", "identity_full", "keyless")}
     house = Warehouse.existing(road.warehouse)
     versions = changelogs_of(road.spark, house).read(SCHEMA_HISTORY).count()
@@ -344,7 +344,7 @@ def test_a_replica_that_cannot_be_made_ends_the_pipeline(road: Road, monkeypatch
 
 
 def test_a_running_pipeline_follows(road: Road) -> None:
-    """Schema changes while it runs; segments are given back, but for the last micro-batch's. Without messages, nothing is done."""
+    """The schema changes while it runs. It gives back all segments but those of the last micro-batch. Without messages it rests."""
     road.pipeline().process_available()
     log = Warehouse.existing(road.warehouse).changelog(MESSAGES) / "_delta_log"
     before = sorted(log.iterdir())
@@ -365,7 +365,7 @@ def test_a_running_pipeline_follows(road: Road) -> None:
 
 
 def test_parquet(road: Road, tmp_path: Path) -> None:
-    """The same log into a warehouse without Delta Lake, in small micro-batches."""
+    """The same log, in small micro-batches, into a warehouse without Delta Lake."""
     warehouse = tmp_path / "parquet"
     register_reader(road.staging, "tables", Position(0, 0))
     pipeline = road.pipeline(warehouse, format="parquet", max_bytes_per_trigger=100_000)
@@ -401,7 +401,7 @@ def test_a_warehouse_of_another_slot_is_refused(road: Road, tmp_path: Path) -> N
 
 
 def test_a_micro_batch_that_begins_during_a_stop(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark waits for it, and it for the end of the stop: it is refused, and comes with the next start."""
+    """Spark would wait for the micro-batch, and the micro-batch for the stop. So it is refused, and comes with the next start."""
     log, described = Log(tmp_path / "staging"), relation(10, "t", ("id", 23))
     log.segment([described, Insert(None, 10, (b"1",))])
     pipeline = Pipeline(spark, log.root, tmp_path / "warehouse", format="parquet", trigger_interval_s=0.0)

@@ -1,4 +1,4 @@
-"""Old changes dropped from changelogs: what goes, what stays, and what is refused from then on."""
+"""Old changes are removed from changelogs: which ones go, which ones stay, and what is refused afterwards."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def change(op: str, lsn: int, value: int | None, row: int = 1) -> tuple[Any, ...]:
-    """A change of one row; each LSN is a second."""
+    """Return a change of one row. Each LSN is a second."""
     return (1, row, value, None, None, op, 1, lsn, 0, 1, NEW_YEAR + timedelta(seconds=lsn), None, None, None)
 
 
@@ -147,7 +147,7 @@ def test_delta(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_parquet(spark: SparkSession, tmp_path: Path) -> None:
-    """There the current rows are made of the changelog: only what is before a snapshot goes, append by append."""
+    """In Parquet the current rows come from the changelog. So only changes before a snapshot go, one append at a time."""
     house = warehouse(tmp_path, "parquet")
     for start, end in ((0, 10), (10, 30), (30, 50)):
         add(spark, house, CHANGES, start, end)
@@ -177,7 +177,7 @@ def test_parquet(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_logical_messages_in_parquet(spark: SparkSession, tmp_path: Path) -> None:
-    """No rows are made of them: those that are old go."""
+    """No current rows come from messages. So old messages go."""
     house = warehouse(tmp_path, "parquet")
     for message, start, end in zip(MESSAGES_SENT, (0, 20), (20, 50), strict=True):
         add_messages(spark, house, [message], start, end)
@@ -187,7 +187,7 @@ def test_logical_messages_in_parquet(spark: SparkSession, tmp_path: Path) -> Non
 
 
 def test_the_place_of_a_time(spark: SparkSession, tmp_path: Path) -> None:
-    """It is before the first transaction of any table that is not older, whatever the times of those behind it."""
+    """The place is before the first transaction, of any table, that is not older. The times of later transactions do not matter."""
     house = warehouse(tmp_path, "delta")
     early, late = NEW_YEAR + timedelta(seconds=30), NEW_YEAR + timedelta(seconds=35)
     out_of_order = [(*each[:10], {20: late, 40: early}.get(each[7], each[10]), *each[11:]) for each in CHANGES]
@@ -237,7 +237,7 @@ def test_run_does_so_once_a_day(
 
 
 class Later(datetime):
-    """An hour and a little after the last change."""
+    """A clock that is a little more than an hour after the last change."""
 
     @classmethod
     def now(cls, tz: Any = None) -> "Later":
@@ -245,7 +245,7 @@ class Later(datetime):
 
 
 def test_a_snapshot_gives_a_new_beginning(database: postgres.Database, spark: SparkSession, tmp_path: Path) -> None:
-    """Beside a server: purged by the command while a copy is held, which can't be landed then; the next one can."""
+    """With a server: the command purges while a copy is in progress. That copy can then not be landed, but the next one can."""
     road = TableCopies(database, spark, tmp_path, f"s_{database.name}"[:63])
     road.execute(
         "create table t (id int primary key, v text)",

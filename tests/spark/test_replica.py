@@ -1,4 +1,4 @@
-"""What a replica is when its changes come in parts, whatever they are: what a replay of the whole changelog says."""
+"""A replica that gets its changes in parts equals a replay of the whole changelog."""
 
 import random
 import re
@@ -47,7 +47,7 @@ def ordered(rows: Any) -> list[Row]:
 
 
 def bring(spark: Any, house: Warehouse, changes: list[Row], versions: list[Version], start: int, end: int) -> Any:
-    """Let the changes in (start, end] come as micro-batches do, and return the replica, if there is one."""
+    """Merge the changes in (start, end] as micro-batches do. Return the replica, if there is one."""
     found = [each for each in changes if start < each[6] <= end]
     rows = spark.createDataFrame(found, SCHEMA)
     changelogs_of(spark, house).append(TABLE, rows.toArrow(), rows.schema, Position(1, start), Position(1, end))
@@ -96,7 +96,7 @@ def test_rows_from_before_the_keys_columns(
     begins: str,
     cuts: tuple[int, ...],
 ) -> None:
-    """They are left out once the key is another one, and named: nothing would find them again."""
+    """With another key, nothing would find these rows again. So they are left out, and named."""
     beginning = [(*row[:4], begins, *row[5:]) for row in BEGINNING]
     changes = [*beginning, *WITHOUT_IT, *WITH_IT, *AFTER_IT]
     house = made(tmp_path)
@@ -139,9 +139,9 @@ def test_rows_that_a_key_does_not_tell_apart_are_named(
 
 
 def permuted(rng: random.Random, keys: int) -> tuple[list[Row], dict[int, str]]:
-    """Return transactions that permute keys at random, as under a deferrable key, and the rows that they leave.
+    """Return transactions that permute keys at random, as a deferrable key allows, and the resulting rows.
 
-    The last transaction inserts a row when the key is one that is not deferrable.
+    The last transaction inserts a row after the key has become one that is not deferrable.
     """
     rows = [(key, f"v{key}") for key in range(keys)]
     changes = [change("insert", 10, (k, None, v), k) for k, v in rows]
@@ -160,7 +160,7 @@ def permuted(rng: random.Random, keys: int) -> tuple[list[Row], dict[int, str]]:
 def test_keys_permuted_within_transactions(
     spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, cuts: tuple[int, ...]
 ) -> None:
-    """A deferrable key identifies nothing, and there is no replica. By a key that comes later each row that is lost is counted."""
+    """A deferrable key identifies no rows. So there is no replica. With a later key, each lost row is counted."""
     seed = random.randrange(10**6)
     print("seed", seed)
     changes, left = permuted(random.Random(seed), 40)
@@ -180,7 +180,7 @@ def test_keys_permuted_within_transactions(
 def test_rows_that_came_without_a_change_are_named(
     spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, m: str | None
 ) -> None:
-    """Those of a partition that was attached, for one. After a snapshot the replica had all rows."""
+    """For example rows of an attached partition. After a snapshot the replica had all rows."""
     house = made(tmp_path)
     changes = [
         change("snapshot", 10, (1, None, "a")),

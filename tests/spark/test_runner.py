@@ -1,4 +1,4 @@
-"""`run` and `Runner` with a PostgreSQL and a session of the program's own."""
+"""`run` and `Runner` with a PostgreSQL server, in a session of the calling program."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def config(database: postgres.Database, tmp_path: Path, **options: Any) -> spark
 def test_a_program_runs_what_the_command_runs(
     spark: Any, database: postgres.Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A snapshot, then changes, with the session that is active, which goes on; then a stop in the midst."""
+    """A snapshot, then changes, in the active session, which stays active. Then a stop in the middle."""
     caplog.set_level("INFO", "spark_sink.doctor")
     with database.connect() as connection:
         connection.execute(

@@ -1,4 +1,4 @@
-"""The session's log, and what a command says when a disk is full."""
+"""The log of the session, and a command's message when a disk is full."""
 
 import random
 import resource
@@ -19,7 +19,7 @@ STACK = "Exception in task 0.0 in stage 1.0\norg.apache.spark.SparkException: it
 
 
 def logged(spark: Any, appender: str) -> str:
-    """What this appender of the session's own configuration makes of a failed task."""
+    """Return what this appender of the session's own configuration writes for a failed task."""
     log4j = spark._jvm.org.apache.logging.log4j
     event = (
         log4j.core.impl.Log4jLogEvent.newBuilder()
@@ -48,7 +48,7 @@ def test_the_verbose_log_has_the_stacks(spark: Any) -> None:
 
 
 def test_a_full_disk_is_one_message(spark: Any, tmp_path: Path) -> None:
-    """The largest file that this process may write plays the disk: it writes a small micro-batch itself."""
+    """A limit on the size of this process's files stands for the full disk. The process itself writes a small micro-batch."""
     log = Log(tmp_path / "staging")
     content = random.Random(1).randbytes(100_000).hex().encode()
     log.segment([relation(10, "t", ("id", 23), ("content", 25)), Insert(None, 10, (b"1", content))])

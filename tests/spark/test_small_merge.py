@@ -1,4 +1,4 @@
-"""Merges without Spark: what they leave is what Spark reads; what is not ordinary is left alone."""
+"""Merges without Spark: Spark reads the result, and unusual changes are left to Spark."""
 
 import json
 import random
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.spark
 
 @dataclass
 class House:
-    """A warehouse with one table, and what small merges said."""
+    """A warehouse with one table, and the results of its small merges."""
 
     spark: Any
     warehouse: Warehouse
@@ -44,7 +44,7 @@ class House:
         changelogs_of(self.spark, self.warehouse).append(TABLE, rows.toArrow(), rows.schema, Position(1, start), Position(1, end))
 
     def apply(self, lsn: int) -> bool:
-        """Bring the replica to a position; tell whether that took no Spark."""
+        """Bring the replica to a position. Return whether this took no Spark."""
         merge.merge_changes(self.spark, self.warehouse, TABLE, Position(1, lsn))
         return self.said.pop()
 
@@ -72,7 +72,7 @@ def house(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
 
 
 class Ordinary(Source):
-    """Does what is merged without Spark: an update that changes a key sends all columns."""
+    """A source whose changes are merged without Spark: an update that changes a key sends all columns."""
 
     def update(self, key: int, to: int | None = None) -> None:
         if to is not None:
@@ -81,7 +81,7 @@ class Ordinary(Source):
 
 
 def filled(house: House, seed: int, keys: int) -> Ordinary:
-    """Return a source with so many rows, which the changelog has."""
+    """Return a source with this many rows, all in the changelog."""
     source = Ordinary(random.Random(seed))
     for key in range(keys):
         source.insert(key)
@@ -123,7 +123,9 @@ def test_random_changes(house: House, monkeypatch: pytest.MonkeyPatch, small_byt
 
 
 def test_what_spark_has_written(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replica made, merged and checkpointed by Spark, with deletion vectors of its own: changes go on here, and there again."""
+    """Spark has made, merged and checkpointed the replica, with its own deletion vectors. Small merges continue it, and then Spark
+    again.
+    """
     monkeypatch.setattr(rewrite, "_SMALL_BYTES", 0)
     source = filled(house, 5, 40)
     with monkeypatch.context() as spark_alone:
@@ -218,7 +220,7 @@ def test_keys_that_are_compared_otherwise(house: House, kind: str) -> None:
 
 
 def test_a_value_that_was_not_sent_and_is_not_known(house: House) -> None:
-    """A row that is older than the slot is updated without its large column: Spark says so in the replica."""
+    """A row that is older than the slot is updated without its large column. Spark marks the column in the replica."""
     house.append(SCHEMA, [change(10, "update", (1, 1, 5, None, b"o"), ["blob"])], 0, 10)
     assert not house.apply(10)
     assert house.rows("id", "blob", "_cdc_unchanged") == [(1, None, ["blob"])]
@@ -231,7 +233,7 @@ def test_a_value_that_was_not_sent_and_is_not_known(house: House) -> None:
 
 
 def test_somebody_commits_meanwhile(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row is deleted by hand between the look at the files and the commit: the merge looks again."""
+    """Another program deletes a row after the merge has read the files, and before its commit. The merge reads again."""
     monkeypatch.setattr(rewrite, "_SMALL_BYTES", 0)
     source = filled(house, 6, 4)
     assert house.apply(source.lsn)
@@ -264,7 +266,7 @@ def test_small_files_do_not_pile_up(house: House) -> None:
 
 
 def test_files_that_have_none_of_the_keys(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replica that is clustered by a text, then by the number that is its key then: the others of its files are not read."""
+    """A replica is clustered first by a text, then by its numeric key. The merge reads only files that may have the keys."""
     monkeypatch.setattr(rewrite, "_SMALL_BYTES", 0)
     monkeypatch.setattr(upkeep, "_MOST_SMALL_FILES", -1)
     monkeypatch.setattr(upkeep, "_CLUSTERED_BYTES", 150)
@@ -314,7 +316,7 @@ def test_files_that_have_none_of_the_keys(house: House, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("stats", ['{"numRecords": 3, "minValues": null}', "[]"], ids=["TypeError", "AttributeError"])
 def test_what_others_have_written_is_left_to_spark(house: House, stats: str) -> None:
-    """Whatever in it is not as we know it."""
+    """Any feature of the table that the small merge does not know."""
     source = filled(house, 1, 3)
     assert house.apply(source.lsn)
     log = TableLog(house.replica).refresh()
@@ -329,7 +331,7 @@ def test_what_others_have_written_is_left_to_spark(house: House, stats: str) -> 
 
 
 def assert_noted(replica: Path, value: Any) -> None:
-    """Delta's protocol asks for statistics of the columns by which a table is clustered."""
+    """Check that the files have statistics of the columns that cluster the table, as Delta's protocol asks."""
     log = TableLog(replica).refresh()
     (column,) = log.clustering
     added = [json.loads(line).get("add") for line in places.read_lines(commit_path(replica, log.version))]
