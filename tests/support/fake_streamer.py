@@ -54,7 +54,7 @@ class Fake:
             connection=("-d", "db"),
             available_now=True,
             seal=SMALL,
-            command=(sys.executable, str(PROGRAM), str(self.directory)),
+            command=(sys.executable, "-S", str(PROGRAM), str(self.directory)),
         )
         return replace(config, **changes)
 

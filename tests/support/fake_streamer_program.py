@@ -1,6 +1,6 @@
 """The program of the fake streamer: python fake_streamer_program.py DIRECTORY (prepare | options). See fake_streamer.py.
 
-Tests start it hundreds of times, so it imports little.
+Tests start it hundreds of times, so it imports little, and no installed package (python -S).
 """
 
 import json

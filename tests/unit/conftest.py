@@ -1,14 +1,23 @@
 """No test here has a server or a Spark session: one that asks for either fails, and says where it belongs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+
+from support.forked_commands import ForkedCommands
 
 FOLDERS = {
     "server": ("pg", "any_pg", "pg14", "pg15", "pg16", "pg17", "pg18", "database", "shell"),
     "spark": ("spark",),
 }
 """Fixtures that are not for unit tests, by the folder of the tests that they are for."""
+
+
+@pytest.fixture(scope="session")
+def commands() -> Iterator[ForkedCommands]:
+    """The command lines, without the time that Python takes to import them."""
+    with ForkedCommands() as made:
+        yield made
 
 
 def refusal(fixture: str, folder: str) -> Callable[[], None]:

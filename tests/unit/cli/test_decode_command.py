@@ -13,6 +13,7 @@ from cdcpipe.pipe.framing import RecordReader
 from cdcpipe.subcommands.decode import explain
 from support.captures import BEGIN, COMMIT, PLAIN, capture, decoded, row
 from support.cli_process import COMMAND, run_cli
+from support.forked_commands import ForkedCommands
 from support.paths import ROOT
 
 
@@ -146,9 +147,9 @@ PATH = str(DATA / "pg18" / "v1.cdc")
         (["-J", "-S", "slot", PATH], "No such option"),
     ],
 )
-def test_usage(arguments: list[str], what: str) -> None:
-    code, out, stderr = run_cli("decode", *arguments)
-    assert (code, out) == (1, b"")
+def test_usage(arguments: list[str], what: str, commands: ForkedCommands) -> None:
+    code, out, stderr = commands.cdcpipe("decode", *arguments)
+    assert (code, out) == (1, "")
     assert what.lower() in stderr.lower()
 
 

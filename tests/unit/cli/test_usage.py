@@ -6,6 +6,7 @@ import re
 import pytest
 
 from support.cli_process import run_cli
+from support.forked_commands import ForkedCommands
 
 USAGE = [
     ([], "--slot"),
@@ -36,9 +37,9 @@ USAGE = [
 
 
 @pytest.mark.parametrize(("args", "named"), USAGE)
-def test_usage_errors(args: list[str], named: str) -> None:
-    code, out, err = run_cli(*args, env={"PGHOST": "/nonexistent"})
-    assert (code, out) == (1, b"")
+def test_usage_errors(args: list[str], named: str, commands: ForkedCommands) -> None:
+    code, out, err = commands.cdcpipe(*args)
+    assert (code, out) == (1, "")
     assert named in err
     assert "CANARY" not in err
     assert "Traceback" not in err
@@ -75,12 +76,12 @@ def test_no_server(tmp_path: os.PathLike[str]) -> None:
         (("--output", "json", "-o", 'publication_names="p'), "not a list of identifiers"),
     ],
 )
-def test_mistakes_show_before_a_connection_is_tried(options: tuple[str, ...], message: str) -> None:
+def test_mistakes_show_before_a_connection_is_tried(options: tuple[str, ...], message: str, commands: ForkedCommands) -> None:
     """There is no server: 2 would say that one was looked for."""
-    code, _, err = run_cli("-h", "/nonexistent", "-S", "s", "--publication", "p", "-c", *options)
+    code, _, err = commands.cdcpipe("-h", "/nonexistent", "-S", "s", "--publication", "p", "-c", *options)
     assert (code, message in err) == (1, True), err
 
 
-def test_mistakes_in_rendering_a_capture_show_before_a_connection_is_tried() -> None:
-    code, _, err = run_cli("decode", "-h", "/nonexistent", "--output", "debezium", "-o", "topic.prefx=x")
+def test_mistakes_in_rendering_a_capture_show_before_a_connection_is_tried(commands: ForkedCommands) -> None:
+    code, _, err = commands.cdcpipe("decode", "-h", "/nonexistent", "--output", "debezium", "-o", "topic.prefx=x")
     assert (code, "no option 'topic.prefx'" in err) == (1, True), err

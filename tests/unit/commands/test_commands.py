@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from support.cli_process import run_spark_cli
+from support.forked_commands import ForkedCommands
 
 
 @pytest.mark.parametrize(
@@ -25,18 +26,18 @@ from support.cli_process import run_spark_cli
         ["status", "--staging", "pyproject.toml"],
     ],
 )
-def test_usage_errors_exit_with_1(arguments: list[str]):
-    ended = run_spark_cli(*arguments)
-    assert ended.returncode == 1
+def test_usage_errors_exit_with_1(arguments: list[str], commands: ForkedCommands):
+    ended = commands.cdcpipe_spark(*arguments)
+    assert ended.code == 1
     assert ended.stdout == ""
     assert ended.stderr
     assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-?"], ["land", "--help"], ["land", "-?"], ["status", "-?"], ["--version"]])
-def test_help(arguments: list[str]):
-    ended = run_spark_cli(*arguments)
-    assert ended.returncode == 0
+def test_help(arguments: list[str], commands: ForkedCommands):
+    ended = commands.cdcpipe_spark(*arguments)
+    assert ended.code == 0
     assert ended.stderr == ""
     assert arguments == ["--version"] or "Example:" in ended.stdout
 
@@ -49,10 +50,10 @@ def test_status_of_nothing(tmp_path: Path):
 
 
 @pytest.mark.parametrize("uri", ["postgresql://r:CANARY%zz@h/db", "postgresql://r:p/CANARY@h/db", "postgres:/r:CANARY@h/db"])
-def test_a_mistake_in_a_uri_shows_no_password(tmp_path: Path, uri: str) -> None:
+def test_a_mistake_in_a_uri_shows_no_password(tmp_path: Path, uri: str, commands: ForkedCommands) -> None:
     where = ["-d", uri, "-S", "s", "--publication", "p", "--staging", str(tmp_path)]
-    done = run_spark_cli("land", *where)
-    assert done.returncode == 1
+    done = commands.cdcpipe_spark("land", *where)
+    assert done.code == 1
     assert "can't be read (it is not shown)" in done.stderr
     written = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
     assert "CANARY" not in done.stderr + done.stdout + "".join(written)

@@ -11,7 +11,7 @@ from spark_sink.files.places import place
 from spark_sink.warehouse.warehouse import Warehouse
 from support import object_stores
 from support.blocked_imports import import_without
-from support.cli_process import run_spark_cli
+from support.forked_commands import ForkedCommands
 from support.paths import ROOT
 
 
@@ -27,11 +27,11 @@ def test_what_a_store_is_not_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--staging", "--checkpoint", "--spill"])
-def test_all_else_is_in_a_file_system(option: str) -> None:
+def test_all_else_is_in_a_file_system(option: str, commands: ForkedCommands) -> None:
     options = {"--staging": "staging", "--warehouse": "s3a://bucket/lake"} | {option: "s3a://bucket/x"}
     arguments = [text for pair in options.items() for text in pair]
-    done = run_spark_cli("run", "-S", "s", "--publication", "p", *arguments)
-    assert done.returncode == 1
+    done = commands.cdcpipe_spark("run", "-S", "s", "--publication", "p", *arguments)
+    assert done.code == 1
     assert f"{option} must be a directory of a local or mounted file system, not a URL" in done.stderr
 
 
@@ -42,7 +42,9 @@ def test_what_reaches_a_store_is_named_where_it_is_missing() -> None:
         assert f"hint: pip install 'cdcpipe[{extra}]'" in done.stderr
 
 
-def test_the_names_that_spark_takes() -> None:
+def test_the_names_that_spark_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Otherwise gcsfs asks Google's machines for credentials, and waits.
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
     assert places.name(place("s3a://bucket/lake/") / "t") == "s3a://bucket/lake/t"
     assert delta.table_name(place("s3a://bucket/a b") / "public.%41") == "delta.`s3a://bucket/a b/public.%41`"
     assert places.name(place("gs://bucket/lake") / "t") == "gs://bucket/lake/t"

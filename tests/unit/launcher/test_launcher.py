@@ -23,6 +23,7 @@ from cdcpipe.errors import (
 )
 from cdcpipe.lsn import LSN
 from cdcpipe.retry import RetryPolicy
+from spark_sink.client import process
 from spark_sink.launcher import launcher as launcher_module
 from spark_sink.launcher import sealer, streamer
 from spark_sink.launcher.launcher import Launcher
@@ -252,7 +253,8 @@ def test_a_stop_while_waiting_to_start_again(fake: Callable[..., Fake], monkeypa
     assert made.landed() == WORK
 
 
-def test_a_stop_before_the_slot_is_prepared(fake: Callable[..., Fake]):
+def test_a_stop_before_the_slot_is_prepared(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(process, "_END_S", 0.1)
     made = fake(WORK, [{"signal": signal.SIGSTOP}])
     launcher = Launcher(made.config())
     starter = threading.Thread(target=launcher.start)

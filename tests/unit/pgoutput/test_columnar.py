@@ -101,7 +101,7 @@ def test_columns_equal_rows(case: tuple[int, list[bytes]]) -> None:
     assert_equal_to_rowwise(case[1], case[0])
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(changes_of(), st.data())
 def test_damaged_records_fail_as_they_do_row_wise(case: tuple[int, list[bytes]], data: st.DataObject) -> None:
     column_count, records = case
@@ -246,7 +246,7 @@ def test_gather(parts: list[tuple[bytes, bytes, bool]]) -> None:
     assert gather(buffer, starts, length, valid).to_pylist() == [value if v else None for _, value, v in parts]
 
 
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(
     st.sampled_from(sorted(filter(is_built_in, {*NATURAL, 25, 2950, 3802, 3614}))),
     st.lists(st.binary(max_size=24), max_size=4),

@@ -317,7 +317,7 @@ def without_handlers(options):
 
 
 @given(OPTIONS, workloads())
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_compiled_rows_write_what_the_decoder_gives(options, workload):
     relation, changes = workload
     # Twice: a handler is compiled at the first row, and the one for unusual rows later still.
@@ -336,7 +336,7 @@ def test_compiled_rows_write_what_the_decoder_gives(options, workload):
     st.integers(0, 3),
     st.binary(max_size=5),
 )
-@settings(max_examples=500)
+@settings(max_examples=200)
 def test_damaged_rows_end_as_protocol_errors_or_as_the_decoder_reads_them(workload, version, damage, cut, tail):
     relation, changes = workload
     data = bytearray(build(changes[0]))
