@@ -13,6 +13,7 @@ from cdcpipe import sqlstate
 from cdcpipe.errors import InitError, ServerError, SlotInUseError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.replication.commands import enable_failover
+from cdcpipe.replication.server import is_standby
 from cdcpipe.replication.session import connected_walsender
 from cdcpipe.replication.slots import FAILOVER_SINCE, Slot, slot_in_use_message
 
@@ -71,7 +72,7 @@ def _missing(connection: Connection) -> InitError | None:
             f"the server is PostgreSQL {major}: its slots have no property failover (--failover yes)",
             hint="PostgreSQL 17 and newer have it; leave the option out",
         )
-    if connection.execute("SELECT pg_is_in_recovery()")[0][0] == "t":
+    if is_standby(connection):
         return InitError(
             "the server is a standby: only a slot of a primary can have the property failover (--failover yes)",
             hint="connect to the primary; or leave the option out",

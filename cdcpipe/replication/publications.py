@@ -12,6 +12,7 @@ from cdcpipe import sqlstate
 from cdcpipe.errors import InitError, ServerError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.replication import table_locks
+from cdcpipe.replication.server import is_standby
 from cdcpipe.sql import quote_identifier, quote_literal
 
 __all__ = ["check_publications", "create_publication", "missing_publications"]
@@ -29,6 +30,11 @@ def create_publication(connection: Connection, name: str, tables: Sequence[tuple
     except ServerError as ex:
         if ex.sqlstate == sqlstate.DUPLICATE_OBJECT:
             return
+        if ex.sqlstate == sqlstate.READ_ONLY_SQL_TRANSACTION and is_standby(connection):
+            raise InitError(
+                f"there is no publication {name!r}, and a standby can't make one",
+                hint=f"on the primary: CREATE PUBLICATION {quote_identifier(name)} {target}; start again once the standby has it",
+            ) from ex
         msg = f"publication {name!r} could not be created: {ex.message}"
         hint = "a publication of all tables takes a superuser: name the tables (--table SCHEMA.NAME)" if not what else ex.hint
         raise InitError(msg, hint=hint) from ex

@@ -16,7 +16,7 @@ from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.replication.commands import IDENTIFY_SYSTEM
 
-__all__ = ["System", "check_start", "check_wal_level", "current_lsn", "expect_system", "identify_system"]
+__all__ = ["System", "check_start", "check_wal_level", "current_lsn", "expect_system", "identify_system", "is_standby"]
 
 
 _PAGE_BYTES = 8192
@@ -78,6 +78,11 @@ def check_wal_level(connection: Connection) -> None:
             msg,
             hint="set wal_level = logical in postgresql.conf (ALTER SYSTEM SET wal_level = logical), and restart it",
         )
+
+
+def is_standby(connection: Connection) -> bool:
+    """Tell whether the server is a standby, that is, in recovery."""
+    return connection.execute("SELECT pg_is_in_recovery()")[0][0] == "t"
 
 
 def current_lsn(connection: Connection) -> LSN:

@@ -1,6 +1,6 @@
-"""Replication slots: reads their state, checks whether one can be used, creates one, and starts a stream from one.
+"""Replication slots: reads their state, checks whether one can be used, and starts a stream from one.
 
-`export_snapshot` and `start_stream` take a walsender's connection, the other functions an ordinary one. A walsender must run no
+`start_stream` takes a walsender's connection, the other functions an ordinary one. A walsender must run no
 SQL before it streams. SQL fills its catalog caches with today's catalog, and the walsender would decode old WAL with them. (This
 was seen: SQL had looked up a publication younger than the slot. The walsender then used it for old WAL as well, and skipped the
 rows there without an error.)
@@ -8,29 +8,24 @@ rows there without an error.)
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cdcpipe import sqlstate
 from cdcpipe.errors import GapError, InitError, ServerError, SlotDoesNotExistError, SlotInUseError
 from cdcpipe.libpq.connection import Connection
-from cdcpipe.libpq.waiting import NO_LIMIT
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.lsn import LSN, format_lsn
-from cdcpipe.replication.commands import create_replication_slot, start_replication
+from cdcpipe.replication.commands import start_replication
 from cdcpipe.sql import quote_literal
 from cdcpipe.units import format_size
 
 __all__ = [
     "FAILOVER_SINCE",
-    "ExportedSnapshot",
     "Slot",
     "check_free",
     "check_no_gap",
     "check_usable",
-    "create_slot",
-    "export_snapshot",
     "find_slot",
     "missing_slot_error",
     "slot_in_use_message",
@@ -40,6 +35,34 @@ __all__ = [
 
 FAILOVER_SINCE = 170000
 """The first server version whose slots have the properties ``failover`` and ``synced``."""
+
+
+_CONFLICTS_SINCE = 160000
+_CONFLICT_IN_16 = "CASE WHEN conflicting THEN 'conflict' END"
+
+_KEEP_ROWS = (
+    "hot_standby_feedback = on on the standby, with a slot for the standby on the primary (primary_slot_name), keeps such rows"
+)
+_LOST = {
+    None: (
+        "the server has removed WAL that it needed",
+        "max_slot_wal_keep_size and idle_replication_slot_timeout on the server decide when this happens",
+    ),
+    "rows_removed": ("the primary has removed rows of the catalog that it needed (rows_removed)", _KEEP_ROWS),
+    "wal_level_insufficient": (
+        "the primary's wal_level was no longer logical (wal_level_insufficient)",
+        "keep wal_level = logical on the primary",
+    ),
+    "conflict": (
+        "the primary has removed rows of the catalog that it needed, or its wal_level was no longer logical (conflicting)",
+        _KEEP_ROWS,
+    ),
+    "idle_timeout": (
+        "nobody used it for as long as idle_replication_slot_timeout says (idle_timeout)",
+        "the server's idle_replication_slot_timeout decides when this happens",
+    ),
+}
+"""For each reason why a slot is lost: what happened, and how to prevent it. None is for wal_removed and for unknown reasons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +85,17 @@ class Slot:
     """Whether the server's standbys are to have a copy of the slot; None before PostgreSQL 17."""
     synced: bool | None
     """Whether the slot is, or was before the promotion, a standby's copy of its primary's slot; None before PostgreSQL 17."""
+    invalidation_reason: str | None
+    """Why the slot is lost, in the server's words (17 and newer); ``conflict`` on a standby of version 16; None if unknown."""
     is_new: bool = False
     """Whether this process has just created it (`find_slot` can't know)."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExportedSnapshot:
-    """A snapshot that other sessions can use (SET TRANSACTION SNAPSHOT) until the exporting connection runs its next command.
-
-    The snapshot sees exactly the transactions that end at or before ``consistent_point``.
-    """
-
-    name: str
-    consistent_point: LSN
 
 
 def find_slot(connection: Connection, name: str, *, timeout_s: float | None = None) -> Slot | None:
     """Return a slot's state, or None if the slot does not exist. ``timeout_s`` is as in `Connection.execute`."""
     rows = connection.execute(
         "SELECT plugin, slot_type, database, active, active_pid, restart_lsn, confirmed_flush_lsn, wal_status, two_phase,"
-        f" temporary, {'failover, synced' if connection.server_version >= FAILOVER_SINCE else 'NULL, NULL'}"
+        f" temporary, {_newer_columns(connection.server_version)}"
         f" FROM pg_catalog.pg_replication_slots WHERE slot_name = {quote_literal(name)}",
         timeout_s=timeout_s,
     )
@@ -89,7 +103,7 @@ def find_slot(connection: Connection, name: str, *, timeout_s: float | None = No
         return None
     (
         plugin, slot_type, database, active, active_pid, restart_lsn, confirmed_flush_lsn, wal_status, two_phase, temporary,
-        failover, synced,
+        failover, synced, invalidation_reason,
     ) = rows[0]  # fmt: skip
     return Slot(
         name=name,
@@ -105,7 +119,15 @@ def find_slot(connection: Connection, name: str, *, timeout_s: float | None = No
         temporary=temporary == "t",
         failover=None if failover is None else failover == "t",
         synced=None if synced is None else synced == "t",
+        invalidation_reason=invalidation_reason,
     )
+
+
+def _newer_columns(server_version: int) -> str:
+    """Return the columns failover, synced and invalidation_reason, as far as the server's view has them."""
+    if server_version >= FAILOVER_SINCE:
+        return "failover, synced, invalidation_reason"
+    return f"NULL, NULL, {_CONFLICT_IN_16 if server_version >= _CONFLICTS_SINCE else 'NULL'}"
 
 
 def missing_slot_error(name: str) -> SlotDoesNotExistError:
@@ -125,12 +147,9 @@ def check_usable(connection: Connection, slot: Slot) -> None:
         msg = f"replication slot {slot.name!r} belongs to database {slot.database!r}, the connection is to {connection.database!r}"
         raise InitError(msg, hint=f"connect to it: -d {slot.database}")
     if slot.wal_status == "lost":
-        msg = f"replication slot {slot.name!r} is lost: the server has removed WAL that it needed, so changes are missing for good"
-        raise InitError(
-            msg,
-            hint="drop the slot, create a new one and copy the tables anew; max_slot_wal_keep_size and"
-            " idle_replication_slot_timeout on the server decide when this happens",
-        )
+        what, prevention = _LOST.get(slot.invalidation_reason, _LOST[None])
+        msg = f"replication slot {slot.name!r} is lost: {what}, so changes are missing for good"
+        raise InitError(msg, hint=f"drop the slot, create a new one and copy the tables anew; {prevention}")
 
 
 def check_free(slot: Slot) -> None:
@@ -167,63 +186,6 @@ def slot_in_use_message(slot: Slot) -> str:
     if slot.confirmed_flush_lsn is None and not slot.active:
         return f"replication slot {slot.name!r} is still being created"
     return f"replication slot {slot.name!r} is in use by server process {slot.active_pid}"
-
-
-def create_slot(connection: Connection, name: str, plugin: str, *, failover: bool, timeout_s: float | None) -> bool:
-    """Create a logical slot if it does not exist. Return whether it was created. Raises InitError.
-
-    The server waits until every running write transaction has ended. After ``timeout_s`` the command is cancelled, and no slot is
-    left behind.
-    """
-    started_at = time.monotonic()
-    try:
-        connection.execute(
-            f"SELECT pg_create_logical_replication_slot({quote_literal(name)}, {quote_literal(plugin)}"
-            f"{', failover => true' if failover else ''})",
-            timeout_s=NO_LIMIT if timeout_s is None else timeout_s,
-        )
-    except ServerError as ex:
-        if ex.sqlstate == sqlstate.DUPLICATE_OBJECT:
-            return False
-        raise _creation_error(ex, name, plugin, timeout_s, time.monotonic() - started_at) from ex
-    return True
-
-
-def export_snapshot(
-    walsender: Walsender, slot: str, *, is_temporary: bool, failover: bool, timeout_s: float | None
-) -> ExportedSnapshot:
-    """Create a pgoutput slot on the walsender's connection, and export the snapshot at its beginning. Raises InitError.
-
-    A temporary slot disappears with the connection. It serves to get a snapshot whose position in the WAL is known.
-    """
-    command = create_replication_slot(slot, "pgoutput", is_temporary=is_temporary, failover=failover)
-    started_at = time.monotonic()
-    try:
-        _, consistent_point, name, *_ = walsender.execute(command, timeout_s=NO_LIMIT if timeout_s is None else timeout_s)[0]
-    except ServerError as ex:
-        raise _creation_error(ex, slot, "pgoutput", timeout_s, time.monotonic() - started_at) from ex
-    return ExportedSnapshot(name or "", LSN.parse(consistent_point or ""))
-
-
-def _creation_error(ex: ServerError, name: str, plugin: str, timeout_s: float | None, waited_s: float) -> InitError:
-    """Return the error for the server's error when it was to create a slot. ``waited_s`` is how long the command ran."""
-    if ex.sqlstate == sqlstate.QUERY_CANCELED and timeout_s is not None and waited_s >= timeout_s:
-        return InitError(
-            f"replication slot {name!r} was not created within {timeout_s:g} s (--create-timeout, in poll mode --poll-duration):"
-            " the server waits for running transactions to end",
-            hint="find them: SELECT pid, state, xact_start, query FROM pg_stat_activity WHERE backend_xid IS NOT NULL",
-        )
-    if ex.sqlstate == sqlstate.INSUFFICIENT_PRIVILEGE and "output" in ex.message:
-        return InitError(
-            f"the server does not allow the output plugin {plugin!r}: {ex.message}",
-            hint=f"its administrator has to list it: output_plugin_libraries = 'pgoutput, {plugin}'; or use -P pgoutput",
-        )
-    if ex.sqlstate == sqlstate.UNDEFINED_FILE:
-        return InitError(
-            f"the server has no output plugin {plugin!r}: {ex.message}",
-            hint="pgoutput is always there (-P pgoutput); -J and -j render wal2json's records from it",
-        )
-    return InitError(f"replication slot {name!r} could not be created: {ex.message}", hint=ex.hint)
 
 
 def start_stream(walsender: Walsender, slot: str, start_lsn: int, options: Mapping[str, str | None]) -> None:

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from cdcpipe.errors import ConnectionClosedError, ServerError
 from cdcpipe.libpq.walsender import Walsender
-from cdcpipe.sqlstate import NOT_IN_PREREQUISITE_STATE, UNDEFINED_OBJECT
+from cdcpipe.sqlstate import NOT_IN_PREREQUISITE_STATE, SERIALIZATION_FAILURE, UNDEFINED_OBJECT
 
 __all__ = ["END_STEP_S", "check_notices", "raise_end"]
 
@@ -38,6 +38,9 @@ def raise_end(walsender: Walsender) -> NoReturn:
     except ServerError as ex:
         if ex.sqlstate == UNDEFINED_OBJECT:
             raise _publication_gap(ex.message, ex.sqlstate) from ex
+        if ex.sqlstate == SERIALIZATION_FAILURE:  # a standby ends what conflicts with the WAL that it replays
+            hint = "the standby may have had to give up the slot: start again, and the message says whether it is lost, and why"
+            raise ServerError(ex.message, sqlstate=ex.sqlstate, hint=ex.hint or hint) from ex
         raise
     raise ConnectionClosedError("the server has ended the stream", hint="it is shutting down, or was told to; connect again later")
 

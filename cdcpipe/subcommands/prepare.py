@@ -34,16 +34,14 @@ from cdcpipe.replication.commands import parse_publication_names, publication_na
 from cdcpipe.replication.failover import failover_of_existing_slot, failover_of_new_slot
 from cdcpipe.replication.progress import Progress
 from cdcpipe.replication.publications import check_publications, create_publication, missing_publications
-from cdcpipe.replication.server import System, check_start, check_wal_level, current_lsn, expect_system, identify_system
+from cdcpipe.replication.server import System, check_start, check_wal_level, current_lsn, expect_system, identify_system, is_standby
 from cdcpipe.replication.session import connect, connected, connected_walsender, initialising
+from cdcpipe.replication.slot_creation import ExportedSnapshot, NewSlot, create_slot, export_snapshot
 from cdcpipe.replication.slots import (
-    ExportedSnapshot,
     Slot,
     check_free,
     check_no_gap,
     check_usable,
-    create_slot,
-    export_snapshot,
     find_slot,
     missing_slot_error,
     start_stream,
@@ -128,12 +126,12 @@ class Export:
 
 
 def find_or_create_slot(
-    connection: Connection, config: SlotConfig, publications: list[str], make: Callable[[bool], None] | None = None
+    connection: Connection, config: SlotConfig, publications: list[str], make: Callable[[NewSlot], None] | None = None
 ) -> Slot:
     """Return the slot's state. If the slot does not exist and the configuration asks for it, create publications and slot first.
 
     The publications are created before the slot. For changes older than a publication, the publication does not exist.
-    ``make`` replaces the SQL function that creates the slot; it is told whether the slot gets the property ``failover``.
+    ``make`` replaces the SQL function that creates the slot.
     """
     check_wal_level(connection)
     slot = find_slot(connection, config.slot)
@@ -141,15 +139,16 @@ def find_or_create_slot(
         if not config.create:
             raise missing_slot_error(config.slot)
         failover = failover_of_new_slot(connection, config.plugin, config.failover)
+        new = NewSlot(config.slot, config.plugin, failover, is_standby(connection), config.create_timeout_s)
         if config.plugin == "pgoutput":
             for name in missing_publications(connection, publications):
                 log.info("creating publication %r", name)
                 create_publication(connection, name, config.tables)
         log.info("creating replication slot %r with plugin %s", config.slot, config.plugin)
         if make is None:
-            is_new = create_slot(connection, config.slot, config.plugin, failover=failover, timeout_s=config.create_timeout_s)
+            is_new = create_slot(connection, new)
         else:
-            make(failover)
+            make(new)
             is_new = True
         slot = find_slot(connection, config.slot)
         if slot is None:
@@ -239,22 +238,20 @@ def exporting(config: SlotConfig, readable: Sequence[str] | None = None) -> Iter
     with connected(config.parameters) as connection, connected_walsender(config.parameters) as walsender:
         made: list[ExportedSnapshot] = []
 
-        def export(name: str, *, is_temporary: bool = False, failover: bool = False) -> None:
+        def export(new: NewSlot, *, is_temporary: bool = False) -> None:
             if readable is not None:
                 tables = published_tables(connection, list(config.publications))
                 wanted = [table for table in tables if not readable or f"{table.schema}.{table.name}" in readable]
                 check_readable(connection, wanted)
-            timeout_s = config.create_timeout_s
-            made.append(export_snapshot(walsender, name, is_temporary=is_temporary, failover=failover, timeout_s=timeout_s))
+            made.append(export_snapshot(walsender, replace(new, plugin="pgoutput"), is_temporary=is_temporary))
 
         with initialising():
             # Any later command on this connection would end the exported snapshot.
             server = _identify(walsender)
-            slot = find_or_create_slot(
-                connection, config, list(config.publications), make=lambda failover: export(config.slot, failover=failover)
-            )
+            slot = find_or_create_slot(connection, config, list(config.publications), make=export)
             if not slot.is_new:
-                export(f"cdcpipe_snapshot_{secrets.token_hex(6)}", is_temporary=True)
+                name = f"cdcpipe_snapshot_{secrets.token_hex(6)}"
+                export(NewSlot(name, "pgoutput", False, is_standby(connection), config.create_timeout_s), is_temporary=True)
             given = {name: value for name, value in config.parameters.items() if name != "hostaddr"}
             parameters = network_defaults(effective_parameters(given)) | given
             # It does not matter whether another connection uses the slot, because the snapshot comes from a temporary one.
