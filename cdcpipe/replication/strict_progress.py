@@ -36,8 +36,12 @@ class StrictProgress(Progress):
 
     @property
     def _untold_lsn(self) -> int:
-        """The idle position if it is beyond everything that the consumer was told; otherwise 0."""
-        return self._idle_lsn if self._idle_lsn > self._last_end else 0
+        """The idle position if it is beyond everything that the consumer was told; otherwise 0.
+
+        It is also 0 while a prepared transaction is held back: a stream that starts after its PREPARE never gets its changes.
+        """
+        is_held_back = any(end == NEVER for _, end in self._prepared.values())
+        return self._idle_lsn if self._idle_lsn > self._last_end and not is_held_back else 0
 
     @property
     def is_outstanding(self) -> bool:

@@ -337,6 +337,16 @@ def test_at_the_end_an_idle_position_is_told_behind_what_is_outstanding() -> Non
     assert progress.confirmed_lsn == 150
 
 
+def test_no_idle_position_is_told_while_a_prepared_transaction_is_held_back() -> None:
+    progress = StrictProgress(0)
+    progress.prepare(7, 10)
+    progress.keepalive(50, reply_requested=False)
+    assert progress.take_idle(0, at_end=True) == 0
+    progress.forget_prepared(7)
+    progress.keepalive(60, reply_requested=False)
+    assert progress.take_idle(0) == 60
+
+
 @pytest.mark.parametrize("is_told", [False, True])
 def test_a_server_that_shuts_down_gets_no_opinion_before_the_consumer_has_confirmed(is_told: bool) -> None:
     progress = StrictProgress(0)
