@@ -70,6 +70,12 @@ class ForkedCommands:
     def cdcpipe_spark(self, *arguments: str) -> Ended:
         return self._run(SPARK_COMMAND[-1], arguments)
 
+    def spark_cli(self, *arguments: str, code: int = 0) -> Ended:
+        """Run ``cdcpipe-spark``, and assert this exit code."""
+        ended = self.cdcpipe_spark(*arguments)
+        assert ended.code == code, ended.stderr
+        return ended
+
     def _run(self, module: str, arguments: tuple[str, ...]) -> Ended:
         assert self._process.stdin is not None
         assert self._process.stdout is not None

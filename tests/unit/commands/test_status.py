@@ -13,20 +13,20 @@ import pytest
 from spark_sink.schema.table import Table, Version
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse.warehouse import Warehouse
-from support.cli_process import spark_cli
 from support.delta_log import added, commit
+from support.forked_commands import ForkedCommands
 from support.paths import ROOT
 from support.segments import START_LSN
 from support.small_pipeline import make_pipeline
 
 
-def test_land_notes_its_error_and_status_shows_it(tmp_path: Path) -> None:
+def test_land_notes_its_error_and_status_shows_it(tmp_path: Path, commands: ForkedCommands) -> None:
     arguments = ("land", "-h", str(tmp_path), "-S", "s", "--publication", "p", "--staging", str(tmp_path / "staging"))
-    said = spark_cli(*arguments, code=2).stderr
-    found = json.loads(spark_cli("status", "--staging", str(tmp_path / "staging"), "--json").stdout)
+    said = commands.spark_cli(*arguments, code=2).stderr
+    found = json.loads(commands.spark_cli("status", "--staging", str(tmp_path / "staging"), "--json").stdout)
     assert found["last_error"]["message"] in said
     assert (found["last_error"]["command"], found["last_error"]["exit_code"]) == ("land", 2)
-    assert "last error 20" in spark_cli("status", "--staging", str(tmp_path / "staging")).stdout
+    assert "last error 20" in commands.spark_cli("status", "--staging", str(tmp_path / "staging")).stdout
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def pipeline(tmp_path: Path) -> Path:
     return make_pipeline(tmp_path)
 
 
-def test_status_as_json(pipeline: Path) -> None:
-    found = json.loads(spark_cli("status", "--warehouse", str(pipeline / "warehouse"), "--json").stdout)
+def test_status_as_json(pipeline: Path, commands: ForkedCommands) -> None:
+    found = json.loads(commands.spark_cli("status", "--warehouse", str(pipeline / "warehouse"), "--json").stdout)
     assert found["staging"] == str(pipeline / "staging")
     assert (found["server"], found["server_error"], found["last_error"], found["launcher"]) == (None, None, None, None)
     rungs = {rung["rung"]: rung for rung in found["ladder"]}
@@ -60,12 +60,12 @@ def test_status_as_json(pipeline: Path) -> None:
     assert (table["changelog"]["rows"], table["changelog"]["position"]) == (3, "1:0/1300")
 
 
-def test_a_replica_that_is_not_there_is_behind(pipeline: Path) -> None:
+def test_a_replica_that_is_not_there_is_behind(pipeline: Path, commands: ForkedCommands) -> None:
     """It lacks all from its table's first change on; a table without a key, or without changes, is to have none."""
     house = Warehouse.existing(pipeline / "warehouse")
 
     def rung() -> tuple[str, int]:
-        found = json.loads(spark_cli("status", "--warehouse", str(house.root), "--json").stdout)
+        found = json.loads(commands.spark_cli("status", "--warehouse", str(house.root), "--json").stdout)
         replica = found["ladder"][-1]
         assert replica["rung"] == "replica"
         return replica["position"], replica["behind_bytes"]
@@ -81,15 +81,15 @@ def test_a_replica_that_is_not_there_is_behind(pipeline: Path) -> None:
     assert rung() == ("1:0/1000", 0x300)
 
 
-def test_status_of_parquet_tables(pipeline: Path) -> None:
+def test_status_of_parquet_tables(pipeline: Path, commands: ForkedCommands) -> None:
     house = Warehouse(pipeline / "parquet", "parquet")
     house.open(Epoch(1, "7123456789", 1, "db", "s", ("p",), {}, START_LSN))
     house.record(Position(1, 0x1200))
     house.write_versions(Table("public", "fruit"), [])
     (house.changelog(Table("public", "fruit")) / "_cdc_batch=000001-0000000000001000-0000000000001200").mkdir(parents=True)
     arguments = ("status", "--warehouse", str(house.root), "--json")
-    assert "--staging DIR does" in spark_cli(*arguments, code=1).stderr
-    found = json.loads(spark_cli(*arguments, "--staging", str(pipeline / "staging")).stdout)
+    assert "--staging DIR does" in commands.spark_cli(*arguments, code=1).stderr
+    found = json.loads(commands.spark_cli(*arguments, "--staging", str(pipeline / "staging")).stdout)
     assert [(rung["rung"], rung["behind_bytes"]) for rung in found["ladder"]] == [("sealed", 0), ("changelog", 0x100)]
     (table,) = found["tables"]
     assert (table["changelog"]["position"], table["changelog"]["rows"], table["replica"]) == ("1:0/1200", None, None)
@@ -138,5 +138,5 @@ def test_status_on_a_terminal_is_drawn_again(pipeline: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["--watch", "--json"], ["--staging", "x", "--watch", "0"]])
-def test_usage_errors(arguments: list[str]) -> None:
-    assert "cdcpipe-spark: error: " in spark_cli("status", *arguments, code=1).stderr
+def test_usage_errors(arguments: list[str], commands: ForkedCommands) -> None:
+    assert "cdcpipe-spark: error: " in commands.spark_cli("status", *arguments, code=1).stderr
