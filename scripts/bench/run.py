@@ -23,6 +23,7 @@ import end_to_end
 import freshness
 import large
 import latency
+import network
 import postgres
 import psycopg
 from backlog import PUBLICATION, Backlog, backlog
@@ -57,12 +58,12 @@ class Variant:
     format: str = ""
 
 
-def pg_recvlogical(*arguments: str, output: str = "-") -> Callable[[Backlog, str, str, Path], list[str]]:
+def pg_recvlogical(*arguments: str, output: str = "-", is_looping: bool = False) -> Callable[[Backlog, str, str, Path], list[str]]:
     def command(backlog: Backlog, slot: str, dsn: str, scratch: Path) -> list[str]:
         program = str(backlog.cluster.bin("pg_recvlogical"))
         path = output if output == "-" else str(scratch / output)
         common = ["-d", dsn, "-S", slot, "--endpos", backlog.endpos]
-        return [program, *common, "--start", "--no-loop", "-f", path, *arguments]
+        return [program, *common, "--start", *([] if is_looping else ["--no-loop"]), "-f", path, *arguments]
 
     return command
 
@@ -174,6 +175,21 @@ BENCHMARKS = {
 }
 
 
+NETWORK: dict[str, dict[str, network.Command]] = {
+    "tcp, 50 ms late": {
+        "pg_recvlogical": pg_recvlogical(*PGOUTPUT),
+        "cdcpipe -H": cdcpipe("-H"),
+        "cdcpipe-spark land": land,
+    },
+    "tcp, 1 % resets": {
+        "pg_recvlogical, its own loop": pg_recvlogical(*PGOUTPUT, is_looping=True),
+        "cdcpipe -H -A, in a loop": network.until_success(cdcpipe("-H", "-A")),
+        "cdcpipe-spark land": land,
+    },
+}
+NETWORK_COUNTS = {"cdcpipe -H": count_framed, "cdcpipe-spark land": count_staged}
+
+
 def machine() -> dict[str, Any]:
     """Describe this machine."""
     model = platform.processor()
@@ -258,7 +274,7 @@ def measure_spark(name: str, made: Backlog, runs: int) -> Iterator[dict[str, Any
 
 def main() -> int:
     """Run the benchmarks."""
-    names = [*BENCHMARKS, "backlog", "freshness", "large", "latency", "spark"]
+    names = [*BENCHMARKS, "backlog", "freshness", "large", "latency", "network", "spark"]
     parser = argparse.ArgumentParser(prog="scripts/bench/run", description=__doc__)
     parser.add_argument("benchmarks", nargs="*", metavar="BENCHMARK", help=f"{', '.join(names)} (default: all)")
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the backlog (default: 1000000)")
@@ -288,7 +304,7 @@ def main() -> int:
         transports = args.transport or ["unix", "tcp"]
         compared = [name for name in BENCHMARKS if name in wanted and name != "stages"]
         surroundings = {"machine": machine(), "load_1m": round(os.getloadavg()[0], 2)}
-        if compared or "spark" in wanted:
+        if compared or {"spark", "network"} & set(wanted):
             with (
                 postgres.Cluster("15", settings={"shared_buffers": "512MB"}) as cluster,
                 backlog(cluster, args.rows, ["pgoutput", "wal2json", "test_decoding"]) as made,
@@ -298,6 +314,9 @@ def main() -> int:
                         compare(name, made, transport, args.runs, args.sink, emit)
                 if "spark" in wanted:
                     for line in measure_spark("spark", made, args.runs):
+                        emit(line | surroundings)
+                if "network" in wanted:
+                    for line in network.measure(made, args.runs, NETWORK, NETWORK_COUNTS, run_once):
                         emit(line | surroundings)
         if "stages" in wanted or "backlog" in wanted:
             with (

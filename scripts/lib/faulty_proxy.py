@@ -41,7 +41,7 @@ END_OF_COPY = "end of copy"
 request to cancel, and CopyDone."""
 
 PIECE_BYTES = 16 << 10
-"""The unit of `FaultyProxy.reset_at_random`. What a read returns would depend on time."""
+"""The usual unit of `FaultyProxy.reset_at_random`. The size of a read would depend on timing."""
 
 _HELD_BYTES = 256 << 10
 _IN_FLIGHT_BYTES = 8 << 20
@@ -79,8 +79,8 @@ class Link:
         self.sockets = (client, server)
         self.carried_bytes = 0
         """How many bytes have gone to the client."""
-        self.reset_at: float = float("inf")
-        """The number of these bytes after which the connection is broken off."""
+        self.reset_at: float | None = None
+        """After how many of these bytes the connection breaks; None while it has not carried a piece."""
         self._take_command = take_command
         self._has_started = False
         self._is_encrypted = False
@@ -230,7 +230,7 @@ class FaultyProxy:
         self._links: list[Link] = []
         self._faults: list[tuple[str, Callable[[Link], None], threading.Event]] = []
         self._byte_faults: list[tuple[int, Callable[[Link], None], threading.Event]] = []
-        self._draw_reset_at: Callable[[], float] = lambda: float("inf")
+        self._draw_bytes_to_reset: Callable[[], float] = lambda: float("inf")
         self._is_silent = False
         self._bytes_per_s: float | None = None
         self._delay_s = 0.0
@@ -295,18 +295,18 @@ class FaultyProxy:
         self._call(lambda: self._byte_faults.append((size, fault, reached)))
         return reached
 
-    def reset_at_random(self, share: float, seed: int) -> None:
-        """Break connections off while they carry data to the client: each piece of `PIECE_BYTES` with this probability.
+    def reset_at_random(self, share: float, seed: int, piece_bytes: int = PIECE_BYTES) -> None:
+        """Break connections while they carry data to the client: each piece of this size with the probability ``share``.
 
-        This concerns connections to come. The same seed breaks the n-th of them off at the same byte, and none within its first
-        piece. A share of 0 ends this.
+        This concerns connections that have not carried `PIECE_BYTES` yet. Before that, none breaks. The n-th connection that
+        comes so far breaks at a byte that depends only on the seed. A share of 0 ends this.
         """
         rng = random.Random(seed)
 
         def draw() -> float:
-            return PIECE_BYTES + int(PIECE_BYTES * rng.expovariate(share)) if share else float("inf")
+            return int(piece_bytes * rng.expovariate(share)) if share else float("inf")
 
-        self._call(lambda: setattr(self, "_draw_reset_at", draw))
+        self._call(lambda: setattr(self, "_draw_bytes_to_reset", draw))
 
     def _reset_all(self) -> None:
         for link in self._links:
@@ -326,7 +326,9 @@ class FaultyProxy:
         done = threading.Event()
         self._calls.put((action, done))
         self._wake_out.send(b"x")
-        done.wait()
+        while not done.wait(1.0):
+            if not self._thread.is_alive():
+                raise RuntimeError("the proxy's thread has died")
 
     def _close(self) -> None:
         self._is_closed = True
@@ -378,7 +380,6 @@ class FaultyProxy:
             return
         link = Link(client, server, self._take_command)
         link.is_silent = self._is_silent
-        link.reset_at = self._draw_reset_at()
         if self._alter is not None:
             link.to_client.split = self._split_answers
         self._links.append(link)
@@ -395,7 +396,10 @@ class FaultyProxy:
             if link.is_silent or link.is_closed:
                 return
             link.to_server.write(self._bytes_per_s, float("inf"))
-            limit = min([link.reset_at, *(size for size, _, _ in self._byte_faults if size > link.carried_bytes)])
+            if link.reset_at is None and link.carried_bytes >= PIECE_BYTES:
+                link.reset_at = link.carried_bytes + self._draw_bytes_to_reset()
+            limits = [size for size, _, _ in self._byte_faults if size > link.carried_bytes]
+            limit = min([PIECE_BYTES if link.reset_at is None else link.reset_at, *limits])
             link.carried_bytes += link.to_client.write(self._bytes_per_s, limit - link.carried_bytes)
             self._take_bytes(link)
         except BlockingIOError:
@@ -416,7 +420,7 @@ class FaultyProxy:
                 return
 
     def _take_bytes(self, link: Link) -> None:
-        if link.carried_bytes >= link.reset_at:
+        if link.reset_at is not None and link.carried_bytes >= link.reset_at:
             self.random_resets.append(link.carried_bytes)
             link.reset()
             return
