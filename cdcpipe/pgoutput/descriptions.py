@@ -64,23 +64,23 @@ class Descriptions:
         self._count += 1
         return Description(RELATION_ID.unpack_from(data)[0], records, self._count, pos)
 
-    def note_sent_and_written(self, description: Description) -> None:
-        """Note that a description was sent, and is written at once."""
+    def record_sent_and_written(self, description: Description) -> None:
+        """Record that a description was sent, and is written at once."""
         self.sent[description.relation_id] = description
-        self.note_written(description)
+        self.record_written(description)
 
-    def note_written(self, description: Description) -> None:
-        """Note that this description is written now."""
+    def record_written(self, description: Description) -> None:
+        """Record that this description is written now."""
         self._written[description.relation_id] = description.records
         self._compare(description.relation_id)
 
-    def note_committed(self, description: Description) -> None:
-        """Note that this description is written now, with a held transaction."""
+    def record_committed(self, description: Description) -> None:
+        """Record that this description is written now, with a held transaction."""
         self._written[description.relation_id] = description.records
-        self.note_sent(description)
+        self.record_sent(description)
 
-    def note_sent(self, description: Description) -> None:
-        """Note that the server assumes this description to be known, unless it has sent a later one."""
+    def record_sent(self, description: Description) -> None:
+        """Record that the server assumes this description to be known, unless it has sent a later one."""
         known = self.sent.get(description.relation_id)
         if known is None or known.number < description.number:
             self.sent[description.relation_id] = description

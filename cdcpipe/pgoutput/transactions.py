@@ -179,7 +179,7 @@ class Transactions:
                 assert isinstance(decode(data), Commit)
                 self._state = _IDLE
             case "R":
-                self._descriptions.note_sent_and_written(self._descriptions.add(data))
+                self._descriptions.record_sent_and_written(self._descriptions.add(data))
             case "Y":
                 self._descriptions.add_type(data)
             case "O":
@@ -188,7 +188,7 @@ class Transactions:
                 for relation_id in sorted(self._descriptions.stale):
                     description = self._descriptions.sent[relation_id]
                     self._put_records(description.records)
-                    self._descriptions.note_written(description)
+                    self._descriptions.record_written(description)
         self._put(wal_start, data)
 
     def _feed_preparing(self, wal_start: int, data: bytes) -> None:
@@ -202,7 +202,7 @@ class Transactions:
                 # From here on the server assumes that this description is known, even if the transaction rolls back.
                 description = self._descriptions.add(data, held.size)
                 held.describe(description)
-                self._descriptions.note_sent(description)
+                self._descriptions.record_sent(description)
             case "Y":
                 self._descriptions.add_type(data)
             case "O":
@@ -343,7 +343,7 @@ class Transactions:
             held.close()
             return
         for description in held.current.values():
-            self._descriptions.note_committed(description)
+            self._descriptions.record_committed(description)
         commit = _COMMIT.pack(b"C", 0, message.commit_lsn, message.end_lsn, message.commit_time_us)
         self._put(held.wal_start, _BEGIN.pack(b"B", message.commit_lsn, message.commit_time_us, held.xid))
         self._put_records(held.origin)

@@ -83,15 +83,15 @@ class Follower:
         for table in self._warehouse.tables():
             lsn = self._warehouse.format.lsn(self._warehouse.changelog(table))
             if lsn is not None and lsn > (self._warehouse.format.lsn(self._warehouse.replica(table)) or 0):
-                self.note(table, Position(epoch, lsn))
+                self.record(table, Position(epoch, lsn))
 
-    def note(self, table: Table, position: Position) -> None:
-        """Note that a changelog has reached a position."""
+    def record(self, table: Table, position: Position) -> None:
+        """Record that a changelog has reached a position."""
         with self._lock:
             self._behind[table] = position
 
-    def note_log(self, path: Path) -> None:
-        """Note that a Delta table has a new commit, so that its log may need a checkpoint."""
+    def record_commit(self, path: Path) -> None:
+        """Record that a Delta table has a new commit, so that its log may need a checkpoint."""
         with self._lock:
             self._written.add(path)
 
@@ -161,7 +161,7 @@ class Follower:
             self._bring_with(spark, table, position)
         finally:
             self._sessions.put(spark)
-        self.note_log(self._warehouse.replica(table))
+        self.record_commit(self._warehouse.replica(table))
         if self._names is not None:
             self._names.register([table])
 

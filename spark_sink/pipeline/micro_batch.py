@@ -244,8 +244,8 @@ class MicroBatch:
         self._tables.tell_exact(table, sum((each.exact for each in written), Counter()))
         if self._follower is not None:
             if state.has_key:
-                self._follower.note(table, end)
-            self._follower.note_log(state.files.directory)
+                self._follower.record(table, end)
+            self._follower.record_commit(state.files.directory)
 
     def _start(self, state: TableState) -> Position:
         """Return the position in the segments from which a table continues."""

@@ -35,7 +35,7 @@ from spark_sink.replica import merge
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import EXACT, MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.source import datasource
-from spark_sink.source.offsets import is_noted, micro_batch
+from spark_sink.source.offsets import is_recorded, micro_batch
 from spark_sink.source.server import serve_segments
 from spark_sink.spark import session
 from spark_sink.staging.log import Position, StagingError, list_epochs, list_segments, removed_position
@@ -228,18 +228,18 @@ class Pipeline:
         query = self._query
         if query is not None and not session.has_ended(self.spark, 0) and query.isActive:
             with self._batch_running:
-                self._wait_until_noted(query)
+                self._wait_until_recorded(query)
             # Called without the lock: Spark waits for a micro-batch that has just begun, and `_refuse` ends that one.
             query.stop()
         self._stop_serving()
 
-    def _wait_until_noted(self, query: StreamingQuery) -> None:
+    def _wait_until_recorded(self, query: StreamingQuery) -> None:
         """Wait until Spark has recorded the end of the last micro-batch.
 
         An interrupted Spark would log a long error, and would run the micro-batch again at the next start.
         """
         until = time.monotonic() + _NOTING_S
-        while self._batch_id is not None and not is_noted(self.checkpoint, self._batch_id):
+        while self._batch_id is not None and not is_recorded(self.checkpoint, self._batch_id):
             if not query.isActive or time.monotonic() > until:
                 return
             time.sleep(0.01)

@@ -17,7 +17,7 @@ from spark_sink.staging.log import Position, StagingError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["OFFSET_FORMAT", "is_noted", "micro_batch", "read_offset"]
+__all__ = ["OFFSET_FORMAT", "is_recorded", "micro_batch", "read_offset"]
 
 OFFSET_FORMAT = 1
 
@@ -31,7 +31,7 @@ def micro_batch(checkpoint: Path, batch_id: int) -> tuple[Position | None, Posit
     return start, _end(checkpoint, batch_id)
 
 
-def is_noted(checkpoint: Path, batch_id: int) -> bool:
+def is_recorded(checkpoint: Path, batch_id: int) -> bool:
     """Tell whether Spark has recorded the end of a micro-batch, and so will not run it again."""
     commits = checkpoint / "commits"
     # Spark writes the file under another name and renames it, then does the same with a file for its checksum.

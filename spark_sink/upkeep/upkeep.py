@@ -107,7 +107,7 @@ class Upkeep:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
         self._states: dict[Path, TableState | None] = {}
-        self._noted: dict[str, Any] | None = None
+        self._recorded: dict[str, Any] | None = None
         settings = {
             "spark.databricks.delta.optimize.minFileSize": _LARGE_BYTES,
             "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.threshold": _CUBE_BYTES,
@@ -205,11 +205,11 @@ class Upkeep:
 
     def _vacuum(self, path: Path, retention_s: float) -> None:
         name = f"{path.parent.name}/{path.name}"
-        is_known = name in self._noted_times()
+        is_known = name in self._recorded_times()
         if self._is_due(name):
             if is_known:  # a new table has nothing to delete
                 self._spark.sql(f"VACUUM {delta.table_name(path)} RETAIN {retention_s / 3600:.6f} HOURS")
-            self._note(name)
+            self._record(name)
 
     def _purge(self, age_s: float, is_stopping: Callable[[], bool]) -> None:
         if self._is_due(_PURGE) and self._warehouse.source().position is not None:
@@ -221,24 +221,24 @@ class Upkeep:
             for each in found:
                 if each.rows:
                     _logger.info("%s: %d changes from before %s removed", each.table, each.rows, before.isoformat(" "))
-            self._note(_PURGE)
+            self._record(_PURGE)
 
     def _is_due(self, name: str) -> bool:
         """Tell whether a day has passed since the recorded time of ``name``."""
-        before = self._noted_times().get(name)
+        before = self._recorded_times().get(name)
         return before is None or time.time() - before >= _DAY_S
 
-    def _note(self, name: str) -> None:
-        self._noted_times()[name] = round(time.time())
-        write_json(self._noted_path, self._noted_times())
+    def _record(self, name: str) -> None:
+        self._recorded_times()[name] = round(time.time())
+        write_json(self._recorded_path, self._recorded_times())
 
-    def _noted_times(self) -> dict[str, Any]:
-        if self._noted is None:
-            self._noted = read_json(self._noted_path) or {}
-        return self._noted
+    def _recorded_times(self) -> dict[str, Any]:
+        if self._recorded is None:
+            self._recorded = read_json(self._recorded_path) or {}
+        return self._recorded
 
     @property
-    def _noted_path(self) -> Path:
+    def _recorded_path(self) -> Path:
         return self._warehouse.root / "_cdcpipe/vacuumed.json"
 
 

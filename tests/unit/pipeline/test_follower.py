@@ -65,7 +65,7 @@ def make(merges: Merges, tmp_path: Path, interval_s: float) -> Follower:
 def test_a_round_brings_each_table_once_to_where_it_was_noted_last(merges: Merges, tmp_path: Path) -> None:
     made = make(merges, tmp_path, 0)
     for table, lsn in ((A, 1), (B, 2), (A, 3)):
-        made.note(table, Position(1, lsn))
+        made.record(table, Position(1, lsn))
     made.catch_up()
     assert sorted(merges.done) == [(A, Position(1, 3)), (B, Position(1, 2))]
     assert sorted(merges.named) == [A, B]
@@ -76,10 +76,10 @@ def test_a_round_brings_each_table_once_to_where_it_was_noted_last(merges: Merge
 @pytest.mark.parametrize("interval_s", [0, 0.01])
 def test_rounds_have_a_thread_of_their_own(merges: Merges, tmp_path: Path, interval_s: float) -> None:
     made = make(merges, tmp_path, interval_s)
-    made.note(A, Position(1, 1))
+    made.record(A, Position(1, 1))
     made.start()
     merges.came.acquire()  # what is behind at the start is not waited for
-    made.note(B, Position(1, 2))
+    made.record(B, Position(1, 2))
     if interval_s:
         merges.came.acquire()
     assert not made.wait(0)
@@ -100,8 +100,8 @@ def test_long_logs_get_a_checkpoint(merges: Merges, tmp_path: Path, monkeypatch:
             (log / f"{number:020d}.json").touch()
         if checkpoint is not None:
             (log / f"{checkpoint:020d}.checkpoint.parquet").touch()
-        made.note_log(tmp_path / name)
-        made.note_log(tmp_path / name)
+        made.record_commit(tmp_path / name)
+        made.record_commit(tmp_path / name)
     made.catch_up()
     made.catch_up()
     assert sorted(paths) == [tmp_path / "a", tmp_path / "d"]
@@ -109,12 +109,12 @@ def test_long_logs_get_a_checkpoint(merges: Merges, tmp_path: Path, monkeypatch:
 
 def test_an_end_without_a_last_round(merges: Merges, tmp_path: Path) -> None:
     made = make(merges, tmp_path, 86400)
-    made.note(A, Position(1, 1))
+    made.record(A, Position(1, 1))
     made.start()
     merges.came.acquire()
     assert merges.lock is not None
     with merges.lock.merge():  # the first round is over
-        made.note(B, Position(1, 2))
+        made.record(B, Position(1, 2))
     made.end(is_last_round_wanted=False)
     assert made.wait()
     assert merges.done == [(A, Position(1, 1))]
@@ -123,7 +123,7 @@ def test_an_end_without_a_last_round(merges: Merges, tmp_path: Path) -> None:
 def test_an_error_ends_the_rounds_and_is_passed_on(merges: Merges, tmp_path: Path) -> None:
     merges.error = ValueError("no")
     made = make(merges, tmp_path, 0.01)
-    made.note(A, Position(1, 1))
+    made.record(A, Position(1, 1))
     made.start()
     assert made.wait()
     assert merges.errors == [merges.error]
@@ -151,8 +151,8 @@ def test_merges_are_made_side_by_side(merges: Merges, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(merge, "merge_changes", apply)
     made = make(merges, tmp_path, 0)
-    made.note(A, Position(1, 1))
-    made.note(B, Position(1, 1))
+    made.record(A, Position(1, 1))
+    made.record(B, Position(1, 1))
     made.catch_up()
     assert len(merges.done) == 2
 
@@ -168,9 +168,9 @@ def test_a_merge_is_planned_anew_when_its_changelog_was_widened(
 
     monkeypatch.setattr(merge, "bring", bring)
     made = make(merges, tmp_path, 0)
-    made.note(A, Position(1, 1))
+    made.record(A, Position(1, 1))
     with pytest.raises(RuntimeError, match="ANOTHER"):
         made.catch_up()
-    made.note(A, Position(1, 1))
+    made.record(A, Position(1, 1))
     made.catch_up()
     assert merges.named == [A]

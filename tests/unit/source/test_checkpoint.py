@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_sink.source.offsets import is_noted, micro_batch
+from spark_sink.source.offsets import is_recorded, micro_batch
 from spark_sink.staging.log import Position, StagingError
 
 
@@ -45,13 +45,13 @@ def test_what_is_none_is_named(tmp_path: Path, offset: str, problem: str) -> Non
 
 
 def test_what_spark_has_noted(tmp_path: Path) -> None:
-    assert not is_noted(tmp_path, 3)
+    assert not is_recorded(tmp_path, 3)
     commits = tmp_path / "commits"
     commits.mkdir()
     (commits / ".2.0a.tmp").touch()  # a run's that was killed
     being_renamed = commits / "..3.0a.tmp.crc"
     being_renamed.touch()
     (commits / "3").touch()
-    assert not is_noted(tmp_path, 3)
+    assert not is_recorded(tmp_path, 3)
     being_renamed.rename(commits / ".3.crc")
-    assert is_noted(tmp_path, 3)
+    assert is_recorded(tmp_path, 3)
