@@ -1,4 +1,4 @@
-"""The initial snapshot, on a real server, into real tables: with what the stream brings afterwards a replica is its table."""
+"""The initial snapshot, from a real server into real tables: with the later changes of the stream, a replica equals its table."""
 
 import random
 import shutil
@@ -107,7 +107,7 @@ AFTER = [
 
 @pytest.fixture(scope="module")
 def copied(pg18: postgres.Cluster, spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InitialCopy]:
-    """A snapshot while another session writes, what comes after it, and then a second warehouse, by a slot that exists."""
+    """A snapshot while another session writes, the later changes, and then a second warehouse from the existing slot."""
     with pg18.database() as database:
         made = InitialCopy(database, spark, tmp_path_factory.mktemp("copied"))
         made.execute("set timezone = 'UTC'", *TABLES)
@@ -130,7 +130,7 @@ def delta_warehouse(copied: InitialCopy) -> Warehouse:
 
 
 def write(database: postgres.Database, chance: random.Random) -> None:
-    """Changes of every kind, while the snapshot is taken."""
+    """Make changes of every kind while the snapshot runs."""
     with database.connect() as connection:
         for number in range(150):
             row = chance.randint(1, 5000)
@@ -232,7 +232,7 @@ def test_a_replica_is_made_again_from_a_changelog_that_begins_with_a_snapshot(co
 
 @pytest.mark.parametrize("version", ["pg14", "pg17"])
 def test_on_other_server_versions(request: pytest.FixtureRequest, spark: Any, tmp_path: Path, version: str) -> None:
-    """A snapshot, and the changes behind it: these versions have no other test with Spark."""
+    """A snapshot and the changes after it. These versions have no other test with Spark."""
     with request.getfixturevalue(version).database() as database:
         copied = InitialCopy(database, spark, tmp_path, f"s_{database.name}"[:63])
         copied.execute(
@@ -256,7 +256,9 @@ def test_on_other_server_versions(request: pytest.FixtureRequest, spark: Any, tm
 def test_waiting_for_a_lock(
     database: postgres.Database, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before it knows the tables and while it reads one: it can be stopped, and it says what it waits for and goes on then."""
+    """The snapshot waits before it knows the tables, and while it reads one. It can be stopped, says what it waits for, and then
+    continues.
+    """
     monkeypatch.setattr(snapshot_plan, "_CHUNK_LOCK_TIMEOUT_MS", 500)
     copied = InitialCopy(database, spark, tmp_path, f"s_{database.name}"[:63])
     copied.execute("create table t (id int primary key); insert into t values (1)", "create publication p for table t")
@@ -333,7 +335,7 @@ def test_a_table_that_is_written_anew_or_altered_is_begun_again(
 def test_one_table_that_fails_ends_it(
     database: postgres.Database, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While others are copied, and others again wait for their turn."""
+    """While other tables are being copied, and others wait for their turn."""
     copied = InitialCopy(database, spark, tmp_path, f"s_{database.name}"[:63])
     copied.execute(*(f"create table t{number} (id int primary key)" for number in range(10)), "create publication p for all tables")
     config = copied.config(publications=("p",), create_slot=True)

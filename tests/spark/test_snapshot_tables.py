@@ -1,4 +1,4 @@
-"""`cdcpipe-spark snapshot`: tables copied anew, whatever the warehouse has of them, while the stream goes on or stands still."""
+"""`cdcpipe-spark snapshot`: copies tables again, whatever the warehouse has of them, while the stream runs or not."""
 
 import random
 import re
@@ -158,7 +158,7 @@ sys.exit(__main__.invoke(sys.argv[1:]))
 
 
 def test_while_another_process_keeps_the_tables_in_step(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
-    """Killed once, begun again, under writers all the time; the tables are ahead of the snapshot or behind it, as it happens."""
+    """It is killed once and started again, while writers run all the time. The tables may be ahead of the snapshot or behind it."""
     road = TableCopies(database, spark, tmp_path, f"s_{database.name}"[:63])
     road.execute(
         "create table busy (id int primary key, v text, n int); alter table busy alter v set storage external",
@@ -195,7 +195,7 @@ def test_while_another_process_keeps_the_tables_in_step(database: postgres.Datab
 def test_stopped_in_the_middle_it_goes_on_with_the_next_chunk(
     database: postgres.Database, spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the snapshot that the server still holds, for the same tables, once."""
+    """It uses the snapshot that the server still holds, for the same tables, once."""
     road = TableCopies(database, spark, tmp_path, f"s_{database.name}"[:63])
     road.execute(
         "create table busy (id int primary key, v text, n int); alter table busy alter v set storage plain",

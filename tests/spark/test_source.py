@@ -132,7 +132,7 @@ def test_messages_in_spark(session: SparkSession, log: Log) -> None:
 
 
 def drain(frame: DataFrame, checkpoint: Path, metrics: list[dict[str, Any]] | None = None) -> list[list[Any]]:
-    """Run a stream with availableNow; give the rows of each micro-batch, and what its progress says of the source."""
+    """Run a stream with availableNow. Return the rows of each micro-batch, and the source's part of its progress."""
     batches: list[list[Any]] = []
     query = (
         frame.writeStream.foreachBatch(lambda batch, _: batches.append(batch.collect()))
@@ -219,7 +219,7 @@ print("rows:", len(rows))
 @pytest.mark.spark
 @pytest.mark.slow
 def test_workers_need_no_path(log: Log, tmp_path: Path) -> None:
-    """A driver that has found the package somehow is enough: its sources go along."""
+    """Only the driver needs to find the package. Its sources go to the workers."""
     fill(log)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(

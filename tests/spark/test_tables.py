@@ -1,4 +1,4 @@
-"""Changelog and replica tables, on changes made by hand: what tests/spark/test_pipeline.py does on a real server, in small."""
+"""Changelogs and replicas from changes made by hand. tests/spark/test_pipeline.py does the same on a real server."""
 
 import random
 from pathlib import Path
@@ -41,7 +41,7 @@ def warehouse(tmp_path: Path) -> Warehouse:
 
 
 def test_reduction_equals_the_source(spark: Any) -> None:
-    """200 random scripts at once, each cut in two: what the first part leaves is there when the second is reduced."""
+    """200 random scripts at once, each cut in two: the reduction of the second part continues the result of the first."""
     seed = random.randrange(10**6)
     print("seed", seed)
     sources = []
@@ -81,7 +81,7 @@ def test_a_table_is_made_where_an_attempt_to_was_killed(spark: Any, tmp_path: Pa
 
 @pytest.mark.parametrize("table_format", ["delta", "parquet"])
 def test_random_batches_applied_again(spark: Any, tmp_path: Path, table_format: str) -> None:
-    """Batches cut at random, each applied up to three times, old ones after newer ones: the replica is the source."""
+    """Batches are cut at random. Each is applied up to three times, also old ones after newer ones. The replica is the source."""
     seed = random.randrange(10**6)
     print("seed", seed)
     warehouse = Warehouse(tmp_path, table_format)

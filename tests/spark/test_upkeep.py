@@ -1,4 +1,4 @@
-"""Upkeep of the tables: what is compacted and deleted, and that nobody notices."""
+"""Upkeep of the tables: what it compacts and deletes, and that it does not disturb readers and writers."""
 
 import itertools
 import json
@@ -166,7 +166,7 @@ def test_logs_are_cut_off_at_an_old_checkpoint(spark: "SparkSession", house: War
 
 
 def of_versions(log: Path) -> dict[int, list[Path]]:
-    """Return by version the files that a log has of it, checksums among them."""
+    """Return the files that a log has of each version, with the checksums."""
     found: dict[int, list[Path]] = {}
     for path in log.iterdir():
         if (match := re.match(r"\.?([0-9]{20})\.", path.name)) is not None:
@@ -209,7 +209,7 @@ def test_nothing_is_done_where_nothing_is_asked_for(
 def test_the_pipeline_writes_under_the_locks_that_upkeep_takes(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a local disk, too, Spark's commit of an OPTIMIZE overwrites one of ours that it does not see."""
+    """Also on a local disk: Spark's commit of an OPTIMIZE would overwrite a commit of ours that it does not see."""
     log = Log(tmp_path / "staging")
     log.segment([build(Insert(None, 1, (b"1",)))], before=[relation(1, "fruit", ("id", 23))])
     pipeline: Any = Pipeline(spark, log.root, tmp_path / "warehouse")

@@ -1,4 +1,4 @@
-"""Replicas compared with PostgreSQL: what is equal is never called different, and what differs is found, whatever is going on."""
+"""Replicas compared with PostgreSQL: equal tables are never reported as different, and differences are found under any load."""
 
 import json
 import random
@@ -90,7 +90,7 @@ def named(results: list[TableResult]) -> dict[str, TableResult]:
 
 
 class Verified(Road):
-    """A road whose replicas are compared; ``verified`` is what came out once."""
+    """A `Road` whose replicas are compared. ``verified`` is the result of one comparison."""
 
     verified: dict[str, TableResult]
 
@@ -136,7 +136,7 @@ def test_values_of_every_type_are_equal(road: Verified) -> None:
 
 
 def test_small_replicas_need_no_spark(road: Verified, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values of every type; columns that only the server has, and rows in deletion vectors."""
+    """Values of every type, columns that only the server has, and rows in deletion vectors."""
     road.spark.sql(f"update {road.replica_path('plain')} set id = id where id % 3 = 0")
     log = TableLog(Warehouse.existing(road.warehouse).replica(Table("public", "plain"))).refresh()
     assert any(file.get("deletionVector") for file in log.files)
@@ -153,7 +153,7 @@ def test_small_replicas_need_no_spark(road: Verified, monkeypatch: pytest.Monkey
 def test_a_replica_that_comes_further_meanwhile(
     database: postgres.Database, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: list[str]
 ) -> None:
-    """It is looked at as it is then, without Spark, unless it has what the server's snapshot does not see."""
+    """Its new state is compared, without Spark, unless that has changes which the server's snapshot does not see."""
     road = Verified(database, spark, tmp_path)
     road.execute("create table behind (id int primary key)")
     road.land()
@@ -178,7 +178,7 @@ def test_a_replica_that_comes_further_meanwhile(
 
 
 def test_all_tables(road: Verified) -> None:
-    """Unsent TOAST values, changed keys, hostile names, changed columns; a table without key is left out."""
+    """Unsent TOAST values, changed keys, hostile names, changed columns. A table without a key is left out."""
     assert {str(result.table) for result in road.verified.values() if not result.is_equal} == set()
     assert {"public.big", "public.widened", "public.listed", f"public.{HOSTILE[-1]}"} < set(road.verified)
     assert "public.keyless" not in road.verified
@@ -190,7 +190,7 @@ def test_all_tables(road: Verified) -> None:
 
 
 def test_native_types(pg18: postgres.Cluster, spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Snapshot, changes, replica and verify, where numbers lose the zeros at their end."""
+    """Snapshot, changes, replica and verify with native types, in which numbers lose their trailing zeros."""
     numbers = ["1.50", "0", "NaN", "1e40", "100", "-0.10", "12345678901234567890.5"]
     rows = ", ".join(f"(%s + {number}, '{text}', '{{{text},NULL}}', '{{{{{text}}}}}')" for number, text in enumerate(numbers))
     with pg18.database() as database:
@@ -251,7 +251,7 @@ def test_a_row_that_is_there_twice_is_found(road: Verified) -> None:
 
 
 def test_the_command(road: Verified) -> None:
-    """Exit codes, and no values but keys."""
+    """Exit codes. Of all values, only keys are printed."""
     road.execute("create table told (id int primary key, secret text)", "insert into told values (1, 'hush'), (2, 'hush too')")
     road.run()
     road.spark.sql(f"update {road.replica_path('told')} set secret = 'hushed' where id = 2")
@@ -277,7 +277,7 @@ def test_the_command(road: Verified) -> None:
 
 @pytest.mark.parametrize("table_format", ["delta", "parquet"])
 def test_while_it_is_written_to(pg18: postgres.Cluster, spark: Any, tmp_path: Path, table_format: str) -> None:
-    """Writers, launcher and tables at work: equal; and a row that somebody changed is found among all that changes."""
+    """Writers, launcher and tables are at work: all is equal. Then a row is changed by hand, and is found among the other changes."""
     with pg18.database() as database:
         road = Verified(database, spark, tmp_path)
         road.execute(
@@ -303,7 +303,7 @@ def test_while_it_is_written_to(pg18: postgres.Cluster, spark: Any, tmp_path: Pa
             pipeline.process_available()
 
             def drive(text: str, _part: float) -> None:
-                """Let the tables go on when they are waited for, which is further than they were when they were looked at."""
+                """Each time the comparison waits for the tables, let them progress to a position beyond the one it has seen."""
                 if text.startswith("waiting for the tables"):
                     pipeline.process_available()
 
@@ -324,7 +324,7 @@ def test_while_it_is_written_to(pg18: postgres.Cluster, spark: Any, tmp_path: Pa
 
 
 class Writers:
-    """Keep the table ``busy`` busy, but for the keys from 1000 on."""
+    """Change the table ``busy`` continuously, except the keys from 1000 on."""
 
     def __init__(self, database: postgres.Database, count: int) -> None:
         self._database = database
@@ -366,7 +366,7 @@ class Writers:
 
 
 def test_the_order_of_commits_is_not_that_of_their_visibility(spark: Any, tmp_path: Path) -> None:
-    """A commit that waits for a synchronous standby is in the WAL and in the tables, and nobody sees it on the server."""
+    """A commit that waits for a synchronous standby is in the WAL and in the tables, but not yet visible on the server."""
     settings = {"synchronous_standby_names": "nobody", "synchronous_commit": "local"}
     with postgres.Cluster("18", settings=settings) as cluster, cluster.database() as database:
         road = Verified(database, spark, tmp_path)
@@ -434,7 +434,7 @@ def test_what_is_published_is_compared(database: postgres.Database, spark: Any, 
 def test_a_partition_that_is_not_published_as_itself_any_more(
     database: postgres.Database, spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is left out, and named together with the table whose replica lacks what it held."""
+    """It is left out. The message names it, and the table whose replica lacks its rows."""
     road = Verified(database, spark, tmp_path, publication="rooted", slot="rooted")
     road.execute(
         "create table parts (id int primary key, a int) partition by range (id)",
@@ -463,7 +463,7 @@ def test_a_partition_that_is_not_published_as_itself_any_more(
 
 
 def test_refusals(database: postgres.Database, pg18: postgres.Cluster, spark: Any, tmp_path: Path) -> None:
-    """What can't be compared is not called equal."""
+    """A table that can't be compared is not reported as equal."""
     road = Verified(database, spark, tmp_path, slot="refusing")
     road.execute("create table gone (id int primary key)", "create table t (id int primary key)")
     road.run()

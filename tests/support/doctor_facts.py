@@ -61,7 +61,7 @@ def physical(name: str, pid: int | None = 7, **changes: Any) -> SlotState:
 
 
 def table(name: str = "t", *, columns: str = "id v", **changes: Any) -> Table:
-    """A table with the primary key id; ``published`` are changes to its PublishedTable."""
+    """Return a table with the primary key id. ``published`` has changes to its PublishedTable."""
     published: dict[str, Any] = {
         "schema": "public",
         "name": name,
@@ -97,12 +97,12 @@ def facts(**changes: Any) -> Facts:
 
 
 def on(settings: Mapping[str, str] | None = None, **changes: Any) -> Facts:
-    """The facts with a slot on a server with these settings and properties."""
+    """Return facts with a slot on a server with these settings and properties."""
     return facts(server=server(settings, **{"slots": (slot(),)} | changes))
 
 
 def said(check: Callable[[Facts], Iterator[Verdict]], given: Facts) -> list[tuple[str, str]]:
-    """The level, and all words, of each verdict."""
+    """Return the level and the whole text of each verdict."""
     found = list(check(given))
     for verdict in found:
         # What is not in order says why that matters, and what to do.
@@ -113,7 +113,7 @@ def said(check: Callable[[Facts], Iterator[Verdict]], given: Facts) -> list[tupl
 
 
 def judge(check: Callable[[Facts], Iterator[Verdict]], given: Facts, *expected: str) -> None:
-    """Each of ``expected`` is a level, and words that the verdict has, in this order, with … for what is between them."""
+    """Check the verdicts. Each of ``expected`` is a level and parts of the verdict's text in their order, with … between them."""
     found = said(check, given)
     assert len(found) == len(expected), found
     for (level, text), wanted in zip(found, expected, strict=True):

@@ -1,4 +1,4 @@
-"""Poll mode and standby: who has the slot, and when another one takes it over."""
+"""Poll mode and standby mode: which process has the slot, and when another one takes it over."""
 
 import signal
 
@@ -31,7 +31,7 @@ def test_poll_mode_needs_no_replication_role(on18: PublishedDatabase) -> None:
 
 
 def test_standby_takes_over(on: PublishedDatabase) -> None:
-    """The active one is killed; one of two standbys goes on where it was, the other goes on waiting."""
+    """The active process is killed. One of two standbys continues from its position. The other one still waits."""
     insert(on, 1, 2)
     with on.cli() as active:
         end, _ = active.transactions(1)[0]

@@ -30,7 +30,9 @@ def test_feedback_moves_the_slot_and_what_was_not_confirmed_comes_again(on: Publ
 
 
 def test_interleaved_transactions_are_cut_exactly(on: PublishedDatabase) -> None:
-    """T2's row is written before T1 commits: feedback on T1's end brings T2 again, all of it and nothing else (PITFALLS 0, A1)."""
+    """T2 writes its row before T1 commits. After feedback on T1's end, the next stream sends all of T2 and nothing else (PITFALLS
+    0, A1).
+    """
     with on.database.connect() as one, on.database.connect() as two:
         for connection in (two, one):
             connection.execute("begin")
@@ -49,7 +51,7 @@ def test_interleaved_transactions_are_cut_exactly(on: PublishedDatabase) -> None
 
 
 def test_random_interleavings_and_kill_points_lose_nothing(on18: PublishedDatabase) -> None:
-    """Consumers die at random; what they had confirmed and what came later is everything, and nothing confirmed comes again."""
+    """Consumers are killed at random. Confirmed and later transactions together are complete, and no confirmed one comes again."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -148,7 +150,7 @@ def test_auto_feedback_confirms_what_was_written(on: PublishedDatabase) -> None:
 
 
 def test_100000_feedback_lines_before_the_first_read(on18: PublishedDatabase) -> None:
-    """stdin is read while stdout is blocked: both pipes full would be the end (PITFALLS A8)."""
+    """stdin is read although stdout is blocked. Otherwise two full pipes would be a deadlock (PITFALLS A8)."""
     backlog(on18, rows=50_000)
     with on18.cli() as cli:
         for _ in range(100):
@@ -268,7 +270,7 @@ def test_startpos_leaves_out_without_confirming(on18: PublishedDatabase) -> None
 
 
 def test_no_secret_shows(on18: PublishedDatabase, tmp_path: Path) -> None:
-    """A password from the environment is in no command line, and in nothing that is said."""
+    """A password from the environment is in no command line and in no message."""
     with on18.cli("-vv", env={"PGPASSWORD": "CANARY"}) as cli:
         until(on18.is_active)
         for process in [psutil.Process(cli.process.pid), *psutil.Process(cli.process.pid).children(recursive=True)]:
@@ -280,7 +282,7 @@ def test_no_secret_shows(on18: PublishedDatabase, tmp_path: Path) -> None:
 
 
 def test_wake_ups_do_not_hold_a_lone_transaction_back_over_tcp(on18: PublishedDatabase) -> None:
-    """After a burst the kernel's low-water mark goes back: the next single row is there without another one after it."""
+    """After a burst the kernel's low-water mark is reset: a single row arrives without another one after it."""
     backlog(on18, rows=30_000)
     with CLI("-d", on18.database.tcp_dsn, "-S", on18.slot, "--publication", "p") as cli:
         cli.transactions(30)
@@ -291,7 +293,7 @@ def test_wake_ups_do_not_hold_a_lone_transaction_back_over_tcp(on18: PublishedDa
 
 
 def test_two_writers_while_streaming(on18: PublishedDatabase) -> None:
-    """Nothing is missing and nothing is twice under concurrent writes with feedback for each transaction."""
+    """No change is lost or doubled under concurrent writes, with feedback for each transaction."""
 
     def write(start: int) -> None:
         with on18.database.connect() as connection:

@@ -1,4 +1,4 @@
-"""-j and -J on the command line: a pgoutput slot rendered by us beside the real plugin's slot, on the same WAL."""
+"""-j and -J on the command line: a pgoutput slot rendered here, compared with the real plugin's slot on the same WAL."""
 
 import contextlib
 import json
@@ -43,7 +43,7 @@ def workload(on: PublishedDatabase) -> str:
 
 @pytest.mark.parametrize("option", ["-j", "-J"])
 def test_the_same_records(on15: PublishedDatabase, option: str) -> None:
-    """Headers too, but for those of Begin (pgoutput sends it with the first published change) and of version 1."""
+    """Also the headers, except for Begin (pgoutput sends it with the first published change) and for version 1."""
     end = workload(on15)
     outputs = []
     for slot, publication in ((on15.slot + "_w", []), (on15.slot, ["--publication", "p"])):
@@ -84,7 +84,7 @@ def test_an_unknown_option_is_named(on15: PublishedDatabase) -> None:
 
 
 def test_without_the_servers_plugin(pg18: postgres.Cluster) -> None:
-    """The reason for all this: JSON from a server that has no wal2json."""
+    """The purpose of all this: JSON from a server without wal2json."""
     with pg18.database() as database, contextlib.closing(PublishedDatabase(database)) as on:
         on.sql("insert into t values (1, 'a')")
         with on.cli("-J", header=False) as cli:
@@ -99,7 +99,7 @@ def test_without_the_servers_plugin(pg18: postgres.Cluster) -> None:
 
 @pytest.mark.parametrize("option", ["-j", "-J"])
 def test_a_transaction_that_cannot_be_rendered_is_not_confirmed(pg18: postgres.Cluster, option: str) -> None:
-    """What came before it is written; it may fail at its very end, when only the record is missing."""
+    """The records before it are written. It may also fail at its very end, when only its own record is missing."""
     with pg18.database() as database, contextlib.closing(PublishedDatabase(database)) as on:
         origin = f"gone_{database.name}"
         on.sql("insert into t values (1, 'local')")

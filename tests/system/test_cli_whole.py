@@ -1,4 +1,4 @@
-"""`--whole-transactions` through the real command line: what comes out is what version 1 gives, whatever the server streams."""
+"""`--whole-transactions` on the real command line: the output equals version 1, however the server streams."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ def end(on: PublishedDatabase) -> str:
 
 
 def records(on: PublishedDatabase, *args: str, until_lsn: str) -> Records:
-    """Run to the end position, without a word of feedback."""
+    """Run to the end position, without feedback."""
     on.released()
     with on.cli("--endpos", until_lsn, *args) as cli:
         out = list(cli.records())
@@ -82,7 +82,7 @@ def test_the_same_as_version_1(on: PublishedDatabase, spill: str) -> None:
 
 
 def test_from_and_to_any_position(on18: PublishedDatabase) -> None:
-    """Also in the middle of transactions that are streamed: what commits in between comes, whole."""
+    """Also positions inside streamed transactions: every transaction that commits in between comes whole."""
     workload(on18)
     last = end(on18)
     expected = plain(records(on18, until_lsn=last))
@@ -118,7 +118,9 @@ def test_rendered_and_with_newlines(on18: PublishedDatabase) -> None:
 
 
 def test_a_large_transaction_is_confirmed_whole_or_not_at_all(on18: PublishedDatabase) -> None:
-    """It does not fit into the pipe, its end counts once all is written, and memory and files are bounded and gone."""
+    """It is larger than the pipe. Its end counts once all of it is written. Its memory and files are limited, and released at the
+    end.
+    """
     on18.sql("insert into t values (1, 'before')", rows(10, 60_010, 500), "insert into t values (2, 'after')")
     with on18.cli(*WHOLE, "-m", SESSION, "--spill-threshold", "1MiB", "-A") as cli:
         before = cli.transactions(1)[0]
@@ -184,7 +186,7 @@ def test_a_prepared_transaction_comes_with_its_commit_and_holds_feedback(on: Pub
 
 
 def test_a_restart_after_overlapping_prepared_transactions(on18: PublishedDatabase) -> None:
-    """Also of one without published changes: nothing comes out for it, but the server sends its COMMIT PREPARED."""
+    """Also after one without published changes: it gives no output, but the server sends its COMMIT PREPARED."""
     on18.connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", [on18.slot + "_2pc"])
     on18.slot += "_2pc"
     arguments = (*WHOLE, "--two-phase", "-A")
@@ -214,7 +216,7 @@ def test_it_needs_pgoutput_and_a_size(pg15: postgres.Cluster) -> None:
 
 
 def test_rows_are_whole_records(on18: PublishedDatabase) -> None:
-    """A consumer of version 1 reads it without knowing of streaming."""
+    """A consumer of version 1 can read the output, and need not know of streaming."""
     on18.sql(rows(1, 2000))
     with on18.cli(*WHOLE, "-m", IMMEDIATE) as cli:
         out = cli.take(2003)

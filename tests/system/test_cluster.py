@@ -1,4 +1,4 @@
-"""The whole of `cdcpipe-spark run` on clusters, whose executors are processes of their own: snapshot, stream, tables."""
+"""All of `cdcpipe-spark run` on clusters whose executors are separate processes: snapshot, stream, tables."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[Any], lo
 
 @contextmanager
 def started(command: list[str], log: Path, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command with its output in a file; it is gone when the block is left."""
+    """Run a command with its output in a file. At the end of the block the command is killed if it still runs."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, **options
@@ -71,14 +71,14 @@ def started(command: list[str], log: Path, **options: Any) -> Iterator[subproces
 
 
 def plain_environment(**more: str) -> dict[str, str]:
-    """What a daemon on another machine has: nothing of ours."""
+    """Return the environment of a daemon on another machine: nothing of this project."""
     inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     return inherited | {"JAVA_HOME": str(session.find_java()), "SPARK_LOCAL_IP": "127.0.0.1"} | more
 
 
 @contextmanager
 def standalone(directory: Path) -> Iterator[str]:
-    """Start a master and a worker, each a process in a directory of its own; yield the master's URL."""
+    """Start a master and a worker, each a process in its own directory. Yield the master's URL."""
     environment = plain_environment(SPARK_DAEMON_JAVA_OPTS="-XX:TieredStopAtLevel=1", SPARK_DAEMON_MEMORY="256m")
     daemon = [str(SPARK_HOME / "bin/spark-class")]
     for name in ("master", "worker"):
@@ -107,9 +107,9 @@ def follow(
     in_between: Callable[[int], None] = lambda _: None,
     **options: Any,
 ) -> str:
-    """Let a pipeline take a snapshot and then changes, end it in order, compare; return what it said.
+    """Let a pipeline take a snapshot and then changes. Stop it, compare, and return its output.
 
-    ``in_between`` the two something is done to its process.
+    ``in_between`` is called with the process between snapshot and changes.
     """
     log, warehouse = root / "log", root / "warehouse"
 
@@ -160,7 +160,9 @@ def follow(
 
 
 def test_spark_submit_to_a_standalone_cluster(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
-    """The example, submitted to a master and a worker that know nothing of us; the driver is where the staging directory is."""
+    """The example is submitted to a master and a worker without this project. The driver is on the machine with the staging
+    directory.
+    """
     with standalone(tmp_path) as master:
         jars = session._jar_settings("delta", None)["spark.jars"]
         command = [str(SPARK_HOME / "bin/spark-submit"), "--master", master, "--jars", jars, *CONF]
@@ -170,14 +172,14 @@ def test_spark_submit_to_a_standalone_cluster(database: postgres.Database, spark
 
 
 def kill_executors(pid: int) -> None:
-    """Kill -9 all executors of a local cluster; Spark starts others."""
+    """Send SIGKILL to all executors of a local cluster. Spark starts others."""
     assert processes.kill(pid, "executor") == 2
 
 
 def test_a_local_cluster_that_does_not_see_the_staging_directory(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
-    """Executors in processes and directories of their own, and what they need of the log comes from the driver.
+    """The executors are processes in their own directories. They get segments of the log from the driver.
 
-    They are killed once: nothing is missing, nothing there twice.
+    They are killed once. No change is lost, and none comes twice.
     """
     # Executors work below SPARK_HOME, whatever they are told: not in the installed package.
     home = tmp_path / "spark"

@@ -1,4 +1,4 @@
-"""`cdcpipe decode` of what a server sent: the same bytes as live."""
+"""`cdcpipe decode` of a recorded stream: the same bytes as in a live stream."""
 
 import contextlib
 import re
@@ -19,7 +19,7 @@ SMALL_MEMORY = "options=-c logical_decoding_work_mem=64kB"
 
 
 class Recorded:
-    """A database in which the workload of the recordings has run, and a slot that has it all before it."""
+    """A database after the workload of the recordings, and a slot that begins before it."""
 
     def __init__(self, database: postgres.Database, directory: Path) -> None:
         self.database = database
@@ -36,7 +36,7 @@ class Recorded:
             until(lambda: connection.execute(sql).fetchone(), "the slot's release")
 
     def live(self, *args: str) -> bytes:
-        """Stream all of it; nothing is confirmed."""
+        """Stream everything. Confirm nothing."""
         self.released()
         command = [*COMMAND, "-d", self.database.dsn, "-S", self.slot, "--publication", "p", "--endpos", self.end_lsn, *args]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -82,7 +82,7 @@ FORMATS: Sequence[Sequence[str]] = [
 
 
 def test_the_same_bytes_as_live(recorded: Recorded) -> None:
-    """Plain, and streamed and put together; from a file and from stdin; with the server's catalog, as live."""
+    """Plain transactions, and streamed ones assembled; from a file and from stdin; with the server's catalog, as live."""
     day = recorded.capture("day.cdc", "--messages")
     mode = "parallel" if recorded.database.cluster.version_num >= 160000 else "on"
     streamed = recorded.capture("streamed.cdc", "--messages", "--streaming", mode, "-m", SMALL_MEMORY)
@@ -110,7 +110,7 @@ def without_lengths(out: bytes) -> bytes:
 
 
 def test_streamed_and_prepared_transactions_as_they_come(recorded: Recorded) -> None:
-    """test_decoding renders them live, too."""
+    """test_decoding also renders these in a live stream."""
     options = ["--output", "test_decoding", "-N", "-o", "stream-changes", "-o", "include-timestamp"]
     expected = recorded.live(*options, "-m", SMALL_MEMORY)
     assert b"opening a streamed block" in expected
@@ -120,7 +120,7 @@ def test_streamed_and_prepared_transactions_as_they_come(recorded: Recorded) -> 
 
 
 def test_segments_of_a_staging_log(database: postgres.Database, tmp_path: Path) -> None:
-    """All of them, and each by itself: a segment describes what is in it."""
+    """All segments together, and each by itself: a segment describes its own relations."""
     with record_workload(database, tmp_path) as recorded:
         expected = recorded.live("-J", "-N")
         recorded.released()

@@ -1,4 +1,4 @@
-"""`cdcpipe doctor` as a command: its exit codes, its lines, its JSON. What it finds is in tests/server/test_doctor.py."""
+"""`cdcpipe doctor` as a command: its exit codes, its lines, its JSON. tests/server/test_doctor.py tests its findings."""
 
 import json
 import re

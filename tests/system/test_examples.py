@@ -1,4 +1,4 @@
-"""The examples run, and do what they say. (spark_submit.py is run by test_cluster.py.)"""
+"""The examples run, and do what their comments promise. (test_cluster.py runs spark_submit.py.)"""
 
 import importlib.util
 import subprocess

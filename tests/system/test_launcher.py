@@ -1,4 +1,4 @@
-"""The launcher and `cdcpipe-spark land` against PostgreSQL: restarts, kills, signals, a server that goes back."""
+"""The launcher and `cdcpipe-spark land` against PostgreSQL: restarts, kills, signals, a server restored to an earlier state."""
 
 import os
 import random
@@ -141,7 +141,7 @@ def test_a_table_without_identity_is_told_of_once(database: postgres.Database, t
 
 
 class Workload:
-    """Changes two tables from a thread of its own until it is stopped."""
+    """Changes two tables in a thread of its own until it is stopped."""
 
     def __init__(self, database: postgres.Database, seed: int) -> None:
         self.database, self.random = database, random.Random(seed)
@@ -182,7 +182,7 @@ class Workload:
 
 @pytest.mark.slow
 def test_postgres_kill_loops(database: postgres.Database, tmp_path: Path):
-    """Launcher and streamer are killed at random moments, again and again; what is in the log is what is in the tables."""
+    """Launcher and streamer are killed repeatedly at random moments. The log then has what the tables have."""
     seed = random.randrange(1 << 30)
     print("seed", seed)
     chance = random.Random(seed)
@@ -348,7 +348,7 @@ def test_postgres_nothing_behind_a_publications_absence_is_landed(
 
 
 def test_postgres_a_server_restored_from_an_older_copy(pg18: postgres.Cluster, tmp_path: Path):
-    """It has the same system identifier and timeline, and writes the same positions with other changes."""
+    """The server has the same system identifier and timeline, and writes other changes at the same positions."""
     del pg18  # it skips the test where there is no 18
     with tempfile.TemporaryDirectory(prefix="cdcpipe-copy-", dir="/tmp") as directory:
         os.chmod(directory, 0o755)

@@ -1,4 +1,4 @@
-"""A launcher that is killed at any of its failpoints, with a fake streamer."""
+"""A launcher that is killed at each of its failpoints, with a fake streamer."""
 
 import signal
 import subprocess

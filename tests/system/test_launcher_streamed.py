@@ -1,4 +1,4 @@
-"""Streamed transactions and messages, landed from a real server, as version 1 of the protocol sends them."""
+"""Streamed transactions and messages from a real server, landed in the form of protocol version 1."""
 
 import json
 import os
@@ -40,7 +40,9 @@ SPILLING = (
 
 
 class Interleaved:
-    """Large transactions of three sessions, in turn, with savepoints and small ones in between; every step is of the seed."""
+    """Large transactions of three sessions in turn, with savepoints, and small transactions in between. The seed decides every
+    step.
+    """
 
     def __init__(self, database: postgres.Database, seed: int) -> None:
         self.random = random.Random(seed)
@@ -92,7 +94,7 @@ class Interleaved:
 
 
 def version_1(database: postgres.Database, slot: str) -> list[tuple[LSN, bytes]]:
-    """Return what the server sends on this slot when it is asked for nothing but messages."""
+    """Return what the server sends on this slot in version 1, with messages."""
     with database.connect() as connection:
         [(end,)] = connection.execute("select pg_current_wal_insert_lsn()::text").fetchall()
     argv = ["-m", "cli", "-d", database.dsn, "-S", slot, "--publication", "pub", "-H", "--messages", "--endpos", end]
@@ -114,7 +116,7 @@ def landed_records(staging: Path) -> list[tuple[LSN, bytes]]:
 
 
 def begin_streamed(database: postgres.Database, staging: Path) -> str:
-    """Make a table, and two slots from here on: the launcher's, and one to compare with."""
+    """Make a table, and two slots that begin here: the launcher's, and one to compare with."""
     with database.connect() as connection:
         connection.execute("create table t (id int primary key, v text)")
         connection.execute("create publication pub for table t")
@@ -175,7 +177,7 @@ LAND = """
 
 
 def holds_a_file(pid: int) -> bool:
-    """Whether a process has a nameless file open."""
+    """Tell whether a process has an unnamed file open."""
     try:
         return any("(deleted)" in os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir())
     except FileNotFoundError:
@@ -184,7 +186,9 @@ def holds_a_file(pid: int) -> bool:
 
 @pytest.mark.slow
 def test_postgres_kills_in_the_middle_of_streamed_transactions(database: postgres.Database, tmp_path: Path):
-    """Streamer or launcher is killed, or the launcher told to end, mostly while large transactions are held; all is there once."""
+    """Streamer or launcher is killed, or the launcher stopped, mostly while large transactions are held. Every change is there
+    once.
+    """
     seed = random.randrange(1 << 30)
     print("seed", seed)
     chance = random.Random(seed)
@@ -214,7 +218,7 @@ def test_postgres_kills_in_the_middle_of_streamed_transactions(database: postgre
 
 
 def test_postgres_messages_alone_are_landed_and_confirmed(any_database: postgres.Database, tmp_path: Path):
-    """Nothing commits: they hold neither WAL nor memory. The next run begins right after the last one."""
+    """Nothing commits. The messages keep neither WAL nor memory. The next run begins right after the last message."""
     slot = begin_streamed(any_database, tmp_path)
     emit = "select pg_logical_emit_message(false, 'p', repeat('x', %s))"
     with any_database.connect() as connection:

@@ -1,4 +1,4 @@
-"""Random transactions on random tables while parts are killed: every table equals its source, every change is in it once."""
+"""Random transactions on random tables, while parts are killed: every table equals its source, and has every change once."""
 
 import os
 import random
@@ -22,7 +22,7 @@ SEED = int(os.environ.get("CDCPIPE_TEST_SEED", random.randrange(1 << 32)))
 @pytest.mark.slow
 @pytest.mark.spark
 def test_tables_equal_their_sources_whatever_is_killed(spark: Any, tmp_path: Path) -> None:
-    """A snapshot under concurrent writes, then streamer, server and driver die. (`scripts/soak` does it as long as asked.)"""
+    """A snapshot under concurrent writes. Then streamer, server and driver are killed. (`scripts/soak` does this for longer.)"""
     print(f"CDCPIPE_TEST_SEED={SEED}")
     need("18")
     with postgres.Cluster("18", settings=SETTINGS) as cluster:
@@ -39,14 +39,14 @@ def test_tables_equal_their_sources_whatever_is_killed(spark: Any, tmp_path: Pat
 
 
 def _streamed(spark: Any, played: Round) -> set[int]:
-    """Return the xids of the transactions that changelogs have; others are in snapshots."""
+    """Return the xids of the transactions in the changelogs. The other transactions are in snapshots."""
     house = Warehouse.existing(played.warehouse)
     there = [changelogs_of(spark, house).read(table) for table in house.tables() if house.has_changelog(table)]
     return {xid for changes in there for (xid,) in changes.where("_cdc_op != 'snapshot'").select("_cdc_xid").distinct().collect()}
 
 
 def test_the_ledger_has_what_is_committed(database: postgres.Database) -> None:
-    """And the same seed gives the same transactions."""
+    """Also, the same seed gives the same transactions."""
     print(f"CDCPIPE_TEST_SEED={SEED}")
     ledgers = []
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Warehouses in object stores, each played by what object_stores.py starts. Without Spark, but for the last two."""
+"""Warehouses in object stores, which object_stores.py emulates. Only the last two tests use Spark."""
 
 import contextlib
 import functools
@@ -46,7 +46,7 @@ COLUMNS = StructType([StructField("id", LongType()), StructField("name", StringT
 
 @pytest.fixture(scope="module")
 def stores() -> Iterator[Callable[[str], Store]]:
-    """Start a store of a kind, once: what reaches it stays connected."""
+    """Start a store of each kind once, because clients stay connected to it."""
     with contextlib.ExitStack() as stack:
         yield functools.cache(lambda kind: stack.enter_context(object_stores.started(kind)))
 
@@ -60,7 +60,7 @@ def store(request: pytest.FixtureRequest, stores: Callable[[str], Store]) -> Sto
 
 @pytest.fixture
 def root(store: Store, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A place in a bucket of its own."""
+    """Return a place in a bucket of its own."""
     for name, value in store.environment.items():
         monkeypatch.setenv(name, value)
     bucket = f"lake{random.randrange(10**9)}"
@@ -102,7 +102,7 @@ def merge(house: Warehouse, after: int, until: int) -> None:
 
 
 def rows(house: Warehouse) -> list[Any]:
-    """What the replica's files have, less what their deletion vectors take away."""
+    """Return the rows of the replica's files without those in deletion vectors."""
     log, found = TableLog(house.replica(TABLE)).refresh(), []
     for file in log.files:
         there = places.parquet_reader(log.path / file["path"]).read().to_pydict().values()
@@ -130,7 +130,7 @@ def test_from_changes_to_a_replica(house: Warehouse, monkeypatch: pytest.MonkeyP
 
 
 def test_two_writers_and_one_name(root: Any) -> None:
-    """Each of them gets a commit, whichever comes first."""
+    """Both get a commit, whichever is first."""
     first = file_table.define(root / "t", COLUMNS, {})
     file_table.commit(first, [], Position(1, 10))
     tables = [file_table.open_table(root / "t") for _ in range(4)]
@@ -196,7 +196,7 @@ def test_files_of_one_table_for_another(root: Any) -> None:
 
 
 def test_a_file_by_name(root: Any) -> None:
-    """As an executor writes it, who gets the directory's name."""
+    """As an executor writes it, which gets only the directory's name."""
     layout = Layout(("a",), pa.schema([("a", pa.int64())]))
     writer = FileWriter(places.name(root / "t"), "part-1.parquet", layout)
     writer.write({"a": pa.array(np.arange(5))}, 5)
@@ -206,7 +206,7 @@ def test_a_file_by_name(root: Any) -> None:
 
 
 def test_a_file_of_several_parts(root: Any) -> None:
-    """Larger than what goes to a store at once."""
+    """Larger than one request to a store."""
     numbers = np.random.default_rng(1).integers(1 << 60, size=1_500_000)
     writer = FileWriter(places.name(root / "t"), "part-1.parquet", Layout(("a",), pa.schema([("a", pa.int64())])))
     for piece in np.array_split(numbers, 3):
@@ -248,7 +248,7 @@ def test_commits_say_the_same_everywhere(root: Any, tmp_path: Path) -> None:
 
 
 def section(kind: str) -> str:
-    """The page's settings of Spark for a store; of two connectors those of the second."""
+    """Return the Spark settings for a store from the page. If the page has two connectors, return those of the second."""
     sections = (ROOT / "docs/spark/object-stores.md").read_text().split("\n## ")
     text = next(text for text in sections if text.startswith({"s3": "Amazon S3", "azure": "Azure", "gcs": "Google"}[kind]))
     return text.split("```sh\n")[-1]

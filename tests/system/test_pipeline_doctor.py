@@ -25,7 +25,7 @@ TIMEOUT_S = 240
 
 
 def doctor(*arguments: str, environment: dict[str, str] | None = None) -> tuple[int, list[Finding], str]:
-    """Exit code, findings, stderr."""
+    """Return exit code, findings, stderr."""
     command = [sys.executable, "-m", "spark_sink", "doctor", "--json", *arguments]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=ROOT, env=os.environ | (environment or {})
@@ -39,7 +39,7 @@ def errors(findings: list[Finding]) -> dict[str, str]:
 
 @pytest.fixture
 def pipeline(database: postgres.Database, tmp_path: Path) -> list[str]:
-    """Options of a pipeline that could be started."""
+    """Return the options of a pipeline that could be started."""
     with database.connect() as connection:
         connection.execute("create table fruit (id int primary key)")
     asked = ["-d", database.dsn, "-S", "doctor_p", "--publication", "shop", "-c"]
@@ -71,7 +71,7 @@ def test_what_is_wrong_is_found(pipeline: list[str], tmp_path: Path) -> None:
 
 
 def test_the_server_is_judged_as_for_a_copy(pipeline: list[str], database: postgres.Database) -> None:
-    """A role that may not read: with -c and a warehouse the tables are copied, for land they are not."""
+    """A role that may not read. With -c and a warehouse the tables are copied, with `land` they are not."""
     with database.connect() as connection:
         connection.execute("create publication shop for table fruit; create role doctor_reader login replication")
         try:
@@ -161,7 +161,7 @@ def test_workers_are_looked_at(spark: Any, tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 def test_workers_without_packages(pipeline: list[str], tmp_path: Path) -> None:
-    """An interpreter of its own without any package, as on an executor's machine that nobody has prepared."""
+    """An interpreter without any packages, as on an unprepared machine of an executor."""
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     code, findings, _ = doctor(*pipeline, "--conf", f"spark.pyspark.python={bare}/bin/python")

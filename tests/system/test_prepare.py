@@ -1,4 +1,4 @@
-"""`cdcpipe prepare` on real servers: what it says, what it makes, the snapshot that it exports."""
+"""`cdcpipe prepare` on real servers: what it prints, what it creates, the snapshot that it exports."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def test_prepare_says_what_is_there(on: PublishedDatabase) -> None:
 
 
 def test_prepare_takes_no_deferrable_key_for_a_key(on: PublishedDatabase) -> None:
-    """Neither does the server: with REPLICA IDENTITY DEFAULT it refuses to update such a table."""
+    """Nor does the server: with REPLICA IDENTITY DEFAULT it refuses updates of such a table."""
     on.sql(
         "create table k(id int primary key deferrable, v int)",
         "create table f(id int primary key deferrable initially deferred, v int)",

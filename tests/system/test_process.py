@@ -1,4 +1,4 @@
-"""What is left of a command's children when it is gone: nothing. And a signal ends a command in any phase."""
+"""When a command has ended, none of its children is left. A signal ends a command in any phase."""
 
 import contextlib
 import signal
@@ -23,13 +23,13 @@ from support.waiting import DEADLINE_S, until
 
 @pytest.fixture
 def silent_server() -> Iterator[tuple[str, ...]]:
-    """How to connect to a server that takes connections and never says a word."""
+    """Return the options for a connection to a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield "-h", "127.0.0.1", "-p", str(listener.getsockname()[1]), "-m", "connect_timeout=600"
 
 
 def family(pid: int) -> dict[str, psutil.Process]:
-    """A command's processes by what they are."""
+    """Return a command's processes by their roles."""
     return {processes.role(command): process for process, command in processes.running(pid).items()}
 
 
@@ -41,7 +41,7 @@ def is_gone(process: psutil.Process) -> bool:
 
 @contextlib.contextmanager
 def started(*argv: str) -> Iterator[subprocess.Popen[str]]:
-    """A program that a test that fails does not wait for."""
+    """Run a program. A failed test does not wait for it."""
     pipe = subprocess.PIPE
     with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=ROOT) as process:
         try:
@@ -118,7 +118,7 @@ def test_a_silent_server_keeps_nobody(
 
 @pytest.fixture
 def warehouse(tmp_path: Path) -> str:
-    """A warehouse as far as a command looks at it before Spark has started."""
+    """A warehouse with the parts that a command reads before it starts Spark."""
     Log(tmp_path / "staging").segment([])
     house = Warehouse(tmp_path / "warehouse", "delta")
     house.open(Epoch(1, "7", 1, "db", "s", ("p",), {}, START_LSN), tmp_path / "staging")
@@ -127,7 +127,7 @@ def warehouse(tmp_path: Path) -> str:
 
 
 def spark_jvm(pid: int) -> psutil.Process | None:
-    """Spark's JVM; another one, before it, only finds out how to start it."""
+    """Return Spark's JVM. An earlier JVM only finds out how to start it."""
     is_spark = "org.apache.spark.deploy.SparkSubmit"
     return next((process for process, command in processes.running(pid).items() if is_spark in command), None)
 
@@ -142,7 +142,7 @@ def spark_jvm(pid: int) -> psutil.Process | None:
     ],
 )
 def test_a_signal_while_spark_starts(warehouse: str, arguments: tuple[str, ...], number: signal.Signals) -> None:
-    """The JVM has not told its driver yet that it is there, and so nobody looks whether the driver is."""
+    """The JVM has not yet connected to its driver. So it would not notice the driver's end."""
     name, *others = arguments
     with start(name, "--warehouse", warehouse, *others) as process:
         jvm = until(lambda: spark_jvm(process.pid), "the JVM")

@@ -1,12 +1,13 @@
-"""The pages are true: their examples run and print what they say, their links lead somewhere.
+"""The examples in the pages run and print what the pages show, and the links of the pages lead somewhere.
 
-That they have every option is in tests/unit/test_help.py.
+tests/unit/test_help.py checks that the pages have every option.
 
-A block ```sh run``` is run by bash, ```python run``` by Python, all of a page in order, in one directory and on one database, with
-stdin open as at a terminal. A ```text``` block right after it is what the block prints; … stands for anything.
+bash runs each block ```sh run```, and Python each block ```python run```: all blocks of a page in order, in one directory and on
+one database, with stdin open as at a terminal. A ```text``` block right after a block is its expected output; … stands for any
+text.
 
-The pages of `CHAIN` run one after the other on one database, beginning with the README. Each of `ALONE` begins anew. All Python
-blocks of a chain are one Python program, so that they share a Spark session.
+The pages of `CHAIN` run one after the other on one database, beginning with the README. Each page of `ALONE` begins anew. All
+Python blocks of a chain are one Python program, so that they share a Spark session.
 """
 
 import json
@@ -46,7 +47,7 @@ for line in sys.stdin:
 
 
 class Session:
-    """What a reader has open: a directory, an environment, and, once there is a block for it, one Python."""
+    """What a reader has open: a directory, an environment and, from the first Python block on, one Python."""
 
     def __init__(self, directory: Path, environment: dict[str, str]) -> None:
         self._directory = directory
@@ -115,7 +116,7 @@ def session(tmp_path: Path, shell: dict[str, str]) -> Iterator[Session]:
 
 
 def test_the_examples_that_help_ends_with(session: Session, database: postgres.Database) -> None:
-    """Those that need Spark are in the pages: tests/unit/test_help.py."""
+    """The examples that need Spark are in the pages: tests/unit/test_help.py."""
     capture = (
         'now=$(psql -Atc "select pg_current_wal_lsn()"); cdcpipe -S shop_cdc --publication shop -H -A --endpos "$now" >day.cdc'
     )

@@ -1,4 +1,4 @@
-"""`cdcpipe-spark run` as a process: killed at any moment, on a terminal, with what cannot be."""
+"""`cdcpipe-spark run` as a process: killed at any moment, on a terminal, with invalid arguments."""
 
 import contextlib
 import io
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.spark
 
 
 class Writer(threading.Thread):
-    """Keeps a database busy until it is told to stop."""
+    """Changes a database continuously until it is stopped."""
 
     def __init__(self, database: postgres.Database) -> None:
         super().__init__()
@@ -84,7 +84,9 @@ def command(database: postgres.Database, root: Path, *more: str, dsn: str | None
 
 
 def test_killed_at_any_moment(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
-    """kill -9 of Spark's JVM, then of the streamer, then a clean stop, then a lost checkpoint: nothing missing, nothing twice."""
+    """SIGKILL for Spark's JVM, then for the streamer, then a clean stop, then a lost checkpoint: no change is lost, and none comes
+    twice.
+    """
     road = Road(database, spark, tmp_path)
     road.execute(
         "create table busy (id int primary key, n int, b text)",
@@ -150,9 +152,9 @@ def test_killed_at_any_moment(database: postgres.Database, spark: Any, tmp_path:
 
 
 def test_progress_on_a_terminal_and_a_signal_to_all_processes(database: postgres.Database, tmp_path: Path) -> None:
-    """As systemd stops a service: Spark's JVM gets the signal, too. That is no error, and what is not in the tables comes later.
+    """systemd stops a service in this way: Spark's JVM gets the signal, too. That is no error. The remaining changes come later.
 
-    The server falls silent before that: the line says so, and the command ends all the same.
+    Before that the server falls silent: the progress line says so, and the command still ends.
     """
     said = io.StringIO()
     with database.connect() as connection, FaultyProxy(database.cluster.port) as proxy:

@@ -1,4 +1,4 @@
-"""The scripts: what is cheap to try."""
+"""The scripts, as far as a test of them is cheap."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from support.paths import ROOT
 
 
 def start_pg(*arguments: str) -> tuple[subprocess.Popen[str], str]:
-    """Run scripts/pg without its virtual environment; return it and the DSN that it prints."""
+    """Run scripts/pg without its virtual environment. Return it and the DSN that it prints."""
     process = subprocess.Popen([sys.executable, ROOT / "scripts/lib/postgres.py", *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, process.stdout.readline().strip()

@@ -1,6 +1,6 @@
 """`cdcpipe-spark status --check`: the exit codes of monitoring plugins, with a real server and a real log.
 
-Which state is made of what is found: tests/unit/status/test_check.py.
+tests/unit/status/test_check.py tests which state follows from which facts.
 """
 
 import re
@@ -23,7 +23,7 @@ def cdcpipe_spark(*arguments: str) -> tuple[int, str, str]:
 
 
 def check(*arguments: str) -> tuple[int, str]:
-    """The exit code, and the line, which is all that is printed."""
+    """Return the exit code, and the line, which is the only output."""
     code, stdout, stderr = cdcpipe_spark("status", "--check", *arguments)
     assert (stderr, stdout.count("\n")) == ("", 1)
     return code, stdout.strip()

@@ -1,4 +1,4 @@
-"""What `pip install` brings: the wheel's contents, and the demo's first steps with nothing else in an empty environment.
+"""The contents of the wheel, and the demo's first steps with the installed wheel alone in an empty environment.
 
 pip fetches setuptools and the dependencies from the package registry.
 """
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 def own_environment() -> dict[str, str]:
-    """The environment without what leads to the checkout: with a PYTHONPATH to it pip takes cdcpipe for installed."""
+    """Return the environment without a PYTHONPATH to the checkout. With it, pip would take cdcpipe for installed."""
     return {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
 
 
@@ -35,7 +35,7 @@ def pip(*arguments: str | Path) -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of the checkout: setuptools leaves files in the folder that it builds from."""
+    """Build the wheel from a copy of the checkout, because setuptools leaves files in the folder that it builds from."""
     checkout, built = tmp_path_factory.mktemp("source") / "checkout", tmp_path_factory.mktemp("wheel")
     left_out = shutil.ignore_patterns(".git", ".venv*", "__pycache__", "*.egg-info", "build", "site", ".*_cache", ".hypothesis")
     shutil.copytree(ROOT, checkout, ignore=left_out, symlinks=True)
@@ -78,7 +78,7 @@ def test_the_wheel_has_the_packages_whole_and_nothing_else(wheel: Path) -> None:
 
 
 class Installed:
-    """The commands of an environment that has the wheel, away from the checkout."""
+    """The commands of an environment with the wheel, run outside of the checkout."""
 
     def __init__(self, directory: Path, database: postgres.Database) -> None:
         self._directory = directory
@@ -96,7 +96,7 @@ class Installed:
         pip("--python", self._bin / "python", "install", "--no-compile", *requirements)
 
     def run(self, program: str, *arguments: str, code: int = 0) -> str:
-        """Return what the program prints: on stdout, or if it is to fail on stderr. stdin stays open, as at a terminal."""
+        """Return the program's stdout, or its stderr if it is expected to fail. stdin stays open, as at a terminal."""
         with subprocess.Popen(
             [self._bin / program, *arguments],
             cwd=self._directory,
