@@ -153,7 +153,7 @@ def test_small_replicas_need_no_spark(road: Verified, monkeypatch: pytest.Monkey
 def test_a_replica_that_comes_further_meanwhile(
     database: postgres.Database, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: list[str]
 ) -> None:
-    """Its new state is compared, without Spark, unless that has changes which the server's snapshot does not see."""
+    """Its new state is compared, without Spark, unless it has changes that the server's snapshot does not see."""
     road = Verified(database, spark, tmp_path)
     road.execute("create table behind (id int primary key)")
     road.land()
@@ -277,7 +277,7 @@ def test_the_command(road: Verified) -> None:
 
 @pytest.mark.parametrize("table_format", ["delta", "parquet"])
 def test_while_it_is_written_to(pg18: postgres.Cluster, spark: Any, tmp_path: Path, table_format: str) -> None:
-    """Writers, launcher and tables are at work: all is equal. Then a row is changed by hand, and is found among the other changes."""
+    """Writers, launcher and tables are at work: all is equal. Then a row is changed by hand, and is found among all changes."""
     with pg18.database() as database:
         road = Verified(database, spark, tmp_path)
         road.execute(

@@ -41,7 +41,7 @@ sys.exit(__main__.invoke(sys.argv[1:]))
 
 
 def test_killed_in_the_middle_it_goes_on(pg18: postgres.Cluster, spark: Any, tmp_path: Path) -> None:
-    """Killed between a table's replica and its changelog. The finished table stays. This one begins again, with the changes since."""
+    """Between a table's replica and its changelog. The finished table stays. This one begins again, with the changes since."""
     with pg18.database() as database:
         killed = InitialCopy(database, spark, tmp_path, "killed")
         names = ["a", "b"]
@@ -77,7 +77,7 @@ def test_killed_in_the_middle_it_goes_on(pg18: postgres.Cluster, spark: Any, tmp
 def test_killed_in_the_middle_of_a_table_it_goes_on_with_the_next_chunk(
     database: postgres.Database, spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It uses the same snapshot, however the rows have changed since. The table has none of the half-written rows."""
+    """It uses the same snapshot, however the rows have changed since. The table has none of the unfinished rows."""
     killed = InitialCopy(database, spark, tmp_path, f"s_{database.name}"[:63])
     killed.execute(
         "create table t (id int primary key, v text)",

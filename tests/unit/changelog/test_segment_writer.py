@@ -1,4 +1,4 @@
-"""Segments to files, all tables at once, where no Spark is needed: a small micro-batch."""
+"""A small micro-batch: segments written to the files of all tables at once, without Spark."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def target(directory: Path, described: Relation | None, after_lsn: int = 0) -> T
 
 
 def renamed(schema: StructType) -> StructType:
-    """As a Delta table's files have it: under other names, in structs, too."""
+    """Rename the columns as in a Delta table's files: they have other names there, also inside structs."""
     text: dict[str, Any] = schema.jsonValue()
 
     def rename(struct: dict[str, Any]) -> dict[str, Any]:

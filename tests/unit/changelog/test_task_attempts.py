@@ -1,4 +1,4 @@
-"""Spark may run a task twice (a retry, speculation); the attempt that does not count may write for ever. No Spark."""
+"""Spark may run a task twice (retry, speculation). The attempt that does not count may write at any time. Without Spark."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ NO_SPARK: Any = None
 
 
 def attempt(files: Files, name: str) -> FileWriter:
-    """Begin what a task writes."""
+    """Begin the writing of a task."""
     writer = FileWriter(str(files.directory), name, files.layout)
     writer.write({"id": pa.array([1, 2, 3])}, 3)
     return writer

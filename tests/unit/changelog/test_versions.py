@@ -1,4 +1,4 @@
-"""Versions of a table: its key, and what rows from before a version have in its columns."""
+"""Versions of a table: its key, and the values of its columns in rows from before a version."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_what_rows_from_before_have(before: str, after: str, fills: list[Fill], 
 
 
 class History:
-    """What is asked of a schema history that has one version."""
+    """A schema history with one version, as far as the code under test asks it."""
 
     def __init__(self, version: SchemaVersion) -> None:
         self._version = version
@@ -80,7 +80,9 @@ class History:
     ],
 )
 def test_what_a_snapshots_rows_have(tmp_path: Path, at_snapshot: str, after: str, fills: list[Fill]) -> None:
-    """A late one's rows come when the stream has passed it, and has settled what rows from before a later change have."""
+    """The rows of a late snapshot come after the stream has passed it, and has decided the values in rows from before a later
+    change.
+    """
     relations = [table(at_snapshot), table(after)]
     columns = merge_columns(None, relations)
     numbers = [int(part.partition("=")[2][:1]) for part in at_snapshot.split()]
@@ -102,7 +104,7 @@ def test_what_a_snapshots_rows_have(tmp_path: Path, at_snapshot: str, after: str
 
 
 class Renamed(History):
-    """That of a table which had other columns under another name, of which the changelog of this one knows nothing."""
+    """The history of a table that had other columns under another name, which this changelog does not have."""
 
     def step(self, _use: Use) -> Any:
         facts = [

@@ -18,7 +18,7 @@ from support.paths import ROOT
 
 
 def test_no_server_is_asked_unless_it_is_named() -> None:
-    """Also where the environment names one that is not there."""
+    """Also if the environment names a server that does not exist."""
     path = str(DATA / "pg15" / "v1.cdc")
     environment = {"PGHOST": "/nonexistent", "PGSERVICE": "none"}
     assert run_cli("decode", "-J", path, env=environment)[0] == 0
@@ -45,7 +45,7 @@ def test_the_warning_reaches_the_user() -> None:
 
 
 def test_memory_does_not_grow_with_the_capture(tmp_path: Path) -> None:
-    """20 MB of small transactions, and what is rendered of them, within what the program takes anyway."""
+    """20 MB of small transactions and their output, within the memory that the program needs anyway."""
     path = tmp_path / "long.cdc"
     one = capture(BEGIN, *[row(number, b"z" * 80) for number in range(50)], COMMIT)
     with path.open("wb") as file:
@@ -68,7 +68,7 @@ def decoding(*args: str, stdin: int = subprocess.PIPE) -> subprocess.Popen[bytes
 
 
 def test_what_is_there_is_rendered_before_more_is_waited_for() -> None:
-    """As in `cdcpipe … -H | cdcpipe decode …`; also where stdin does not wait."""
+    """As in `cdcpipe … -H | cdcpipe decode …`; also if stdin is non-blocking."""
     for is_blocking in (True, False):
         read_fd, write_fd = os.pipe()
         os.set_blocking(read_fd, is_blocking)

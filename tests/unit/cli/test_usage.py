@@ -1,4 +1,4 @@
-"""Usage of the command line: what is refused before a connection is tried, help, version."""
+"""Usage of the command line: mistakes that are refused before a connection is tried, help, version."""
 
 import os
 import re
@@ -77,7 +77,7 @@ def test_no_server(tmp_path: os.PathLike[str]) -> None:
     ],
 )
 def test_mistakes_show_before_a_connection_is_tried(options: tuple[str, ...], message: str, commands: ForkedCommands) -> None:
-    """There is no server: 2 would say that one was looked for."""
+    """There is no server. Exit code 2 would mean that the command tried to connect."""
     code, _, err = commands.cdcpipe("-h", "/nonexistent", "-S", "s", "--publication", "p", "-c", *options)
     assert (code, message in err) == (1, True), err
 

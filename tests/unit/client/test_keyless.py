@@ -1,4 +1,4 @@
-"""What is said of published tables without a key."""
+"""The message about published tables without a key."""
 
 from typing import Any
 

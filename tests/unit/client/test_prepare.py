@@ -1,4 +1,4 @@
-"""What `cdcpipe prepare` prints, as the client reads it."""
+"""How the client reads the output of `cdcpipe prepare`."""
 
 import json
 

@@ -94,7 +94,7 @@ def test_what_is_known_of_the_server_grows_old() -> None:
 
 
 def test_the_staging_directory_is_private_whoever_makes_it(tmp_path: Path) -> None:
-    """With -c the snapshot comes before the launcher."""
+    """With -c the snapshot makes it, before the launcher starts."""
     config = LauncherConfig("s", tmp_path / "new/staging", command=python(MUTE))
     InitialSnapshot(config, Warehouse(tmp_path / "warehouse", "delta"), "initial").prepare(lambda: True)
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new", config.staging)} == {0o700}

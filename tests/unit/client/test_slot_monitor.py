@@ -1,4 +1,4 @@
-"""How far behind a position is, from the WAL positions that a monitor has seen."""
+"""The lag of a position, from the WAL positions that a monitor has seen."""
 
 from spark_sink.client.slot_monitor import Lag, WALHistory
 

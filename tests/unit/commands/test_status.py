@@ -1,4 +1,4 @@
-"""`cdcpipe-spark status` of a staging directory and a warehouse that are made by hand."""
+"""`cdcpipe-spark status` of a staging directory and a warehouse made by hand."""
 
 import json
 import shutil
@@ -61,7 +61,7 @@ def test_status_as_json(pipeline: Path, commands: ForkedCommands) -> None:
 
 
 def test_a_replica_that_is_not_there_is_behind(pipeline: Path, commands: ForkedCommands) -> None:
-    """It lacks all from its table's first change on; a table without a key, or without changes, is to have none."""
+    """It lacks all changes from its table's first one on. A table without a key, or without changes, needs no replica."""
     house = Warehouse.existing(pipeline / "warehouse")
 
     def rung() -> tuple[str, int]:

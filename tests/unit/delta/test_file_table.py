@@ -1,4 +1,4 @@
-"""Commits written by hand, without Spark: what is in them, what they may follow. That Spark reads them is seen elsewhere."""
+"""Commits without Spark: their content, and which commits they may follow. tests/spark/test_tables.py reads them with Spark."""
 
 import dataclasses
 import json
@@ -43,7 +43,7 @@ def read(table: FileTable, version: int) -> list[dict[str, Any]]:
 
 
 def other(table: FileTable, version: int, action: dict[str, Any]) -> None:
-    """Somebody else's commit."""
+    """Make a commit as another program would."""
     (table.path / "_delta_log" / f"{version:020d}.json").write_text(json.dumps({"commitInfo": {}}) + "\n" + json.dumps(action))
 
 
@@ -90,7 +90,7 @@ def test_files_of_one_table_may_be_anothers(tmp_path: Path) -> None:
 
 
 def test_the_order_of_durability(table: FileTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files' names, what the commit says, then that it is there."""
+    """First the files' names, then the content of the commit, then its name."""
     log, synced = table.path / "_delta_log", []
     fsync = os.fsync
 
@@ -148,7 +148,7 @@ def test_files_that_lack_rows_are_not_committed(tmp_path: Path, format: str) -> 
 
 
 def test_only_a_line_feed_ends_a_line_of_json(table: FileTable) -> None:
-    """Spark writes U+2028, U+2029 and U+0085 as they are, in what users say of a commit, in names, in values."""
+    """Spark writes U+2028, U+2029 and U+0085 unescaped: in users' commit metadata, in names, in values."""
     text = "a\u2028b\u2029c\u0085d"
     actions = [{"commitInfo": {"userMetadata": text}}, {"txn": {"appId": text, "version": 99}}, {"add": {"path": text}}]
     written = "".join(json.dumps(action, ensure_ascii=False) + "\n" for action in actions)
@@ -160,7 +160,7 @@ def test_only_a_line_feed_ends_a_line_of_json(table: FileTable) -> None:
 
 
 def test_a_link_that_is_there_although_an_error_was_returned(table: FileTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is over NFS when the answer gets lost, and the request is made again."""
+    """This happens over NFS, when an answer is lost and the client repeats the request."""
     link, errors = os.link, [FileExistsError, TimeoutError]
 
     def lose_answer(source: Path, target: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_link_that_is_there_although_an_error_was_returned(table: FileTable, m
 
 
 def test_files_have_the_numbers_of_the_tables_columns(tmp_path: Path) -> None:
-    """As Delta's protocol asks it of tables with column mapping; whoever maps by number finds no column without."""
+    """Delta's protocol asks for this in tables with column mapping. A reader that maps by number finds no column without it."""
     nested = StructType([*SCHEMA, StructField("list", ArrayType(StructType([StructField("x", LongType())])))])
     table = file_table.define(tmp_path / "t", nested, {})
     table.path.mkdir()
@@ -222,7 +222,7 @@ def test_bounds_of_the_columns_by_which_a_table_is_clustered(tmp_path: Path) -> 
 
 
 def test_bounds_that_json_numbers_do_not_hold_are_left_out(table: FileTable) -> None:
-    """Rounded, they would make readers skip a file that has the row."""
+    """Rounded bounds would make readers skip a file that has the row."""
     stats = '{"numRecords":1,"minValues":{"a":12345678901234567.89,"b":0.1},"maxValues":{},"nullCount":{"a":0,"b":0}}'
     file = {"path": "part-1.parquet", "partitionValues": {}, "size": 100, "stats": stats}
     file_table.commit(table, [], Position(1, 20), replaced=[Replaced(file, {"storageType": "i", "pathOrInlineDv": "x"})])

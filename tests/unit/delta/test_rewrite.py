@@ -1,4 +1,4 @@
-"""Rows of a Delta table are replaced by key, without Spark, whatever the table is about."""
+"""Replaces rows of a Delta table by key, without Spark and without change data."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `run` does of the doctor at its start: what is refused, what is said, and that nobody waits for an answer."""
+"""The doctor's part in the start of `run`: what it refuses, what it logs, and that `run` does not wait for its answer."""
 
 import fcntl
 import json

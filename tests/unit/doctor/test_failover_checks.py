@@ -90,7 +90,7 @@ def test_standbys(found: Server, expected: list[str]) -> None:
 
 
 def test_standbys_wait_for_the_primarys_slot() -> None:
-    """What the primary lacks is said of the primary."""
+    """If the primary lacks something, only the finding on the primary says so."""
     judge(failover_checks.standbys, facts(server=primary(slot(failover=False)), others=(standby(),)))
 
 

@@ -1,4 +1,4 @@
-"""The shape of findings: in JSON and back, and in lines."""
+"""Findings as JSON, read back, and as lines."""
 
 import json
 

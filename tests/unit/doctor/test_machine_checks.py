@@ -1,4 +1,6 @@
-"""The doctor's checks of this machine, its directories and Spark's workers: what is judged, and what is tried in a directory."""
+"""The doctor's checks of this machine, its directories and Spark's workers: the judgements, and the operations that it tries in a
+directory.
+"""
 
 import errno
 import fcntl
@@ -22,14 +24,14 @@ ROOT = Mount("/", "ext4", "/dev/vda1", frozenset({"rw"}))
 
 
 def said(verdicts: Iterator[Verdict]) -> list[str]:
-    """Level and words of each verdict; what is not in order says why that matters, and what to do."""
+    """Return level and text of each verdict. Check that each problem has a reason and a fix."""
     found = list(verdicts)
     assert all((each.level == "ok") == (each.why is None) == (each.fix is None) for each in found)
     return [f"{each.level} {each.message}: {each.why}. {each.fix}" for each in found]
 
 
 def judge(verdicts: Iterator[Verdict], *expected: str) -> None:
-    """Each of ``expected`` is how a verdict begins, and after … words that it has."""
+    """Check the verdicts. Each of ``expected`` is the beginning of a verdict and, after each …, words that follow."""
     found = said(verdicts)
     assert len(found) == len(expected), found
     for text, wanted in zip(found, expected, strict=True):

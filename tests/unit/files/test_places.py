@@ -1,4 +1,4 @@
-"""Places in object stores, of which none is asked."""
+"""Places in object stores. No test connects to a store."""
 
 from pathlib import Path
 

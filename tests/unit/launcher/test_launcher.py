@@ -1,4 +1,4 @@
-"""The launcher against a fake streamer, for faults that a real one shows rarely."""
+"""The launcher with a fake streamer, for faults that a real one rarely has."""
 
 import errno
 import json
@@ -153,7 +153,7 @@ def test_a_server_that_cannot_send_what_comes_next(fake: Callable[..., Fake]):
 
 
 def test_a_server_that_has_gone_back_is_not_tried_again(fake: Callable[..., Fake]):
-    """Not after a lost connection either, nor by a later launcher: soon its WAL is past the end of the log."""
+    """Neither after a lost connection nor by a later launcher: soon the server's WAL would be beyond the end of the log."""
     rewound = {"exit": 2, "stderr": f"cdcpipe: error: {RewoundServerError.BEGINNING}its WAL ends at 0/1\n", "bytes": 0}
     made = fake(WORK, [{}, {"exit": 3, "bytes": 1500}, rewound])
     with pytest.raises(RewoundServerError, match="its WAL ends at 0/1"):

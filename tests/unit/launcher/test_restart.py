@@ -1,4 +1,4 @@
-"""When a streamer that has ended is started again, when it is not, and with which error the launcher then ends."""
+"""When a streamer that has ended is started again, and with which error the launcher ends otherwise."""
 
 import pytest
 

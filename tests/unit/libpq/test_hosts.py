@@ -1,4 +1,4 @@
-"""libpq's three lists of servers, split and put together again."""
+"""libpq's three lists of servers, split and joined."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Connection parameters from the command line: merged, checked, and never shown when they may have a password."""
+"""Connection parameters from the command line: merged, checked, and never shown if they may contain a password."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Values in binary form that no server would send: they give text or an error."""
+"""Values in binary form that no server would send give a text or an error."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def record(type_id: int, value: bytes) -> bytes:
 
 
 def test_records_within_records_end_somewhere():
-    """Each level doubles the quotes within, so a few hundred bytes could fill the memory."""
+    """Each level doubles the quotes inside it. So a few hundred bytes could fill the memory."""
     value = record(25, b"x")
     for _ in range(15):
         value = record(2249, value)
@@ -59,7 +59,7 @@ def test_records_within_records_end_somewhere():
 
 @pytest.mark.parametrize("is_left_deep", [True, False])
 def test_a_long_chain_of_operators_is_quick(is_left_deep):
-    """Neither recursion nor moving the text again for each operator."""
+    """No recursion, and no copy of the text for each operator."""
     count = 100_000
     operand, operator = b"\1\0\0a\0", b"\2\2"
     items = operator * count + operand * (count + 1) if is_left_deep else (operator + operand) * count + operand

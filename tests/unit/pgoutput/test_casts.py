@@ -1,4 +1,4 @@
-"""Casts of columns from text to Arrow's types: they are exact, or the value stays a text."""
+"""Casts of columns from text to Arrow's types: a value is exact, or it stays a text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DECIMAL, NTZ, TZ = pa.decimal128(10, 2), pa.timestamp("us"), pa.timestamp("us", 
 
 
 def convert(texts: Sequence[str | None], arrow_type: pa.DataType) -> tuple[list[object], dict[int, str]]:
-    """The values, and by row the texts that did not fit."""
+    """Return the values and, by row, the texts that did not fit."""
     values = decode_all([build(insert(None if t is None else t.encode())) for t in texts], 1).columns[0]
     converted = to_arrow(values, arrow_type)
     converted.array.validate(full=True)
@@ -222,7 +222,7 @@ def test_lists(element: pa.DataType, text: str, value: list[object]) -> None:
      '{"}', '{"1}', '{1"}', '{1"2"}', '{"1"2"3"}', r"{\1}", "{1}{2}", "{}}", "x{1}", "{1}x", r'{"1\"}', '"'],
 )  # fmt: skip
 def test_what_is_no_list_is_null_and_exact(text: str) -> None:
-    """And it does no harm to the rows beside it."""
+    """The rows beside it are not affected."""
     for element, good, value in ((pa.int32(), "{7,NULL}", [7, None]), (pa.int16(), '{"7"}', [7])):
         assert convert([text], list_of(element)) == ([None], {0: text})
         assert convert([good, text, None, text, good], list_of(element)) == ([value, None, None, None, value], {1: text, 3: text})
@@ -230,14 +230,14 @@ def test_what_is_no_list_is_null_and_exact(text: str) -> None:
 
 @given(st.lists(st.none() | st.lists(st.none() | st.text(st.sampled_from('a"\\{}, é\nNULL'), max_size=6), max_size=4)))
 def test_any_list_of_texts(rows: list[list[str | None] | None]) -> None:
-    """The text is that of binary.py, which is compared with the server's."""
+    """binary.py gives the texts, and other tests compare these with the server's."""
     values = [None if row is None else array_send(25, [None if text is None else text.encode() for text in row]) for row in rows]
     assert convert([v and to_text(1009, v).decode() for v in values], list_of(pa.string())) == (rows, {})
     compare_forms(1009, [list_of(pa.string()), pa.string()], forms(1009, values))
 
 
 def array_send(element_id: int, elements: Sequence[bytes | None], *dimension: int) -> bytes:
-    """A list's binary form, or with another ``dimension``, length and lower bound, another array's."""
+    """Return a list in binary form or, with another ``dimension``, length or lower bound, another array."""
     parts = [struct.pack(">i", -1) if element is None else struct.pack(">i", len(element)) + element for element in elements]
     if not elements:
         return struct.pack(">iiI", 0, 0, element_id)
@@ -260,7 +260,7 @@ def test_lists_in_binary_form() -> None:
 
 
 def test_many_values_that_do_not_fit_cost_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A column full of infinity is sorted out by its looks, not value by value."""
+    """A column full of infinity is sorted by the form of its texts, and not value by value."""
     calls = []
     cast_some = casts._cast_some
 
@@ -279,7 +279,7 @@ def test_many_values_that_do_not_fit_cost_few_calls(monkeypatch: pytest.MonkeyPa
 
 
 def compare_forms(type_id: int, arrow_types: Sequence[pa.DataType], pairs: Sequence[tuple[bytes, bytes] | None]) -> None:
-    """Compare columns of text, of bytes and of both with one another; ``pairs`` are both forms of values, None is NULL."""
+    """Compare columns of text, of bytes, and of both. ``pairs`` has both forms of each value; None is NULL."""
     all_text = [None if pair is None else pair[0] for pair in pairs]
     all_binary = [None if pair is None else Binary(pair[1]) for pair in pairs]
     mixed = [(one, other)[row % 2] for row, (one, other) in enumerate(zip(all_text, all_binary, strict=True))]
@@ -298,7 +298,7 @@ def compare_forms(type_id: int, arrow_types: Sequence[pa.DataType], pairs: Seque
 
 
 def forms(type_id: int, values: Sequence[bytes | None]) -> list[tuple[bytes, bytes] | None]:
-    """Both forms of values in binary form; what the text is, test_binary.py compares with the server."""
+    """Return both forms of values in binary form. test_binary.py compares the texts with the server's."""
     return [None if value is None else (to_text(type_id, value), value) for value in values]
 
 

@@ -1,4 +1,4 @@
-"""Columnar decoding says what row-wise decoding says, of the same bytes."""
+"""Columnar decoding gives the same values as row-wise decoding of the same bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def rows_of(columns: list[Values], count: int) -> list[list[object]]:
-    """What `decode` would call the values; None also where the record has no such tuple."""
+    """Return the values as `decode` does. None if the record has no such tuple."""
     texts = [values.text().to_pylist() for values in columns]
     unchanged = [values.unchanged for values in columns]
     return [
@@ -41,7 +41,7 @@ def rows_of(columns: list[Values], count: int) -> list[list[object]]:
 
 
 def expected(message: Insert | Update | Delete) -> tuple[int, list[object] | None, list[object] | None]:
-    """The kind of old tuple, the row after the change and the old tuple, from row-wise decoding."""
+    """Return the kind of the old tuple, the row after the change, and the old tuple, from row-wise decoding."""
     for name in ("key", "old", "new"):
         row = getattr(message, name, None)
         if row is not None:

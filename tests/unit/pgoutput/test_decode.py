@@ -1,4 +1,4 @@
-"""Every message of protocol versions 1 to 4: whole, cut at every byte, with bytes after it; and any garbage."""
+"""Every message of protocol versions 1 to 4: whole, cut at every byte, with bytes after it; and random bytes."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_errors_hold_no_values():
 
 
 def test_huge_counts_cost_nothing():
-    """65535 columns announced, 4 G relations announced: no memory is spent on what is not there."""
+    """65535 columns or 4 G relations are announced, and missing. The decoder reserves no memory for them."""
     tracemalloc.start()
     for data in (
         b"I\0\0\0\1N\xff\xff",

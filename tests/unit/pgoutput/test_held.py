@@ -1,4 +1,4 @@
-"""Transactions that are held: memory is bounded, files have no name, and a full disk says where."""
+"""Held transactions: their memory is limited, their files have no names, and the error for a full disk names the directory."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""What real servers sent (tests/data/pgoutput, recorded by scripts/record-stream): whole, cut, damaged, put together."""
+"""Recorded streams of real servers (tests/data/pgoutput, by scripts/record-stream): whole, cut, damaged, assembled."""
 
 import random
 import re
@@ -40,7 +40,7 @@ def records(stream: Path) -> list[tuple[int, bytes]]:
 
 
 def messages(stream: Path) -> list[tuple[bytes, bool, Message]]:
-    """Each record, whether it is in a stream block, and its message."""
+    """Yield each record, whether it is in a stream block, and its message."""
     out = []
     in_stream = False
     for _, data in records(stream):
@@ -52,7 +52,7 @@ def messages(stream: Path) -> list[tuple[bytes, bool, Message]]:
 
 
 def distinct(version: str) -> list[tuple[bytes, bool]]:
-    """All messages of a version that differ in more than numbers, so that each layout is there, and most of them once."""
+    """Return the messages of a version that differ in more than numbers. So each layout is there, mostly once."""
     found = {}
     for stream in DATA.glob(f"{version}/*.cdc"):
         for data, in_stream, message in messages(stream):
@@ -74,7 +74,7 @@ def test_every_kind_of_message_was_recorded(version: str) -> None:
 
 
 def test_what_was_recorded() -> None:
-    """All versions and option sets; every layout of a change, inside a stream block and outside."""
+    """All versions and sets of options; every layout of a change, inside a stream block and outside."""
     assert VERSIONS == ["pg15", "pg16", "pg18"]
     names = {version: {stream.stem for stream in DATA.glob(f"{version}/*.cdc")} for version in VERSIONS}
     assert {"v1", "v1-messages", "v1-binary", "v2-streaming", "v3-two-phase", "v3-two-phase-streaming"} == names["pg15"]
@@ -124,7 +124,7 @@ def test_bytes_after_the_end_are_a_protocol_error(version: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_damage_gives_a_message_or_a_protocol_error(version: str) -> None:
-    """Each byte replaced, by values that matter to lengths and counts and by a random one; pieces left out or twice."""
+    """Each byte is replaced by values that matter in lengths and counts, and by a random one. Pieces are removed or repeated."""
     rng = random.Random(20261121)
     for data, in_stream in distinct(version):
         damaged = []
@@ -146,7 +146,7 @@ def test_damage_gives_a_message_or_a_protocol_error(version: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_damage_to_a_stream_gives_records_or_a_protocol_error(version: str) -> None:
-    """Messages that are lost, twice, out of order or damaged, put together and explained."""
+    """Messages are lost, repeated, out of order or damaged; then assembled and explained."""
     rng = random.Random(20261121)
     for stream in DATA.glob(f"{version}/*.cdc"):
         for _ in range(10):
@@ -180,7 +180,7 @@ def baseline(stream: Path) -> Path:
 
 
 def comparable(found: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-    """Leave out what a server does not say of a streamed transaction: the position that it had at its origin."""
+    """Remove the position at the origin, which a server does not send for a streamed transaction."""
     return [(lsn, data[:1] + bytes(8) + data[9:] if data[:1] == b"O" else data) for lsn, data in plain(found)]
 
 
@@ -212,7 +212,7 @@ def test_descriptions_come_before_their_first_use(stream: Path) -> None:
 
 
 def test_the_recordings_are_of_this_workload() -> None:
-    """Recorded again after the last change of the SQL: its last row, and one of its oddities, are in each."""
+    """After the last change of the SQL they were recorded again: each has its last row, and one of its special cases."""
     sql = (DATA / "workload.sql").read_text()
     assert "values (99, 'last', 1);\n" in sql[-80:]
     for stream in STREAMS:

@@ -1,4 +1,4 @@
-"""The relation cache: what was said last counts, and what was never said is an error."""
+"""The relation cache: the last description counts, and a relation without a description is an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Transactions`, by hand and with garbage."""
+"""`Transactions` with messages made by hand, and with random bytes."""
 
 import sys
 
@@ -73,7 +73,9 @@ def test_changes_of_the_subtransaction_that_wrote_last_may_come_as_records() -> 
 def test_subtransactions_whose_records_do_not_come_in_the_order_of_their_xids(
     subxid: int, kept: list[int], kept_then: list[int]
 ) -> None:
-    """9 nests in 8, which has the older xid, and writes first; 5 came after the xids wrapped. Then 8 writes, and is undone."""
+    """9 is nested in 8, which has the older xid, and writes first. 5 came after the xids wrapped. Then 8 writes, and is rolled
+    back.
+    """
     first = [S, relation(7), row(9, 1), row(8, 2), row(9, 3), row(7, 4), row(5, 5), E]
     more = [StreamAbort(7, subxid, None, None), StreamStart(7, False), relation(7), row(8, 6), E]
     then = [StreamAbort(7, 8, None, None), StreamStart(7, False), relation(7), row(11, 7), E]
@@ -83,7 +85,7 @@ def test_subtransactions_whose_records_do_not_come_in_the_order_of_their_xids(
 
 @pytest.mark.parametrize("is_aborted", [False, True])
 def test_a_hundred_thousand_subtransactions(is_aborted: bool) -> None:
-    """Each with a row; released, or undone one by one from the first, as an abort record lists them."""
+    """Each has a row. All are released, or rolled back one by one from the first, in the order of an abort record."""
     xids = range(8, 100_008)
     transactions = Transactions(make_spill=FakeSpill, spill_threshold=1 << 20)
     for message in (S, relation(7), row(7, 0)):
@@ -109,7 +111,7 @@ def test_nothing_comes_out_before_the_commit() -> None:
 
 
 def test_what_nests_in_an_undone_subtransaction_goes_with_it() -> None:
-    """Also where the server names the outer one alone; what its parent wrote before stays."""
+    """Also if the server names only the outer one. The earlier rows of its parent stay."""
     later = [StreamStart(7, False), relation(7), row(7, 5), E]
     out = whole(S, relation(7), row(7, 1), row(8, 2), row(9, 3), row(8, 4), E, StreamAbort(7, 8, None, None), *later, COMMIT)
     assert values(out) == [b"1", b"5"]

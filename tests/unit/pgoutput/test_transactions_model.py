@@ -1,4 +1,4 @@
-"""`Transactions` against a model of the server that knows what must come out."""
+"""`Transactions` compared with a model of the server that knows the expected output."""
 
 import random
 
@@ -48,10 +48,10 @@ class Transaction:
 class Server:
     """Sends what a walsender sends for random transactions.
 
-    A row holds its number and the version of its relation when it was sent, and the relation's column is named after the version:
-    so a reader can tell whether the description that it has is the right one. A relation changes while transactions are open, as
-    one does whose column list in the publication is changed. It is described as pgoutput does it, which remembers for
-    each relation whether it was, and for each streamed transaction, until something changes.
+    A row has its number and the version of its relation at that time. The relation's column is named after the version. So a reader
+    can tell whether it has the right description. A relation changes while transactions are open, as when its column list in the
+    publication changes. The model describes relations as pgoutput does: it remembers for each relation, and for each streamed
+    transaction, whether it was described, until something changes.
     """
 
     def __init__(self, rng: random.Random, *, parallel: bool) -> None:
@@ -110,7 +110,7 @@ class Server:
             self.is_described_in = {key for key in self.is_described_in if key[1] != txn.xid}
 
     def undo(self, txn: Transaction, subxid: int) -> None:
-        """Roll back a subtransaction: what was released into it comes first, as in the abort record."""
+        """Roll back a subtransaction. The subtransactions released into it come first, as in the abort record."""
         for child in txn.children.pop(subxid):
             self.undo(txn, child)
         self.abort(txn, subxid)
@@ -225,7 +225,7 @@ class Server:
 
 
 def read(server: Server, records: list[tuple[int, bytes]]) -> list[tuple[int, int, int, list[int]] | bytes]:
-    """Read the way a consumer of version 1 does, and check every record's position and relation."""
+    """Read as a consumer of version 1 does, and check the position and the relation of every record."""
     groups: list[tuple[int, int, int, list[int]] | bytes] = []
     columns: dict[int, str] = {}
     types: set[int] = set()

@@ -1,4 +1,4 @@
-"""The reading end of the commands never waits."""
+"""The reading end for commands never blocks."""
 
 import os
 import select
@@ -10,7 +10,7 @@ from cdcpipe.pipe.input import Input
 
 
 class _Ready:
-    """A poll that finds everything readable: a terminal's input may be gone by the time that it is read."""
+    """A poll that reports everything as readable: a terminal's input may be gone when it is read."""
 
     def register(self, fd: int, _events: int) -> None:
         self._fd = fd

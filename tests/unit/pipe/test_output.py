@@ -1,4 +1,4 @@
-"""The writing end of the pipe: it never waits, reports what went out whole, and leaves descriptors as they were."""
+"""The writing end of the pipe never blocks, reports what was written completely, and leaves descriptors as they were."""
 
 import fcntl
 import os

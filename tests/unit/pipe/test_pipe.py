@@ -1,4 +1,4 @@
-"""The pipe's codecs: headers and records, commands, LSNs. Whole, byte by byte, cut, followed."""
+"""The pipe's codecs (headers, records, commands, LSNs) on whole input, byte by byte, cut, and followed by more."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Names of a catalog's schema that are none."""
+"""Names of a catalog's database that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of merges, without Spark: when they are made, what they bring where, how they end."""
+"""Rounds of merges, without Spark: when they run, how far they bring each replica, how they end."""
 
 import threading
 from pathlib import Path
@@ -20,7 +20,7 @@ A, B = Table("public", "a"), Table("public", "b")
 
 
 class Merges:
-    """What the follower does, in the place of the merges."""
+    """Stands for the merges, and records what the follower asks for."""
 
     def __init__(self) -> None:
         self.done: list[tuple[Table, Position]] = []

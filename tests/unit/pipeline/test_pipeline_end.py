@@ -1,4 +1,4 @@
-"""How a pipeline ends, without Spark: its query is a fake that ends as it is told to."""
+"""How a pipeline ends, without Spark: a fake stands for its query, and ends as the test says."""
 
 import time
 from pathlib import Path
@@ -15,7 +15,7 @@ LATE = "… terminated with exception: Python worker failed to connect back. …
 
 
 class Clock:
-    """What a pipeline takes for the time."""
+    """The pipeline's clock."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -25,7 +25,7 @@ class Clock:
 
 
 class Query:
-    """A query, and the stream that starts it. It ends with each of ``ends`` in turn, 10 s after the last time."""
+    """A query, and the stream that starts it. It ends with each of ``ends`` in turn, each time after 10 s."""
 
     def __init__(self, clock: Clock, *ends: Exception | None) -> None:
         self._clock = clock
@@ -66,7 +66,7 @@ def pipeline(query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def test_a_source_that_starts_late_is_started_again(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine Spark gives up after ten seconds, before anything was done."""
+    """On a busy machine Spark gives up after ten seconds, before the query has done anything."""
     query = Query(clock, Exception(LATE), None, Exception("… terminated with exception: anything else"))
     made = pipeline(query, tmp_path, monkeypatch)
     made.process_available()

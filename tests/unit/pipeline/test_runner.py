@@ -1,4 +1,4 @@
-"""`RunConfig` and `Runner` without Spark and without a server: what is refused, and what the command line makes of its options."""
+"""`RunConfig` and `Runner` without Spark and without a server: refusals, and the configuration from the command line's options."""
 
 import fcntl
 import re
@@ -29,7 +29,7 @@ class ReachedError(Exception):
 
 
 def config_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> RunConfig:
-    """Return what ``cdcpipe-spark run`` makes of its options."""
+    """Return the configuration that ``cdcpipe-spark run`` makes from these options."""
     made: list[RunConfig] = []
 
     def take(config: RunConfig) -> Any:

@@ -1,4 +1,4 @@
-"""Values in binary form on their way to an output plugin, which sees text only."""
+"""Binary values for an output plugin, which sees text only."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_what_find_says_is_kept_until_forgotten():
 
 
 class Shown(OutputPlugin):
-    """Writes rows as Python shows them."""
+    """Writes rows in Python's notation."""
 
     name = "shown"
 
@@ -72,7 +72,7 @@ def test_plugins_see_text_only():
 
 
 def test_a_text_is_no_longer_binary():
-    """Or it would equal no text."""
+    """Otherwise it would be equal to no text."""
     (value,) = row_to_text(table(25), (Binary(b"x"),))
     assert type(value) is bytes
     assert value == b"x"

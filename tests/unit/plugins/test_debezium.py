@@ -1,4 +1,4 @@
-"""The output plugin debezium without a server: what the connector wrote of a recorded stream, values of any kind, options."""
+"""The output plugin debezium without a server: the connector's events of a recorded stream, values of any kind, options."""
 
 import base64
 import json
@@ -31,7 +31,7 @@ def recorded_stream(name: str) -> Raw:
 
 @pytest.mark.parametrize("name", ["types", "extensions"])
 def test_sources(name: str) -> None:
-    """Positions, transactions and times, and what becomes of each change: on the very stream that the connector had."""
+    """Positions, transactions, times, and the event of each change, on the same stream that the connector read."""
     raw = recorded_stream(name)
     relations = {message.relation_id: message.name for _, data in raw if isinstance(message := decode(data), Relation)}
     keys = {"by_row": "id", "by_row_unique": "a"}
@@ -127,7 +127,7 @@ def test_malformed_text(type_id: int, value: bytes) -> None:
 
 
 def test_an_update_of_the_key() -> None:
-    """A delete and a create, at the update's position; what the update did not touch is unavailable, or in the old row of FULL."""
+    """A delete and a create at the update's position. Unchanged values are unavailable, or in the old row with FULL."""
     raw = transaction(Update(None, 1, (b"1", None, None, None), None, (b"2", b"1.00", None, UNCHANGED_TOAST)))
     delete, create = events(raw)
     assert [(delete["op"], delete["before"]["id"], delete["after"]), (create["op"], create["before"])] == [
@@ -158,7 +158,7 @@ def test_what_is_skipped() -> None:
 
 
 def test_types_without_a_server() -> None:
-    """The stream has a domain under the name of its base type, and hstore under its own."""
+    """The stream gives a domain the name of its base type, and hstore its own name."""
     columns = (Column(1, "id", 23, -1), Column(0, "d", 20000, -1), Column(0, "h", 20001, -1))
     types = (Type(None, 20000, "pg_catalog", "int8"), Type(None, 20001, "public", "hstore"))
     (event,) = events(transaction(insert(b"1", b"5", b'"a"=>NULL'), columns=columns, types=types))
@@ -171,7 +171,7 @@ def test_types_without_a_server() -> None:
 
 
 def test_a_message_alone() -> None:
-    """It has the time of the transaction before it, and counts as the last end of one."""
+    """It has the time of the previous transaction, and counts as the last end of one."""
     message = (0x300, build(LogicalMessage(None, 0, 0x300, "p", b"x")))
     (alone,) = events([message])
     assert alone["source"]["sequence"] == '["768","768"]'

@@ -1,4 +1,4 @@
-"""The output plugin API and the compiled rows: a handler writes what the decoder and the template give, or refuses."""
+"""The output plugin API and the compiled rows: a handler writes what decoder and template give, or refuses."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class TestOrderOfCalls:
         ]
 
     def test_filtered_origin_of_transactions_in_progress(self):
-        """Only the first block says where they are from; what they have in the end says nothing of it."""
+        """Only the first block tells their origin. Their end does not."""
         change = Insert(8, 16385, (b"1", b"x"))
         assert calls(
             *(BEGIN, T, COMMIT, StreamStart(7, True), Origin(9, "unwanted"), change, StreamStop()),
@@ -264,7 +264,7 @@ OPTIONS = st.fixed_dictionaries(
 
 @st.composite
 def workloads(draw):
-    """A relation and changes to it: mostly what a server sends, sometimes what it leaves out."""
+    """A relation and changes to it, mostly as a server sends them, sometimes with values missing."""
     types = draw(st.lists(st.sampled_from(TYPES), min_size=1, max_size=6))
     identity = draw(st.sampled_from("df"))
     flags = [1, *(draw(st.integers(0, 1)) for _ in types[1:])] if identity == "d" else [1] * len(types)
@@ -300,7 +300,7 @@ def workloads(draw):
 
 
 def one_key(sql):
-    """Answer what the catalog says of the columns."""
+    """Return the catalog's facts about the columns."""
     return [("c0", "1", "t", None, "t")]
 
 
@@ -399,7 +399,7 @@ def test_tables_that_are_not_asked_for_ask_nothing_of_the_catalog():
 
 
 def test_held_records_spill(monkeypatch):
-    """The begin of version 2 with LSNs waits for the commit; what follows it is kept on disk beyond a limit."""
+    """In version 2 with LSNs the begin waits for the commit. The records after it are kept on disk beyond a limit."""
     options = {"format-version": "2", "include-lsn": "1"}
     rows = [Insert(None, 16385, (b"%d" % number, b"x" * (number % 300))) for number in range(500)]
     expected = feed(load("wal2json", options, nothing), BEGIN, T, *rows, COMMIT)
