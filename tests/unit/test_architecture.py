@@ -1,4 +1,4 @@
-"""docs/architecture.md follows the code: the files and names that it tells of are there. test_imports.py compares the floors."""
+"""docs/architecture.md follows the code: the files and names in it exist. test_imports.py compares the floors."""
 
 import re
 

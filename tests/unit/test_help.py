@@ -1,4 +1,4 @@
-"""--help: groups, whole sentences, nothing cut off, an example; and the pages say the same."""
+"""--help: groups, whole sentences, nothing cut off, an example; and the pages agree with it."""
 
 import re
 
@@ -57,7 +57,7 @@ def test_every_name_of_an_option_is_on_a_page(path: str) -> None:
 
 
 def section(path: str) -> str:
-    """The part of a page where the README's table of commands says that the command is; its options, if it is a whole page."""
+    """Return the part of a page to which the README's table of commands links; its options, if the link is to a whole page."""
     link = re.search(rf"^\| \[`{path}`\]\(([^)#]*)#?([^)]*)\)", README, re.MULTILINE)
     assert link, f"{path} is not among the commands of the README"
     for part in re.split(r"^(?=## )", PAGES[ROOT / link[1]], flags=re.MULTILINE):
@@ -67,7 +67,7 @@ def section(path: str) -> str:
 
 
 def rows(path: str) -> list[tuple[list[str], str]]:
-    """The rows of the section's tables of options: the options that each row names, and the default that it says."""
+    """Return the rows of the section's tables of options: the options in each row, and the default in it."""
     found = re.findall(r"^\| (`-[^|]*) \| ([^|]*) ?\| [^|]*\|$", section(path).replace("\\|", "/"), re.MULTILINE)
     return [(re.findall(r"`(-[^` ]*)[^`]*`", names), default.strip().replace("`", "")) for names, default in found]
 
@@ -116,6 +116,6 @@ IN_PAGES = ["", " doctor", " run", " status", " as-of", " purge", " snapshot", "
 
 @pytest.mark.parametrize("name", IN_PAGES)
 def test_an_example_that_needs_spark_is_one_of_the_pages(name: str) -> None:
-    """Those run, on the database that the environment names. tests/system/test_readme.py runs the other examples."""
+    """The pages' examples run on the database of the environment. tests/system/test_readme.py runs the other examples."""
     command = example(f"cdcpipe-spark{name}").replace("\\\n", "").replace(" -d shop", "")
     assert " ".join(command.split()) in RUN

@@ -76,7 +76,7 @@ def module_name(path: Path) -> str:
 
 
 def imports_of(source: str) -> Iterator[str]:
-    """Every module that the source imports anywhere, also inside functions and for type checking."""
+    """Yield every module that the source imports anywhere, also inside functions and for type checking."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -103,7 +103,7 @@ def tops(path: Path) -> set[str]:
 
 
 def layer(module: str) -> tuple[str, int]:
-    """The longest entry of LAYERS that the module is in."""
+    """Return the longest entry of LAYERS that contains the module, and its rank."""
     name = max((name for name in LAYERS if f"{module}.".startswith(f"{name}.")), key=len)
     return name, LAYERS[name]
 
@@ -156,7 +156,7 @@ def test_layers_of_the_core() -> None:
 
 
 def folder(module: str) -> str | None:
-    """The folder of spark_sink that the module is in; None for the package itself and other packages."""
+    """Return the folder of spark_sink that contains the module; None for the package itself and other packages."""
     parts = module.split(".")
     return parts[1] if parts[0] == "spark_sink" and len(parts) > 1 and parts[1] in FLOORS else None
 
@@ -250,7 +250,7 @@ def test_the_launcher_needs_no_spark() -> None:
 
 
 def test_status_needs_no_spark(tmp_path: Path) -> None:
-    """Whatever the table format."""
+    """For all table formats."""
     (tmp_path / "_cdc_batch=000001-0000000000001000-0000000000001200").mkdir()
     look = f"""spark_sink.commands.status
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The pages: none lacks an example's output, their links lead somewhere, the site is built."""
+"""The pages: every example has its output, all links lead somewhere, the site can be built."""
 
 import os
 import re
@@ -23,7 +23,7 @@ def test_no_example_is_missed() -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """Return what GitHub and the site call the headings."""
+    """Return the anchors that GitHub and the site give the headings."""
     headings = re.findall(r"^#+ (.*)$", FENCED.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,4 +1,4 @@
-"""``import spark_sink``: what programs may use, and that docs/spark/python.md says just that."""
+"""``import spark_sink``: what programs may use. docs/spark/python.md documents exactly that."""
 
 import re
 from dataclasses import fields
@@ -14,7 +14,7 @@ PAGE = (ROOT / "docs/spark/python.md").read_text()
 
 
 def first_column(heading: str) -> set[str]:
-    """The names in the first column of the page's table that has this heading."""
+    """Return the names in the first column of the page's table with this heading."""
     _, found, rest = PAGE.partition(f"\n| {heading} | ")
     assert found
     rows = rest.partition("\n\n")[0].splitlines()[2:]

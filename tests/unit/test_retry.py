@@ -1,4 +1,4 @@
-"""The policy of retries: limits and pauses, with time and chance as arguments."""
+"""The retry policy: limits and pauses, with time and chance as arguments."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ class PassingError(Exception):
 
 
 def failing(times: int, error: Exception) -> Callable[[], str]:
-    """Return a task that fails so many times, and then succeeds."""
+    """Return a task that fails this many times, and then succeeds."""
     left = [error] * times
 
     def task() -> str:

@@ -1,4 +1,4 @@
-"""Sizes, durations and numbers of seconds as people write them, and as both command lines take them."""
+"""Sizes, durations and seconds as users write them, and as both command lines parse them."""
 
 import pytest
 from click.testing import CliRunner

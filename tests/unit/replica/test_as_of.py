@@ -1,4 +1,4 @@
-"""Moments as people write them."""
+"""Times and positions as users write them."""
 
 from datetime import UTC, datetime
 from typing import Any

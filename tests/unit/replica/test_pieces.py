@@ -1,4 +1,4 @@
-"""The pieces in which a replica is merged where a table's key changes."""
+"""The pieces in which a replica is merged when its table's key changes."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Positions without a server: what is confirmed, and when."""
+"""Positions without a server: which ones are confirmed, and when."""
 
 import pytest
 from hypothesis import example, given
@@ -78,7 +78,7 @@ def test_a_message_outside_of_transactions_is_outstanding_until_confirmed() -> N
 
 
 def test_messages_outside_of_transactions_are_confirmed_as_they_come() -> None:
-    """Also while a streamed transaction is open, and with no commit and no keepalive after them."""
+    """Also while a streamed transaction is open, and without a commit or a keepalive after them."""
     progress = Progress(0)
     progress.begin(7)
     for lsn in (70, 80, 90):
@@ -164,7 +164,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_the_confirmed_position_is_never_wrong(steps: list[tuple[str, int, bool]]) -> None:
-    """It never goes back, never passes an unconfirmed transaction, and is always an end or a keepalive's position."""
+    """It never goes back, never passes an unconfirmed transaction, and is always an end or the position of a keepalive."""
     progress = Progress(0)
     position, highest, ends, allowed, unconfirmed, last = 0, 0, [], {0}, set(), 0
     for now, (kind, number, flag) in enumerate(steps):
@@ -250,7 +250,7 @@ def test_a_position_is_confirmed_behind_every_prepare_whose_commit_is_not() -> N
 
 
 def test_the_commit_of_an_empty_prepared_transaction_is_passed_too() -> None:
-    """Nothing comes out for it, but the server would send its COMMIT PREPARED alone to a stream that begins before it."""
+    """It has no output. But to a stream that begins before it, the server would send only its COMMIT PREPARED."""
     progress = Progress(0)
     progress.prepare(7, 10)
     progress.end(30)
@@ -374,9 +374,9 @@ def test_auto_feedback_confirms_idle_positions_that_are_written() -> None:
 
 
 class Server:
-    """A slot's WAL, what is sent of it, and a consumer that confirms some; what is prepared is held back between them.
+    """A slot's WAL, the part that is sent, and a consumer that confirms some of it. Prepared transactions are held back in between.
 
-    With ``is_strict``, the consumer has to confirm idle positions, too.
+    With ``is_strict``, the consumer must also confirm idle positions.
     """
 
     def __init__(self, *, is_strict: bool = False) -> None:
@@ -467,7 +467,7 @@ STRICT_STEPS = st.lists(st.tuples(st.sampled_from([*PREPARED_KINDS, "idle", "idl
 
 
 def run_steps(server: Server, steps: list[tuple[str, int]]) -> None:
-    """Run the steps, and then all that is needed to confirm the end of the WAL."""
+    """Run the steps, and then everything that is needed to confirm the end of the WAL."""
     for kind, number in steps:
         if kind == "send":
             server.send()
@@ -507,5 +507,5 @@ def test_no_restart_is_stuck_and_nothing_is_lost_with_prepared_transactions(step
 @example([("transaction", 0), ("send", 0), ("write", 9), ("send", 0), ("last", 0), ("feedback", 10), ("write", 9), ("restart", 0)])
 @example([("prepare", 0), ("send", 0), ("send", 0), ("last", 0), ("write", 9), ("feedback", 300), ("restart", 0), ("commit", 0)])
 def test_nothing_is_confirmed_that_the_consumer_has_not_confirmed(steps: list[tuple[str, int]]) -> None:
-    """With idle positions in between; nothing is lost, no restart is stuck, and the end of the WAL is reached."""
+    """Also with idle positions. Nothing is lost, every restart progresses, and the end of the WAL is reached."""
     run_steps(Server(is_strict=True), steps)

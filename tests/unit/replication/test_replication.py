@@ -107,7 +107,7 @@ TRANSACTIONAL = b"M\1" + bytes(8)
 
 
 def feed(tracker: BoundaryTracker, *records: tuple[int, bytes]) -> list[int]:
-    """Return the positions of the records that pass."""
+    """Return the positions of the records that pass the filter."""
     passed = []
     for lsn, data in records:
         if tracker.observe(lsn, memoryview(data)):
@@ -169,7 +169,7 @@ def test_any_bytes_are_observed_or_a_protocol_error(data: bytes) -> None:
     [(8, []), (9, [1, 2, 10]), (10, [1, 2, 10]), (15, [1, 2, 10]), (16, [1, 2, 10, 10, 20]), (30, [1, 2, 10, 10, 20])],
 )
 def test_pgoutput_end_position(end_position: int, passed: list[int]) -> None:
-    """A transaction whose commit lies before the end passes whole, the one after it not at all."""
+    """A transaction whose commit lies before the end passes completely. The next one does not pass at all."""
     records = [(1, begin(8)), (2, b"I"), (10, COMMIT), (10, begin(15)), (20, COMMIT), (21, begin(30))]
     tracker = PgoutputTracker(Progress(0), end_position)
     assert feed(tracker, *records) == passed
@@ -178,7 +178,7 @@ def test_pgoutput_end_position(end_position: int, passed: list[int]) -> None:
 
 @pytest.mark.parametrize(("end_position", "passed"), [(4, []), (5, [5]), (7, [5]), (8, [5, 8]), (9, [5, 8])])
 def test_pgoutput_end_position_among_messages(end_position: int, passed: list[int]) -> None:
-    """A message outside of transactions has its end as its position."""
+    """The position of a message outside of transactions is its end."""
     tracker = PgoutputTracker(Progress(0), end_position)
     assert feed(tracker, (5, MESSAGE), (8, MESSAGE)) == passed
     tracker.keepalive(9)

@@ -1,4 +1,4 @@
-"""The file with a timeline's history, as TIMELINE_HISTORY sends it."""
+"""The history file of a timeline, as TIMELINE_HISTORY sends it."""
 
 import pytest
 from hypothesis import given

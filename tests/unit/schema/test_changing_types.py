@@ -1,4 +1,4 @@
-"""A column that changes its type: which column holds which values."""
+"""A column that changes its type: which column of the changelog has which values."""
 
 import pytest
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType

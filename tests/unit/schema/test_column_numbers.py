@@ -1,4 +1,4 @@
-"""The catalog's numbers of columns that the stream has described, also where the catalog is of another time."""
+"""The catalog's numbers for columns that the stream has described, also if the catalog is from another time."""
 
 import pytest
 

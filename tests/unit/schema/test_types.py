@@ -1,4 +1,4 @@
-"""Spark types of PostgreSQL's, and names of columns that Spark can tell apart."""
+"""Spark types for PostgreSQL's types, and column names that differ for Spark, too."""
 
 from __future__ import annotations
 

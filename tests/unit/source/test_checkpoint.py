@@ -1,4 +1,4 @@
-"""A micro-batch's range, from what Spark writes: that Spark writes it so is seen in test_source.py and test_pipeline.py."""
+"""The range of a micro-batch, from the files that Spark writes. test_source.py and test_pipeline.py have Spark write them."""
 
 from pathlib import Path
 

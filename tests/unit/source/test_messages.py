@@ -48,7 +48,7 @@ def test_a_segment_that_has_messages_and_no_transaction(log: Log) -> None:
 
 
 def test_ranges_of_messages(log: Log) -> None:
-    """A transaction's messages go with its end; the others have ends of their own."""
+    """The messages of a transaction belong to its end. The others have their own ends."""
     log.segment(
         [say(0x1020, b"a")],
         [say(0x1120, b"c"), say(0x1130, b"d")],
@@ -103,7 +103,7 @@ def test_a_damaged_message_is_named(log: Log, damage: Any, problem: str) -> None
 
 
 def test_large_messages_are_read_one_by_one(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in memory is one batch: no more than BATCH_BYTES, or one message."""
+    """Only one batch is in memory: at most BATCH_BYTES, or one message."""
 
     monkeypatch.setattr(slices, "BATCH_BYTES", 1 << 20)
     sizes = [3 << 20, 1, 2, 3 << 20, 600_000, 600_000]

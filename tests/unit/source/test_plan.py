@@ -1,4 +1,4 @@
-"""What the data source plans: options, ranges, offsets, tasks."""
+"""The plans of the data source: options, ranges, offsets, tasks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.source_rows import A, fill, only, read, typed
 
 
 def test_the_sources_can_be_imported_as_executors_do(tmp_path: Path) -> None:
-    """From a zip file, by a relative path, with nothing else of ours there."""
+    """From a zip file with a relative path, without anything else of this project."""
     archive = datasource._source_archive()
     shutil.copy(archive, tmp_path)
     modules = ["spark_sink.source.datasource", "spark_sink.source.typed", "spark_sink.snapshot.table"]
@@ -118,7 +118,7 @@ def test_a_log_that_is_the_same_is_not_listed_again(log: Log, monkeypatch: pytes
     directories = [log.root, *(log.root / f"{number:06d}" for number in staging.epoch_numbers(log.root))]
 
     def look(age_s: float) -> int:
-        """Return where the log ends, for one whose directories were changed so long ago."""
+        """Return the end of the log, for a log whose directories were changed this long ago."""
         for directory in directories:
             os.utime(directory, (time.time() - age_s,) * 2)
         listed.clear()
@@ -169,7 +169,7 @@ def test_a_log_that_has_not_begun(log: Log, tmp_path: Path) -> None:
 
 
 def test_a_partition_of_another_version_is_refused(log: Log) -> None:
-    """An upgrade below a running driver: its workers are new, what it planned is not."""
+    """After an upgrade below a running driver, the workers are new, and the driver's plan is old."""
     fill(log)
     reader = CdcpipeDataSource({"path": str(log.root)}).reader(ENVELOPE_SCHEMA)
     [part] = reader.partitions()

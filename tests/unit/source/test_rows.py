@@ -1,4 +1,4 @@
-"""The rows of changes as the data source reads them: typed, as envelopes, in slices; and rows that are damaged."""
+"""The rows of changes as the data source reads them: typed, as envelopes, in slices; and damaged rows."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_messages_and_other_tables_do_not_count(log: Log) -> None:
 
 @pytest.mark.parametrize(("identity", "expected"), [("f", [(0, False), (2, False), (5, False)]), ("d", [(0, False)])])
 def test_a_description_that_the_server_sends_again(log: Log, identity: str, expected: list[tuple[int, bool]]) -> None:
-    """It is another use where it does not tell the key; what the launcher repeats, one per segment, is none."""
+    """It is a new use if it does not tell the key. The launcher's repetition, one in each segment, is none."""
     described, row = relation(11, "a", ("id", INT4), identity=identity), Insert(None, 11, (b"1",))
     groups = [[described, row, row], [described, row, row], [row], [described, row]]
     ends = [log.end_lsn + 0x100 * (number + 1) for number in range(len(groups))]
@@ -169,7 +169,7 @@ SHAPES = {
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[list[list[Any]]]:
-    """Segments of transactions of changes of two relations whose names and columns move about."""
+    """A strategy for segments with changes of two relations whose names and columns change."""
     segments: list[list[list[Any]]] = []
     for _ in range(draw(st.integers(1, 3))):
         in_force: dict[int, Any] = {}
@@ -288,7 +288,7 @@ def test_a_binary_value_of_a_users_type_is_refused_by_name(log: Log) -> None:
 
 
 def test_an_index_of_other_content_does_no_harm(log: Log) -> None:
-    """Somebody moved files about: the size is the same, the name is not."""
+    """A user has moved files: the size is the same, the name is not."""
     one = log.segment([A, into(A, b"1", b"one"), into(A, b"22", b"two")]).path
     two = log.segment([A, into(A, b"11", b"one"), into(A, b"2", b"two")]).path
     assert one.stat().st_size == two.stat().st_size

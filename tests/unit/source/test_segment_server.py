@@ -1,4 +1,4 @@
-"""Segments that executors get from the driver: what is served, to whom, and what becomes of the copies."""
+"""Segments that executors get from the driver: which ones it serves, to whom, and what happens to the copies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ A = relation(11, "a", ("id", 23))
 
 @pytest.fixture
 def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Spark's local directory, where copies are kept."""
+    """Spark's local directory, which has the copies."""
     path = tmp_path / "local"
     path.mkdir()
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{path},/nowhere")
@@ -38,7 +38,7 @@ def segment(tmp_path: Path) -> Segment:
 
 
 def test_rows_come_by_way_of_the_driver_alone(tmp_path: Path, segment: Segment, local: Path) -> None:
-    """What goes to an executor has no path in it, and is read when there is none any more."""
+    """An executor gets no path of the staging directory, and can read when the directory no longer exists."""
     segment_index.load(segment.path)
     root = tmp_path / "staging"
     with SegmentServer(root, "127.0.0.1") as server:

@@ -1,4 +1,4 @@
-"""When transactions were committed, from their segments."""
+"""The commit times of transactions, from their segments."""
 
 from pathlib import Path
 

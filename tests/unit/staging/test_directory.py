@@ -1,4 +1,4 @@
-"""Whose staging directory it is, and what a writer finds in it."""
+"""The owner of a staging directory, and what a writer finds in the directory."""
 
 import errno
 import os

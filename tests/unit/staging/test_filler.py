@@ -1,4 +1,4 @@
-"""What goes to which segment."""
+"""Which part of a stream goes to which segment."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from support.staged import BIG, SOURCE, Drawn, build, landed, seal_all
 
 
 class Memory:
-    """Carries out a filler's operations in memory, and checks what it says about them."""
+    """Carries out a filler's operations in memory, and checks the filler's figures about them."""
 
     def __init__(self, start_lsn: int = 0) -> None:
         self.start_lsn = start_lsn
@@ -56,7 +56,7 @@ class Memory:
                 self.open, self.boundaries = b"", Boundaries()
 
     def transactions(self) -> list[Transaction | Message]:
-        """Decode each segment alone."""
+        """Decode each segment by itself."""
         found = []
         for cut, data in self.segments:
             decoded = decode_segment(data)
@@ -229,7 +229,7 @@ def test_a_message_that_is_half_there_is_forgotten():
 
 
 def repeated(description: bytes) -> bytes:
-    """Return a description as the launcher puts it into a segment in which the server has not sent it."""
+    """Return a description as the launcher repeats it in a segment in which the server has not sent it."""
     return description.replace(b"w 0/0 ", b"w 0/1 ")
 
 

@@ -1,4 +1,4 @@
-"""One launcher at a time: the lock of a staging directory, also where the file system has no locks."""
+"""Only one launcher at a time: the lock of a staging directory, also if the file system has no locks."""
 
 import fcntl
 import os
@@ -54,7 +54,7 @@ def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path):
 
 @pytest.fixture
 def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system that does not keep locks."""
+    """Make a file system whose locks have no effect."""
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
 
 

@@ -1,4 +1,4 @@
-"""Readers of the staging log: how far they are, and which segments may go."""
+"""Readers of the staging log: their positions, and which segments may be removed."""
 
 import os
 import time

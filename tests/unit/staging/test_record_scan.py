@@ -1,4 +1,4 @@
-"""Boundaries found for many headers at once are those that the loop over records finds."""
+"""The scan of many headers at once finds the same boundaries as the loop over records."""
 
 from __future__ import annotations
 

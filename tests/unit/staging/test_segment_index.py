@@ -1,4 +1,4 @@
-"""The index of a segment: what it says, when it is made anew, and what it refuses."""
+"""The index of a segment: its content, when it is made again, and what it refuses."""
 
 from __future__ import annotations
 

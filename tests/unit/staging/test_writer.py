@@ -1,4 +1,4 @@
-"""The writer of the staging log: crashes and errors at every step, and the order of what is durable."""
+"""The writer of the staging log: crashes and errors at every step, and the order in which files become durable."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ from support.staged import BIG, SOURCE, WORK, Server, fill, land, landed, seal_a
 
 
 class Crash(BaseException):
-    """The process dies here."""
+    """Stands for the death of the process at this point."""
 
 
 def test_the_writer_lands_everything_once(tmp_path: Path):
@@ -30,7 +30,7 @@ def test_the_writer_lands_everything_once(tmp_path: Path):
 
 
 class At:
-    """A hook that raises at the n-th pass of a failpoint."""
+    """A hook that raises when a failpoint is passed for the n-th time."""
 
     def __init__(self, failpoint: Failpoint, turn: int, error: BaseException) -> None:
         self.failpoint, self.turn, self.error = failpoint, turn, error
@@ -128,7 +128,7 @@ def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_order_of_durability(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Each file before its name, each name before the directory's fsync, and all of it before `seal` returns."""
+    """Each file before its name, each name before the fsync of its directory, and all of it before `seal` returns."""
     done: list[str] = []
     fsync, rename = os.fsync, Path.rename
 

@@ -1,4 +1,4 @@
-"""`cdcpipe-spark status --check`: which state is made of what is found, and the line of a monitoring plugin."""
+"""`cdcpipe-spark status --check`: which state follows from which facts, and the line of a monitoring plugin."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ BEHIND = [rung("server"), rung("sent"), rung("confirmed"), rung("sealed"), rung(
 
 
 def found(*ladder: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """What `describe` returns, as far as it matters here."""
+    """Return what `describe` returns, with the parts that these tests need."""
     known: dict[str, Any] = {
         "staging": "/srv/staging",
         "launcher": {"pid": 1},

@@ -1,4 +1,4 @@
-"""How far each stage is behind, in bytes and in seconds."""
+"""The lag of each stage, in bytes and in seconds."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from spark_sink.status import ladder
 
 
 class Times(CommitTimes):
-    """Transactions by hand: end LSN → commit time."""
+    """Transactions made by hand: end LSN → commit time."""
 
     def __init__(self, **transactions: float) -> None:
         super().__init__([])

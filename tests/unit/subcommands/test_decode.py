@@ -1,4 +1,4 @@
-"""Captures rendered without a server, and all that can be wrong with one."""
+"""Captures rendered without a server, and everything that can be wrong with a capture."""
 
 import itertools
 import random
@@ -181,7 +181,7 @@ def test_damage_is_named_with_its_place(tmp_path: Path, data: bytes, what: str) 
 
 
 def test_a_capture_may_be_cut_anywhere(tmp_path: Path) -> None:
-    """Whole records are rendered; the rest is an error, unless the cut is between two."""
+    """Whole records are rendered. The rest is an error, unless the cut is between two records."""
     data = capture(*PLAIN)
     ends = {0}
     for message in PLAIN:
@@ -268,7 +268,7 @@ def test_many_unfinished_transactions_are_not_all_named(tmp_path: Path, caplog: 
 
 
 class Pieces:
-    """A file that gives its bytes in pieces of random size."""
+    """A file whose reads return pieces of random size."""
 
     def __init__(self, data: bytes, rng: random.Random, largest: int) -> None:
         self.data, self.pos, self.rng, self.largest = data, 0, rng, largest
@@ -292,7 +292,7 @@ def test_any_pieces_give_the_same_records(expected: list[tuple[int, bytes]], rng
 @given(st.lists(st.binary(max_size=30) | st.sampled_from([b"w 0/1 3\nabc", b"w 0/1 ", b"w", b"3\n", b"w 1/1 0\n"])), st.randoms())
 @settings(max_examples=300)
 def test_any_bytes_are_records_or_a_protocol_error(parts: list[bytes], rng: random.Random) -> None:
-    """The very same records as the reader of the pipe sees, but no empty ones."""
+    """The same records as the reader of the pipe finds, except empty ones."""
     data = b"".join(parts)
     reader = RecordReader()
     reader.feed(data)

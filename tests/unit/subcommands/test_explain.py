@@ -1,4 +1,4 @@
-"""A capture explained: each field of each message by its name."""
+"""A capture explained: each field of each message with its name."""
 
 import contextlib
 import re

@@ -1,4 +1,4 @@
-"""The table of types is whole: each type has a rule for every place that its values pass, and docs/spark/types.md says the same."""
+"""The table of types is complete: each type has a rule for every use of its values, and docs/spark/types.md agrees."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_list_is_an_array_whose_delimiter_is_a_comma() -> None:
 
 @pytest.mark.parametrize("column_type", ColumnType)
 def test_every_column_type_has_its_place_in_arrow_and_in_spark(column_type: ColumnType) -> None:
-    """A decimal's precision is the column's, so it alone is in neither table."""
+    """A decimal's precision comes from the column. So decimal is the only type in neither table."""
     is_decimal = column_type is ColumnType.DECIMAL
     data_type = DecimalType(12, 2) if is_decimal else SPARK_TYPES[column_type]
     arrow_type = pa.decimal128(12, 2) if is_decimal else ARROW_TYPES[column_type]
@@ -110,7 +110,7 @@ def test_braces_in_a_columns_name_stay() -> None:
 
 
 def documented() -> list[tuple[list[str], list[str]]]:
-    """The names of types, and of Spark's types, of each row of the first table."""
+    """Return the types, and their Spark types, of each row of the first table."""
     section = DOC.read_text().split("## Exact types")[1].split("\n## ")[0]
     rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("|")][2:]
     names = [[re.sub(r" \(.*\)$", "", cell.strip()) for cell in re.split(r", (?![^(]*\))", first)] for first, _ in rows]

@@ -1,4 +1,4 @@
-"""What the files of a table say of it, without Spark, in each table format."""
+"""What the files of a table tell about it, without Spark, in each table format."""
 
 from pathlib import Path
 

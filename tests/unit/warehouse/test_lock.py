@@ -1,4 +1,4 @@
-"""Who may use a warehouse's tables beside whom."""
+"""Which users of a warehouse's tables may run at the same time."""
 
 import threading
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from support.waiting import until
 
 
 def test_whoever_wants_the_tables_alone_is_let_in(tmp_path: Path) -> None:
-    """Also where others come and go without a gap; and those see that somebody was there."""
+    """Also if others come and go without a pause. They learn that an exclusive user was there."""
     lock = TableLock(tmp_path)
     stopping, states, waiting = threading.Event(), [], threading.Barrier(3)
 

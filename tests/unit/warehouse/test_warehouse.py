@@ -1,4 +1,4 @@
-"""The warehouse directory and the session's preconditions, without Spark."""
+"""The warehouse directory, and the conditions for a session, without Spark."""
 
 import os
 import pwd
@@ -191,7 +191,9 @@ def test_a_directory_without_delta(tmp_path: Path) -> None:
 
 
 def test_ivy_keeps_jars_where_they_are_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Java takes the home from the system's list of users: Spark is told the folder, or each start would resolve anew."""
+    """Java takes the home directory from the system's list of users. So Spark must be told the folder, or each start would resolve
+    again.
+    """
     system_home = Path(pwd.getpwuid(os.getuid()).pw_dir)
     for home, ivy in ((str(tmp_path), tmp_path / ".ivy2.5.2"), ("", system_home / ".ivy2.5.2"), (None, system_home / ".ivy2.5.2")):
         if home is None:
@@ -220,7 +222,7 @@ def test_a_home_that_can_keep_no_jars(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_process_at_a_time_fetches_packages(tmp_path: Path) -> None:
-    """Ivy itself does not lock its folder: two sessions that fetch Delta Lake at the same time on a new machine both fail."""
+    """Ivy does not lock its folder. Two sessions that fetch Delta Lake at the same time on a new machine would both fail."""
     settings = {"spark.jars.packages": session.DELTA_PACKAGES, "spark.jars.ivy": str(tmp_path / "ivy")}
     with session._alone_in_ivy(settings):
         with pytest.raises(InitError, match=r"another process has been fetching Spark's packages into \S+/ivy for 0 s"):
@@ -232,7 +234,7 @@ def test_one_process_at_a_time_fetches_packages(tmp_path: Path) -> None:
 
 
 def java(home: Path, version: str) -> Path:
-    """Make a Java that says its version and does no more."""
+    """Make a Java that prints its version, and nothing else."""
     (home / "bin").mkdir(parents=True)
     (home / "bin/java").write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
     (home / "bin/java").chmod(0o755)
@@ -271,7 +273,7 @@ def test_a_directory_that_is_no_warehouse(tmp_path: Path) -> None:
 
 
 def test_a_file_that_can_not_be_written_is_one_error(tmp_path: Path) -> None:
-    """The largest size that the process may write plays a full disk; pyarrow says nothing more when it drops the file."""
+    """A limit on the size of files stands for a full disk. pyarrow prints nothing more when it drops the file."""
     program = f"""
 import resource, signal
 import pyarrow as pa
