@@ -129,7 +129,7 @@ def test_transactions_in_progress(both):
 
 
 @pytest.mark.parametrize("options", [{}, {"streaming": "on", "proto_version": "2"}])
-def test_what_is_from_elsewhere(both, options):
+def test_transactions_of_another_origin(both, options):
     """The filter is asked once for each transaction. No change of a refused transaction reaches the plugin."""
     origins = [f"{name}_{both.database.name}" for name in ("wanted", "unwanted")]
     for origin in origins:

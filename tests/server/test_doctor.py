@@ -84,7 +84,7 @@ def test_nothing_is_found_where_nothing_is_wrong(any_pg: postgres.Cluster) -> No
             assert tables.message.startswith("2 tables")
 
 
-def test_a_locked_table_keeps_nobody_waiting(any_pg: postgres.Cluster) -> None:
+def test_the_doctor_does_not_wait_for_a_locked_table(any_pg: postgres.Cluster) -> None:
     with any_pg.database() as database, database.connect() as connection, database.connect() as holder:
         connection.execute("create table t (id int primary key, v text, r int) partition by list (id)")
         connection.execute("create table t1 partition of t for values in (1); create table u (id int primary key, v text)")
@@ -165,7 +165,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("check", "since", "setup", "message"), REFUSED)
-def test_what_the_server_refuses(request: pytest.FixtureRequest, check: str, since: int, setup: str, message: str) -> None:
+def test_commands_that_the_server_refuses(request: pytest.FixtureRequest, check: str, since: int, setup: str, message: str) -> None:
     """The application's UPDATE fails as the finding says. The proposed SQL mends it. Then there is no finding."""
     for cluster in [request.getfixturevalue(f"pg{version}") for version in ("14", "15", "18") if int(version) >= since]:
         with cluster.database() as database, database.connect() as connection:

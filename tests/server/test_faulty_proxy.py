@@ -48,7 +48,7 @@ def test_a_reset_while_connecting(database: postgres.Database) -> None:
         psycopg.connect(proxy.dsn(database.tcp_dsn)).close()  # a fault happens once
 
 
-def test_what_is_throttled_and_delayed_takes_its_time(database: postgres.Database) -> None:
+def test_throttled_and_delayed_data_arrives_late(database: postgres.Database) -> None:
     with FaultyProxy(database.cluster.port) as proxy, psycopg.connect(proxy.dsn(database.tcp_dsn)) as client:
         for fault, least_s in ((lambda: proxy.throttle(400_000), 0.2), (lambda: proxy.delay(0.15), 0.3)):
             fault()

@@ -180,7 +180,7 @@ def prepared(database: postgres.Database, *options: str) -> tuple[dict[str, dict
     return {f"{table['schema']}.{table['name']}": table for table in json.loads(out)["tables"]}, err
 
 
-def test_a_locked_table_keeps_nobody_waiting(database: postgres.Database) -> None:
+def test_prepare_does_not_wait_for_a_locked_table(database: postgres.Database) -> None:
     """Another session holds ACCESS EXCLUSIVE. The queries before and during a stream wait for no table."""
     with database.connect() as connection, database.connect() as other:
         details = " (id, v) where (id > 0)" if connection.info.server_version >= 150000 else ""
@@ -218,7 +218,7 @@ def test_only_the_key_columns_of_an_index_are_a_key(database: postgres.Database)
         assert "at_most_once has no usable replica identity" in said
 
 
-def test_only_what_is_published_is_said_to_be_refused(database: postgres.Database) -> None:
+def test_only_published_commands_are_reported_as_refused(database: postgres.Database) -> None:
     """The server is the oracle: it refuses a command on a table without replica identity if this command is published."""
     with database.connect() as connection:
         for statement in (
@@ -265,7 +265,7 @@ def is_taken(connection: psycopg.Connection, command: str) -> bool:
     return True
 
 
-def test_who_has_a_lock_is_named(pg18: postgres.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_holder_of_a_lock_is_named(pg18: postgres.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a lock is necessary, the wait for it ends."""
     monkeypatch.setattr(table_locks, "LOCK_TIMEOUT", "100ms")
     with pg18.database() as database, database.connect() as connection, database.connect() as other:

@@ -212,7 +212,7 @@ def test_every_row_of_the_snapshot_is_read_once(source: Source) -> None:
     assert {(row["_cdc_epoch"], row["_cdc_end_lsn"]) for row in rows} == {(1, int(source.export.consistent_point))}
 
 
-def test_what_is_published_is_what_the_stream_describes(source: Source) -> None:
+def test_the_published_columns_are_those_of_the_stream(source: Source) -> None:
     source.sql(
         "create table plain (id int primary key, g int generated always as (id * 2) stored, gone text, v text)",
         "alter table plain drop column gone",

@@ -120,7 +120,7 @@ def test_as_it_was(past: Past, number: int) -> None:
     assert rows_of(days, "id", text) == sorted(map(repr, moment.rows["days"]))
 
 
-def test_what_was_not_yet(past: Past) -> None:
+def test_times_outside_of_the_log(past: Past) -> None:
     """A table without any row yet is empty. Before the beginning of the log, and beyond its end, nothing is known."""
     house = Warehouse.existing(past.warehouse)
     source = house.source()

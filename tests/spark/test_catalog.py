@@ -95,7 +95,7 @@ def test_delta_tables(spark: SparkSession, database: str, tmp_path: Path, caplog
             run()
 
 
-def test_a_name_that_something_else_has(spark: SparkSession, database: str, tmp_path: Path) -> None:
+def test_a_name_of_another_table(spark: SparkSession, database: str, tmp_path: Path) -> None:
     log = Log(tmp_path / "staging")
     log.segment([FRUIT, into(FRUIT, b"1", None)])
     other = tmp_path / "other"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.spark
-def test_what_spark_writes_is_counted(spark: "SparkSession", tmp_path: Path) -> None:
+def test_rows_that_spark_writes_are_counted(spark: "SparkSession", tmp_path: Path) -> None:
     path = tmp_path / "t"
     name = f"delta.`{path}`"
     spark.sql(

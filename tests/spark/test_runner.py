@@ -58,7 +58,7 @@ def test_a_program_runs_what_the_command_runs(
         assert spark.range(1).count() == 1
 
 
-def test_what_ended_it_is_raised(spark: Any, database: postgres.Database, tmp_path: Path) -> None:
+def test_the_error_that_ended_the_run_is_raised(spark: Any, database: postgres.Database, tmp_path: Path) -> None:
     with database.connect() as connection:
         connection.execute("create publication p for all tables")
     (tmp_path / "staging").mkdir(mode=0o700)

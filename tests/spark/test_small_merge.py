@@ -122,7 +122,7 @@ def test_random_changes(house: House, monkeypatch: pytest.MonkeyPatch, small_byt
     assert house.rows() == comparable(source.rows.values())
 
 
-def test_what_spark_has_written(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_that_spark_has_written(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark has made, merged and checkpointed the replica, with its own deletion vectors. Small merges continue it, and then Spark
     again.
     """
@@ -196,7 +196,7 @@ LEFT_TO_SPARK = {
 
 
 @pytest.mark.parametrize("name", LEFT_TO_SPARK)
-def test_what_is_not_ordinary(house: House, name: str) -> None:
+def test_unusual_changes_are_left_to_spark(house: House, name: str) -> None:
     schema, changes, added = LEFT_TO_SPARK[name]
     house.append(SCHEMA, [change(10, "insert", ONE)], 0, 10)
     assert house.apply(10)
@@ -232,7 +232,7 @@ def test_a_value_that_was_not_sent_and_is_not_known(house: House) -> None:
     assert house.rows("id", "blob", "_cdc_unchanged") == [(1, "now", None)]
 
 
-def test_somebody_commits_meanwhile(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_program_commits_meanwhile(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program deletes a row after the merge has read the files, and before its commit. The merge reads again."""
     monkeypatch.setattr(rewrite, "_SMALL_BYTES", 0)
     source = filled(house, 6, 4)
@@ -315,7 +315,7 @@ def test_files_that_have_none_of_the_keys(house: House, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("stats", ['{"numRecords": 3, "minValues": null}', "[]"], ids=["TypeError", "AttributeError"])
-def test_what_others_have_written_is_left_to_spark(house: House, stats: str) -> None:
+def test_unknown_features_are_left_to_spark(house: House, stats: str) -> None:
     """Any feature of the table that the small merge does not know."""
     source = filled(house, 1, 3)
     assert house.apply(source.lsn)

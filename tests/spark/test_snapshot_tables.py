@@ -257,7 +257,7 @@ def write(database: postgres.Database, chance: random.Random, stopping: threadin
             connection.execute(statement)
 
 
-def test_what_is_certain_to_fail_does_so_at_once(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
+def test_certain_failures_show_at_once(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
     road = TableCopies(database, spark, tmp_path, f"s_{database.name}"[:63])
     road.execute("create table t (id int primary key)", "create table other (id int)", "create publication everything for table t")
     road.land()

@@ -240,7 +240,7 @@ def test_the_pipeline_writes_under_the_locks_that_upkeep_takes(
         assert not lock.locked()
 
 
-def test_a_changelog_is_compacted_when_nobody_appends_to_it(
+def test_a_changelog_is_compacted_while_no_append_runs(
     spark: "SparkSession", house: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "_MOST_SMALL_FILES", 2)

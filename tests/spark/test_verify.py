@@ -401,7 +401,7 @@ def test_the_order_of_commits_is_not_that_of_their_visibility(spark: Any, tmp_pa
         road.connection.close()
 
 
-def test_what_is_published_is_compared(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
+def test_published_rows_and_columns_are_compared(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
     """Row filters, column lists, generated columns, partitions, parents of other tables."""
     road = Verified(database, spark, tmp_path, publication="published", slot="published")
     road.execute(

@@ -182,7 +182,7 @@ def untouched(record: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("fault", "records", "said"), RUNS)
-def test_what_a_server_should_not_send(source: Source, fault: tuple[Any, ...], records: str, said: str) -> None:
+def test_messages_that_a_server_should_not_send(source: Source, fault: tuple[Any, ...], records: str, said: str) -> None:
     with source.fresh_slot():
         run = stream(source, wal_data(Once(*fault)), records)
         assert run.error is not None
@@ -226,7 +226,7 @@ COPY_DATA: list[tuple[str, Alter]] = [
 
 @pytest.mark.parametrize("records", [RAW, WHOLE, JSON2])
 @pytest.mark.parametrize("alter", [pytest.param(alter, id=name) for name, alter in COPY_DATA])
-def test_what_is_no_message_of_a_walsender(source: Source, alter: Alter, records: str) -> None:
+def test_bytes_that_are_no_message_of_a_walsender(source: Source, alter: Alter, records: str) -> None:
     with source.fresh_slot():
         run = stream(source, alter, records)
         assert run.error is not None

@@ -112,7 +112,7 @@ def test_a_snapshot_says_what_it_sees(database: postgres.Database) -> None:
         assert ask.end()[0] == 0
 
 
-def test_a_slot_nobody_uses(database: postgres.Database) -> None:
+def test_an_unused_slot(database: postgres.Database) -> None:
     with database.connect() as connection:
         connection.execute("create table t (id int primary key)")
         connection.execute("create table other (id int)")
@@ -137,7 +137,7 @@ def test_a_slot_nobody_uses(database: postgres.Database) -> None:
 
 
 @pytest.mark.parametrize("line", ["nonsense", "[]", '{"buckets": ["public", "t"], "key": ["id"]}', '{"begin": 5}', '{"slot": "s"}'])
-def test_what_is_no_request(database: postgres.Database, line: str) -> None:
+def test_invalid_requests(database: postgres.Database, line: str) -> None:
     ask = Asked(database)
     assert ask(line) is None
     code, errors = ask.end()

@@ -400,7 +400,7 @@ def test_a_table_without_identity_is_named(on18: PublishedDatabase) -> None:
 # pgoutput's own options, by name
 
 
-def test_what_the_server_is_too_old_for_is_named(on15: PublishedDatabase) -> None:
+def test_options_for_newer_servers_are_named(on15: PublishedDatabase) -> None:
     code, _, err = on15.run("--streaming", "parallel")
     assert code == 2
     assert "streaming=parallel" in err

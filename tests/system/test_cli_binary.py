@@ -91,7 +91,7 @@ def test_rendered_as_the_text_form_is(on: PublishedDatabase) -> None:
         assert len(found) > 100_000
 
 
-def test_what_is_not_rendered_is_as_the_server_sends_it(on18: PublishedDatabase) -> None:
+def test_unrendered_records_are_as_the_server_sends_them(on18: PublishedDatabase) -> None:
     on18.sql("insert into t values (258, 'x')")
     _, out, _ = run(on18, "--binary")
     assert b"b\0\0\0\4\0\0\1\2" in out

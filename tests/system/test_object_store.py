@@ -166,7 +166,7 @@ def test_a_store_without_conditional_writes_is_refused(root: Any, tmp_path: Path
         Warehouse(root, "delta").open(EPOCH, tmp_path)
 
 
-def test_what_cannot_be_reached_is_said(root: Any, store: Store, tmp_path: Path) -> None:
+def test_an_unreachable_store_is_reported(root: Any, store: Store, tmp_path: Path) -> None:
     nowhere = store.url.format("nowhere")
     with pytest.raises(StorageError) as caught:
         Warehouse(nowhere, "delta").open(EPOCH, tmp_path)
@@ -307,7 +307,7 @@ def test_with_spark_as_the_page_has_it(root: Any, store: Store, database: postgr
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_what_is_given_for_a_key_is_not_shown(tmp_path: Path) -> None:
+def test_keys_are_not_shown(tmp_path: Path) -> None:
     packages = re.findall(r"--conf (spark\.jars\.[^\s']+)", section("azure"))
     script = (
         "import sys; from pathlib import Path; from spark_sink.spark import session; from spark_sink.files.places import place\n"

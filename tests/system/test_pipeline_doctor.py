@@ -61,7 +61,7 @@ def test_without_spark(pipeline: list[str], tmp_path: Path) -> None:
     assert not [finding for finding in findings if finding.check.startswith(("spark.", "machine.", "warehouse."))]
 
 
-def test_what_is_wrong_is_found(pipeline: list[str], tmp_path: Path) -> None:
+def test_problems_are_found(pipeline: list[str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "jars").mkdir()
     places = [str(tmp_path / "file/staging"), "--warehouse", str(tmp_path / "file/warehouse")]

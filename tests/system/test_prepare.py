@@ -158,7 +158,7 @@ def test_prepare_exports_a_snapshot_beside_a_slot_in_use(on: PublishedDatabase) 
     until(lambda: not on.value("select count(*) from pg_replication_slots where temporary"), "the temporary slot's end")
 
 
-def test_prepare_lingers_until_somebody_else_opens_the_pipe(on18: PublishedDatabase, tmp_path: pathlib.Path) -> None:
+def test_prepare_lingers_until_another_program_opens_the_pipe(on18: PublishedDatabase, tmp_path: pathlib.Path) -> None:
     pipe = tmp_path / "hold"
     os.mkfifo(pipe)
     arguments = ["prepare", "-d", on18.database.dsn, "-S", on18.slot, "--publication", "p", "--export-snapshot", "--linger"]

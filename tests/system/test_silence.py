@@ -101,7 +101,7 @@ def test_a_second_signal_kills_whatever_the_first_one_waits_for(network: Network
     assert during.wait() == -signal.SIGTERM
 
 
-def test_deadlines_end_what_nobody_ends(network: Network) -> None:
+def test_deadlines_end_waits(network: Network) -> None:
     """The last two are ways out: what they could not confirm comes again, and a warning says so."""
     start, poll, end, closed = (network.proxy() for _ in range(4))
     start.at("START_REPLICATION", start.silence)

@@ -75,7 +75,7 @@ def test_a_command_that_ended_with_an_error(tmp_path: Path) -> None:
         (["--staging", "x", "--nonsense"], "--nonsense"),
     ],
 )
-def test_what_can_not_be_checked_is_unknown(arguments: list[str], words: str) -> None:
+def test_a_failed_check_is_unknown(arguments: list[str], words: str) -> None:
     code, line = check(*arguments)
     assert (code, line.startswith("CDCPIPE UNKNOWN: ")) == (3, True)
     assert words in line

@@ -113,7 +113,7 @@ class Installed:
         return err if code else out
 
 
-def test_what_is_installed_streams_and_lands(wheel: Path, tmp_path: Path, database: postgres.Database) -> None:
+def test_the_installed_commands_stream_and_land(wheel: Path, tmp_path: Path, database: postgres.Database) -> None:
     installed = Installed(tmp_path, database)
     installed.install(wheel)
     slot = ("-S", "shop_cdc", "--publication", "shop")

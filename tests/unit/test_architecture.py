@@ -27,6 +27,6 @@ def test_a_name_is_in_the_file(name: str, file: str) -> None:
         assert re.search(rf"^class {owner}\b", source, re.MULTILINE), f"{file} has no {owner}"
 
 
-def test_there_are_such_places() -> None:
+def test_the_named_places_exist() -> None:
     assert len(PLACES) > 15
     assert ("Follower.catch_up", "spark_sink/pipeline/follower.py") in PLACES

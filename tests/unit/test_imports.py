@@ -192,7 +192,7 @@ def test_a_folder_has_the_libraries_that_are_its_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["delta", "staging"])
-def test_what_is_of_use_without_change_data_knows_files_alone(name: str) -> None:
+def test_delta_and_staging_import_only_files(name: str) -> None:
     for path in source_files(f"spark_sink/{name}"):
         others = {folder(imported) for imported in imports(path)} - {None, name, "files"}
         if by_path(path) == "spark_sink/delta/sql.py":
@@ -218,7 +218,7 @@ def test_unit_tests_import_neither_a_server_nor_a_spark_session() -> None:
     assert {path: names for path, names in found.items() if names} == {}
 
 
-def test_nobody_asks_which_table_format_a_warehouse_has() -> None:
+def test_no_code_compares_the_table_format() -> None:
     """`Warehouse.format` answers what differs between formats, and changelog/tables.py has the objects that act on it."""
     asked = {
         by_path(path): ast.unparse(node)
@@ -273,7 +273,7 @@ def test_status_of_a_staging_directory_needs_nothing() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_what_is_not_installed_is_named() -> None:
+def test_a_missing_package_is_named() -> None:
     done = import_without({"numpy"}, "spark_sink.__main__ as command; sys.exit(command.invoke(['land', '--help']))")
     assert (done.returncode, done.stderr.splitlines()) == (
         2,

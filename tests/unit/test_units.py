@@ -38,19 +38,19 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "M", "-1M", "1.5G", "64X", "1 Mi B", "٣M", "1e3", "9" * 16, "30days"])
-def test_what_is_no_size(text: str) -> None:
+def test_invalid_sizes(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a size: .* K, M, G, T \(KiB"):
         units.parse_size(text)
 
 
 @pytest.mark.parametrize("text", ["", "90", "1month", "1m", "-1h", "1.5h", "64M", "1h30min"])
-def test_what_is_no_duration(text: str) -> None:
+def test_invalid_durations(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a duration: a number with s, min, h, d or w"):
         units.parse_duration(text)
 
 
 @pytest.mark.parametrize("text", ["", "-1", "nan", "inf", "5s"])
-def test_what_is_no_number_of_seconds(text: str) -> None:
+def test_invalid_seconds(text: str) -> None:
     with pytest.raises(ValueError, match="is not a number of seconds"):
         units.parse_seconds(text)
     assert units.parse_seconds("0.5") == 0.5

@@ -37,7 +37,7 @@ from support.descriptions import CODE, ID, NONE, catalog, table, version
         ("id=1 a=2", "id=1", [], []),
     ],
 )
-def test_what_rows_from_before_have(before: str, after: str, fills: list[Fill], unknown: list[str]) -> None:
+def test_values_of_rows_from_before_a_version(before: str, after: str, fills: list[Fill], unknown: list[str]) -> None:
     versions = [SchemaVersion(1, 0, table(text), numbered(table(text), catalog(text), None)) for text in (before, after)]
     columns = merge_columns(None, [version.relation for version in versions])
     assert fills_between(versions[0], versions[1], columns) == (tuple(fills), unknown)
@@ -79,7 +79,7 @@ class History:
         ("id=1", "id=1 a=2'7", [Fill("a", value="7")]),
     ],
 )
-def test_what_a_snapshots_rows_have(tmp_path: Path, at_snapshot: str, after: str, fills: list[Fill]) -> None:
+def test_values_of_a_snapshots_rows(tmp_path: Path, at_snapshot: str, after: str, fills: list[Fill]) -> None:
     """The rows of a late snapshot come after the stream has passed it, and has decided the values in rows from before a later
     change.
     """

@@ -67,7 +67,7 @@ def decoding(*args: str, stdin: int = subprocess.PIPE) -> subprocess.Popen[bytes
     return subprocess.Popen([*COMMAND, "decode", *args], stdin=stdin, stdout=pipe, stderr=pipe, bufsize=0)
 
 
-def test_what_is_there_is_rendered_before_more_is_waited_for() -> None:
+def test_available_records_are_rendered_without_waiting_for_more() -> None:
     """As in `cdcpipe … -H | cdcpipe decode …`; also if stdin is non-blocking."""
     for is_blocking in (True, False):
         read_fd, write_fd = os.pipe()

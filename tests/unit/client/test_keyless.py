@@ -29,7 +29,7 @@ def test_a_table_is_named_once_with_all_that_it_means() -> None:
     )
 
 
-def test_what_is_refused_and_what_has_no_replica_need_not_be_the_same() -> None:
+def test_refused_tables_and_tables_without_replica_can_differ() -> None:
     nothing = table("nothing", "id", identity="n", refused=["DELETE"])
     deferrable = table("late", identity="f", is_deferrable=True)
     full = table("full", identity="f")

@@ -81,7 +81,7 @@ def test_a_monitor_of_a_server_that_says_nothing(quick_end: None) -> None:
         monitor.wait_for_report(DEADLINE_S)
 
 
-def test_what_is_known_of_the_server_grows_old() -> None:
+def test_a_report_on_the_server_becomes_stale() -> None:
     line = '{"wal_lsn": "0/200", "sent_lsn": null, "confirmed_flush_lsn": "0/100"}'
     once = f"print({line!r}, flush=True); {MUTE}"
     with SlotMonitor((), "s", command=python(once)) as monitor:
@@ -93,7 +93,7 @@ def test_what_is_known_of_the_server_grows_old() -> None:
         assert (monitor.report(late), monitor.lag(0x200, late)) == (None, None)
 
 
-def test_the_staging_directory_is_private_whoever_makes_it(tmp_path: Path) -> None:
+def test_the_snapshot_makes_a_private_staging_directory(tmp_path: Path) -> None:
     """With -c the snapshot makes it, before the launcher starts."""
     config = LauncherConfig("s", tmp_path / "new/staging", command=python(MUTE))
     InitialSnapshot(config, Warehouse(tmp_path / "warehouse", "delta"), "initial").prepare(lambda: True)

@@ -122,7 +122,7 @@ def test_another_definition_is_not_followed(table: FileTable, action: str) -> No
     assert (table.version, table.lsn) == (0, 10)
 
 
-def test_somebody_else_who_records_positions_is_an_error(table: FileTable) -> None:
+def test_another_program_that_records_positions_is_an_error(table: FileTable) -> None:
     other(table, 1, {"txn": {"appId": "cdcpipe", "version": 20}})
     with pytest.raises(DeltaError, match="another process writes"):
         file_table.commit(table, [FILE], Position(1, 20))

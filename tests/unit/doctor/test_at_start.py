@@ -34,7 +34,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
     return [(record.levelno, record.getMessage()) for record in caplog.records if record.name.startswith("spark_sink.doctor")]
 
 
-def test_what_this_machine_lacks_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_errors_on_this_machine_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     refuse_what_fails(plan(tmp_path), starts_spark=False)
     refuse_what_fails(plan(tmp_path), starts_spark=True)
     (tmp_path / "jars").mkdir()
@@ -47,7 +47,9 @@ def test_what_this_machine_lacks_is_refused(monkeypatch: pytest.MonkeyPatch, tmp
     assert caught.value.hint == "use a local disk, or NFS 4"
 
 
-def test_what_else_is_wrong_here_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_findings_on_this_machine_are_logged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(directories, "_LEAST_FREE", 1 << 60)
     refuse_what_fails(plan(tmp_path), starts_spark=False)
     said = lines(caplog)
@@ -55,7 +57,7 @@ def test_what_else_is_wrong_here_is_said(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "are free for staging: a full disk stops the pipeline. Fix: " in said[0][1]
 
 
-def test_what_is_wrong_on_the_server_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_findings_on_the_server_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "spark_sink.doctor")
     answer = json.dumps(report(FOUND, server=None))
     asked = f"assert sys.argv[1:] == {['doctor', '-S', 's', '--quick', '--publication', 'p', '--json']!r}"
@@ -68,7 +70,7 @@ def test_what_is_wrong_on_the_server_is_said(tmp_path: Path, caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("command", [cdcpipe("sys.exit('cdcpipe: error: no')"), cdcpipe("print('{}')"), ("/nonesuch/cdcpipe",)])
-def test_an_answer_that_is_none_keeps_nobody_from_going_on(
+def test_an_invalid_answer_does_not_stop_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, command: tuple[str, ...]
 ) -> None:
     caplog.set_level(logging.INFO, "spark_sink.doctor")
@@ -78,7 +80,7 @@ def test_an_answer_that_is_none_keeps_nobody_from_going_on(
     assert (level, text.startswith("the doctor can't look at the server: ")) == (logging.INFO, True)
 
 
-def test_nobody_waits_for_an_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_run_does_not_wait_for_an_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "spark_sink.doctor")
     with ServerLook(plan(tmp_path), command=cdcpipe("time.sleep(3600)")):
         pass

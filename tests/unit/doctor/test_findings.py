@@ -31,7 +31,7 @@ def test_json_and_back() -> None:
 
 
 @pytest.mark.parametrize("found", [{}, {"version": 2, "findings": []}, {"version": 1, "findings": [{"level": "bad"}]}])
-def test_what_is_no_report(found: dict[str, object]) -> None:
+def test_invalid_reports(found: dict[str, object]) -> None:
     with pytest.raises(CdcpipeError, match="cannot read what 'cdcpipe doctor' printed"):
         parse(found)
 

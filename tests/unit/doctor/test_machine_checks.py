@@ -144,7 +144,7 @@ def test_places(found: Directory, expected: str) -> None:
         (directory(is_directory=False), []),
     ],
 )
-def test_what_a_file_system_does(found: Directory, expected: list[str]) -> None:
+def test_the_operations_of_a_file_system(found: Directory, expected: list[str]) -> None:
     judge(directories.file_system(found), *expected)
 
 
@@ -203,7 +203,7 @@ def refuse(*_: Any) -> None:
     ("module", "function", "operation"),
     [(os, "fsync", "fsync"), (os, "link", "link"), (fcntl, "flock", "flock"), (Path, "rename", "rename"), (os, "write", "write")],
 )
-def test_what_does_not_work_is_noticed(
+def test_operations_that_fail_are_recorded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: Any, function: str, operation: str
 ) -> None:
     with monkeypatch.context() as patch:

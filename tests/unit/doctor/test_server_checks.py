@@ -226,6 +226,6 @@ def test_slot_wal(changes: dict[str, Any], expected: str) -> None:
     judge(server_checks.slot_wal, given, expected)
 
 
-def test_a_slot_that_is_being_made_keeps_what_nobody_knows() -> None:
+def test_the_wal_of_a_slot_in_creation_is_unknown() -> None:
     judge(server_checks.slot_wal, on(slots=()))
     judge(server_checks.slot_wal, on(slots=(slot(confirmed_flush_lsn=None),)))

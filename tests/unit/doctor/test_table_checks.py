@@ -199,7 +199,7 @@ def test_column_lists() -> None:
     judge(table_checks.column_lists, facts(tables=(table(), table("u", column_sets=2))), "error public.u: … different columns")
 
 
-def test_what_is_left_out() -> None:
+def test_tables_that_are_left_out() -> None:
     found = (LeftOut("public", "u", "unlogged"), LeftOut("public", "f", "foreign", "public.root"))
     expected = (
         'warning public.u: … unlogged … ALTER TABLE "public"."u" SET LOGGED',

@@ -14,7 +14,7 @@ from support.forked_commands import ForkedCommands
 from support.paths import ROOT
 
 
-def test_what_a_store_is_not_for(tmp_path: Path) -> None:
+def test_warehouses_that_cannot_be_in_a_store(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentsError, match="Parquet tables can't be in an object store"):
         Warehouse("s3a://bucket/lake", "parquet")
     for url in ("hdfs://node/lake", "file:///srv/lake", "https://host/lake"):
@@ -26,7 +26,7 @@ def test_what_a_store_is_not_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--staging", "--checkpoint", "--spill"])
-def test_all_else_is_in_a_file_system(option: str, commands: ForkedCommands) -> None:
+def test_other_directories_must_be_in_a_file_system(option: str, commands: ForkedCommands) -> None:
     options = {"--staging": "staging", "--warehouse": "s3a://bucket/lake"} | {option: "s3a://bucket/x"}
     arguments = [text for pair in options.items() for text in pair]
     done = commands.cdcpipe_spark("run", "-S", "s", "--publication", "p", *arguments)
@@ -34,7 +34,7 @@ def test_all_else_is_in_a_file_system(option: str, commands: ForkedCommands) -> 
     assert f"{option} must be a directory of a local or mounted file system, not a URL" in done.stderr
 
 
-def test_what_reaches_a_store_is_named_where_it_is_missing() -> None:
+def test_missing_packages_for_a_store_are_named() -> None:
     s3, gcs = ("s3a://b/x", "s3"), ("gs://b/x", "gcs")
     for modules, named in (({"upath"}, [s3]), ({"gcsfs", "s3fs"}, [s3, gcs])):
         urls = [url for url, _ in named]

@@ -173,7 +173,7 @@ def test_bytes_that_are_no_records_are_not_landed(fake: Callable[..., Fake]):
     assert launcher.progress.restarts == 2
 
 
-def test_what_came_before_such_bytes_and_is_not_sealed_comes_again(fake: Callable[..., Fake]):
+def test_unsealed_transactions_before_invalid_bytes_come_again(fake: Callable[..., Fake]):
     size = len(encode_stream(WORK[:30]))
     assert size > 2500  # the garbage is not in the first read, after which the open segment has something
     made = fake(WORK, [{}, {"bytes": size, "garbage": "garbage"}])
@@ -198,7 +198,7 @@ def test_a_streamer_that_was_told_to_end_by_another_is_not_at_the_end(fake: Call
     assert len(made.starts) == 3
 
 
-def test_what_is_whole_is_sealed_and_confirmed_at_a_stop(fake: Callable[..., Fake]):
+def test_whole_transactions_are_sealed_and_confirmed_at_a_stop(fake: Callable[..., Fake]):
     made = fake()
     launcher = Launcher(made.config(available_now=False, seal=SealPolicy(1 << 30, 1e9)))
     with launcher:
@@ -309,7 +309,7 @@ def test_a_full_or_broken_disk_stops_it(fake: Callable[..., Fake], failpoint: Fa
     made.check(WORK)
 
 
-def test_what_all_readers_have_is_removed(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
+def test_segments_that_all_readers_have_are_removed(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sealer, "_REMOVE_INTERVAL_S", 0.0)
     made = fake(WORK[:30])
     made.run()

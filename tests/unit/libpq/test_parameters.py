@@ -68,7 +68,7 @@ def test_connection_parameters_refused(pair: tuple[str, str]) -> None:
     assert caught.value.hint
 
 
-def test_what_libpq_would_use_has_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_effective_parameters_include_libpqs_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGHOST", "of.the.environment")
     monkeypatch.setenv("PGPORT", "1")
     found = effective_parameters({"port": "2", "dbname": "d"})
@@ -84,7 +84,7 @@ DEFAULTS = {
 }
 
 
-def test_network_defaults_are_for_what_nobody_has_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_network_defaults_only_fill_unset_parameters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Parameters may come from the caller, the environment, or a service file."""
     for name in ("PGCONNECT_TIMEOUT", "PGSERVICE"):
         monkeypatch.delenv(name, raising=False)

@@ -15,7 +15,7 @@ from cdcpipe.types.table import TYPES
 from support.binary_values import is_built_in
 
 
-def test_what_is_not_in_the_bytes_needs_a_catalog():
+def test_types_whose_bytes_need_a_catalog():
     for type_id, word in ((790, "lc_monetary"), (2205, "regclass"), (24, "regproc"), (791, "lc_monetary"), (1034, "aclitem")):
         with pytest.raises(UnknownTypeError, match=word):
             to_text(type_id, b"\0" * 8)

@@ -221,7 +221,7 @@ def test_lists(element: pa.DataType, text: str, value: list[object]) -> None:
     ["{{1,2},{3,4}}", "[0:1]={1,2}", "[2:2]={1}", "{1,2147483648}", "{infinity}", "", "{", "}", "{1", "{1,}", "{,1}", "{1,,2}",
      '{"}', '{"1}', '{1"}', '{1"2"}', '{"1"2"3"}', r"{\1}", "{1}{2}", "{}}", "x{1}", "{1}x", r'{"1\"}', '"'],
 )  # fmt: skip
-def test_what_is_no_list_is_null_and_exact(text: str) -> None:
+def test_a_text_that_is_no_list_is_null_with_its_exact_text(text: str) -> None:
     """The rows beside it are not affected."""
     for element, good, value in ((pa.int32(), "{7,NULL}", [7, None]), (pa.int16(), '{"7"}', [7])):
         assert convert([text], list_of(element)) == ([None], {0: text})

@@ -221,12 +221,12 @@ def test_flags_have_names():
 
 
 @given(pgoutput_build.controls | pgoutput_build.changes(st.none()))
-def test_what_is_built_is_read_back(message):
+def test_built_messages_are_decoded(message):
     assert decode(pgoutput_build.build(message)) == message
 
 
 @given(pgoutput_build.changes(pgoutput_build.u32))
-def test_what_is_built_is_read_back_in_a_stream_block(message):
+def test_built_messages_are_decoded_in_a_stream_block(message):
     assert decode(pgoutput_build.build(message), in_stream=True) == message
 
 

@@ -41,7 +41,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("options", "server", "named"), REFUSED)
-def test_what_is_too_new_is_named(options: dict[str, str | None], server: int, named: str) -> None:
+def test_options_that_are_too_new_are_named(options: dict[str, str | None], server: int, named: str) -> None:
     with pytest.raises(InitError, match=named):
         complete(options, server)
 

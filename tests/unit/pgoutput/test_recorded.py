@@ -73,7 +73,7 @@ def test_every_kind_of_message_was_recorded(version: str) -> None:
     assert lengths == ({9} if version == "pg15" else {9, 25})
 
 
-def test_what_was_recorded() -> None:
+def test_the_recordings_have_every_layout() -> None:
     """All versions and sets of options; every layout of a change, inside a stream block and outside."""
     assert VERSIONS == ["pg15", "pg16", "pg18"]
     names = {version: {stream.stem for stream in DATA.glob(f"{version}/*.cdc")} for version in VERSIONS}

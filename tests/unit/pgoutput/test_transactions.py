@@ -110,7 +110,7 @@ def test_nothing_comes_out_before_the_commit() -> None:
     assert whole(S, relation(7), row(7, 1), E) == []
 
 
-def test_what_nests_in_an_undone_subtransaction_goes_with_it() -> None:
+def test_a_rollback_includes_nested_subtransactions() -> None:
     """Also if the server names only the outer one. The earlier rows of its parent stay."""
     later = [StreamStart(7, False), relation(7), row(7, 5), E]
     out = whole(S, relation(7), row(7, 1), row(8, 2), row(9, 3), row(8, 4), E, StreamAbort(7, 8, None, None), *later, COMMIT)

@@ -9,6 +9,6 @@ from spark_sink.pipeline.catalog import parse_database
 
 
 @pytest.mark.parametrize("name", ["", ".", "a.", ".b", "a.b.c"])
-def test_names_that_are_none(name: str) -> None:
+def test_invalid_names(name: str) -> None:
     with pytest.raises(InvalidArgumentsError, match="--catalog-database takes"):
         parse_database(name)

@@ -129,7 +129,7 @@ def test_an_error_ends_the_rounds_and_is_passed_on(merges: Merges, tmp_path: Pat
     assert merges.errors == [merges.error]
 
 
-def test_what_stands_behind_is_seen_in_the_tables(merges: Merges, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_that_are_behind_are_found_in_the_tables(merges: Merges, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make(merges, tmp_path, 0)
     house = Warehouse(tmp_path, "delta")
     even, behind, gone = A, B, Table("public", "c")

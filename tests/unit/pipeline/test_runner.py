@@ -75,7 +75,7 @@ def test_the_api_has_what_the_command_has(monkeypatch: pytest.MonkeyPatch, tmp_p
         ({"format": "parquet", "warehouse": "s3a://bucket/lake"}, "can't be in an object store"),
     ],
 )
-def test_what_does_not_go_together_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_options_that_exclude_each_other_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentsError, match=message):
         RunConfig(**{"launcher": launcher(tmp_path), "warehouse": tmp_path / "warehouse"} | options)
 
@@ -91,7 +91,7 @@ def test_a_stop_before_there_is_anything_to_do(monkeypatch: pytest.MonkeyPatch, 
     assert not (tmp_path / "staging").exists()
 
 
-def test_what_is_certain_to_fail_shows_at_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_certain_failures_show_at_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     made = Runner(RunConfig(launcher(tmp_path), tmp_path / "file/warehouse"))
     with pytest.raises(InvalidArgumentsError, match="the warehouse can't be there"):

@@ -98,7 +98,7 @@ def test_numbers_of_any_length(digits: int) -> None:
 
 @pytest.mark.parametrize("value", [b"", b"1.2.3", b"x", b"1e5", b"\xff"])
 @pytest.mark.parametrize("column", [1, 2])
-def test_text_that_is_none_of_its_type(value: bytes, column: int) -> None:
+def test_texts_that_are_invalid_for_their_type(value: bytes, column: int) -> None:
     row = [b"1", b"0.00", b"0", None]
     row[column] = value
     with pytest.raises(ProtocolError, match="not text of its type"):
@@ -150,7 +150,7 @@ def test_an_update_of_the_key() -> None:
         events(raw)
 
 
-def test_what_is_skipped() -> None:
+def test_skipped_operations() -> None:
     raw = transaction(insert(b"1", None, None, None), Update(None, 1, None, None, (b"1", None, None, None)))
     assert [event["op"] for event in events(raw)] == ["c", "u"]
     assert [event["op"] for event in events(raw, skipped_operations="c, t")] == ["u"]

@@ -80,7 +80,7 @@ class TestOrderOfCalls:
         assert plugin.calls[0][:2] == ("message", None)
         assert [call[0] for call in plugin.calls[1:]] == ["begin", "commit", "shutdown"]
 
-    def test_what_the_transaction_knows(self):
+    def test_the_facts_about_a_transaction(self):
         plugin = Recorder()
         feed(plugin, BEGIN, Origin(9, "o"), T, ROW, COMMIT)
         _, begin, change, commit, _ = plugin.calls

@@ -34,7 +34,7 @@ def test_feedback_from_the_future_confirms_nothing_that_comes_later() -> None:
     assert progress.is_outstanding
 
 
-def test_what_is_not_written_out_can_not_be_confirmed() -> None:
+def test_unwritten_records_can_not_be_confirmed() -> None:
     progress = Progress(0)
     progress.begin()
     progress.end(100)
@@ -141,7 +141,7 @@ def test_silence_is_asked_about_and_then_given_up() -> None:
     assert not progress.is_lost(10)
 
 
-def test_memory_is_bounded_when_nobody_confirms() -> None:
+def test_memory_is_bounded_without_confirmations() -> None:
     progress = Progress(0)
     count = MAX_UNCONFIRMED + 10
     progress.written(range(10, 10 * count + 1, 10))

@@ -54,7 +54,7 @@ def test_a_column_changes_its_type(kinds: list[int | tuple[int, int]], columns: 
         assert merge_columns(merge_columns(None, relations[:cut]), relations[cut:]) == merged
 
 
-def test_what_an_older_program_named_otherwise_goes_on_under_that_name() -> None:
+def test_columns_keep_the_name_that_an_older_version_gave_them() -> None:
     narrow, wide = (relation(1, "t", ("c", kind)) for kind in (INT4, INT8))
     columns = StructType([StructField("c", IntegerType()), StructField("c__bigint", LongType())])
     assert merge_columns(columns, [wide, narrow]) == columns

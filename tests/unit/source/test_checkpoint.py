@@ -36,7 +36,7 @@ def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
         ('{"format": 1, "position": "x"}', "a damaged offset"),
     ],
 )
-def test_what_is_none_is_named(tmp_path: Path, offset: str, problem: str) -> None:
+def test_an_invalid_offset_is_named(tmp_path: Path, offset: str, problem: str) -> None:
     note(tmp_path, 0, offset)
     with pytest.raises(StagingError, match=problem):
         micro_batch(tmp_path, 0)
@@ -44,7 +44,7 @@ def test_what_is_none_is_named(tmp_path: Path, offset: str, problem: str) -> Non
         micro_batch(tmp_path, 5)
 
 
-def test_what_spark_has_noted(tmp_path: Path) -> None:
+def test_a_micro_batch_that_spark_has_recorded(tmp_path: Path) -> None:
     assert not is_recorded(tmp_path, 3)
     commits = tmp_path / "commits"
     commits.mkdir()

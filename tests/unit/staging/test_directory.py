@@ -103,7 +103,7 @@ def test_a_file_system_without_what_sealing_needs(tmp_path: Path, monkeypatch: p
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
-def test_what_earlier_launchers_left_is_cleaned_up(tmp_path: Path):
+def test_files_of_earlier_launchers_are_removed(tmp_path: Path):
     server = Server(WORK[:4])
     land(tmp_path, server)
     (tmp_path / "000001" / f"{WORK[3].end_lsn:016X}.open").write_bytes(b"half")

@@ -279,7 +279,7 @@ def test_truncate_needs_its_relations_described_too():
         (encode_stream([Transaction(0x200, ()), Transaction(0x200, ())]), "after the stream had passed 0/200"),
     ],
 )
-def test_what_is_no_stream_of_whole_transactions(stream: bytes, words: str):
+def test_streams_without_whole_transactions_are_refused(stream: bytes, words: str):
     filler = SegmentFiller(0x100, BIG)
     with pytest.raises(ProtocolError, match=words) as caught:
         filler.feed(stream, 0)

@@ -9,7 +9,7 @@ from spark_sink.staging import last_error
 from spark_sink.staging.lock import lock
 
 
-def test_the_last_error_is_that_of_whoever_has_the_directory(tmp_path: Path) -> None:
+def test_only_the_owner_of_the_directory_records_its_error(tmp_path: Path) -> None:
     fd = lock(tmp_path)
     last_error.note(tmp_path, "run", CdcpipeError("mine"))
     owner = json.loads((tmp_path / "lock").read_text())

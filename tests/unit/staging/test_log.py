@@ -22,7 +22,7 @@ def test_position_text(text: str, position: tuple[int, int]):
 
 
 @pytest.mark.parametrize("text", ["", "1", "1:", "1:0", ":0/0", "-1:0/0", "1:0/0 ", "1:0/0\n", "1:123456789/0", "\uff11:0/0"])
-def test_position_text_that_is_none(text: str):
+def test_invalid_positions(text: str):
     with pytest.raises(ValueError, match="not a position"):
         Position.parse(text)
 
@@ -80,7 +80,7 @@ def test_a_position_in_a_log_that_has_not_begun(tmp_path: Path):
         list_segments(tmp_path, Position(1, 0x100))
 
 
-def test_what_a_replaced_launcher_sealed_is_not_in_the_log(tmp_path: Path):
+def test_segments_of_a_replaced_launcher_are_not_in_the_log(tmp_path: Path):
     make_epoch(tmp_path, 1, 0x100, (0x100, 0x200), (0x200, 0x280), (0x280, 0x500))
     make_epoch(tmp_path, 2, 0x200, (0x200, 0x300))
     assert ranges(tmp_path) == [(1, 0x100, 0x200), (2, 0x200, 0x300)]
@@ -173,7 +173,7 @@ def test_not_a_staging_directory(tmp_path: Path):
         list_segments(tmp_path / "nowhere")
 
 
-def test_what_is_not_sealed_is_not_in_the_log(tmp_path: Path):
+def test_unsealed_files_are_not_in_the_log(tmp_path: Path):
     directory = make_epoch(tmp_path, 1, 0x100, (0x100, 0x200))
     for name in ("0000000000000200.open", "0000000000000100-0000000000000200.idx", ".tmp-x", "notes.txt"):
         (directory / name).write_bytes(b"x")

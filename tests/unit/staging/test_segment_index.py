@@ -45,7 +45,7 @@ def assert_same(one: segment_index.SegmentIndex, other: segment_index.SegmentInd
             assert mine.dtype == theirs.dtype, name
 
 
-def test_what_the_index_says(segment: Path) -> None:
+def test_the_content_of_an_index(segment: Path) -> None:
     index = build(segment)
     data = segment.read_bytes()
     kinds = b"".join(data[o : o + 1] for o in index.offset)

@@ -117,7 +117,7 @@ def test_built_in_types_in_binary_form_need_no_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "option", ["include-not-null", "include-default", "include-column-positions", "include-pk", "include-domain-data-type"]
 )
-def test_what_only_the_catalog_says_is_an_error(tmp_path: Path, option: str) -> None:
+def test_a_type_that_needs_the_catalog_is_an_error(tmp_path: Path, option: str) -> None:
     options = {"format-version": "2", option: None}
     out, error = rendered(tmp_path, capture(*DESCRIBED), options=options)
     assert out == b""

@@ -11,7 +11,7 @@ from spark_sink.warehouse.lock import TableLock
 from support.waiting import until
 
 
-def test_whoever_wants_the_tables_alone_is_let_in(tmp_path: Path) -> None:
+def test_an_exclusive_request_is_granted(tmp_path: Path) -> None:
     """Also if others come and go without a pause. They learn that an exclusive user was there."""
     lock = TableLock(tmp_path)
     stopping, states, waiting = threading.Event(), [], threading.Barrier(3)

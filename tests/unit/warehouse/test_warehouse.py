@@ -69,7 +69,7 @@ def test_names_too_long_for_a_file_system() -> None:
         decode_name(names[0])
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_warehouse_reads_what_it_has_written(tmp_path: Path) -> None:
     warehouse = Warehouse(tmp_path, "delta")
     assert warehouse.open(EPOCH) is None
     warehouse.record(Position(2, 0x1_0000_0001))
@@ -132,7 +132,7 @@ def test_a_url_of_something_else_than_a_store_is_refused(url: Path | str) -> Non
             Warehouse.existing(path)
 
 
-def test_jars_of_somebody_else_come_beside_delta_lakes() -> None:
+def test_other_jars_are_added_to_delta_lakes() -> None:
     settings, conf = {"spark.jars.packages": session.DELTA_PACKAGES}, {"spark.jars.packages": "a:b:1", "spark.jars.excludes": "c:d"}
     session._join_jars(settings, conf)
     assert conf["spark.jars.packages"].split(",") == ["a:b:1", *session.DELTA_PACKAGES.split(",")]
@@ -177,7 +177,7 @@ spark_sink.staging.StagingError: segment 1 is damaged
         ("", "RuntimeError"),
     ],
 )
-def test_what_is_wrong_in_one_line(text: str, reason: str) -> None:
+def test_an_error_of_spark_in_one_line(text: str, reason: str) -> None:
     assert session.reason_of(RuntimeError(text)) == reason
     assert session.raised_of(RuntimeError(text)) == (("StagingError", reason) if text is PYTHON else None)
 
