@@ -32,21 +32,26 @@ def connect(
     """Open a connection as `Connection` does. Pin the settings that decide how values look as text, and lift the time limits."""
     with initialising():
         connection = Connection(parameters, within_s=within_s, while_waiting=while_waiting)
-        _pin(connection)
+        _pin(connection, {})
     return connection
 
 
-def connect_walsender(parameters: Mapping[str, str]) -> Walsender:
-    """Open a walsender's connection, with the same settings as `connect`."""
+def connect_walsender(
+    parameters: Mapping[str, str],
+    settings: Mapping[str, str] | None = None,
+    *,
+    while_waiting: Callable[[], None] | None = None,
+) -> Walsender:
+    """Open a walsender's connection, with the same settings as `connect`, and more ``settings``."""
     with initialising():
-        walsender = Walsender(parameters)
-        _pin(walsender)
+        walsender = Walsender(parameters, while_waiting=while_waiting)
+        _pin(walsender, settings or {})
     return walsender
 
 
-def _pin(connection: Connection) -> None:
+def _pin(connection: Connection, settings: Mapping[str, str]) -> None:
     try:
-        connection.pin_session({**SESSION_SETTINGS, **patient(connection.server_version)})
+        connection.pin_session({**SESSION_SETTINGS, **patient(connection.server_version), **settings})
     except BaseException:
         connection.close()
         raise

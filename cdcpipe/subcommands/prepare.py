@@ -32,10 +32,11 @@ from cdcpipe.plugins.renderer import Renderer
 from cdcpipe.replication.boundaries import tracker_for
 from cdcpipe.replication.commands import parse_publication_names, publication_names
 from cdcpipe.replication.failover import failover_of_existing_slot, failover_of_new_slot
+from cdcpipe.replication.opening import OpeningWalsender
 from cdcpipe.replication.progress import Progress
 from cdcpipe.replication.publications import check_publications, create_publication, missing_publications
-from cdcpipe.replication.server import System, check_start, check_wal_level, current_lsn, expect_system, identify_system, is_standby
-from cdcpipe.replication.session import connect, connected, connected_walsender, initialising
+from cdcpipe.replication.server import System, check_start, check_wal_level, current_lsn, expect_system, is_standby
+from cdcpipe.replication.session import connect, connected, initialising
 from cdcpipe.replication.slot_creation import ExportedSnapshot, NewSlot, create_slot, export_snapshot
 from cdcpipe.replication.slots import (
     Slot,
@@ -133,9 +134,9 @@ def find_or_create_slot(
     The publications are created before the slot. For changes older than a publication, the publication does not exist.
     ``make`` replaces the SQL function that creates the slot.
     """
-    check_wal_level(connection)
     slot = find_slot(connection, config.slot)
     if slot is None:
+        check_wal_level(connection)  # where there is a logical slot, the server has this level
         if not config.create:
             raise missing_slot_error(config.slot)
         failover = failover_of_new_slot(connection, config.plugin, config.failover)
@@ -185,16 +186,11 @@ def prepare(config: SlotConfig, *, in_use: bool = False, quiet: bool = False) ->
     With ``in_use``, another connection may be streaming from the slot. With ``quiet``, it does not warn of tables on which the
     server refuses commands. (`PublishedTable.refused` has these commands.)
     """
-    with connected(config.parameters) as connection, initialising():
+    with OpeningWalsender(config.parameters) as opening, connected(config.parameters) as connection, initialising():
         slot = find_or_create_slot(connection, config, list(config.publications))
-        with connected_walsender(config.parameters) as walsender:
-            server = _identify(walsender)
+        walsender, system = opening.wait()
+        server = system, timeline_history(walsender, system.timeline)
         return _preparation(connection, config, slot, server, is_shared=in_use, quiet=quiet)
-
-
-def _identify(walsender: Walsender) -> tuple[System, list[TimelineEnd]]:
-    system = identify_system(walsender)
-    return system, timeline_history(walsender, system.timeline)
 
 
 def _preparation(
@@ -235,7 +231,7 @@ def exporting(config: SlotConfig, readable: Sequence[str] | None = None) -> Iter
     If the slot is created now, the snapshot is that of its beginning. If the slot exists, a temporary slot is created beside it, to
     find the snapshot's position in the WAL.
     """
-    with connected(config.parameters) as connection, connected_walsender(config.parameters) as walsender:
+    with OpeningWalsender(config.parameters) as opening, connected(config.parameters) as connection:
         made: list[ExportedSnapshot] = []
 
         def export(new: NewSlot, *, is_temporary: bool = False) -> None:
@@ -246,8 +242,9 @@ def exporting(config: SlotConfig, readable: Sequence[str] | None = None) -> Iter
             made.append(export_snapshot(walsender, replace(new, plugin="pgoutput"), is_temporary=is_temporary))
 
         with initialising():
+            walsender, system = opening.wait()
             # Any later command on this connection would end the exported snapshot.
-            server = _identify(walsender)
+            server = system, timeline_history(walsender, system.timeline)
             slot = find_or_create_slot(connection, config, list(config.publications), make=export)
             if not slot.is_new:
                 name = f"cdcpipe_snapshot_{secrets.token_hex(6)}"
@@ -267,7 +264,11 @@ def stream(config: StreamConfig) -> ExitCode:
     # of the server's plugin, which has its own options.)
     if config.output is not None and (publications or config.output not in names()):
         _output_plugin(config, catalog)
-    with contextlib.closing(catalog):
+    # With this setting, names of tables, types etc. in values (regclass, …) are always qualified. (With publications, the slot has
+    # to be one of pgoutput.)
+    settings = {"search_path": ""} if publications and config.output is None else {}
+    opening = OpeningWalsender(config.slot.parameters, settings, config.silence_limit_s or NO_LIMIT)
+    with contextlib.closing(catalog), opening:
         with initialising():
             slot = find_or_create_slot(catalog.connection, config.slot, publications)
             server_options, make_feeder = _plugin(config, catalog, slot, publications)
@@ -276,41 +277,34 @@ def stream(config: StreamConfig) -> ExitCode:
             transactions = _transactions(config, slot, server_options)
             if slot.plugin == "pgoutput":
                 _check_two_phase(config, slot, server_options)
-        with connected_walsender(config.slot.parameters) as walsender:
-            with initialising():
-                if config.silence_limit_s:
-                    walsender.answer_timeout_s = min(walsender.answer_timeout_s, config.silence_limit_s)
-                system = identify_system(walsender)
-                log.info("server %s, system %s, timeline %d", walsender.server_version, system.system_id, system.timeline)
-                if config.expected_system is not None:
-                    expect_system(system, config.expected_system)
-                if slot.plugin == "pgoutput" and make_feeder is None:
-                    # With this setting, names of tables, types etc. in values (regclass, …) are always qualified.
-                    walsender.pin_session({"search_path": ""})
-                if config.start_lsn:
-                    check_start(catalog.connection, config.start_lsn)
-                _start(walsender, catalog, config, slot, server_options)
-                if config.expected_lsn is not None:
-                    check_no_gap(catalog.connection, config.slot.slot, config.expected_lsn)
-            if make_feeder is None:
-                catalog.close()
-            progress = (StrictProgress if config.idle_positions else Progress)(
-                time.monotonic(),
-                feedback_interval_s=config.feedback_interval_s,
-                status_interval_s=config.status_interval_s,
-                silence_limit_s=config.silence_limit_s,
-            )
-            streamer = Streamer(
-                walsender,
-                progress,
-                tracker_for(slot.plugin or "", server_options, progress, config.end_lsn, transactions),
-                config.stream,
-                confirmed_on_server=catalog.confirmed_flush_lsn,
-                make_feeder=make_feeder,
-                transactions=transactions,
-            )
-            catalog.limit_waits(streamer.keep_serving, min(CATALOG_TIMEOUT_S, config.silence_limit_s or NO_LIMIT))
-            return streamer.run()
+            walsender, system = opening.wait()
+            log.info("server %s, system %s, timeline %d", walsender.server_version, system.system_id, system.timeline)
+            if config.expected_system is not None:
+                expect_system(system, config.expected_system)
+            if config.start_lsn:
+                check_start(catalog.connection, config.start_lsn)
+            _start(walsender, catalog, config, slot, server_options)
+            if config.expected_lsn is not None:
+                check_no_gap(catalog.connection, config.slot.slot, config.expected_lsn)
+        if make_feeder is None:
+            catalog.close()
+        progress = (StrictProgress if config.idle_positions else Progress)(
+            time.monotonic(),
+            feedback_interval_s=config.feedback_interval_s,
+            status_interval_s=config.status_interval_s,
+            silence_limit_s=config.silence_limit_s,
+        )
+        streamer = Streamer(
+            walsender,
+            progress,
+            tracker_for(slot.plugin or "", server_options, progress, config.end_lsn, transactions),
+            config.stream,
+            confirmed_on_server=catalog.confirmed_flush_lsn,
+            make_feeder=make_feeder,
+            transactions=transactions,
+        )
+        catalog.limit_waits(streamer.keep_serving, min(CATALOG_TIMEOUT_S, config.silence_limit_s or NO_LIMIT))
+        return streamer.run()
 
 
 def _start(walsender: Walsender, catalog: _Catalog, config: StreamConfig, slot: Slot, options: Mapping[str, str | None]) -> None:

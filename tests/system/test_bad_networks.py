@@ -236,3 +236,25 @@ def test_one_deadline_for_the_question_what_the_server_has_confirmed(network: Ne
         assert cli.wait() == 0
         assert "has not confirmed" in cli.stderr
     assert not canceling.is_set()
+
+
+# The start, over a slow link
+
+
+def test_both_connections_are_made_at_the_same_time(network: Network) -> None:
+    (slot,) = network.slots(1)
+    proxy = network.proxy()
+    met = [proxy.at(CONNECT, Link.silence) for _ in range(2)]
+    with network.cli(network.dsn(proxy), slot) as cli:
+        assert [reached.wait(60) for reached in met] == [True, True]
+        proxy.resume()
+        assert len(cli.transactions(1)) == 1
+        assert cli.quit() == 0
+
+
+def test_an_error_in_the_catalog_does_not_wait_for_the_other_connection(network: Network) -> None:
+    proxy = network.proxy()
+    proxy.at("IDENTIFY_SYSTEM", Link.silence)
+    with network.cli(network.dsn(proxy), "no_such_slot", "--receive-timeout", "0") as cli:
+        assert cli.wait() == 8
+        assert "does not exist" in cli.stderr

@@ -55,7 +55,7 @@ STREAM = ("--publication", "p")
 PHASES = [
     (CONNECT, STREAM, 0),
     ("SET", STREAM, 0),
-    ("wal_level", STREAM, 0),
+    ("pg_replication_slots", STREAM, 0),
     ("pg_create_logical_replication_slot", (*STREAM, "-c"), 0),
     ("IDENTIFY_SYSTEM", STREAM, 0),
     ("START_REPLICATION", STREAM, 0),
