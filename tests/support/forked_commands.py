@@ -57,7 +57,8 @@ class ForkedCommands:
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env=environment | {"PGHOST": "/nonexistent"},
+            # A process that forks must have no other threads, such as numpy's.
+            env=environment | {"PGHOST": "/nonexistent", "OPENBLAS_NUM_THREADS": "1"},
         )
         return self
 
