@@ -24,7 +24,7 @@ __all__ = ["measure"]
 DELAY_S = 0.05
 RESET_SHARE, PIECE_BYTES = 0.01, 1 << 20
 SEED = 1
-"""The first connection breaks after 14 MB, the second one after 190 MB."""
+"""The first connection breaks after 15 MB, the second one after 197 MB."""
 
 
 def delay(proxy: FaultyProxy) -> None:
