@@ -84,6 +84,12 @@ class GapError(InitError):
     BEGINNING: ClassVar[str] = "changes are missing: "
 
 
+class UnreachableError(InitError):
+    """No connection to a server could be made. Trying again may help. Every message begins with ``BEGINNING``."""
+
+    BEGINNING: ClassVar[str] = "no connection to the server: "
+
+
 class ConnectionClosedError(CdcpipeError):
     """The server ended the stream, or the connection was lost."""
 

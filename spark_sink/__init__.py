@@ -14,7 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spark_sink.launcher.launcher import Launcher, LauncherConfig
+    from spark_sink.launcher.config import LauncherConfig
+    from spark_sink.launcher.launcher import Launcher
     from spark_sink.pipeline.pipeline import Pipeline
     from spark_sink.pipeline.runner import RunConfig, Runner, run
     from spark_sink.replica.as_of import read_as_of
@@ -42,7 +43,7 @@ __all__ = [
 
 _HOMES = {
     "Launcher": ("launcher.launcher", "Launcher"),
-    "LauncherConfig": ("launcher.launcher", "LauncherConfig"),
+    "LauncherConfig": ("launcher.config", "LauncherConfig"),
     "Pipeline": ("pipeline.pipeline", "Pipeline"),
     "Retention": ("staging.readers", "Retention"),
     "RunConfig": ("pipeline.runner", "RunConfig"),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from psycopg import conninfo, pq
 
-from cdcpipe.errors import InitError, InvalidArgumentsError
+from cdcpipe.errors import InvalidArgumentsError, UnreachableError
 from cdcpipe.libpq import hosts
 from cdcpipe.libpq.parameters import effective_parameters, network_defaults
 from cdcpipe.libpq.server_errors import connection_hint
@@ -18,7 +18,7 @@ __all__ = ["connect", "current_host", "named_hosts"]
 
 
 def connect(settings: Mapping[str, str], deadline: float, while_waiting: Callable[[], None] | None) -> pq.abc.PGconn:
-    """Return a connection made with libpq's parameters ``settings``; raise InitError if none can be made.
+    """Return a connection made with libpq's parameters ``settings``; raise UnreachableError if none can be made.
 
     If a host does not answer in time, this function leaves it out, and libpq chooses among the rest. So target_session_attrs
     and load_balance_hosts keep their meaning.
@@ -37,15 +37,15 @@ def connect(settings: Mapping[str, str], deadline: float, while_waiting: Callabl
         silent = current_host(pgconn)
         pgconn.finish()
         if message:
-            msg = "; ".join([f"connection to the server failed: {message}", *failures])
-            raise InitError(msg, hint=connection_hint(message))
+            msg = "; ".join([f"{UnreachableError.BEGINNING}{message}", *failures])
+            raise UnreachableError(msg, hint=connection_hint(message))
         failures.append(f"{silent} did not answer in time (connect_timeout)")
         rest = [each for each in left if not each.is_at(silent)]
         if rest == left or time.monotonic() >= deadline:
             break
         left = rest
-    msg = f"no connection to the server: {'; '.join(failures)}"
-    raise InitError(msg, hint="check host and port, and that the server is up")
+    msg = f"{UnreachableError.BEGINNING}{'; '.join(failures)}"
+    raise UnreachableError(msg, hint="check host and port, and that the server is up")
 
 
 def _poll(pgconn: pq.abc.PGconn, timeout_s: float, deadline: float, while_waiting: Callable[[], None] | None) -> bool:

@@ -25,7 +25,8 @@ import postgres
 
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import sql as delta
-from spark_sink.launcher.launcher import Launcher, LauncherConfig
+from spark_sink.launcher.config import LauncherConfig
+from spark_sink.launcher.launcher import Launcher
 from spark_sink.schema.table import Table
 from spark_sink.snapshot.copy import CHUNK_BYTES
 from spark_sink.snapshot.initial import InitialSnapshot

@@ -24,7 +24,8 @@ import postgres
 
 from spark_sink.delta import log as delta_log
 from spark_sink.delta.log import read_table
-from spark_sink.launcher.launcher import Launcher, LauncherConfig
+from spark_sink.launcher.config import LauncherConfig
+from spark_sink.launcher.launcher import Launcher
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.schema.table import Table
 from spark_sink.spark import session

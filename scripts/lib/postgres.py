@@ -270,7 +270,15 @@ class Cluster:
 
     def restart(self, mode: str = "fast") -> None:
         """Stop in the given mode (smart, fast, immediate), and start again on the same port."""
+        self.halt(mode)
+        self.resume()
+
+    def halt(self, mode: str = "immediate") -> None:
+        """Stop the server, and keep the cluster. ``immediate`` is like a crash."""
         self._pg_ctl("stop", "-w", "-m", mode)
+
+    def resume(self) -> None:
+        """Start the server after `halt`, on the same port."""
         self._pg_ctl("start", "-w", "-l", self.log_path)
 
     def promote(self) -> None:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from cdcpipe.errors import (
     CdcpipeError,
     ConnectionClosedError,
+    GapError,
     InitError,
     InvalidArgumentsError,
     RewoundServerError,
     ServerError,
     SlotDoesNotExistError,
     SlotInUseError,
+    UnreachableError,
 )
 from cdcpipe.pipe.exitcode import ExitCode
 
@@ -35,6 +37,16 @@ class Failure:
         """
         return self.code == ExitCode.INIT_FAILED and self.message.startswith(RewoundServerError.BEGINNING)
 
+    @property
+    def is_gap(self) -> bool:
+        """Whether the slot was beyond the account of the staging log (`GapError`). Then the slot has to be looked at anew."""
+        return self.code == ExitCode.INIT_FAILED and self.message.startswith(GapError.BEGINNING)
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether there was no connection to a server (`UnreachableError`). A promotion or a restart takes its time."""
+        return self.code == ExitCode.INIT_FAILED and self.message.startswith(UnreachableError.BEGINNING)
+
 
 _ERRORS: dict[int, type[CdcpipeError]] = {
     error.exit_code: error
@@ -45,8 +57,13 @@ _ERRORS: dict[int, type[CdcpipeError]] = {
 def error_of(failure: Failure) -> CdcpipeError:
     """Return the error to raise for ``failure``. It has the exit code of the ``cdcpipe`` process, or 7 if that code is unknown."""
     said = failure.message or "it said nothing"
-    if failure.is_rewound:
-        return RewoundServerError(said, hint=failure.hint)
+    for is_kind, kind in (
+        (failure.is_rewound, RewoundServerError),
+        (failure.is_gap, GapError),
+        (failure.is_unreachable, UnreachableError),
+    ):
+        if is_kind:
+            return kind(said, hint=failure.hint)
     error = _ERRORS.get(failure.code)
     if error is not None:
         return error(said, hint=failure.hint)

@@ -64,6 +64,10 @@ class Prepared:
     wal_lsn: LSN
     confirmed_flush_lsn: LSN
     tables: tuple[Mapping[str, Any], ...]
+    slot_created: bool = False
+    """Whether the slot did not exist, and was created by this call."""
+    timeline_history: tuple[tuple[int, int], ...] = ()
+    """The earlier timelines of the server, in order: each with the LSN at which it was left."""
 
     @classmethod
     def parse(cls, text: bytes) -> Prepared:
@@ -85,6 +89,10 @@ class Prepared:
                 wal_lsn=LSN.parse(value["wal_lsn"]),
                 confirmed_flush_lsn=LSN.parse(value["slot"]["confirmed_flush_lsn"]),
                 tables=tuple(value["tables"]),
+                slot_created=bool(value["slot"]["created"]),
+                timeline_history=tuple(
+                    (int(each["timeline"]), LSN.parse(each["end_lsn"])) for each in value.get("timeline_history", ())
+                ),
             )
         except (ValueError, KeyError, TypeError) as ex:
             raise _unreadable(ex) from ex

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import click
 import cloup
@@ -20,7 +20,7 @@ from spark_sink.files.local import check_usable
 from spark_sink.staging.readers import Retention
 
 if TYPE_CHECKING:
-    from spark_sink.launcher.launcher import LauncherConfig
+    from spark_sink.launcher.config import LauncherConfig
 
 __all__ = [
     "CONTEXT_SETTINGS",
@@ -97,6 +97,30 @@ _launcher_groups = (
         cloup.option("--available-now", is_flag=True, help="Take all that is committed on the server now, then exit."),
     ),
     cloup.option_group(
+        "When the slot or the server has changed",
+        cloup.option(
+            "--on-gap",
+            type=click.Choice(["stop", "resnapshot"]),
+            default="stop",
+            show_default=True,
+            help="If changes are missing (the slot was lost or moved, or a failover lost changes), stop; or go on, and let run copy"
+            " all tables anew.",
+        ),
+        cloup.option(
+            "--reconnect",
+            "reconnect_s",
+            type=parse_seconds,
+            metavar="SECS",
+            show_default="for ever",
+            help="After a lost connection, look for a server this long.",
+        ),
+        cloup.option(
+            "--accept-system-id",
+            metavar="ID",
+            help="Take the server with this system identifier for the one that the log comes from, as after pg_upgrade.",
+        ),
+    ),
+    cloup.option_group(
         "Staging",
         cloup.option(
             "--staging",
@@ -163,11 +187,14 @@ def launcher_config(
     spill: Path | None,
     keep_segments: Retention | None,
     available_now: bool,
+    on_gap: Literal["stop", "resnapshot"],
+    reconnect_s: float | None,
+    accept_system_id: str | None,
     verbose: bool,
 ) -> LauncherConfig:
     """Build the configuration from the values of `launcher_options`. The connection options are passed on to the streamer."""
     # Imported here because they need numpy, which `status` does without.
-    from spark_sink.launcher.launcher import LauncherConfig
+    from spark_sink.launcher.config import LauncherConfig
     from spark_sink.staging.filler import SealPolicy
 
     check_usable(staging, "the staging directory")
@@ -182,6 +209,9 @@ def launcher_config(
         seal=SealPolicy(segment_bytes=segment_size, seal_interval_s=seal_interval),
         spill=spill,
         retention=keep_segments or Retention(),
+        on_gap=on_gap,
+        reconnect_s=reconnect_s,
+        accept_system_id=accept_system_id,
         verbose=verbose,
     )
 

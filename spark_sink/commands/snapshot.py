@@ -28,7 +28,7 @@ from spark_sink.commands.progress import SnapshotLine
 from spark_sink.commands.signals import on_signals
 from spark_sink.commands.spark_options import spark_options, warehouse_session
 from spark_sink.files.lock import hold_alone
-from spark_sink.launcher.launcher import LauncherConfig
+from spark_sink.launcher.config import LauncherConfig
 from spark_sink.snapshot.tables import TableSnapshot
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 

@@ -219,6 +219,9 @@ def _render(found: dict[str, Any]) -> str:
     ]
     if found["removed"]:
         lines.append(f"removed    up to {found['removed']}")
+    for gap in found["gaps"]:
+        state = "tables not copied since" if gap["healed"] is None else "tables copied since"
+        lines.append(f"gap        from {gap['after']} to {gap['start']}, {state}: {gap['cause']}")
     for name, reader in found["readers"].items():
         behind = f"{reader['segments_behind']} segments, {format_size(reader['size_behind'])} behind"
         lines.append(f"reader     {name}: {reader['position']}, {behind}")

@@ -12,8 +12,12 @@ The launcher gets only whole transactions, in commit order. The server sends lar
 assembles them (`--whole-transactions`). The streamer keeps what exceeds 64 MiB of transactions in progress in files without names
 in ``spill``, by default in the staging directory.
 
-When a streamer ends, for whatever reason, nothing is lost. The launcher drops an incomplete transaction and seals the rest. The
-next streamer starts at the end of the log (`--startpos`).
+When a streamer ends, for whatever reason, nothing is lost. The launcher drops an incomplete transaction and seals the rest. It asks
+the server again for the slot, judges whether the slot still continues the log (`continuity`), and starts the next streamer at the
+end of the log (`--startpos`). The streamer refuses a slot that is beyond the log's account (`--expect-lsn`).
+
+Nothing is confirmed to the server that is not durable in the staging directory: sealed segments, or a position without published
+changes that the launcher has recorded there (`--idle-positions`, staging/account.py).
 """
 
 from __future__ import annotations
@@ -25,8 +29,7 @@ import random
 import select
 import threading
 import time
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from cdcpipe.errors import ProtocolError, RewoundServerError
@@ -34,62 +37,38 @@ from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.client.failure import Failure
 from spark_sink.client.prepare import Prepared
-from spark_sink.client.process import COMMAND, ask, is_report
-from spark_sink.files.local import local_directory
+from spark_sink.client.process import is_report
+from spark_sink.launcher.config import LauncherConfig
+from spark_sink.launcher.opening import Opening, plugin_options, slot_arguments
 from spark_sink.launcher.restart import RestartPolicy, final_error
 from spark_sink.launcher.sealer import Sealer
 from spark_sink.launcher.streamer import QUIT_TIMEOUT_S, Feedback, Streamer
-from spark_sink.staging import known_position
-from spark_sink.staging.filler import SealPolicy, SegmentFiller
+from spark_sink.staging import account
+from spark_sink.staging.filler import Idle, SegmentFiller
 from spark_sink.staging.log import Position
-from spark_sink.staging.readers import Retention
-from spark_sink.staging.writer import Failpoint, StagingWriter
+from spark_sink.staging.writer import StagingWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
 
     from spark_sink.staging.filler import Operation
     from spark_sink.staging.log import Segment
     from spark_sink.staging.writer import Sealing
 
-__all__ = ["Launcher", "LauncherConfig", "Progress"]
+__all__ = ["Launcher", "Progress"]
 
 _logger = logging.getLogger(__name__)
 
 _READ_BYTES, _LEAST_READ_BYTES = 1 << 20, 512
 _LONGEST_POLL_S = 3600.0
 
+_AWAIT_WAL_S = 1.0
+
+_TELL_AGAIN_S = 60.0
+"""How often the same failure is logged while the launcher tries again and again."""
+
 _BULK_BYTES, _BULK_PAUSE_S = 32 << 10, 0.004
 """After a read of at least this size the thread pauses, so that reads are fewer and larger. The pipe holds the data meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class LauncherConfig:
-    """What to land, and where. ``connection`` has options of ``cdcpipe``: ``-d -h -p -U -m``, as on its command line."""
-
-    slot: str
-    staging: Path
-    publications: tuple[str, ...] = ()
-    connection: tuple[str, ...] = ()
-    create_slot: bool = False
-    tables: tuple[str, ...] = ()
-    """With ``create_slot``: the tables of a publication that has to be created; empty for all tables."""
-    available_now: bool = False
-    """Whether to end once the log has everything that was committed when the launcher started."""
-    seal: SealPolicy = field(default_factory=SealPolicy)
-    spill: Path | None = None
-    """The directory for large transactions in progress; None for the staging directory."""
-    retention: Retention = field(default_factory=Retention)
-    """Which segments are kept although all readers have read them."""
-    verbose: bool = False
-    command: tuple[str, ...] = COMMAND
-    hook: Callable[[Failpoint], None] | None = None
-    """A function that is called at each failpoint; for tests."""
-
-    def __post_init__(self) -> None:
-        """Raise InvalidArgumentsError for a URL as staging directory, before a slot is created."""
-        local_directory(self.staging, "the staging directory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +83,8 @@ class Progress:
     open_size: int = 0
     restarts: int = 0
     last_error: str | None = None
+    gaps: int = 0
+    """How many gaps this launcher has found and passed."""
 
 
 class Launcher:
@@ -112,6 +93,8 @@ class Launcher:
     def __init__(self, config: LauncherConfig) -> None:
         self.config = config
         self.prepared: Prepared | None = None
+        self.tables: Position | None = None
+        """The position of the tables fed from this log, if the owner knows it. A log that ends before it is an older copy."""
         self._progress = Progress()
         self._error: BaseException | None = None
         self._is_complete = False
@@ -120,6 +103,7 @@ class Launcher:
         self._ended = threading.Event()
         self._progress_lock = threading.Lock()
         self._wakeup = _Wakeup()
+        self._told = _Told()
         self._thread = threading.Thread(target=self._run, name="cdcpipe-launcher", daemon=True)
 
     # --- for its owner ---
@@ -149,12 +133,6 @@ class Launcher:
         self.request_stop()
         if self._thread.ident is not None:
             self._thread.join()
-
-    def note_confirmed(self, confirmed_lsn: int | None) -> None:
-        """Note that the log has all that the slot has confirmed, also where nothing was published; nobody else moves the slot."""
-        sealed = self._progress.position
-        if confirmed_lsn is not None and sealed is not None and confirmed_lsn > sealed.lsn and not self.has_ended:
-            known_position.note(self.config.staging, confirmed_lsn)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -207,29 +185,30 @@ class Launcher:
 
     def _land(self) -> None:
         config = self.config
-        policy = RestartPolicy(random.random)
+        policy = RestartPolicy(random.random, reconnect_s=config.reconnect_s)
         with StagingWriter(config.staging, slot=config.slot, hook=config.hook) as writer:
-            prepared = self._prepare(policy)
+            opening = Opening(
+                config,
+                writer,
+                lambda failure, end_lsn: self._wait_before_restart(policy, failure, end_lsn),
+                self._stopping.wait,
+                self._tell,
+                tables=self.tables,
+            )
+            prepared = opening.open()
             if prepared is None:
                 return
-            epoch = writer.begin_epoch(
-                system_id=prepared.system_id,
-                timeline=prepared.timeline,
-                database=prepared.database,
-                slot=config.slot,
-                publications=config.publications,
-                options=self._plugin_options(prepared),
-                first_lsn=prepared.confirmed_flush_lsn,
-            )
-            self._note(position=epoch.start)
+            self._note(position=opening.position)
             self.prepared = prepared
             self._ready.set()
             sealer = Sealer(writer, self._sealed, self._wakeup.set, config.retention)
             try:
-                while not self._stopping.is_set():
+                while prepared is not None and opening.await_wal(prepared):
                     failure = self._stream(writer, sealer, prepared)
                     if failure is None or not self._wait_before_restart(policy, failure, writer.end_lsn):
                         return
+                    prepared = opening.reopen(prepared)
+                    self._note(position=max(opening.position, self._progress.position or opening.position), gaps=opening.gaps)
             except RewoundServerError as ex:
                 writer.end_for_good(ex.message)
                 raise
@@ -238,58 +217,26 @@ class Launcher:
 
     def _wait_before_restart(self, policy: RestartPolicy, failure: Failure, end_lsn: int = 0) -> bool:
         """Wait as long as the policy says. Returns False if asked to stop; raises the error if the policy says to give up."""
-        delay = policy.delay(failure, end_lsn, time.monotonic())
+        now = time.monotonic()
+        delay = policy.delay(failure, end_lsn, now)
         if delay is None:
             raise final_error(failure, end_lsn)
         said = failure.message or "it said nothing"
-        _logger.warning("the streamer ended with %d: %s; starting it again in %.1f s", failure.code, said, delay)
+        level = logging.WARNING if self._told.is_news(said, now) else logging.INFO
+        _logger.log(level, "cdcpipe ended with %d: %s; starting it again in %.1f s", failure.code, said, delay)
         self._note(restarts=self._progress.restarts + 1, last_error=said)
         return not self._stopping.wait(delay)
-
-    def _arguments(self) -> list[str]:
-        config = self.config
-        arguments = [*config.connection, "-S", config.slot]
-        for name in config.publications:
-            arguments += ["--publication", name]
-        return arguments
-
-    def _plugin_options(self, prepared: Prepared) -> dict[str, str]:
-        """Return the options for pgoutput, as the server's version allows."""
-        if prepared.server_version >= 160000:
-            return {"streaming": "parallel", "messages": "true"}
-        return {"streaming": "on", "messages": "true"}
-
-    def _prepare(self, policy: RestartPolicy) -> Prepared | None:
-        """Run ``cdcpipe prepare`` until it succeeds; return None if asked to stop."""
-        arguments = self._arguments()
-        if self.config.create_slot:
-            arguments.append("-c")
-        for table in self.config.tables:
-            arguments += ["--table", table]
-        while not self._stopping.is_set():
-            try:
-                answer = ask(
-                    ["prepare", "--quiet", *arguments],
-                    command=self.config.command,
-                    is_stopping=self._stopping.is_set,
-                    tell=self._tell,
-                )
-            except InterruptedError:
-                return None
-            if answer.code == ExitCode.SUCCESS:
-                return Prepared.parse(answer.output)
-            if not self._wait_before_restart(policy, answer.failure):
-                return None
-        return None
 
     def _stream(self, writer: StagingWriter, sealer: Sealer, prepared: Prepared) -> Failure | None:
         """Run one streamer to its end. Returns its failure, None if it ended as it should."""
         start_lsn = writer.end_lsn
         filler = SegmentFiller(start_lsn, self.config.seal)
-        arguments = [*(["-v"] if self.config.verbose else []), *self._arguments(), "-H", "--whole-transactions"]
-        for name, value in self._plugin_options(prepared).items():
+        arguments = [*(["-v"] if self.config.verbose else []), *slot_arguments(self.config), "-H", "--whole-transactions"]
+        for name, value in plugin_options(prepared).items():
             arguments += ["-o", f"{name}={value}"]
+        account_lsn = max(start_lsn, account.read(self.config.staging).lsn)
         arguments += ["--startpos", format_lsn(start_lsn), "--expect", f"{prepared.system_id}/{prepared.timeline}"]
+        arguments += ["--expect-lsn", format_lsn(account_lsn), "--idle-positions"]
         if self.config.available_now:
             arguments += ["--endpos", format_lsn(prepared.wal_lsn), "--endpos-wait"]
         broken: ProtocolError | None = None
@@ -300,7 +247,7 @@ class Launcher:
             try:
                 self._pump(child, filler, writer, sealer, feedback)
                 is_whole = filler.is_whole
-                self._apply(filler.finish(), writer, sealer)
+                self._apply(filler.finish(), writer, sealer, feedback)
             except ProtocolError as ex:
                 broken = ex
                 writer.discard()
@@ -315,7 +262,7 @@ class Launcher:
             return Failure(ExitCode.PG_ERROR, broken.message)
         if failure.code == ExitCode.SUCCESS and (at_end or is_asked):
             if at_end:
-                known_position.note(self.config.staging, prepared.wal_lsn)
+                account.record(self.config.staging, prepared.wal_lsn)
                 self._is_complete = True
             return None
         if is_asked:
@@ -342,11 +289,11 @@ class Launcher:
                 data = os.read(child.stdout_fd, read_bytes)
                 if not data:
                     return
-                self._apply(filler.feed(data, time.monotonic()), writer, sealer)
+                self._apply(filler.feed(data, time.monotonic()), writer, sealer, feedback)
                 if len(data) >= _BULK_BYTES:
                     time.sleep(_BULK_PAUSE_S)
             else:
-                self._apply(filler.tick(time.monotonic()), writer, sealer)
+                self._apply(filler.tick(time.monotonic()), writer, sealer, feedback)
             if writer.open_size != self._progress.open_size:
                 self._note(open_size=writer.open_size)
 
@@ -354,11 +301,20 @@ class Launcher:
         """Log a line from a child's stderr. Its final error is a mere info here, because it is reported as the child's failure."""
         _streamer_logger.log(logging.INFO if self.config.verbose or is_report(line) else logging.WARNING, "%s", line)
 
-    def _apply(self, operations: list[Operation], writer: StagingWriter, sealer: Sealer) -> None:
+    def _apply(self, operations: list[Operation], writer: StagingWriter, sealer: Sealer, feedback: Feedback) -> None:
         for operation in operations:
+            if isinstance(operation, Idle):
+                self._take_idle(operation.lsn, writer, sealer, feedback)
+                continue
             sealing = writer.apply(operation)
             if sealing is not None:
                 sealer.submit(sealing)
+
+    def _take_idle(self, lsn: int, writer: StagingWriter, sealer: Sealer, feedback: Feedback) -> None:
+        """Record a position up to which nothing more is published, and let the streamer confirm it."""
+        sealer.drain()
+        if not writer.open_size and account.record(self.config.staging, lsn):
+            feedback.allow(lsn)
 
     def _sealed(self, segment: Segment, sealing: Sealing) -> None:
         """Count a sealed segment. The sealer's thread calls this."""
@@ -370,6 +326,21 @@ class Launcher:
             records=progress.records + cut.records,
             transactions=progress.transactions + cut.transactions,
         )
+
+
+class _Told:
+    """Remembers what was said, so that a server that stays away for hours is a line a minute."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = -_TELL_AGAIN_S
+
+    def is_news(self, text: str, now: float) -> bool:
+        """Tell whether ``text`` has to be said, because it is new or was last said a minute ago."""
+        if text == self._text and now - self._at < _TELL_AGAIN_S:
+            return False
+        self._text, self._at = text, now
+        return True
 
 
 class _Wakeup:

@@ -4,7 +4,9 @@
 |---|---|
 | 3 PG_CLOSED (also when an administrator ended the connection), 9 SLOT_IN_USE | start again, without limit |
 | 5 PG_ERROR | start again; stop after the n-th same error at the same end of the log (a row that the server cannot decode) |
-| 2 INIT_FAILED | stop; but start again for a while after a lost connection, because the server may be restarting |
+| 2 INIT_FAILED without a connection | stop at the start; after a lost connection start again, for `reconnect_s` if that is set |
+| 2 INIT_FAILED for another reason | stop; start again for a while after a lost connection: a server may be in promotion |
+| 2 INIT_FAILED because the slot is beyond the log's account | start again: the launcher judges the slot first |
 | 2 INIT_FAILED because the server's WAL ends before the log | stop |
 | a signal, or 0 although the launcher did not ask the streamer to end | start again |
 | all others | stop |
@@ -30,6 +32,9 @@ __all__ = ["RestartPolicy", "final_error"]
 
 _PAUSES = RetryPolicy(first_pause_s=0.2, longest_pause_s=10.0, jitter=0.5)
 
+_REFUSAL_S = 300.0
+"""How long after a lost connection a server that can be reached may refuse the stream: a standby does, until it is promoted."""
+
 
 class RestartPolicy:
     """Remembers how the streamers of one launcher ended, and decides what to do next."""
@@ -40,7 +45,7 @@ class RestartPolicy:
         *,
         pauses: RetryPolicy = _PAUSES,
         poison_limit: int = 5,
-        reconnect_s: float = 60.0,
+        reconnect_s: float | None = None,
     ) -> None:
         self._chance = chance
         self._pauses = pauses
@@ -62,7 +67,9 @@ class RestartPolicy:
             self._failures = self._same_errors = 0
             self._lost_at = None
         if failure.code == ExitCode.INIT_FAILED:
-            if failure.is_rewound or self._lost_at is None or now - self._lost_at >= self._reconnect_s:
+            if not failure.is_gap and (
+                failure.is_rewound or self._lost_at is None or self._is_too_long(failure, now - self._lost_at)
+            ):
                 return None
         elif failure.code == ExitCode.PG_ERROR:
             self._same_errors = self._same_errors + 1 if failure == self._last_error else 1
@@ -76,6 +83,10 @@ class RestartPolicy:
             return None
         self._failures += 1
         return self._pauses.pause_s(self._failures, chance=self._chance())
+
+    def _is_too_long(self, failure: Failure, lost_s: float) -> bool:
+        limits = [self._reconnect_s, None if failure.is_unreachable else _REFUSAL_S]
+        return any(limit is not None and lost_s >= limit for limit in limits)
 
 
 _POISON_HINT = (

@@ -44,10 +44,20 @@ class Feedback:
     def __init__(self, child: Streamer, start_lsn: int, hook: Callable[[Failpoint], None] | None) -> None:
         self._child = child
         self._sent_lsn = start_lsn
+        self._idle_lsn = 0
         self._hook = hook
+
+    def allow(self, idle_lsn: int) -> None:
+        """Let the next `send` confirm up to ``idle_lsn``, which is recorded in the staging directory.
+
+        It is sent in any case, also where the stream began: the streamer tells of no other idle position before that.
+        """
+        self._idle_lsn = idle_lsn
+        self._sent_lsn = min(self._sent_lsn, idle_lsn - 1)
 
     def send(self, sealed_lsn: int, timeout_s: float = 0) -> None:
         """Confirm up to ``sealed_lsn``, unless that was sent before. Waits at most ``timeout_s`` for room in the pipe."""
+        sealed_lsn = max(sealed_lsn, self._idle_lsn)
         if sealed_lsn <= self._sent_lsn:
             return
         if self._hook is not None:

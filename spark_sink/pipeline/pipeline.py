@@ -38,8 +38,17 @@ from spark_sink.source import datasource
 from spark_sink.source.offsets import is_recorded, micro_batch
 from spark_sink.source.server import serve_segments
 from spark_sink.spark import session
-from spark_sink.staging.log import Position, StagingError, list_epochs, list_segments, removed_position
+from spark_sink.staging.log import (
+    Position,
+    StagingError,
+    former_system_ids,
+    list_epochs,
+    list_segments,
+    log_end,
+    removed_position,
+)
 from spark_sink.staging.readers import read_readers, register_reader
+from spark_sink.warehouse import gaps
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse, WarehouseError
 
@@ -173,6 +182,20 @@ class Pipeline:
             self._follower.start()
         return self
 
+    def pass_gap(self) -> None:
+        """Go on to the end of the log if only a gap is between: no segment would bring the tables there."""
+        with self._batch_running:
+            position = self._progress.position
+            assert position is not None
+            self._progress = replace(self._progress, position=self._behind_gap(position))
+
+    def _behind_gap(self, position: Position) -> Position:
+        end = log_end(self.staging)
+        if end is None or end.lsn <= position.lsn or list_segments(self.staging, position):
+            return position
+        self.warehouse.record(end)
+        return end
+
     def process_available(self) -> None:
         """Bring the tables to the log's present end. Returns when that is done."""
         self.start(available_now=True).wait()
@@ -295,7 +318,7 @@ class Pipeline:
         epochs = list_epochs(self.staging)
         if not epochs:
             raise StagingError(f"{self.staging} holds no log yet", hint="start a launcher on it first")
-        position = self.warehouse.open(epochs[-1], self.staging)
+        position = self.warehouse.open(epochs[-1], self.staging, former_system_ids(epochs))
         removed = removed_position(self.staging)
         if position is None:
             if removed is not None:
@@ -305,8 +328,12 @@ class Pipeline:
                 )
             position = epochs[0].start
             self.warehouse.record(position)
+        reached = read_readers(self.staging).get(READER)
+        self._check_copies(position, reached, removed)
         list_segments(self.staging, position)  # raises if segments that the tables still need are missing
-        if READER not in read_readers(self.staging):
+        gaps.record(self.warehouse, epochs)
+        position = self._behind_gap(position)
+        if reached is None:
             register_reader(self.staging, READER, Position(0, 0) if removed is None else removed)
         self._progress = replace(self._progress, position=position)
         with self.lock.alone():
@@ -321,6 +348,25 @@ class Pipeline:
             follower.look(position.epoch)
             self._follower = follower
         return position
+
+    def _check_copies(self, position: Position, reached: Position | None, removed: Position | None) -> None:
+        """Raise WarehouseError if either the warehouse or the staging directory is an older copy, and they don't fit together.
+
+        The log remembers how far the tables were (``reached``), and the tables remember how far the log was (``position``).
+        """
+        end = log_end(self.staging)
+        if end is not None and position.lsn > end.lsn:
+            raise WarehouseError(
+                f"{self.warehouse.name} is at {position}, but the log in {self.staging} ends at {end}: the staging directory is an"
+                " older copy, or another one",
+                hint="restore the newer copy of the staging directory; without one, run --on-gap resnapshot copies the tables anew",
+            )
+        if reached is not None and removed is not None and position.lsn < min(reached.lsn, removed.lsn):
+            raise WarehouseError(
+                f"{self.warehouse.name} is at {position}, but was at {reached} before, and the log in {self.staging} goes back only"
+                f" to {removed}: the warehouse is an older copy",
+                hint="restore a newer copy of the warehouse, or begin anew: another warehouse, another staging directory and slot",
+            )
 
     def _check_changelog(self, table: Table, position: Position) -> None:
         """Raise WarehouseError if a changelog has disappeared, because its changes cannot be recovered."""

@@ -40,12 +40,14 @@ from spark_sink.pipeline.catalog import parse_database
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.schema.table import EXACT, TYPES
 from spark_sink.schema.types import INEXACT_MESSAGE
-from spark_sink.snapshot.copy import CHUNK_BYTES
+from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
+from spark_sink.snapshot.gap import GapSnapshot
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.spark import session
 from spark_sink.staging import last_error
-from spark_sink.staging.log import log_end
+from spark_sink.staging.log import list_epochs, log_end
 from spark_sink.upkeep.upkeep import Upkeep
+from spark_sink.warehouse import gaps
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -53,10 +55,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from spark_sink.client.prepare import Prepared
-    from spark_sink.launcher.launcher import LauncherConfig
+    from spark_sink.launcher.config import LauncherConfig
     from spark_sink.launcher.launcher import Progress as LauncherProgress
     from spark_sink.pipeline.pipeline import PipelineProgress
     from spark_sink.snapshot.copy import SnapshotProgress
+    from spark_sink.staging.log import Position
 
 __all__ = ["RunConfig", "RunProgress", "Runner", "run"]
 
@@ -182,13 +185,13 @@ class Runner:
             config.launcher.connection,
             config.launcher.slot,
             command=config.launcher.command,
-            on_report=lambda report: self._launcher.note_confirmed(report.confirmed_flush_lsn),
         )
         self._snapshot = InitialSnapshot(
             config.launcher, self._warehouse, config.snapshot, config.snapshot_chunk_bytes, config.snapshot_hold_s or 0.0
         )
         self._plan = _plan_of(config, self._warehouse.root)
         self._keyless_named: list[str] = []
+        self._gaps_healed = 0
         self._pipeline: Pipeline | None = None
         self._error: BaseException | None = None
         self._is_complete = False
@@ -271,6 +274,7 @@ class Runner:
         stack.callback(self._snapshot.stop)
         self._snapshot.prepare(self._stopping.is_set)
         self._check_stopping()
+        self._launcher.tables = self._position_of_tables()
         stack.enter_context(self._launcher)
         self._check_stopping()
         assert self._launcher.prepared is not None
@@ -279,15 +283,16 @@ class Runner:
         stack.enter_context(ServerLook(self._plan, command=config.launcher.command, is_stopping=self._stopping.is_set))
         spark = stack.enter_context(self._session())  # the launcher already runs while Spark starts
         if self._snapshot.is_needed and not self._stopping.is_set():
-            self._copy(spark)
+            self._copy(spark, self._snapshot)
         if self._stopping.is_set():
             return
         with self._make_pipeline(spark) as pipeline:
+            self._heal(spark, pipeline)
             upkeep = self._make_upkeep(spark, pipeline)
             try:
                 if not config.launcher.available_now:
                     upkeep.start()
-                self._follow(pipeline)
+                self._follow(spark, pipeline)
                 if config.launcher.available_now:
                     upkeep.run(self._stopping.is_set)
             finally:
@@ -328,15 +333,35 @@ class Runner:
             if not session.has_ended(self._spark, 0):
                 self._spark.stop()
 
-    def _copy(self, spark: SparkSession) -> None:
+    def _copy(self, spark: SparkSession, snapshot: Snapshot) -> None:
         """Copy the tables. Stops early if the run is asked to stop."""
-        self._snapshot.start(spark, self.config.launcher.staging)
+        snapshot.start(spark, self.config.launcher.staging)
         try:
-            while not self._snapshot.wait(_LOOK_S) and not self._stopping.is_set():
+            while not snapshot.wait(_LOOK_S) and not self._stopping.is_set():
                 if self._launcher.has_ended:
                     self._launcher.wait()  # raises the error that ended it
         finally:
-            self._snapshot.stop()
+            snapshot.stop()
+
+    def _position_of_tables(self) -> Position | None:
+        """Return how far the tables are; None for a warehouse that does not exist yet."""
+        return self._warehouse.source().position if self._warehouse.exists else None
+
+    def _heal(self, spark: SparkSession, pipeline: Pipeline) -> None:
+        """Copy all tables anew if the log has a gap since they were copied."""
+        config = self.config
+        self._gaps_healed = self._launcher.progress.gaps
+        gaps.record(self._warehouse, list_epochs(config.launcher.staging))
+        pipeline.pass_gap()
+        snapshot = GapSnapshot(config.launcher, self._warehouse, config.snapshot_chunk_bytes, config.snapshot_hold_s or 0.0)
+        assert self._launcher.prepared is not None
+        if not snapshot.is_needed(self._launcher.prepared.tables):
+            return
+        try:
+            snapshot.prepare(self._stopping.is_set)
+        except InterruptedError:
+            return
+        self._copy(spark, snapshot)
 
     def _make_pipeline(self, spark: SparkSession) -> Pipeline:
         config = self.config
@@ -372,10 +397,12 @@ class Runner:
             clustering=config.cluster_replicas,
         )
 
-    def _follow(self, pipeline: Pipeline) -> None:
+    def _follow(self, spark: SparkSession, pipeline: Pipeline) -> None:
         """Wait until the run is asked to stop, or with ``available_now`` until the tables have the whole log."""
         launcher = self._launcher
         while not self._stopping.is_set() and not pipeline.wait(_LAST_LOOK_S if launcher.has_ended else _LOOK_S):
+            if launcher.progress.gaps > self._gaps_healed:
+                self._heal(spark, pipeline)
             # With available_now the launcher ends by itself, and the log is complete then.
             if launcher.has_ended and launcher.wait() and self._has_all(pipeline):
                 return

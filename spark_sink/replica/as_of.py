@@ -13,9 +13,9 @@ changes of the row; a change of the key ends one row and begins another; TRUNCAT
 earlier rows. The columns are today's columns of the changelog; a column that was added later is NULL.
 
 Rows from before the beginning of the changelog appear with their first change, or with their snapshot. A time or an LSN before the
-beginning is an error. So is an LSN that the tables have not reached; on a server with other traffic they reach LSNs beyond their
-last change while ``cdcpipe-spark run`` is running (staging/known_position.py). After a purge of old changes (upkeep/purge.py) the
-beginning is the first snapshot after the purged changes.
+beginning is an error. So is an LSN in a gap of the log (warehouse/gaps.py), and one that the tables have not reached. On a server
+with other traffic they reach LSNs beyond their last change while ``cdcpipe-spark run`` is running (staging/account.py). After a
+purge of old changes (upkeep/purge.py) the beginning is the first snapshot after the purged changes.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from spark_sink.changelog.tables import changelogs_of
 from spark_sink.files.local import DamagedFileError
 from spark_sink.replica.checks import keyed_versions
 from spark_sink.replica.replay import replay, without_unneeded
-from spark_sink.staging import known_position
+from spark_sink.staging import account
 from spark_sink.staging.log import Position, StagingError, log_end
+from spark_sink.warehouse import gaps
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def read_as_of(spark: SparkSession, warehouse: str | Path, table: str, at: At | 
     # Read the changes after the position is known, so that they reach it or go further.
     changes = changelogs_of(spark, house).read_as_is(known)
     until_lsn = _last_lsn(spark, house, known, changes, at, source, reached_lsn)
+    gaps.check_known(house, known, until_lsn)
     _logger.info("%s: rows as of %s", table, format_lsn(until_lsn))
     return without_unneeded(replay(house, known, changes, until_lsn=until_lsn))
 
@@ -98,7 +100,7 @@ def _reached_lsn(house: Warehouse, source: Source) -> int:
     if source.position is None:
         return 0
     try:
-        known_lsn = 0 if source.staging is None else known_position.read(source.staging)
+        known_lsn = 0 if source.staging is None else account.read(source.staging).lsn
         if source.staging is not None and known_lsn > source.position.lsn:
             end, position = log_end(source.staging), house.source().position
             if end is not None and position is not None and position.lsn >= end.lsn:

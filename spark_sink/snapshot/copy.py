@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from spark_sink.launcher.launcher import LauncherConfig
+    from spark_sink.launcher.config import LauncherConfig
     from spark_sink.schema.table import Table
     from spark_sink.snapshot.plan import Plan, TablePlan
     from spark_sink.warehouse.warehouse import Warehouse
@@ -110,8 +110,8 @@ class Snapshot:
         epochs = list_epochs(staging)
         if not epochs:
             raise StagingError(f"{staging} has no log yet", hint="start a launcher on it first")
-        self._bind(epochs[-1])
         self._epochs = epochs
+        self._bind(epochs[-1])
         self._spark = spark
         source.register(spark)  # executors need this code
         self._counts = (spark.sparkContext.accumulator(0), spark.sparkContext.accumulator(0))

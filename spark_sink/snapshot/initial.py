@@ -23,13 +23,14 @@ from spark_sink.client.prepare import slot_exists
 from spark_sink.files.places import make_directory, read_json, write_json
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot.table import table_of
+from spark_sink.staging.log import former_system_ids, has_log
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from spark_sink.launcher.launcher import LauncherConfig
+    from spark_sink.launcher.config import LauncherConfig
     from spark_sink.snapshot.plan import Plan, TablePlan
     from spark_sink.staging.log import Epoch
 
@@ -89,7 +90,10 @@ class InitialSnapshot(Snapshot):
             return
         if found is None:
             try:
-                is_unfinished = self._mode == "initial" or (self.config.create_slot and not slot_exists(self.config, is_stopping))
+                is_unfinished = self._mode == "initial" or (
+                    # A slot that is gone although there is a log is a gap (launcher/continuity.py).
+                    self.config.create_slot and not has_log(self.config.staging) and not slot_exists(self.config, is_stopping)
+                )
             except InterruptedError:
                 return
             if is_unfinished:
@@ -103,7 +107,7 @@ class InitialSnapshot(Snapshot):
             self.is_needed = True
 
     def _bind(self, epoch: Epoch) -> None:
-        self.warehouse.open(epoch)
+        self.warehouse.open(epoch, former_system_ids=former_system_ids(self._epochs))
 
     def _choose(self, plan: Plan) -> list[TablePlan]:
         return [table for table in plan.tables if not self.warehouse.has_changelog(table_of(table))]

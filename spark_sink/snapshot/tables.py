@@ -17,7 +17,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from spark_sink.client.exported import SnapshotError
-from spark_sink.launcher.launcher import LauncherConfig
+from spark_sink.launcher.config import LauncherConfig
 from spark_sink.replica import merge
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot.initial import is_unfinished

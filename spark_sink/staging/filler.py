@@ -1,9 +1,10 @@
 """Cuts the stream from the pipe into segments that can be decoded alone. No I/O.
 
-Bytes and times come in, operations come out: Write these bytes to the open segment, Cut it here, Discard it. The open segment
-always contains whole transactions in commit order, or the beginning of a single transaction that is too large for memory. So a cut
-never moves bytes, and a broken stream leaves nothing to truncate. A logical message outside of transactions counts as a transaction
-that ends at the message's LSN.
+Bytes and times come in, operations come out: Write these bytes to the open segment, Cut it here, Discard it; the server is Idle.
+The open segment always contains whole transactions in commit order, or the beginning of a single transaction that is too large for
+memory. So a cut never moves bytes, and a broken stream leaves nothing to truncate. A logical message outside of transactions counts
+as a transaction that ends at the message's LSN. An empty record is no part of a segment: with it the streamer says that it has sent
+every change up to an LSN (``--idle-positions``).
 
 Each segment has to describe its relations itself. The server describes a relation (Type records, then a Relation record) once per
 connection, and again after a possible change. The filler keeps the last description, and writes it before the first record of a
@@ -25,7 +26,7 @@ import numpy as np
 
 from cdcpipe.errors import ProtocolError
 from cdcpipe.lsn import format_lsn
-from cdcpipe.pipe.framing import MAX_HEADER_BYTES, encode_header
+from cdcpipe.pipe.framing import MAX_HEADER_BYTES, RecordReader, encode_header
 from spark_sink.staging.scan import scan
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["COMMIT", "MESSAGE_HEAD", "REPEATED_LSN", "Cut", "Discard", "Operation", "SealPolicy", "SegmentFiller", "Write"]
+__all__ = ["COMMIT", "MESSAGE_HEAD", "REPEATED_LSN", "Cut", "Discard", "Idle", "Operation", "SealPolicy", "SegmentFiller", "Write"]
 
 REPEATED_LSN: Final = 1
 """The LSN in the header of a repeated Relation record. The server sends no record with this LSN."""
@@ -96,7 +97,14 @@ class Discard:
     """Delete the open segment: it has a part of a transaction whose rest will not come."""
 
 
-Operation = Write | Cut | Discard
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """The server has sent every published change up to ``lsn``. It may be confirmed once the open segment is sealed."""
+
+    lsn: int
+
+
+Operation = Write | Cut | Discard | Idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +194,9 @@ class SegmentFiller:
                 self._wait_from(now)
         buffer = self._held + data if self._held else data
         starts, ends, next_pos = scan(buffer, pos)
-        if (starts == ends).any():
-            raise _unexpected(b"", 0)
+        empty = np.flatnonzero(starts == ends)
+        if len(empty):
+            return operations + self._feed_around(buffer, pos, ends, int(empty[0]), now)
         kinds = np.frombuffer(buffer, np.uint8)[starts].tobytes()
         if unknown := kinds.translate(None, _ORDINARY_KINDS):
             raise _unexpected(unknown[:1], kinds.count(unknown[:1]))
@@ -212,6 +221,17 @@ class SegmentFiller:
                 operations.append(self._cut())
             self._append_tail(operations)
         return operations
+
+    def _feed_around(self, buffer: bytes, pos: int, ends: Array, i: int, now: float) -> list[Operation]:
+        """Take the bytes from ``pos`` on, of which record ``i`` is the first empty one: the streamer's word that it is idle."""
+        header_pos = int(ends[i - 1]) if i else pos
+        self._held = b""
+        operations = self.feed(buffer[pos:header_pos], now) if header_pos > pos else []
+        if self._in_transaction:
+            msg = "the streamer sent an empty record amid a transaction"
+            raise ProtocolError(msg)
+        ((lsn, _),) = _records(buffer[header_pos : ends[i]])
+        return [*operations, Idle(lsn), *self.feed(buffer[ends[i] :], now)]
 
     def tick(self, now: float) -> list[Operation]:
         """Cut the open segment if it is due."""
@@ -376,9 +396,14 @@ class SegmentFiller:
 _NONE: Final = np.zeros(0, np.int64)
 
 
+def _records(data: bytes) -> list[tuple[int, bytes]]:
+    reader = RecordReader()
+    reader.feed(data)
+    return list(reader)
+
+
 def _unexpected(kind: bytes, count: int) -> ProtocolError:
-    what = f"records of kind {kind!r} ({count} of them)" if kind else "an empty record"
     return ProtocolError(
-        f"the streamer sent {what}; a staging log accepts only pgoutput's protocol version 1",
+        f"the streamer sent records of kind {kind!r} ({count} of them); a staging log accepts only pgoutput's protocol version 1",
         hint="are cdcpipe and cdcpipe-spark of the same version?",
     )

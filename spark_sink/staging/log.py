@@ -7,14 +7,14 @@
     000002/...                                       the next launcher's epoch
     removed.json                                     the position up to which segments were removed
     readers/NAME.json                                the position of a reader (readers.register_reader)
-    known.json                                       the LSN up to which the log is complete (known_position.py)
+    known.json                                       the account of the slot: up to which LSN the log is complete (account.py)
     last_error.json                                  the error with which the last run or land ended (last_error.py)
     lock                                             held by the launcher (lock.py)
 
 The log is one chain. Each segment starts where the one before it ends. An epoch starts where the log ended when its launcher
-began. If an older launcher seals a segment after that, the segment starts at or beyond the start of the next epoch, and is not
-part of the log (fencing). Anything else that does not fit (a gap, an overlap, an unknown file name) is corruption and raises
-StagingError.
+began, or further if its epoch.json names a gap: changes that the log does not have, because the slot was moved or lost. If an older
+launcher seals a segment after that, the segment starts at or beyond the start of the next epoch, and is not part of the log
+(fencing). Anything else that does not fit (a hole, an overlap, an unknown file name) is corruption and raises StagingError.
 
 Listing the log takes no lock. Meanwhile a launcher may write, and segments may be removed.
 """
@@ -35,9 +35,22 @@ from cdcpipe.retry import RetryPolicy
 from spark_sink.files.local import read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-__all__ = ["SEGMENT_NAME", "Epoch", "LogView", "Position", "Segment", "StagingError", "list_epochs", "list_segments", "log_end"]
+__all__ = [
+    "SEGMENT_NAME",
+    "Epoch",
+    "Gap",
+    "LogView",
+    "Position",
+    "Segment",
+    "StagingError",
+    "former_system_ids",
+    "has_log",
+    "list_epochs",
+    "list_segments",
+    "log_end",
+]
 
 FORMAT = 1
 """The version of the directory's layout and of epoch.json. A reader refuses other versions."""
@@ -89,6 +102,32 @@ class Position(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Gap:
+    """Changes that the log lacks, or has although they never happened: those between ``after_lsn`` and the epoch's start.
+
+    Tables that were copied at the epoch's start or later are right again.
+    """
+
+    after_lsn: int
+    """The log is right up to this LSN."""
+    cause: str
+    """What has happened, in one sentence."""
+    since: float
+    """When the log was last known to be right, in seconds since 1970."""
+    found: float
+    """When the gap was found, in seconds since 1970."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the gap as a JSON object."""
+        return {"after": format_lsn(self.after_lsn), "cause": self.cause, "since": self.since, "found": self.found}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Gap:
+        """Read the object of `to_json`; raise ValueError, KeyError or TypeError for anything else."""
+        return cls(int(LSN.parse(value["after"])), str(value["cause"]), float(value["since"]), float(value["found"]))
+
+
+@dataclass(frozen=True, slots=True)
 class Epoch:
     """One launcher's part of the log: the contents of epoch.json."""
 
@@ -100,6 +139,12 @@ class Epoch:
     publications: tuple[str, ...]
     options: dict[str, str]
     start_lsn: int
+    gap: Gap | None = None
+    """What the log lacks before this epoch."""
+    former_system_id: str | None = None
+    """The system id of the epoch before, if the user has accepted that it is another one (pg_upgrade)."""
+    keeps_account: bool = True
+    """Whether the launcher recorded each position before the server confirmed it (account.py). Older versions did not."""
 
     @property
     def start(self) -> Position:
@@ -180,7 +225,8 @@ def _read_epoch(directory: Path) -> Epoch | None:
     options = _field(path, value, "options", dict)
     try:
         start_lsn = int(LSN.parse(_field(path, value, "start_lsn", str)))
-    except ValueError as ex:
+        gap = None if value.get("gap") is None else Gap.from_json(_field(path, value, "gap", dict))
+    except (ValueError, KeyError, TypeError) as ex:
         msg = f"{path} is damaged: {ex}"
         raise StagingError(msg) from ex
     return Epoch(
@@ -192,6 +238,9 @@ def _read_epoch(directory: Path) -> Epoch | None:
         publications=tuple(str(name) for name in publications),
         options={str(key): str(option) for key, option in options.items()},
         start_lsn=start_lsn,
+        gap=gap,
+        former_system_id=value.get("former_system_id"),
+        keeps_account=bool(value.get("keeps_account")),
     )
 
 
@@ -210,12 +259,12 @@ def epoch_numbers(root: Path) -> list[int]:
 
 
 def list_epochs(root: Path | str) -> list[Epoch]:
-    """Return the epochs in order. Raises StagingError if an epoch.json is damaged, or if two differ in database or slot."""
+    """Return the epochs in order. Raises StagingError if an epoch.json is damaged, or if two do not belong to one slot."""
     root = Path(root)
     epochs = [epoch for number in epoch_numbers(root) if (epoch := _read_epoch(epoch_directory(root, number))) is not None]
     for before, epoch in pairwise(epochs):
-        if identity(epoch) != identity(before):
-            msg = f"{root}: epochs {before.number} and {epoch.number} differ in server, timeline, database or slot"
+        if not _continues(before, epoch):
+            msg = f"{root}: epochs {before.number} and {epoch.number} differ in server, database or slot, or the timeline goes back"
             raise StagingError(msg, hint="one staging directory serves one slot; do not mix the files of two")
         if epoch.start_lsn < before.start_lsn:
             msg = f"{root}: epoch {epoch.number} starts before epoch {before.number}"
@@ -223,9 +272,12 @@ def list_epochs(root: Path | str) -> list[Epoch]:
     return epochs
 
 
-def identity(epoch: Epoch) -> tuple[str, int, str, str]:
-    """Return the facts that are the same for all epochs of one directory."""
-    return epoch.system_id, epoch.timeline, epoch.database, epoch.slot
+def _continues(before: Epoch, epoch: Epoch) -> bool:
+    """Tell whether two epochs in a row belong to one slot of one server, which may be on a newer timeline meanwhile."""
+    is_same = (epoch.database, epoch.slot) == (before.database, before.slot)
+    if epoch.former_system_id is not None:
+        return is_same and epoch.former_system_id == before.system_id
+    return is_same and epoch.system_id == before.system_id and epoch.timeline >= before.timeline
 
 
 def removed_position(root: Path) -> Position | None:
@@ -284,6 +336,8 @@ def _chain(root: Path) -> _Chain:
     segments: list[Segment] = []
     for epoch, following in zip(described, [*described[1:], None], strict=True):
         fence = None if following is None else following.start_lsn
+        if epoch.gap is not None:
+            end = Position(epoch.number, max(end.lsn, epoch.start_lsn))
         if epoch.start_lsn > end.lsn:
             msg = f"{root}: segments are missing between {format_lsn(end.lsn)} and {epoch.start}, the start of the epoch"
             raise _BrokenChainError(msg, hint=_LOST_HINT)
@@ -312,6 +366,16 @@ _LOST_HINT = (
 
 def read_chain(root: Path) -> _Chain:
     return _LISTINGS.call(lambda: _chain(root), _BrokenChainError)
+
+
+def former_system_ids(epochs: Iterable[Epoch]) -> set[str]:
+    """Return the system ids that the log's server had before pg_upgrade."""
+    return {epoch.former_system_id for epoch in epochs if epoch.former_system_id is not None}
+
+
+def has_log(root: Path) -> bool:
+    """Tell whether a launcher has begun a log in the directory, which may not exist."""
+    return root.is_dir() and bool(list_epochs(root))
 
 
 def log_end(root: Path | str) -> Position | None:

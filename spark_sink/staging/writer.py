@@ -35,6 +35,7 @@ from spark_sink.staging.lock import lock, make_root, try_file_system
 from spark_sink.staging.log import (
     FORMAT,
     Epoch,
+    Gap,
     Segment,
     StagingError,
     epoch_directory,
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Boundaries", "Failpoint", "Sealing", "StagingWriter"]
+__all__ = ["Boundaries", "Failpoint", "Sealing", "StagingWriter", "check_source"]
 
 _logger = logging.getLogger(__name__)
 
@@ -217,15 +218,20 @@ class StagingWriter:
         publications: tuple[str, ...],
         options: dict[str, str],
         first_lsn: int,
+        gap: Gap | None = None,
+        former_system_id: str | None = None,
+        least_number: int = 1,
     ) -> Epoch:
-        """Create the next epoch. It begins at the end of the log, or at ``first_lsn`` if there is no log yet.
+        """Create the next epoch. It begins at the end of the log; at ``first_lsn`` if there is no log yet, or with a ``gap``.
 
-        Raises StagingError if the log belongs to another server, timeline, database or slot.
+        ``former_system_id`` is the log's system id if the server may have another one. The epoch's number is ``least_number`` or
+        more. Raises StagingError if the log belongs to another server, database or slot, or is on a newer timeline.
         """
         epochs = list_epochs(self.root)
         if epochs:
-            self._check_identity(epochs[-1], system_id, timeline, database, slot)
-        number = max(epoch_numbers(self.root), default=0) + 1
+            is_accepted = former_system_id is not None
+            check_source(self.root, epochs[-1], system_id, timeline, database, slot, is_accepted=is_accepted)
+        number = max([*epoch_numbers(self.root), least_number - 1]) + 1
         directory = epoch_directory(self.root, number)
         with self._translated(directory):
             directory.mkdir(mode=0o700)
@@ -241,7 +247,9 @@ class StagingWriter:
                 slot=slot,
                 publications=publications,
                 options=options,
-                start_lsn=int(first_lsn) if end is None else end.lsn,
+                start_lsn=int(first_lsn) if end is None else end.lsn if gap is None else max(end.lsn, int(first_lsn)),
+                gap=gap,
+                former_system_id=former_system_id,
             )
             _write_epoch(directory / "epoch.json", epoch)
             self._pass(Failpoint.EPOCH_DESCRIBED)
@@ -249,30 +257,17 @@ class StagingWriter:
         self._clean()
         return epoch
 
-    def _check_identity(self, epoch: Epoch, system_id: str, timeline: int, database: str, slot: str) -> None:
-        if epoch.system_id != system_id:
-            msg = f"{self.root} has the log of the server with system id {epoch.system_id}; this server has system id {system_id}"
-            raise StagingError(msg, hint=_OTHER_HINT)
-        if epoch.timeline != timeline:
-            msg = (
-                f"the server is on timeline {timeline}, {self.root} was written on timeline {epoch.timeline}: a standby was "
-                "promoted or a backup was restored since then. The old WAL positions do not continue on the new timeline: the log "
-                "may have changes that the server does not have any more, and other changes may be missing"
-            )
-            raise StagingError(msg, hint=_ANEW_HINT)
-        if epoch.database != database or epoch.slot != slot:
-            msg = f"{self.root} has the log of slot {epoch.slot!r} in database {epoch.database!r}, not of {slot!r} in {database!r}"
-            raise StagingError(msg, hint=_OTHER_HINT)
-
     def _clean(self) -> None:
         """Delete the leftovers of earlier launchers: open segments, half-written files, epochs without a sealed segment."""
         assert self._epoch is not None
         for path in self.root.glob(f"{TEMPORARY_PREFIX}*"):
             path.unlink(missing_ok=True)
+        # The chain of epochs needs these.
+        kept = {each.number for each in list_epochs(self.root) if each.gap is not None or each.former_system_id is not None}
         for number in epoch_numbers(self.root):
             if number < self._epoch.number:
                 names = [path.name for path in epoch_directory(self.root, number).iterdir()]
-                if not any(name.endswith(".cdc") for name in names):
+                if not any(name.endswith(".cdc") for name in names) and number not in kept:
                     remove_epoch(self.root, number)
                 for name in names:
                     if name.endswith(".open") or name.startswith(TEMPORARY_PREFIX):
@@ -390,6 +385,28 @@ class StagingWriter:
             raise StagingError(msg, hint=_DISK_HINT) from ex
 
 
+def check_source(
+    root: Path, epoch: Epoch, system_id: str, timeline: int, database: str, slot: str, *, is_accepted: bool = False
+) -> None:
+    """Raise StagingError unless the log, whose last epoch is ``epoch``, can go on with this server and slot.
+
+    ``is_accepted``: the user has accepted another system id.
+    """
+    if epoch.system_id != system_id and not is_accepted:
+        msg = f"{root} has the log of the server with system id {epoch.system_id}; this server has system id {system_id}"
+        hint = f"{_OTHER_HINT}. If this is the same server after pg_upgrade: --accept-system-id {system_id}"
+        raise StagingError(msg, hint=hint)
+    if epoch.timeline > timeline and not is_accepted:
+        msg = (
+            f"the server is on timeline {timeline}, {root} has changes of timeline {epoch.timeline}: this server is an old primary,"
+            " or a standby that does not follow the new one yet"
+        )
+        raise StagingError(msg, hint="connect to the server that was promoted, or wait until this one follows it")
+    if epoch.database != database or epoch.slot != slot:
+        msg = f"{root} has the log of slot {epoch.slot!r} in database {epoch.database!r}, not of {slot!r} in {database!r}"
+        raise StagingError(msg, hint=_OTHER_HINT)
+
+
 _ENDED = "ended.json"
 _OTHER_HINT = (
     "give each slot its own --staging directory and its own warehouse, or connect to the server and slot of this directory"
@@ -410,6 +427,9 @@ def _write_epoch(path: Path, epoch: Epoch) -> None:
             "publications": list(epoch.publications),
             "options": epoch.options,
             "start_lsn": format_lsn(epoch.start_lsn),
+            "keeps_account": True,
+            **({} if epoch.gap is None else {"gap": epoch.gap.to_json()}),
+            **({} if epoch.former_system_id is None else {"former_system_id": epoch.former_system_id}),
         },
     )
 

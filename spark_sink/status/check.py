@@ -111,6 +111,7 @@ def judge(found: Mapping[str, Any], limits: Limits) -> Alert:
     alert = Alert()
     slot = found["source"]["slot"]
     _judge_ending(alert, found)
+    _judge_gaps(alert, found)
     _judge_lag(alert, found["ladder"], slot, limits)
     _judge_wal(alert, found["server"], slot, limits.wal_bytes)
     return alert
@@ -127,6 +128,13 @@ def _judge_ending(alert: Alert, found: Mapping[str, Any]) -> None:
         alert.add(
             State.WARNING, "no launcher is running, and only the server knows what is missing: give an option of the connection"
         )
+
+
+def _judge_gaps(alert: Alert, found: Mapping[str, Any]) -> None:
+    """Add a finding if changes are missing from the tables."""
+    if found["warehouse"] is not None and found["gaps"] and found["gaps"][-1]["healed"] is None:
+        gap = found["gaps"][-1]
+        alert.add(State.CRITICAL, f"the tables lack changes from {gap['after']} to {gap['start']}, and were not copied since")
 
 
 def _judge_lag(alert: Alert, ladder: list[Mapping[str, Any]], slot: str, limits: Limits) -> None:

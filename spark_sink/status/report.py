@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import format_lsn
 from spark_sink.schema.table import MESSAGES, has_key
-from spark_sink.staging import known_position, last_error
+from spark_sink.staging import account, last_error
 from spark_sink.staging.commit_times import CommitTimes
 from spark_sink.staging.lock import lock_owner
 from spark_sink.staging.log import Position, epoch_directory, list_epochs, list_segments, log_end, removed_position
 from spark_sink.staging.readers import read_readers
 from spark_sink.status import ladder
+from spark_sink.warehouse import gaps
+from spark_sink.warehouse.gaps import TablesGap
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
     from spark_sink.client.slot_monitor import SlotReport
     from spark_sink.schema.table import Version
-    from spark_sink.staging.log import Segment
+    from spark_sink.staging.log import Epoch, Segment
     from spark_sink.status.ladder import Rung
 
 __all__ = ["Tables", "describe"]
@@ -38,7 +40,7 @@ def describe(
 ) -> dict[str, Any]:
     """Return the object that `status` shows. Raises StagingError if ``root`` is no staging directory, or is damaged."""
     now = time.time()
-    known = _known(root)  # read it before the end of the log (known_position.py)
+    known = _known(root)  # read it before the end of the log (account.py)
     epochs, segments, end = list_epochs(root), list_segments(root), log_end(root)
     sizes = {segment.path: _size(segment.path) for segment in segments}
     removed = removed_position(root)
@@ -81,12 +83,20 @@ def describe(
             name: {"position": str(position), **_behind(position, segments, sizes)} for name, position in read_readers(root).items()
         },
         "tables": rows,
+        "gaps": [each.to_json() for each in _gaps(epochs, tables)],
     }
 
 
+def _gaps(epochs: Sequence[Epoch], tables: Tables | None) -> list[TablesGap]:
+    """Return the gaps of the tables, and those of the log that are not known there yet."""
+    found = [] if tables is None else gaps.read(tables.house)
+    known = {each.start for each in found}
+    return found + [TablesGap(epoch.gap, epoch.start) for epoch in epochs if epoch.gap is not None and epoch.start not in known]
+
+
 def _known(root: Path) -> ladder.Known | None:
-    lsn, at = known_position.read(root), known_position.noted_at(root)
-    return ladder.Known(lsn, at) if lsn and at is not None else None
+    recorded = account.read(root)
+    return ladder.Known(recorded.lsn, recorded.time) if recorded.lsn else None
 
 
 class Tables:

@@ -3,6 +3,7 @@
     _cdcpipe/warehouse.json        the source (server, database, slot), the table format, --types, the position
     _cdcpipe/tables/NAME.json      a table's versions: its keys, each with the first change to which it applies
     _cdcpipe/snapshots/NAME.json   a snapshot of the table that is being landed
+    _cdcpipe/gaps.json             the gaps of the log, and whether the tables were copied since (warehouse/gaps.py)
     _cdcpipe/purged/NAME.json      the LSN up to which the table's changelog may lack changes (upkeep/purge.py)
     _cdcpipe/tables*.lock          the locks for writing the tables (warehouse/lock.py)
     _cdcpipe/vacuumed.json         the time of each table's last VACUUM, and of the last purge (upkeep/upkeep.py)
@@ -37,7 +38,7 @@ from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse.formats import FORMATS, table_format
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 __all__ = ["Source", "Warehouse", "WarehouseError", "decode_name", "encode_name"]
 
@@ -160,14 +161,20 @@ class Warehouse:
         return self.format.exists(self.changelog(table))
 
     @property
+    def exists(self) -> bool:
+        """Whether a pipeline has begun the warehouse."""
+        return read_json(self._identity_path) is not None
+
+    @property
     def _identity_path(self) -> Path:
         return self.root / "_cdcpipe/warehouse.json"
 
-    def open(self, epoch: Epoch, staging: Path | None = None) -> Position | None:
+    def open(self, epoch: Epoch, staging: Path | None = None, former_system_ids: Collection[str] = ()) -> Position | None:
         """Bind a new warehouse to the staging directory's source, or check an existing one. Returns the position of the warehouse.
 
-        Raises WarehouseError if the warehouse has another source or format. Also records the path of the staging directory and the
-        publications, for later commands.
+        ``former_system_ids`` are those that the log's server had before pg_upgrade: the warehouse may have one of them. The method
+        also records the path of the staging directory and the publications, for later commands. Raises WarehouseError if the
+        warehouse has another source or format.
         """
         found = read_json(self._identity_path)
         check_store(self.root)
@@ -190,6 +197,9 @@ class Warehouse:
             raise WarehouseError(
                 f"{self._identity_path} has version {found.get('version')!r}; this program knows {_LAYOUT_VERSION}"
             )
+        if found.get("system_id") in former_system_ids:
+            facts |= {"system_id": epoch.system_id}
+            identity.pop("system_id")
         self.check_source("but the staging directory has those of", "give each slot its own warehouse", **identity)
         if found.get("format") != self.format.name:
             raise WarehouseError(

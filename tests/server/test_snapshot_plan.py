@@ -20,7 +20,7 @@ from cdcpipe.errors import CdcpipeError, ConnectionClosedError, SlotDoesNotExist
 from spark_sink.client.exported import ExportedSnapshot, SnapshotError
 from spark_sink.client.prepare import slot_exists
 from spark_sink.files.parquet import Layout
-from spark_sink.launcher.launcher import LauncherConfig
+from spark_sink.launcher.config import LauncherConfig
 from spark_sink.schema.types import assign_columns, merge_columns, typed_schema
 from spark_sink.snapshot import plan as snapshot_plan
 from spark_sink.snapshot.chunk import ChunkTask, select_columns, write_chunk

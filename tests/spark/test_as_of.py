@@ -17,7 +17,7 @@ from spark_sink.changelog.tables import changelogs_of
 from spark_sink.commands.as_of import print_rows
 from spark_sink.replica import as_of
 from spark_sink.schema.table import Table, Version
-from spark_sink.staging import known_position
+from spark_sink.staging import account
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.changelog_rows import COLUMNS, KEY, SCHEMA, TABLE
@@ -130,7 +130,7 @@ def test_times_outside_of_the_log(past: Past) -> None:
         past.as_of("moving", LSN(source.begin.lsn - 1))
     assert source.position is not None
     with pytest.raises(WarehouseError, match="complete only up to"):
-        past.as_of("moving", LSN(max(source.position.lsn, known_position.read(past.staging)) + 1))
+        past.as_of("moving", LSN(max(source.position.lsn, account.read(past.staging).lsn) + 1))
     with pytest.raises(WarehouseError, match="complete only up to"):
         past.as_of("moving", Position(source.position.epoch + 1, source.position.lsn))
     first = changelogs_of(past.spark, house).read(house.find("public.renewed")).selectExpr("min(_cdc_commit_time)").collect()[0][0]
@@ -151,7 +151,7 @@ def test_an_lsn_after_other_traffic(past: Past) -> None:
         past.as_of("moving", at)
     end = past.warehouse_position()
     past.land()
-    assert end.lsn < at <= known_position.read(past.staging)
+    assert end.lsn < at <= account.read(past.staging).lsn
     assert rows_of(past.as_of("moving", at), "*") == rows_of(past.as_of("moving", end), "*")
     # The log has a change that the tables lack.
     past.execute("insert into unheard_of default values")

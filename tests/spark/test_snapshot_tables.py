@@ -16,7 +16,8 @@ from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.client.exported import SnapshotError
 from spark_sink.files.lock import hold_alone
-from spark_sink.launcher.launcher import Launcher, LauncherConfig
+from spark_sink.launcher.config import LauncherConfig
+from spark_sink.launcher.launcher import Launcher
 from spark_sink.replica import as_of, merge
 from spark_sink.schema.table import Table
 from spark_sink.staging.filler import SealPolicy

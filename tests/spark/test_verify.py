@@ -18,7 +18,8 @@ from spark_sink.commands.verify import exit_code
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog
-from spark_sink.launcher.launcher import Launcher, LauncherConfig
+from spark_sink.launcher.config import LauncherConfig
+from spark_sink.launcher.launcher import Launcher
 from spark_sink.schema.table import Table
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.log import Position, list_epochs

@@ -1,9 +1,13 @@
 """A fake streamer without a server, for faults that a real one rarely has. It runs fake_streamer_program.py in a directory.
 
-The directory has two input files. `transactions.json` has the transactions of the "server": [[end LSN, [[relation id, text], ...]],
-...]. `turns.json` has the fault of each start, in order; after the last one there are no faults. The program writes three files:
-`starts` (the arguments, a line each), `commands` (the commands from stdin), `confirmed` (the slot's position). It checks that each
-confirmed position is sealed in `staging`, the staging directory.
+The directory has input files:
+
+- `transactions.json`: the transactions of the "server", [[end LSN, [[relation id, text], ...]], ...];
+- `turns.json`: the fault of each start, in order; after the last one there are no faults;
+- `looks.json`: the faults of `prepare` after the first stream.
+
+The program writes `starts` and `looks` (the arguments, a line each), `commands` (the commands from stdin), and `confirmed` (the
+slot's position). It checks that each confirmed position is durable in `staging`.
 """
 
 import json
@@ -19,7 +23,8 @@ import pytest
 from cdcpipe.lsn import LSN
 from cdcpipe.retry import RetryPolicy
 from spark_sink.launcher import launcher as launcher_module
-from spark_sink.launcher.launcher import Launcher, LauncherConfig
+from spark_sink.launcher.config import LauncherConfig
+from spark_sink.launcher.launcher import Launcher
 from spark_sink.launcher.restart import RestartPolicy
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.log import list_segments
@@ -42,11 +47,15 @@ class Fake:
     def set_turns(self, turns: list[dict[str, Any]]) -> None:
         (self.directory / "turns.json").write_text(json.dumps(turns))
 
+    def set_looks(self, turns: list[dict[str, Any]]) -> None:
+        (self.directory / "looks.json").write_text(json.dumps(turns))
+
     def set_transactions(self, transactions: list[Transaction]) -> None:
         encoded = [[t.end_lsn, [[relation_id, value.decode()] for relation_id, value in t.rows]] for t in transactions]
         (self.directory / "transactions.json").write_text(json.dumps(encoded))
 
     def config(self, **changes: Any) -> LauncherConfig:
+        (self.directory / "streamed").unlink(missing_ok=True)
         config = LauncherConfig(
             slot="s",
             staging=self.staging,

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from cdcpipe.lsn import LSN, format_lsn
+from spark_sink.staging import account
 from spark_sink.staging.log import log_end
 from support.pgoutput_stream import Transaction, encode_stream
 
@@ -34,11 +35,14 @@ def fail(turn: dict) -> None:
 
 def main() -> None:
     directory, arguments = Path(sys.argv[1]), sys.argv[2:]
-    starts = directory / "starts"
+    is_look = "prepare" in arguments and (directory / "streamed").exists()
+    starts, turns_path = (
+        (directory / "looks", directory / "looks.json") if is_look else (directory / "starts", directory / "turns.json")
+    )
     number = len(starts.read_text().splitlines()) if starts.exists() else 0
     note(starts, json.dumps(arguments))
     note(directory / "temporary", os.environ.get("TMPDIR", ""))
-    turns = json.loads((directory / "turns.json").read_text())
+    turns = json.loads(turns_path.read_text()) if turns_path.exists() else []
     turn = turns[number] if number < len(turns) else {}
     transactions = [
         Transaction(end_lsn, tuple((relation_id, value.encode()) for relation_id, value in rows))
@@ -52,18 +56,26 @@ def main() -> None:
         prepared = {
             "server_version": turn.get("server_version", 180004),
             "system_id": turn.get("system_id", "7"),
-            "timeline": 1,
+            "timeline": turn.get("timeline", 1),
+            "timeline_history": turn.get("timeline_history", []),
             "database": "db",
-            "wal_lsn": format_lsn(end_lsn + 1),
-            "slot": {"name": "s", "confirmed_flush_lsn": str(confirmed_lsn)},
+            "wal_lsn": turn.get("wal_lsn", format_lsn(end_lsn + 1)),
+            "slot": {
+                "name": "s",
+                "confirmed_flush_lsn": turn.get("confirmed", str(confirmed_lsn)),
+                "created": turn.get("created", False),
+            },
             "tables": [],
         }
         sys.stdout.write(turn.get("output", json.dumps(prepared)))
         return
+    (directory / "streamed").touch()
     start_lsn = max(confirmed_lsn, LSN.parse(arguments[arguments.index("--startpos") + 1]))
     to_send = [transaction for transaction in transactions if transaction.end_lsn > start_lsn]
     stream = encode_stream(to_send)[: turn.get("bytes")] + turn.get("garbage", "").encode()
-    emitted_lsn = to_send[-1].end_lsn if to_send else start_lsn
+    emitted_lsn = max(to_send[-1].end_lsn if to_send else start_lsn, LSN.parse(turn.get("idle", "0/0")))
+    if "idle" in turn:
+        stream += b"w %s 0\n" % turn["idle"].encode()
     commands = b""
     pieces = [stream[pos : pos + turn.get("piece", 1 << 16)] for pos in range(0, len(stream), turn.get("piece", 1 << 16))]
     wait_for_end = "--endpos-wait" in arguments
@@ -93,7 +105,7 @@ def main() -> None:
                 if line.startswith(b"F "):
                     lsn = LSN.parse(line[2:].decode())
                     end = log_end(directory / "staging")
-                    if end is None or lsn > end.lsn or lsn > emitted_lsn:
+                    if end is None or lsn > max(end.lsn, account.read(directory / "staging").lsn) or lsn > emitted_lsn:
                         note(directory / "liar", f"{lsn} while the log ended at {end} and {emitted_lsn} was emitted")
                     # Write atomically, because the launcher may kill this process at any time.
                     temporary_path = confirmed_path.with_suffix(".tmp")

@@ -10,7 +10,8 @@ from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Delete, Insert, Truncate, Update
 from cdcpipe.pipe.framing import RecordReader
-from spark_sink.launcher.launcher import Launcher, LauncherConfig
+from spark_sink.launcher.config import LauncherConfig
+from spark_sink.launcher.launcher import Launcher
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.log import list_segments
 

@@ -9,7 +9,8 @@ import postgres
 
 from cdcpipe.sql import quote_identifier
 from spark_sink.changelog.tables import changelogs_of
-from spark_sink.launcher.launcher import Launcher, LauncherConfig
+from spark_sink.launcher.config import LauncherConfig
+from spark_sink.launcher.launcher import Launcher
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.replica.current import read_replica
 from spark_sink.schema.table import Table

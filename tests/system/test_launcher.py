@@ -26,11 +26,10 @@ from cdcpipe.errors import (
 )
 from cdcpipe.lsn import LSN
 from cdcpipe.retry import RetryPolicy
-from spark_sink.client.slot_monitor import SlotMonitor
 from spark_sink.launcher import launcher as launcher_module
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.launcher.restart import RestartPolicy
-from spark_sink.staging import known_position
+from spark_sink.staging import account
 from spark_sink.staging.log import StagingError, list_epochs, list_segments, log_end
 from support.cli_process import run_spark_cli
 from support.landing import check_tables, children, config_for, confirmed_lsn, land, replay
@@ -89,23 +88,18 @@ def test_postgres_what_is_known_of_the_log_follows_other_traffic(database: postg
     with database.connect() as connection:
         connection.execute("create table t (id int primary key)")
         connection.execute("create publication pub for table t")
-        with (
-            Launcher(config) as launcher,
-            SlotMonitor(
-                config.connection, config.slot, 0.2, on_report=lambda report: launcher.note_confirmed(report.confirmed_flush_lsn)
-            ),
-        ):
+        with Launcher(config) as launcher:
             connection.execute("insert into t values (1)")
             connection.execute("create table unpublished ()")
             after = wal_lsn(connection)
-            until(lambda: known_position.read(tmp_path) >= after)
+            until(lambda: account.read(tmp_path).lsn >= after)
             assert launcher.progress.transactions == 1
         connection.execute("create table another ()")
         after = wal_lsn(connection)
         Launcher(replace(config, available_now=True)).start().wait()
-        assert known_position.read(tmp_path) >= after
+        assert account.read(tmp_path).lsn >= after
     (tmp_path / "known.json").write_text("{")
-    assert known_position.read(tmp_path) == 0
+    assert account.read(tmp_path).lsn == 0
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,8 @@ LAND = """
     import json, signal, sys
     from pathlib import Path
     sys.path.insert(0, sys.argv[1])
-    from spark_sink.launcher.launcher import Launcher, LauncherConfig
+    from spark_sink.launcher.config import LauncherConfig
+    from spark_sink.launcher.launcher import Launcher
     from spark_sink.staging.filler import SealPolicy
 
     staging, slot, connection, command = sys.argv[2:]

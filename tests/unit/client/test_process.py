@@ -16,7 +16,7 @@ from spark_sink.client import guard, process
 from spark_sink.client.prepare import slot_exists
 from spark_sink.client.process import Child, ask
 from spark_sink.client.slot_monitor import SlotMonitor
-from spark_sink.launcher.launcher import LauncherConfig
+from spark_sink.launcher.config import LauncherConfig
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.warehouse.warehouse import Warehouse
 from support.children import MUTE, STUBBORN, python

@@ -15,6 +15,7 @@ import pytest
 
 from cdcpipe.errors import (
     CdcpipeError,
+    GapError,
     InitError,
     InvalidArgumentsError,
     RewoundServerError,
@@ -28,6 +29,7 @@ from spark_sink.launcher import launcher as launcher_module
 from spark_sink.launcher import sealer, streamer
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.launcher.restart import RestartPolicy
+from spark_sink.staging import account
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.lock import lock_owner
 from spark_sink.staging.log import Position, StagingError, list_epochs, list_segments, log_end
@@ -60,7 +62,7 @@ def test_all_that_is_available_is_landed_and_confirmed(fake: Callable[..., Fake]
         ["prepare", "--quiet", "-d", "db", "-S", "s", "--publication", "p"],
         (
             "-d db -S s --publication p -H --whole-transactions -o streaming=parallel -o messages=true"
-            f" --startpos 0/100 --expect 7/1 --endpos 0/{WORK[-1].end_lsn + 1:X} --endpos-wait"
+            f" --startpos 0/100 --expect 7/1 --expect-lsn 0/100 --idle-positions --endpos 0/{WORK[-1].end_lsn + 1:X} --endpos-wait"
         ).split(),
     ]
     assert all(segment.index_path.exists() for segment in list_segments(made.staging))
@@ -279,6 +281,50 @@ def test_another_server_is_refused(fake: Callable[..., Fake]):
     with pytest.raises(StagingError, match="this server has system id 8"):
         made.run()
     assert len(made.starts) == 3  # nothing was streamed
+
+
+def test_an_idle_position_is_recorded_before_it_is_confirmed(fake: Callable[..., Fake]):
+    made = fake(WORK, [{}, {"idle": "0/4000"}])
+    with Launcher(made.config(available_now=False)) as launcher:
+        until(lambda: made.confirmed_lsn == 0x4000)
+        assert launcher.progress.transactions == len(WORK)
+    made.check(WORK)
+    assert account.read(made.staging).lsn == 0x4000
+    made.run()
+    assert made.starts[-1][made.starts[-1].index("--expect-lsn") + 1] == "0/4000"
+
+
+def test_an_idle_position_that_cannot_be_recorded_is_not_confirmed(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
+    tried = []
+
+    def full(path: Path, value: object) -> None:
+        tried.append(path)
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(account, "write_json", full)
+    made = fake(WORK, [{}, {"idle": "0/4000"}])
+    with Launcher(made.config(available_now=False)):
+        until(lambda: tried)
+        until(lambda: made.confirmed_lsn == WORK[-1].end_lsn)
+    made.check(WORK)
+    assert made.confirmed_lsn == WORK[-1].end_lsn
+
+
+def test_a_slot_that_was_moved_meanwhile_ends_the_launcher(fake: Callable[..., Fake]):
+    made = fake(WORK, [{}, {"exit": 3}])
+    made.set_looks([{"confirmed": "0/9000"}])
+    with pytest.raises(GapError, match="slot 's' is at 0/9000"):
+        made.run()
+    made.check(WORK)
+
+
+def test_another_timeline_begins_another_epoch(fake: Callable[..., Fake]):
+    made = fake(WORK, [{}, {"exit": 3}])
+    made.set_looks([{"timeline": 2, "timeline_history": [{"timeline": 1, "end_lsn": "0/8000"}]}])
+    made.run()
+    made.check(WORK)
+    assert [epoch.timeline for epoch in list_epochs(made.staging)] == [1, 2]
+    assert made.starts[-1][made.starts[-1].index("--expect") + 1] == "7/2"
 
 
 def test_a_second_launcher_ends_at_once(fake: Callable[..., Fake]):

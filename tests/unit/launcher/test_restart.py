@@ -2,12 +2,13 @@
 
 import pytest
 
+from cdcpipe.errors import GapError, RewoundServerError, UnreachableError
 from spark_sink.client.failure import Failure
 from spark_sink.launcher.restart import RestartPolicy, final_error
 
 
-def delays(codes: list[tuple[int, int, str]], *, step_s: float = 1.0) -> list[float | None]:
-    policy, now, found = RestartPolicy(lambda: 1.0), 0.0, []
+def delays(codes: list[tuple[int, int, str]], *, step_s: float = 1.0, reconnect_s: float | None = None) -> list[float | None]:
+    policy, now, found = RestartPolicy(lambda: 1.0, reconnect_s=reconnect_s), 0.0, []
     for code, end_lsn, message in codes:
         now += step_s
         found.append(policy.delay(Failure(code, message), end_lsn, now))
@@ -36,11 +37,19 @@ def test_the_same_error_at_the_same_place_is_poison():
     assert delays([(5, 1, "x")] * 4 + [(3, 1, ""), (5, 1, "x")])[-1] is None
 
 
-def test_a_failed_start_is_tried_again_for_a_while_after_a_lost_connection():
+def test_a_failed_start_is_tried_again_after_a_lost_connection():
     assert delays([(3, 1, ""), (2, 1, "refused"), (2, 1, "refused")])[1:] == [0.4, 0.8]
-    found = delays([(3, 1, "")] + [(2, 1, "refused")] * 70)
-    assert found.index(None) == 60
+    refused, away = (2, 1, "refused"), (2, 1, UnreachableError.BEGINNING)
+    assert delays([(3, 1, "")] + [refused] * 400).index(None) == 300
+    assert delays([(3, 1, "")] + [away] * 5000)[-1] == 10.0
+    assert delays([(3, 1, "")] + [away] * 100, reconnect_s=50).index(None) == 50
+    assert delays([away]) == [None]
     assert delays([(3, 1, ""), (2, 2, "")])[1] is None  # it has been streaming since
+
+
+def test_a_slot_that_has_moved_is_looked_at_again_and_a_server_that_has_gone_back_is_not():
+    assert delays([(2, 1, GapError.BEGINNING + "moved")]) == [0.2]
+    assert delays([(3, 1, ""), (2, 1, RewoundServerError.BEGINNING + "back")])[1] is None
 
 
 def test_the_jitter_is_between_half_and_all_of_the_delay():

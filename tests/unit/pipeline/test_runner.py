@@ -11,7 +11,7 @@ import pytest
 from cdcpipe.errors import InitError, InvalidArgumentsError
 from spark_sink.commands import land
 from spark_sink.commands import run as run_command
-from spark_sink.launcher.launcher import LauncherConfig
+from spark_sink.launcher.config import LauncherConfig
 from spark_sink.pipeline import runner
 from spark_sink.pipeline.runner import RunConfig, Runner
 from spark_sink.spark import session

@@ -1,6 +1,7 @@
 """The owner of a staging directory, and what a writer finds in the directory."""
 
 import errno
+import json
 import os
 import re
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 
 from spark_sink.staging.lock import lock_owner
-from spark_sink.staging.log import Position, StagingError, list_epochs, list_segments, log_end
+from spark_sink.staging.log import Gap, Position, StagingError, list_epochs, list_segments, log_end
 from spark_sink.staging.readers import register_reader
 from spark_sink.staging.writer import StagingWriter
 from support.pgoutput_stream import (
@@ -25,18 +26,61 @@ from support.staged import SOURCE, WORK, Server, fill, land, landed
     ("change", "words"),
     [
         ({"system_id": "8"}, "system id 7; this server has system id 8"),
-        ({"timeline": 2}, "timeline 2, .* timeline 1"),
+        ({"timeline": 4}, "timeline 4, .* timeline 5"),
         ({"database": "other"}, "database 'db', not of .* 'other'"),
     ],
 )
 def test_a_directory_of_another_source_is_refused(tmp_path: Path, change: dict[str, object], words: str):
     server = Server(WORK)
     land(tmp_path, server)
+    with StagingWriter(tmp_path, slot="s") as writer:
+        writer.begin_epoch(**(SOURCE | {"timeline": 5}), first_lsn=0x100)
     before = list_epochs(tmp_path)
     with StagingWriter(tmp_path, slot="s") as writer, pytest.raises(StagingError, match=words) as caught:
-        writer.begin_epoch(**(SOURCE | change), first_lsn=0x100)
+        writer.begin_epoch(**(SOURCE | {"timeline": 5} | change), first_lsn=0x100)
     assert caught.value.hint
     assert list_epochs(tmp_path) == before
+
+
+def test_after_a_gap_the_log_goes_on_further(tmp_path: Path):
+    land(tmp_path, Server(WORK))
+    end = log_end(tmp_path)
+    assert end is not None
+    gap = Gap(end.lsn, "somebody moved the slot", since=1.0, found=2.5)
+    with StagingWriter(tmp_path, slot="s") as writer:
+        epoch = writer.begin_epoch(**SOURCE, first_lsn=end.lsn + 0x1000, gap=gap, least_number=40)
+    assert (epoch.number, epoch.start_lsn, epoch.gap) == (40, end.lsn + 0x1000, gap)
+    land(tmp_path, Server([*WORK, Transaction(end.lsn + 0x2000, ())]))
+    assert [each.gap for each in list_epochs(tmp_path)] == [None, gap, None]  # the epoch with the gap stays, without a segment
+    assert landed(tmp_path) == [*WORK, Transaction(end.lsn + 0x2000, ())]
+    assert len(list_segments(tmp_path, end)) == 1
+
+
+def test_a_hole_without_a_gap_is_a_broken_log(tmp_path: Path):
+    land(tmp_path, Server(WORK))
+    end = log_end(tmp_path)
+    assert end is not None
+    with StagingWriter(tmp_path, slot="s") as writer:
+        writer.begin_epoch(**SOURCE, first_lsn=end.lsn + 0x1000, gap=Gap(end.lsn, "moved", 1.0, 2.0))
+    path = tmp_path / f"{list_epochs(tmp_path)[-1].number:06d}/epoch.json"
+    value = json.loads(path.read_text())
+    del value["gap"]
+    path.write_text(json.dumps(value))
+    with pytest.raises(StagingError, match="segments are missing"):
+        log_end(tmp_path)
+
+
+def test_a_log_goes_on_with_an_accepted_system_id(tmp_path: Path):
+    land(tmp_path, Server(WORK))
+    for _ in range(2):
+        with StagingWriter(tmp_path, slot="s") as writer:
+            writer.begin_epoch(
+                **(SOURCE | {"system_id": "8"}), first_lsn=0x100, former_system_id=list_epochs(tmp_path)[-1].system_id
+            )
+    assert [each.system_id for each in list_epochs(tmp_path)] == ["7", "8", "8"]
+    with StagingWriter(tmp_path, slot="s") as writer, pytest.raises(StagingError) as caught:
+        writer.begin_epoch(**SOURCE, first_lsn=0x100)
+    assert "--accept-system-id 7" in (caught.value.hint or "")
 
 
 def test_a_directory_of_another_slot_is_refused_before_anything_is_asked(tmp_path: Path):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cdcpipe.errors import ProtocolError
 from cdcpipe.pipe.framing import scan_records
 from spark_sink.staging import writer as staging_writer
-from spark_sink.staging.filler import Cut, Discard, Operation, SealPolicy, SegmentFiller, Write
+from spark_sink.staging.filler import Cut, Discard, Idle, Operation, SealPolicy, SegmentFiller, Write
 from spark_sink.staging.writer import Boundaries, StagingWriter
 from support.pgoutput_stream import (
     Message,
@@ -259,8 +259,8 @@ def test_truncate_needs_its_relations_described_too():
     [
         (b"x", "header"),
         (b"w 0/0 x\n", "header"),
-        (record(b""), "empty"),
-        (record(b"") + commit(1, 0x200), "kind|empty"),
+        (begin(0x1FF, 1) + record(b""), "empty record amid a transaction"),
+        (record(b"") + commit(1, 0x200), "broken transactions"),
         (record(b"S\x00\x00\x00\x01\x01"), "kind b'S'"),
         (record(b"Z"), "kind b'Z'"),
         (begin(0x1FF, 1) + begin(0x1FF, 1), "broken transactions"),
@@ -308,6 +308,22 @@ def test_boundaries_of_too_many_records_are_forgotten(monkeypatch: pytest.Monkey
     boundaries.add(Write(b"x" * 30, starts, ends, 0), 130)
     assert not boundaries.is_complete
     assert boundaries.parts == []
+
+
+@pytest.mark.parametrize("piece", [1, 7, 1 << 16])
+def test_empty_records_are_idle_positions_and_no_part_of_a_segment(piece: int):
+    first, second = encode_stream([Transaction(0x200, ((16384, b"a"),))]), encode_stream([Transaction(0x400, ((16384, b"b"),))])
+    stream = b"w 0/150 0\n" + first + b"w 0/300 0\nw 0/310 0\n" + second + b"w 0/500 0\n"
+    filler, operations = SegmentFiller(0x100, BIG), []
+    for pos in range(0, len(stream), piece):
+        operations += filler.feed(stream[pos : pos + piece], 0.0)
+    assert [each.lsn for each in operations if isinstance(each, Idle)] == [0x150, 0x300, 0x310, 0x500]
+    written = b"".join(each.data for each in operations if isinstance(each, Write))
+    assert decode_segment(written) == [Transaction(0x200, ((16384, b"a"),)), Transaction(0x400, ((16384, b"b"),))]
+    assert filler.is_whole
+    [cut] = filler.finish()
+    assert isinstance(cut, Cut)
+    assert (cut.start_lsn, cut.end_lsn) == (0x100, 0x400)
 
 
 def test_a_new_stream_describes_its_relations_anew():

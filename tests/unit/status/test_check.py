@@ -29,6 +29,8 @@ def found(*ladder: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "source": {"slot": "shop_cdc"},
         "server": SERVER,
         "server_error": None,
+        "warehouse": None,
+        "gaps": [],
         "ladder": list(ladder) or BEHIND,
     }
     return known | changes

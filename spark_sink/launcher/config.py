@@ -1,0 +1,53 @@
+"""The options of a launcher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from spark_sink.client.process import COMMAND
+from spark_sink.files.local import local_directory
+from spark_sink.staging.filler import SealPolicy
+from spark_sink.staging.readers import Retention
+from spark_sink.staging.writer import Failpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+__all__ = ["LauncherConfig"]
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherConfig:
+    """What to land, and where. ``connection`` has options of ``cdcpipe``: ``-d -h -p -U -m``, as on its command line."""
+
+    slot: str
+    staging: Path
+    publications: tuple[str, ...] = ()
+    connection: tuple[str, ...] = ()
+    create_slot: bool = False
+    tables: tuple[str, ...] = ()
+    """With ``create_slot``: the tables of a publication that has to be created; empty for all tables."""
+    available_now: bool = False
+    """Whether to end once the log has everything that was committed when the launcher started."""
+    seal: SealPolicy = field(default_factory=SealPolicy)
+    spill: Path | None = None
+    """The directory for large transactions in progress; None for the staging directory."""
+    retention: Retention = field(default_factory=Retention)
+    """Which segments are kept although all readers have read them."""
+    on_gap: Literal["stop", "resnapshot"] = "stop"
+    """What to do if the slot lacks changes that the log does not have: end with GapError, or go on after the gap."""
+    reconnect_s: float | None = None
+    """How long to look for the server after a lost connection; None for ever."""
+    accept_system_id: str | None = None
+    """The system id that the server may have now in place of the log's: after pg_upgrade."""
+    verbose: bool = False
+    command: tuple[str, ...] = COMMAND
+    hook: Callable[[Failpoint], None] | None = None
+    """A function that is called at each failpoint; for tests."""
+
+    def __post_init__(self) -> None:
+        """Raise InvalidArgumentsError for a URL as staging directory, before a slot is created."""
+        local_directory(self.staging, "the staging directory")

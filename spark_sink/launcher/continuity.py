@@ -1,0 +1,137 @@
+"""Judges whether a slot continues the staging log, before anything is streamed. No I/O.
+
+The launcher has an account of the slot (staging/account.py): nothing beyond it was ever confirmed by us. `judge` compares the
+account with what ``cdcpipe prepare`` has found on the server:
+
+| what it finds | verdict |
+|---|---|
+| the slot is at the account, or behind it | the log goes on; what the server sends again is skipped |
+| the slot is beyond the account: dropped and made again, advanced, or read by another consumer | a gap |
+| a new timeline that branched off at the log's end or later | the log goes on, on the new timeline |
+| a new timeline that branched off before the log's end | a gap: the log has changes that the new primary never had |
+| another system id | an error, unless the user accepts this id (pg_upgrade) |
+
+After a gap the log goes on at the slot's position, or at the log's end if that is later. Source: the manual, "Streaming Replication
+Protocol", TIMELINE_HISTORY; "Logical Decoding Concepts".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from cdcpipe.errors import GapError
+from cdcpipe.lsn import format_lsn
+from cdcpipe.units import format_size
+from spark_sink.staging.log import Gap
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from spark_sink.client.prepare import Prepared
+    from spark_sink.staging.account import Account
+    from spark_sink.staging.log import Epoch, Position
+
+__all__ = ["Log", "Verdict", "gap_error", "judge", "missing_slot"]
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What the staging directory says before the launcher begins an epoch."""
+
+    epochs: Sequence[Epoch]
+    end_lsn: int
+    account: Account
+    """`Account.lsn` is at least ``end_lsn``."""
+    tables: Position | None = None
+    """The position of the warehouse that is fed from this log, if it is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How the log goes on."""
+
+    gap: Gap | None = None
+    account_lsn: int | None = None
+    """The account has to become this before the epoch begins; None if it stays."""
+    former_system_id: str | None = None
+    is_new_epoch: bool = False
+    """Whether a launcher that is already in an epoch needs another one."""
+    resume_lsn: int = 0
+    """The server's WAL has to pass this LSN before the stream can start."""
+
+
+def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: float) -> Verdict:
+    """Return how ``log``, which has an epoch, goes on with the slot that ``prepared`` describes."""
+    last = log.epochs[-1]
+    confirmed = int(prepared.confirmed_flush_lsn)
+    if prepared.system_id != last.system_id and prepared.system_id == accepted_system_id and not prepared.slot_created:
+        # pg_upgrade moves the slots' positions to the new cluster's WAL, and refuses slots with changes that were not consumed.
+        return Verdict(
+            account_lsn=max(confirmed, log.account.lsn), former_system_id=last.system_id, is_new_epoch=True, resume_lsn=log.end_lsn
+        )
+    is_new_timeline = prepared.timeline > last.timeline
+    right_lsn = log.account.lsn
+    if is_new_timeline:
+        branch_lsn = _branch(log.epochs, prepared)
+        if branch_lsn < log.end_lsn:
+            gap = Gap(
+                branch_lsn,
+                f"timeline {prepared.timeline} branched off at {format_lsn(branch_lsn)}, but the log has changes of timeline"
+                f" {last.timeline} up to {format_lsn(log.end_lsn)}: the server that was promoted or restored never had these",
+                log.account.time,
+                now,
+            )
+            return Verdict(gap, branch_lsn, is_new_epoch=True, resume_lsn=max(log.end_lsn, confirmed))
+        right_lsn = min(right_lsn, branch_lsn)
+    account_lsn = right_lsn if right_lsn < log.account.lsn else None
+    if confirmed > right_lsn and last.keeps_account:
+        cause = f"slot {last.slot!r} is at {format_lsn(confirmed)}, but the log has everything only up to {format_lsn(right_lsn)}"
+        if prepared.slot_created:
+            cause += ": the slot was gone, and is a new one"
+        if log.tables is not None and log.tables.lsn > log.end_lsn:
+            cause += f". The tables are at {log.tables}, beyond the end of the log: the staging directory is an older copy"
+        return Verdict(Gap(right_lsn, cause, log.account.time, now), account_lsn, is_new_epoch=True, resume_lsn=confirmed)
+    return Verdict(account_lsn=account_lsn, is_new_epoch=is_new_timeline)
+
+
+def _branch(epochs: Sequence[Epoch], prepared: Prepared) -> int:
+    """Return the LSN up to which the log and the server's timeline have the same history.
+
+    The history of the server's timeline names its ancestors, each with the LSN at which it was left. The log's epochs name the
+    timelines that it followed. It left one at the latest where the first epoch on the next one starts.
+    """
+    left_at = dict(prepared.timeline_history)
+    common = 0
+    for number, epoch in enumerate(epochs):
+        end = left_at.get(epoch.timeline)
+        if end is None:
+            return common
+        following = epochs[number + 1] if number + 1 < len(epochs) else None
+        if following is not None and following.timeline != epoch.timeline and end < following.start_lsn:
+            return end
+        common = end if following is None else following.start_lsn
+    return common
+
+
+def missing_slot(log: Log, slot: str, now: float) -> Gap:
+    """Return the gap if the slot does not exist any more."""
+    at = format_lsn(log.account.lsn)
+    return Gap(log.account.lsn, f"slot {slot!r} does not exist any more; the log has everything up to {at}", log.account.time, now)
+
+
+_HINT = (
+    "a slot gets there if it was dropped and made again, if pg_replication_slot_advance() moved it, or if another consumer read"
+    " from it; the same is seen if {place} is an older copy. If there is a newer copy of it, restore that one. Otherwise"
+    " --on-gap resnapshot goes on with the slot and copies all tables anew"
+)
+
+
+def gap_error(gap: Gap, place: str, resume_lsn: int = 0) -> GapError:
+    """Return the error for a gap in the log in ``place``, for users who want to stop there."""
+    size = f"; {format_size(resume_lsn - gap.after_lsn)} of WAL lie between" if resume_lsn > gap.after_lsn else ""
+    since = datetime.fromtimestamp(gap.since, UTC).isoformat(" ", "seconds") if gap.since else "an unknown time"
+    return GapError(
+        f"{GapError.BEGINNING}{gap.cause}{size} (the log was last known to be complete at {since})", hint=_HINT.format(place=place)
+    )

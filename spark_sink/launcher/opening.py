@@ -1,0 +1,214 @@
+"""Opens the log: prepares the slot, judges whether it continues the log, and begins an epoch. Done anew after each lost stream."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cdcpipe.lsn import format_lsn
+from cdcpipe.pipe.exitcode import ExitCode
+from spark_sink.client.prepare import Prepared
+from spark_sink.client.process import ask
+from spark_sink.launcher.continuity import Log, Verdict, gap_error, judge, missing_slot
+from spark_sink.staging import account
+from spark_sink.staging.log import Position, epoch_directory, list_epochs, log_end
+from spark_sink.staging.writer import check_source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from spark_sink.client.failure import Failure
+    from spark_sink.launcher.config import LauncherConfig
+    from spark_sink.staging.log import Gap
+    from spark_sink.staging.writer import StagingWriter
+
+__all__ = ["Opening", "plugin_options", "slot_arguments"]
+
+_logger = logging.getLogger(__name__)
+
+_AWAIT_WAL_S, _TELL_AGAIN_S = 1.0, 60.0
+
+
+class Opening:
+    """Begins the epochs of one launcher.
+
+    - ``wait_before_restart`` gets a failure and the end of the log. It waits, and returns False if the launcher has to stop.
+    - ``wait`` waits for a number of seconds, and returns True if the launcher has to stop.
+    - ``tables`` is the position of the tables that are fed from the log, if it is known.
+    """
+
+    def __init__(
+        self,
+        config: LauncherConfig,
+        writer: StagingWriter,
+        wait_before_restart: Callable[[Failure, int], bool],
+        wait: Callable[[float], bool],
+        tell: Callable[[str], None],
+        *,
+        tables: Position | None,
+    ) -> None:
+        self._config = config
+        self._writer = writer
+        self._wait_before_restart = wait_before_restart
+        self._wait = wait
+        self._tell = tell
+        self._tables = tables
+        self.position = Position(0, 0)
+        """Where the last epoch begins."""
+        self.gaps = 0
+        """How many gaps were found and passed."""
+
+    def open(self) -> Prepared | None:
+        """Prepare the slot, and begin an epoch. Returns None if asked to stop.
+
+        Raises GapError for a gap that the user does not want to pass, and StagingError if the log belongs to another slot.
+        """
+        prepared = self._prepare()
+        if prepared is not None:
+            self._begin_epoch(prepared, self._judge(prepared))
+        return prepared
+
+    def reopen(self, before: Prepared) -> Prepared | None:
+        """Do the same after a stream has ended. Begins another epoch only after a gap, or on another timeline or system id."""
+        prepared = self._prepare()
+        if prepared is None:
+            return None
+        verdict = self._judge(prepared)
+        if verdict.is_new_epoch:
+            self._begin_epoch(prepared, verdict)
+            return prepared
+        return replace(prepared, wal_lsn=before.wal_lsn)  # with available_now, the end stays where it was
+
+    def await_wal(self, prepared: Prepared) -> bool:
+        """After a gap, wait until the server's WAL has passed the end of the log. Returns False if asked to stop.
+
+        A server that was promoted may be before that, and its next transactions then have positions that the log has used.
+        """
+        found: Prepared | None = prepared
+        told_at: float | None = None
+        while found is not None and (lsn := self._resume_lsn()) > found.wal_lsn:
+            now = time.monotonic()
+            if told_at is None or now - told_at >= _TELL_AGAIN_S:
+                told_at = now
+                _logger.warning(
+                    "the server's WAL is at %s; the stream begins when it has passed %s", found.wal_lsn, format_lsn(lsn)
+                )
+            if self._wait(_AWAIT_WAL_S):
+                return False
+            found = self._prepare()
+        return found is not None and not self._wait(0)
+
+    def _resume_lsn(self) -> int:
+        """Return the end of the log if nothing has come since a gap; else 0."""
+        epoch, end = list_epochs(self._config.staging)[-1], log_end(self._config.staging)
+        return end.lsn if epoch.gap is not None and end is not None and end.lsn == epoch.start_lsn else 0
+
+    def _prepare(self) -> Prepared | None:
+        """Run ``cdcpipe prepare`` until it succeeds; return None if asked to stop.
+
+        A slot that is gone although there is a log is a gap. It is created anew only if the user wants to go on after the gap.
+        """
+        config = self._config
+        while not self._wait(0):
+            log = self._log()
+            arguments = slot_arguments(config)
+            if config.create_slot and (log is None or config.on_gap == "resnapshot"):
+                arguments.append("-c")
+            for table in config.tables:
+                arguments += ["--table", table]
+            try:
+                answer = ask(
+                    ["prepare", "--quiet", *arguments], command=config.command, is_stopping=lambda: self._wait(0), tell=self._tell
+                )
+            except InterruptedError:
+                return None
+            if answer.code == ExitCode.SUCCESS:
+                return Prepared.parse(answer.output)
+            if answer.code == ExitCode.SLOT_NOT_EXIST and config.create_slot and log is not None:
+                self._take_gap(missing_slot(log, config.slot, time.time()), 0)
+            if not self._wait_before_restart(answer.failure, 0 if log is None else log.end_lsn):
+                return None
+        return None
+
+    def _log(self) -> Log | None:
+        """Return what the staging directory says of the log; None if there is no log yet."""
+        root = self._config.staging
+        recorded, epochs, end = account.read(root), list_epochs(root), log_end(root)
+        if end is None:
+            return None
+        if recorded.lsn < end.lsn:
+            recorded = account.Account(end.lsn, _written_at(root, end))
+        return Log(epochs, end.lsn, recorded, self._tables)
+
+    def _judge(self, prepared: Prepared) -> Verdict:
+        """Decide how the log goes on with the slot. Raises GapError for a gap that the user does not want to pass."""
+        log, config = self._log(), self._config
+        if log is None:
+            return Verdict()
+        check_source(
+            config.staging,
+            log.epochs[-1],
+            prepared.system_id,
+            prepared.timeline,
+            prepared.database,
+            config.slot,
+            is_accepted=config.accept_system_id == prepared.system_id,
+        )
+        verdict = judge(log, prepared, config.accept_system_id, time.time())
+        if verdict.gap is not None:
+            self._take_gap(verdict.gap, verdict.resume_lsn)
+        return verdict
+
+    def _take_gap(self, gap: Gap, resume_lsn: int) -> None:
+        """Raise GapError, or count the gap if the user wants to go on after it."""
+        error = gap_error(gap, str(self._config.staging), resume_lsn)
+        if self._config.on_gap == "stop":
+            raise error
+        _logger.warning("%s; going on after the gap", error.message)
+        self.gaps += 1
+
+    def _begin_epoch(self, prepared: Prepared, verdict: Verdict) -> None:
+        config = self._config
+        if verdict.account_lsn is not None:
+            account.cut(config.staging, verdict.account_lsn)
+            if verdict.former_system_id is not None:
+                account.record(config.staging, verdict.account_lsn)
+        epoch = self._writer.begin_epoch(
+            system_id=prepared.system_id,
+            timeline=prepared.timeline,
+            database=prepared.database,
+            slot=config.slot,
+            publications=config.publications,
+            options=plugin_options(prepared),
+            first_lsn=prepared.confirmed_flush_lsn,
+            gap=verdict.gap,
+            former_system_id=verdict.former_system_id,
+            least_number=1 if self._tables is None else self._tables.epoch + 1,
+        )
+        self.position = epoch.start
+
+
+def slot_arguments(config: LauncherConfig) -> list[str]:
+    """Return the options of ``cdcpipe`` for the server, the slot and its publications."""
+    arguments = [*config.connection, "-S", config.slot]
+    for name in config.publications:
+        arguments += ["--publication", name]
+    return arguments
+
+
+def plugin_options(prepared: Prepared) -> dict[str, str]:
+    """Return the options for pgoutput, as the server's version allows."""
+    if prepared.server_version >= 160000:
+        return {"streaming": "parallel", "messages": "true"}
+    return {"streaming": "on", "messages": "true"}
+
+
+def _written_at(root: Path, end: Position) -> float:
+    """Return when the epoch at the end of the log was last written to, in seconds since 1970; 0 if that is unknown."""
+    try:
+        return epoch_directory(root, end.epoch).stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,86 @@
+"""Copies all published tables anew after a gap in the log, so that the tables are right again.
+
+    snapshot = GapSnapshot(config, warehouse)
+    if snapshot.is_needed(prepared.tables):
+        snapshot.prepare(lambda: False)
+        snapshot.start(spark, staging)          # returns at once
+        snapshot.wait()
+
+The pipeline may run meanwhile. After a kill the next run goes on with the tables that were not copied since the gap.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from spark_sink.client.prepare import look_up
+from spark_sink.replica import merge
+from spark_sink.schema.table import Table
+from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
+from spark_sink.snapshot.table import table_of
+from spark_sink.staging.log import former_system_ids
+from spark_sink.warehouse import gaps
+from spark_sink.warehouse.lock import TableLock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
+
+    from spark_sink.launcher.config import LauncherConfig
+    from spark_sink.snapshot.plan import Plan, TablePlan
+    from spark_sink.staging.log import Epoch
+    from spark_sink.warehouse.warehouse import Warehouse
+
+__all__ = ["GapSnapshot"]
+
+_logger = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+
+
+class GapSnapshot(Snapshot):
+    """Copies every published table that was not copied since the last gap."""
+
+    def __init__(self, config: LauncherConfig, warehouse: Warehouse, chunk_bytes: int = CHUNK_BYTES, hold_s: float = 0.0) -> None:
+        super().__init__(config, warehouse, "snapshot_gap", chunk_bytes, hold_s)
+        found = gaps.open_gap(warehouse)
+        self._gap_end_lsn = 0 if found is None else found.start.lsn
+        self._cause = "" if found is None else found.gap.cause
+
+    def is_needed(self, published: Iterable[Mapping[str, Any]]) -> bool:
+        """Tell whether a published table has to be copied. If there was a gap and none has to be, record that."""
+        if not self._gap_end_lsn:
+            return False
+        if any(self._lacks(Table(str(each["schema"]), str(each["name"]))) for each in published):
+            return True
+        self._finish()
+        return False
+
+    def prepare(self, is_stopping: Callable[[], bool]) -> None:
+        """Export a snapshot from after the gap. Raises InterruptedError once ``is_stopping`` is True."""
+        _logger.warning("copying all tables anew: %s", self._cause)
+        # A server that was promoted may not have reached the end of the log yet.
+        while look_up(self.config, is_stopping).wal_lsn <= self._gap_end_lsn:
+            if is_stopping():
+                raise InterruptedError
+            time.sleep(_LOOK_S)
+        self._take(is_stopping)
+
+    def _lacks(self, table: Table) -> bool:
+        return table not in self.copied and not gaps.is_copied_since(self.warehouse, table, self._gap_end_lsn)
+
+    def _bind(self, epoch: Epoch) -> None:
+        self.warehouse.open(epoch, former_system_ids=former_system_ids(self._epochs))
+
+    def _begin(self) -> None:
+        assert self._spark is not None
+        with TableLock(self.warehouse.local_root(self.config.staging)).alone(lambda: self._stopping):
+            merge.finish_snapshots(self._spark, self.warehouse)
+
+    def _choose(self, plan: Plan) -> list[TablePlan]:
+        return [table for table in plan.tables if self._lacks(table_of(table))]
+
+    def _finish(self) -> None:
+        gaps.record_healed(self.warehouse, self._gap_end_lsn)

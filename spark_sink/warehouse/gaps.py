@@ -1,0 +1,108 @@
+"""The gaps that a warehouse's tables have had: changes that never came, or that never happened. No pyspark.
+
+    _cdcpipe/gaps.json      each gap of the log (staging/log.py, `Gap`), and whether the tables were copied since
+
+A table is right again from the first snapshot at or after the gap's end. Between the gap's beginning and that snapshot its rows are
+not known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from cdcpipe.lsn import LSN, format_lsn
+from spark_sink.files.places import make_directory, read_json, write_json
+from spark_sink.staging.log import Gap, Position
+from spark_sink.warehouse.warehouse import WarehouseError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from spark_sink.schema.table import Table
+    from spark_sink.staging.log import Epoch
+    from spark_sink.warehouse.warehouse import Warehouse
+
+__all__ = ["TablesGap", "check_known", "is_copied_since", "open_gap", "read", "record", "record_healed"]
+
+
+@dataclass(frozen=True, slots=True)
+class TablesGap:
+    """A gap of the log, and the position at which all published tables were copied since; None until that is done."""
+
+    gap: Gap
+    start: Position
+    """The beginning of the epoch after the gap. A copy at this LSN or later is right."""
+    healed_lsn: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the gap as a JSON object."""
+        healed = None if self.healed_lsn is None else format_lsn(self.healed_lsn)
+        return {**self.gap.to_json(), "start": str(self.start), "healed": healed}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> TablesGap:
+        """Read the object of `to_json`; raise ValueError, KeyError or TypeError for anything else."""
+        healed = None if value["healed"] is None else int(LSN.parse(value["healed"]))
+        return cls(Gap.from_json(value), Position.parse(value["start"]), healed)
+
+
+def _path(house: Warehouse) -> Path:
+    return house.root / "_cdcpipe/gaps.json"
+
+
+def read(house: Warehouse) -> list[TablesGap]:
+    """Return all gaps, the oldest first."""
+    found = read_json(_path(house))
+    try:
+        return [] if found is None else [TablesGap.from_json(each) for each in found["gaps"]]
+    except (KeyError, TypeError, ValueError) as ex:
+        raise WarehouseError(f"{_path(house)} is damaged: {ex!r}") from ex
+
+
+def _write(house: Warehouse, gaps: Iterable[TablesGap]) -> None:
+    make_directory(_path(house).parent)
+    write_json(_path(house), {"gaps": [each.to_json() for each in gaps]})
+
+
+def record(house: Warehouse, epochs: Iterable[Epoch]) -> None:
+    """Record the gaps of the log. Call this before changes from after a gap come to the tables."""
+    gaps = read(house)
+    known = {each.start for each in gaps}
+    new = [TablesGap(epoch.gap, epoch.start) for epoch in epochs if epoch.gap is not None and epoch.start not in known]
+    if new:
+        _write(house, [*gaps, *new])
+
+
+def open_gap(house: Warehouse) -> TablesGap | None:
+    """Return the newest gap if the tables were not copied since; None if they are right."""
+    gaps = read(house)
+    return gaps[-1] if gaps and gaps[-1].healed_lsn is None else None
+
+
+def record_healed(house: Warehouse, lsn: int) -> None:
+    """Record that every published table was copied at ``lsn`` or later, so that all gaps are healed."""
+    _write(house, [each if each.healed_lsn is not None else replace(each, healed_lsn=lsn) for each in read(house)])
+
+
+def is_copied_since(house: Warehouse, table: Table, lsn: int) -> bool:
+    """Tell whether the table has a complete snapshot from ``lsn`` or later."""
+    if table in (unfinished for unfinished, _ in house.unfinished_snapshots()):
+        return False
+    return any(version.snapshot and version.end_lsn >= lsn for version in house.versions(table))
+
+
+def check_known(house: Warehouse, table: Table, lsn: int) -> None:
+    """Raise WarehouseError if the table's rows at ``lsn`` are not known, because of a gap."""
+    copies = [version.end_lsn for version in house.versions(table) if version.snapshot]
+    for each in read(house):
+        if each.gap.after_lsn < lsn and not any(each.start.lsn <= copy <= lsn for copy in copies):
+            later = min((copy for copy in copies if copy >= each.start.lsn), default=None)
+            since = "it was not copied since" if later is None else f"they are known again since its copy at {format_lsn(later)}"
+            after = format_lsn(each.gap.after_lsn)
+            raise WarehouseError(
+                f"the rows of {table} at {format_lsn(lsn)} are not known: changes are missing after {after} ({each.gap.cause});"
+                f" {since}",
+                hint=f"ask for {after} or earlier, or for a position after the copy",
+            )

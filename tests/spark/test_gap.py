@@ -1,0 +1,200 @@
+"""`run --on-gap resnapshot`: after a gap all tables are copied anew, and what is not known is refused."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import postgres
+import psycopg
+import pytest
+
+import spark_sink
+from cdcpipe.errors import GapError
+from cdcpipe.lsn import LSN
+from spark_sink.pipeline.pipeline import READER
+from spark_sink.staging.log import log_end
+from spark_sink.staging.readers import register_reader, remove_consumed
+from spark_sink.status.check import Limits, State, judge
+from spark_sink.status.report import Tables, describe
+from spark_sink.warehouse import gaps
+from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from support.waiting import SPARK_DEADLINE_S, until
+
+pytestmark = pytest.mark.spark
+
+
+class Shop:
+    """The tables ``kept`` and ``quiet`` and the run that follows them; ``quiet`` has no change after the gap."""
+
+    def __init__(self, spark: Any, database: postgres.Database, connection: psycopg.Connection[Any], root: Path) -> None:
+        self.spark, self.connection = spark, connection
+        self.staging, self.warehouse = root / "staging", root / "warehouse"
+        self.slot = f"gap_{database.name}"[:63]
+        launcher = spark_sink.LauncherConfig(
+            self.slot, self.staging, ("p",), ("-d", database.dsn), create_slot=True, available_now=True
+        )
+        self.config = spark_sink.RunConfig(launcher, self.warehouse, snapshot="initial", optimize_interval_s=None)
+
+    def execute(self, *sql: str) -> None:
+        for each in sql:
+            self.connection.execute(each)
+
+    def value(self, sql: str) -> Any:
+        return self.connection.execute(sql).fetchall()[0][0]
+
+    def run(self, **changes: Any) -> None:
+        spark_sink.run(replace(self.config, launcher=replace(self.config.launcher, **changes)), self.spark)
+
+    def lsn(self) -> LSN:
+        return LSN.parse(self.value("select pg_current_wal_lsn()::text"))
+
+    @property
+    def reached(self) -> LSN:
+        position = Warehouse.existing(self.warehouse).source().position
+        assert position is not None
+        return LSN(position.lsn)
+
+    def rows(self, table: str) -> list[tuple[Any, ...]]:
+        return sorted(map(tuple, spark_sink.read_replica(self.spark, self.warehouse, f"public.{table}").collect()))
+
+    def rows_as_of(self, table: str, lsn: LSN) -> list[tuple[Any, ...]]:
+        return sorted(map(tuple, spark_sink.read_as_of(self.spark, self.warehouse, f"public.{table}", lsn).collect()))
+
+    def check(self) -> None:
+        for table in ("kept", "quiet"):
+            assert self.rows(table) == sorted(self.connection.execute(f"select * from {table}").fetchall())
+
+    def state(self) -> State:
+        house = Warehouse.existing(self.warehouse)
+        return judge(describe(self.staging, Tables(house)) | {"launcher": {}}, Limits()).state
+
+
+@pytest.fixture
+def shop(spark: Any, database: postgres.Database, tmp_path: Path) -> Any:
+    with database.connect() as connection:
+        for table in ("kept", "quiet"):
+            connection.execute(f"create table {table} (id int primary key, v text)")
+            connection.execute(f"insert into {table} select n, 'copied' from generate_series(1, 4) n")
+        connection.execute("create publication p for table kept, quiet")
+        made = Shop(spark, database, connection, tmp_path)
+        made.run()
+        made.execute("insert into kept values (10, 'streamed')", "delete from quiet where id = 4")
+        made.run()
+        made.check()
+        yield made
+
+
+def advance(shop: Shop) -> None:
+    shop.execute(f"select pg_replication_slot_advance('{shop.slot}', pg_current_wal_lsn())")
+
+
+def drop(shop: Shop) -> None:
+    shop.execute(f"select pg_drop_replication_slot('{shop.slot}')")
+
+
+@pytest.mark.parametrize("lose", [advance, drop])
+def test_all_tables_are_copied_anew_after_a_gap(shop: Shop, lose: Callable[[Shop], None]) -> None:
+    before = shop.lsn()
+    known = {table: shop.rows(table) for table in ("kept", "quiet")}
+    shop.execute(
+        "update kept set v = 'lost' where id = 1", "delete from quiet where id = 1", "insert into quiet values (7, 'lost')"
+    )
+    lose(shop)
+    with pytest.raises(GapError):
+        shop.run()
+    assert {table: shop.rows(table) for table in ("kept", "quiet")} == known
+    inside = shop.lsn()
+    shop.execute("insert into kept values (11, 'after')")
+    shop.run(on_gap="resnapshot")
+    shop.check()
+    assert shop.state() == State.OK
+    shop.execute("update kept set v = 'later' where id = 11", "insert into quiet values (8, 'later')")
+    shop.run()
+    shop.check()
+
+    for table in ("kept", "quiet"):
+        assert shop.rows_as_of(table, before) == known[table]
+        with pytest.raises(WarehouseError, match=r"are not known: changes are missing after .* since its copy at"):
+            shop.rows_as_of(table, inside)
+        assert shop.rows_as_of(table, shop.reached) == shop.rows(table)
+    [gap] = describe(shop.staging, Tables(Warehouse.existing(shop.warehouse)))["gaps"]
+    assert gap["healed"] is not None
+    assert shop.slot in gap["cause"]
+
+
+def test_a_killed_healing_is_finished_by_the_next_run(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.execute("update kept set v = 'lost'", "update quiet set v = 'lost'")
+    advance(shop)
+    with monkeypatch.context() as patch:
+        patch.setattr("spark_sink.snapshot.gap.GapSnapshot._choose", fail)
+        with pytest.raises(InterruptedError, match="the copy begins"):
+            shop.run(on_gap="resnapshot")
+    assert shop.state() == State.CRITICAL
+    assert gaps.open_gap(Warehouse.existing(shop.warehouse)) is not None
+    with pytest.raises(AssertionError):
+        shop.check()
+    shop.run()  # the decision was made, and is written down
+    shop.check()
+    assert shop.state() == State.OK
+
+
+def fail(*_: Any) -> Any:
+    raise InterruptedError("the copy begins")
+
+
+def test_a_gap_while_it_runs(shop: Shop) -> None:
+    config = replace(shop.config, launcher=replace(shop.config.launcher, available_now=False, on_gap="resnapshot"))
+    active = f"select active_pid from pg_replication_slots where slot_name = '{shop.slot}' and active"
+    with spark_sink.Runner(config, shop.spark) as runner:
+        until(lambda: runner.progress.tables is not None, deadline_s=SPARK_DEADLINE_S)
+        while True:
+            with shop.connection.transaction():
+                shop.execute("update quiet set v = v || 'x'", f"select pg_terminate_backend(active_pid) from ({active}) s")
+            until(lambda: not shop.connection.execute(active).fetchall())
+            try:
+                advance(shop)
+            except psycopg.errors.ObjectInUse:  # the launcher was faster
+                continue
+            break
+        until(
+            lambda: gaps.read(Warehouse.existing(shop.warehouse)) and not gaps.open_gap(Warehouse.existing(shop.warehouse)),
+            deadline_s=SPARK_DEADLINE_S,
+        )
+    shop.run()
+    shop.check()
+
+
+def test_an_older_copy_of_the_staging_directory(shop: Shop) -> None:
+    copy = shutil.copytree(shop.staging, shop.staging.with_name("copy"))
+    shop.execute("insert into kept values (20, 'after the copy')")
+    shop.run()
+    shutil.rmtree(shop.staging)
+    copy.rename(shop.staging)
+    shop.execute("insert into kept values (21, 'later')")
+    with pytest.raises(GapError, match="staging directory is an older copy"):
+        shop.run()
+    shop.run(on_gap="resnapshot")
+    shop.check()
+
+
+def test_an_older_copy_of_the_warehouse(shop: Shop) -> None:
+    """While the log has the segments, the tables catch up. Later the message says which of the two is old."""
+    copy = shutil.copytree(shop.warehouse, shop.warehouse.with_name("copy"))
+    for number in (30, 31):
+        shop.execute(f"insert into kept values ({number}, 'after the copy')")
+        shop.run()
+    shutil.rmtree(shop.warehouse)
+    shutil.copytree(copy, shop.warehouse)
+    shop.run()
+    shop.check()
+    end = log_end(shop.staging)
+    assert end is not None
+    register_reader(shop.staging, READER, end)
+    assert remove_consumed(shop.staging)
+    shutil.rmtree(shop.warehouse)
+    copy.rename(shop.warehouse)
+    with pytest.raises(WarehouseError, match="the warehouse is an older copy") as caught:
+        shop.run()
+    assert "restore a newer copy" in (caught.value.hint or "")

@@ -1,0 +1,125 @@
+"""Whether a slot continues the log: each way in which a slot or a server can have changed meanwhile."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdcpipe.lsn import LSN
+from spark_sink.client.prepare import Prepared
+from spark_sink.launcher.continuity import Log, Verdict, gap_error, judge, missing_slot
+from spark_sink.staging.account import Account
+from spark_sink.staging.log import Epoch, Position
+
+EPOCH = Epoch(1, "7", 1, "db", "s", ("p",), {}, 0x100)
+LOG = Log([EPOCH], 0x500, Account(0x600, 1700000000.0))
+SERVER = Prepared(180000, "7", 1, "db", LSN(0x900), LSN(0x600), ())
+
+
+def judged(log: Log = LOG, accepted: str | None = None, **server: Any) -> Verdict:
+    return judge(log, replace(SERVER, **server), accepted, 1700000100.0)
+
+
+@pytest.mark.parametrize("confirmed", [0x100, 0x4FF, 0x500, 0x5FF, 0x600])
+def test_a_slot_up_to_the_account_continues_the_log(confirmed: int):
+    assert judged(confirmed_flush_lsn=LSN(confirmed)) == Verdict()
+
+
+def test_a_slot_beyond_the_account_is_a_gap():
+    verdict = judged(confirmed_flush_lsn=LSN(0x601))
+    assert verdict.gap is not None
+    assert (verdict.gap.after_lsn, verdict.resume_lsn, verdict.is_new_epoch, verdict.account_lsn) == (0x600, 0x601, True, None)
+    assert (verdict.gap.since, verdict.gap.found) == (1700000000.0, 1700000100.0)
+    assert "0/601" in verdict.gap.cause
+    assert "0/600" in verdict.gap.cause
+
+
+def test_a_log_of_an_older_version_has_no_account():
+    log = replace(LOG, epochs=[replace(EPOCH, keeps_account=False)])
+    assert judged(log, confirmed_flush_lsn=LSN(0x800)) == Verdict()
+
+
+def test_the_cause_names_a_new_slot_and_an_older_copy():
+    new = judged(confirmed_flush_lsn=LSN(0x800), slot_created=True).gap
+    older = judged(replace(LOG, tables=Position(3, 0x700)), confirmed_flush_lsn=LSN(0x800)).gap
+    assert new is not None
+    assert "is a new one" in new.cause
+    assert older is not None
+    assert "tables are at 3:0/700" in older.cause
+    assert "older copy" in older.cause
+
+
+@pytest.mark.parametrize(
+    ("branch", "confirmed", "expected"),
+    [
+        (0x700, 0x600, Verdict(is_new_epoch=True)),  # the standby had more than we
+        (0x600, 0x500, Verdict(is_new_epoch=True)),
+        (0x580, 0x500, Verdict(account_lsn=0x580, is_new_epoch=True)),  # idle positions of the old timeline do not count
+        (0x500, 0x500, Verdict(account_lsn=0x500, is_new_epoch=True)),
+    ],
+)
+def test_a_new_timeline_that_branches_off_after_the_log_continues_it(branch: int, confirmed: int, expected: Verdict):
+    assert judged(timeline=2, timeline_history=((1, branch),), confirmed_flush_lsn=LSN(confirmed)) == expected
+
+
+def test_a_new_timeline_that_branches_off_before_the_logs_end_is_a_gap():
+    verdict = judged(timeline=2, timeline_history=((1, 0x480),), confirmed_flush_lsn=LSN(0x400))
+    assert verdict.gap is not None
+    assert (verdict.gap.after_lsn, verdict.account_lsn, verdict.resume_lsn) == (0x480, 0x480, 0x500)
+    assert "never had these" in verdict.gap.cause
+
+
+def test_a_slot_that_was_moved_on_the_new_timeline_is_a_gap():
+    verdict = judged(timeline=2, timeline_history=((1, 0x580),), confirmed_flush_lsn=LSN(0x590))
+    assert verdict.gap is not None
+    assert (verdict.gap.after_lsn, verdict.account_lsn, verdict.resume_lsn) == (0x580, 0x580, 0x590)
+
+
+@pytest.mark.parametrize(
+    ("history", "branch"),
+    [
+        (((1, 0x300), (2, 0x900)), None),  # the timeline that we followed
+        (((1, 0x200),), 0x200),  # another child of timeline 1, which branched off before ours
+        (((1, 0x350),), 0x300),  # another child, which branched off after ours
+        ((), 0),  # nothing in common
+    ],
+)
+def test_the_common_history_of_several_timelines(history: tuple[tuple[int, int], ...], branch: int | None):
+    log = replace(LOG, epochs=[EPOCH, replace(EPOCH, number=2, timeline=2, start_lsn=0x300)])
+    verdict = judged(log, timeline=3, timeline_history=history)
+    assert (None if verdict.gap is None else verdict.gap.after_lsn) == branch
+
+
+@given(st.integers(0, 0x900), st.integers(0, 0x900), st.integers(0, 0x900), st.integers(0, 0x300))
+def test_no_change_is_lost_or_invented_without_a_gap(branch: int, confirmed: int, end: int, idle: int):
+    """The new timeline begins at the branch. The server sends what is after ``confirmed``, the log takes what is after its end."""
+    log = Log([EPOCH], end, Account(end + idle, 0.0))
+    verdict = judged(log, timeline=2, timeline_history=((1, branch),), confirmed_flush_lsn=LSN(confirmed))
+    is_right = end <= branch and confirmed <= min(end + idle, branch)
+    assert (verdict.gap is None) == is_right
+
+
+def test_another_system_id_has_to_be_accepted():
+    verdict = judged(accepted="8", system_id="8", confirmed_flush_lsn=LSN(0x2000))
+    assert verdict == Verdict(account_lsn=0x2000, former_system_id="7", is_new_epoch=True, resume_lsn=0x500)
+    new = judged(accepted="8", system_id="8", confirmed_flush_lsn=LSN(0x2000), slot_created=True)
+    assert new.gap is not None  # pg_upgrade has not moved this slot
+
+
+def test_a_slot_that_is_gone_is_a_gap_after_the_account():
+    gap = missing_slot(LOG, "s", 5.0)
+    assert (gap.after_lsn, gap.since, gap.found) == (0x600, 1700000000.0, 5.0)
+    assert "does not exist any more" in gap.cause
+
+
+def test_the_error_names_positions_size_time_and_what_to_do():
+    gap = judged(confirmed_flush_lsn=LSN(0x600 + (3 << 20))).gap
+    assert gap is not None
+    error = gap_error(gap, "/staging", 0x600 + (3 << 20))
+    for words in ("changes are missing", "0/600", "0/300600", "3.0 MiB", "2023-11-14 22:13:20"):
+        assert words in error.message
+    assert error.exit_code == 2
+    assert "/staging" in (error.hint or "")
+    assert "--on-gap resnapshot" in (error.hint or "")
