@@ -59,7 +59,7 @@ class Verdict:
     is_new_epoch: bool = False
     """Whether a launcher that is already in an epoch needs another one."""
     resume_lsn: int = 0
-    """The server's WAL has to pass this LSN before the stream can start."""
+    """Where the stream goes on after a gap."""
 
 
 def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: float) -> Verdict:
@@ -68,9 +68,7 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
     confirmed = int(prepared.confirmed_flush_lsn)
     if prepared.system_id != last.system_id and prepared.system_id == accepted_system_id and not prepared.slot_created:
         # pg_upgrade moves the slots' positions to the new cluster's WAL, and refuses slots with changes that were not consumed.
-        return Verdict(
-            account_lsn=max(confirmed, log.account.lsn), former_system_id=last.system_id, is_new_epoch=True, resume_lsn=log.end_lsn
-        )
+        return Verdict(account_lsn=max(confirmed, log.account.lsn), former_system_id=last.system_id, is_new_epoch=True)
     is_new_timeline = prepared.timeline > last.timeline
     right_lsn = log.account.lsn
     if is_new_timeline:
@@ -82,6 +80,7 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
                 f" {last.timeline} up to {format_lsn(log.end_lsn)}: the server that was promoted or restored never had these",
                 log.account.time,
                 now,
+                is_divergence=True,
             )
             return Verdict(gap, branch_lsn, is_new_epoch=True, resume_lsn=max(log.end_lsn, confirmed))
         right_lsn = min(right_lsn, branch_lsn)

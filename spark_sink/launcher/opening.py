@@ -83,9 +83,9 @@ class Opening:
         return replace(prepared, wal_lsn=before.wal_lsn)  # with available_now, the end stays where it was
 
     def await_wal(self, prepared: Prepared) -> bool:
-        """After a gap, wait until the server's WAL has passed the end of the log. Returns False if asked to stop.
+        """Wait until the WAL of a server that was promoted has passed the end of the log. Returns False if asked to stop.
 
-        A server that was promoted may be before that, and its next transactions then have positions that the log has used.
+        Before that, its transactions have positions that the log has used for changes that never happened there.
         """
         found: Prepared | None = prepared
         told_at: float | None = None
@@ -102,9 +102,10 @@ class Opening:
         return found is not None and not self._wait(0)
 
     def _resume_lsn(self) -> int:
-        """Return the end of the log if nothing has come since a gap; else 0."""
+        """Return the end of the log if its last changes never happened on this server, and nothing has come since; else 0."""
         epoch, end = list_epochs(self._config.staging)[-1], log_end(self._config.staging)
-        return end.lsn if epoch.gap is not None and end is not None and end.lsn == epoch.start_lsn else 0
+        is_waiting = epoch.gap is not None and epoch.gap.is_divergence and end is not None and end.lsn == epoch.start_lsn
+        return end.lsn if end is not None and is_waiting else 0
 
     def _prepare(self) -> Prepared | None:
         """Run ``cdcpipe prepare`` until it succeeds; return None if asked to stop.

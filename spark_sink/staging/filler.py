@@ -183,6 +183,12 @@ class SegmentFiller:
     def feed(self, data: bytes, now: float) -> list[Operation]:
         """Take the next bytes of the stream. Raises ProtocolError if they are not a stream of whole transactions."""
         operations: list[Operation] = []
+        while data:
+            data = self._feed_until_idle(data, now, operations)
+        return operations
+
+    def _feed_until_idle(self, data: bytes, now: float, operations: list[Operation]) -> bytes:
+        """Take the bytes up to the first empty record, the streamer's word that it is idle. Returns the bytes after it."""
         pos = 0
         if self._missing:
             pos = min(self._missing, len(data))
@@ -196,7 +202,13 @@ class SegmentFiller:
         starts, ends, next_pos = scan(buffer, pos)
         empty = np.flatnonzero(starts == ends)
         if len(empty):
-            return operations + self._feed_around(buffer, pos, ends, int(empty[0]), now)
+            i = int(empty[0])
+            header_pos = int(ends[i - 1]) if i else pos
+            self._held = b""
+            if header_pos > pos:
+                self._feed_until_idle(buffer[pos:header_pos], now, operations)
+            operations.append(self._idle(buffer[header_pos : ends[i]]))
+            return buffer[ends[i] :]
         kinds = np.frombuffer(buffer, np.uint8)[starts].tobytes()
         if unknown := kinds.translate(None, _ORDINARY_KINDS):
             raise _unexpected(unknown[:1], kinds.count(unknown[:1]))
@@ -211,7 +223,7 @@ class SegmentFiller:
             self._transactions += kinds.count(b"C")
             self._wait_from(now)
             piece = piece.part(pos, next_pos, slice(count, None))
-        operations += self.tick(now)
+        operations.extend(self.tick(now))
         if next_pos > pos:
             self._add_to_tail(piece)
         self._held = buffer[next_pos:]
@@ -220,18 +232,16 @@ class SegmentFiller:
             if self._since is not None:
                 operations.append(self._cut())
             self._append_tail(operations)
-        return operations
+        return b""
 
-    def _feed_around(self, buffer: bytes, pos: int, ends: Array, i: int, now: float) -> list[Operation]:
-        """Take the bytes from ``pos`` on, of which record ``i`` is the first empty one: the streamer's word that it is idle."""
-        header_pos = int(ends[i - 1]) if i else pos
-        self._held = b""
-        operations = self.feed(buffer[pos:header_pos], now) if header_pos > pos else []
+    def _idle(self, data: bytes) -> Idle:
         if self._in_transaction:
             msg = "the streamer sent an empty record amid a transaction"
             raise ProtocolError(msg)
-        ((lsn, _),) = _records(buffer[header_pos : ends[i]])
-        return [*operations, Idle(lsn), *self.feed(buffer[ends[i] :], now)]
+        reader = RecordReader()
+        reader.feed(data)
+        ((lsn, _),) = reader
+        return Idle(lsn)
 
     def tick(self, now: float) -> list[Operation]:
         """Cut the open segment if it is due."""
@@ -394,12 +404,6 @@ class SegmentFiller:
 
 
 _NONE: Final = np.zeros(0, np.int64)
-
-
-def _records(data: bytes) -> list[tuple[int, bytes]]:
-    reader = RecordReader()
-    reader.feed(data)
-    return list(reader)
 
 
 def _unexpected(kind: bytes, count: int) -> ProtocolError:

@@ -116,15 +116,19 @@ class Gap:
     """When the log was last known to be right, in seconds since 1970."""
     found: float
     """When the gap was found, in seconds since 1970."""
+    is_divergence: bool = False
+    """Whether the log has changes that never happened on the server that was promoted or restored."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the gap as a JSON object."""
-        return {"after": format_lsn(self.after_lsn), "cause": self.cause, "since": self.since, "found": self.found}
+        value = {"after": format_lsn(self.after_lsn), "cause": self.cause, "since": self.since, "found": self.found}
+        return value | ({"diverged": True} if self.is_divergence else {})
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Gap:
         """Read the object of `to_json`; raise ValueError, KeyError or TypeError for anything else."""
-        return cls(int(LSN.parse(value["after"])), str(value["cause"]), float(value["since"]), float(value["found"]))
+        after_lsn = int(LSN.parse(value["after"]))
+        return cls(after_lsn, str(value["cause"]), float(value["since"]), float(value["found"]), bool(value.get("diverged")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ def test_a_new_timeline_that_branches_off_before_the_logs_end_is_a_gap():
     verdict = judged(timeline=2, timeline_history=((1, 0x480),), confirmed_flush_lsn=LSN(0x400))
     assert verdict.gap is not None
     assert (verdict.gap.after_lsn, verdict.account_lsn, verdict.resume_lsn) == (0x480, 0x480, 0x500)
+    assert verdict.gap.is_divergence
     assert "never had these" in verdict.gap.cause
 
 
@@ -103,7 +104,7 @@ def test_no_change_is_lost_or_invented_without_a_gap(branch: int, confirmed: int
 
 def test_another_system_id_has_to_be_accepted():
     verdict = judged(accepted="8", system_id="8", confirmed_flush_lsn=LSN(0x2000))
-    assert verdict == Verdict(account_lsn=0x2000, former_system_id="7", is_new_epoch=True, resume_lsn=0x500)
+    assert verdict == Verdict(account_lsn=0x2000, former_system_id="7", is_new_epoch=True)
     new = judged(accepted="8", system_id="8", confirmed_flush_lsn=LSN(0x2000), slot_created=True)
     assert new.gap is not None  # pg_upgrade has not moved this slot
 
