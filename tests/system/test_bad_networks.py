@@ -193,10 +193,11 @@ def test_the_log_has_each_row_once_whatever_is_broken_off_or_held_up(network: Ne
 
 @pytest.mark.parametrize("tls", [False, True])
 def test_the_log_has_each_row_once_over_a_slow_link_with_resets(network: Network, tmp_path: Path, *, tls: bool) -> None:
-    (slot,) = network.slots(1, rows=16_000)
+    (slot,) = network.slots(1, rows=8_000)
     proxy = network.proxy()
     proxy.delay(DELAY_S)
-    proxy.reset_at_random(RESET_SHARE, seed=10)
+    proxy.throttle(2_000_000)  # or a reset would drop what the proxy's kernel has not sent, and few rows would arrive in between
+    proxy.reset_at_random(RESET_SHARE, seed=7)
     land(network, network.dsn(proxy, tls=tls), slot, tmp_path)
     assert len(proxy.random_resets) > 1
     assert network.has_landed(tmp_path)
