@@ -223,7 +223,7 @@ class Launcher:
             raise final_error(failure, end_lsn)
         said = failure.message or "it said nothing"
         level = logging.WARNING if self._told.is_news(said, now) else logging.INFO
-        _logger.log(level, "cdcpipe ended with %d: %s; starting it again in %.1f s", failure.code, said, delay)
+        _logger.log(level, "the streamer ended with %d: %s; starting it again in %.1f s", failure.code, said, delay)
         self._note(restarts=self._progress.restarts + 1, last_error=said)
         return not self._stopping.wait(delay)
 

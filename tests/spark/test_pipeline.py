@@ -417,7 +417,7 @@ def test_a_micro_batch_that_begins_during_a_stop(spark: Any, tmp_path: Path, mon
         until(lambda: calls == [0, 1], deadline_s=SPARK_DEADLINE_S)
 
     monkeypatch.setattr(pipeline, "_batch", begin)
-    monkeypatch.setattr(pipeline, "_wait_until_noted", let_another_begin)
+    monkeypatch.setattr(pipeline, "_wait_until_recorded", let_another_begin)
     pipeline.start()
     until(lambda: pipeline.progress.batches == 1, deadline_s=SPARK_DEADLINE_S)
     stopping = threading.Thread(target=pipeline.stop, daemon=True)
