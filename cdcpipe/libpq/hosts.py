@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import threading
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from cdcpipe.threads import Worker
 
 __all__ = ["Host", "look_up", "parameters_of", "split_hosts"]
 
@@ -85,7 +86,7 @@ class _Lookup:
         self._host = host
         self.addresses: list[str] = []
         self.error = ""
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = Worker(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Self
 
@@ -10,6 +9,7 @@ from cdcpipe.libpq.waiting import NO_LIMIT
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.replication.server import System, identify_system
 from cdcpipe.replication.session import connect_walsender
+from cdcpipe.threads import Worker
 
 __all__ = ["OpeningWalsender"]
 
@@ -40,7 +40,7 @@ class OpeningWalsender:
         self._system: System | None = None
         self._error: BaseException | None = None
         self._is_left = False
-        self._thread = threading.Thread(target=self._open, name="cdcpipe-walsender", daemon=True)
+        self._thread = Worker(target=self._open, name="cdcpipe-walsender", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -17,7 +17,6 @@ import select
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.threads import Worker
 from spark_sink.client import guard
 from spark_sink.client.failure import Failure
 
@@ -107,7 +107,7 @@ class Child:
         self.stdout_fd = self._process.stdout.fileno()
         if self._process.stdin is not None:
             os.set_blocking(self._process.stdin.fileno(), False)
-        self._stderr_thread = threading.Thread(target=self._read_stderr, name="cdcpipe-stderr", daemon=True)
+        self._stderr_thread = Worker(target=self._read_stderr, name="cdcpipe-stderr", daemon=True)
         self._stderr_thread.start()
 
     def __enter__(self) -> Self:

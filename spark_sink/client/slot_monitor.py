@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
 from cdcpipe.retry import RetryPolicy
+from cdcpipe.threads import Worker
 from spark_sink.client.failure import error_of
 from spark_sink.client.process import COMMAND, Child, unanswered
 
@@ -133,7 +134,7 @@ class SlotMonitor:
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self._child: Child | None = None
-        self._thread = threading.Thread(target=self._run, name="cdcpipe-slot-monitor", daemon=True)
+        self._thread = Worker(target=self._run, name="cdcpipe-slot-monitor", daemon=True)
 
     def start(self) -> Self:
         """Start the monitor's thread, and return at once."""

@@ -18,6 +18,8 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from cdcpipe.threads import Worker
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
@@ -34,7 +36,7 @@ def listen() -> None:
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in _NUMBERS:
         signal.signal(number, _ignore)
-    threading.Thread(target=_act, args=(reader,), name="cdcpipe-signals", daemon=True).start()
+    Worker(target=_act, args=(reader,), name="cdcpipe-signals", daemon=True).start()
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:

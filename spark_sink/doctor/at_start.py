@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from cdcpipe.doctor.findings import Level
 from cdcpipe.errors import CdcpipeError, InitError
+from cdcpipe.threads import Worker
 from spark_sink.client.process import COMMAND
 from spark_sink.doctor.pipeline_doctor import examine_machine, examine_server
 
@@ -56,7 +57,7 @@ class ServerLook:
         self._command = command
         self._is_stopping = is_stopping
         self._leaving = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="cdcpipe-doctor", daemon=True)
+        self._thread = Worker(target=self._run, name="cdcpipe-doctor", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()

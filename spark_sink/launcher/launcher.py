@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Self
 from cdcpipe.errors import ProtocolError, RewoundServerError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.threads import Worker
 from spark_sink.client.failure import Failure
 from spark_sink.client.prepare import Prepared
 from spark_sink.client.process import is_report
@@ -104,7 +105,7 @@ class Launcher:
         self._progress_lock = threading.Lock()
         self._wakeup = _Wakeup()
         self._told = _Told()
-        self._thread = threading.Thread(target=self._run, name="cdcpipe-launcher", daemon=True)
+        self._thread = Worker(target=self._run, name="cdcpipe-launcher", daemon=True)
 
     # --- for its owner ---
 

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from cdcpipe.threads import Worker
 from spark_sink.staging.log import StagingError
 from spark_sink.staging.readers import Retention, remove_consumed
 from spark_sink.staging.writer import StagingWriter
@@ -44,7 +45,7 @@ class Sealer:
         self._error: BaseException | None = None
         self._removed_at = time.monotonic()
         self.sealed_lsn = 0
-        self._thread = threading.Thread(target=self._run, name="cdcpipe-sealer", daemon=True)
+        self._thread = Worker(target=self._run, name="cdcpipe-sealer", daemon=True)
         self._thread.start()
 
     def check(self) -> None:

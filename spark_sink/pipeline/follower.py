@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from cdcpipe.retry import RetryPolicy
+from cdcpipe.threads import Worker
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.replica import merge
@@ -76,7 +77,7 @@ class Follower:
         self._written: set[Path] = set()
         self._ending = threading.Event()
         self._is_last_round_wanted = True
-        self._thread: threading.Thread | None = None
+        self._thread: Worker | None = None
 
     def look(self, epoch: int) -> None:
         """Find the replicas that are behind their changelogs or do not exist, for example because a user deleted them."""
@@ -97,7 +98,7 @@ class Follower:
 
     def start(self) -> None:
         """Start the thread that runs the rounds."""
-        self._thread = threading.Thread(target=self._run, name="replicas", daemon=True)
+        self._thread = Worker(target=self._run, name="replicas", daemon=True)
         self._thread.start()
 
     def end(self, *, is_last_round_wanted: bool = True) -> None:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pyspark.sql import SparkSession
 
 from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.threads import Worker
 from spark_sink.client.keyless import has_key, table_name, warnings_of
 from spark_sink.client.prepare import PublishedNow
 from spark_sink.client.slot_monitor import Lag, SlotMonitor
@@ -196,7 +197,7 @@ class Runner:
         self._error: BaseException | None = None
         self._is_complete = False
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="cdcpipe-run", daemon=True)
+        self._thread = Worker(target=self._run, name="cdcpipe-run", daemon=True)
 
     # --- for the owner of the runner ---
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError
+from cdcpipe.threads import Worker
 from spark_sink.client.exported import ExportedSnapshot, SnapshotError
 from spark_sink.files import places as storage
 from spark_sink.snapshot import plan as snapshot_plan
@@ -86,7 +87,7 @@ class Snapshot:
         self._chunk_bytes = chunk_bytes
         self._export: ExportedSnapshot | None = None
         self._spark: SparkSession | None = None
-        self._thread = threading.Thread(target=self._run, name="cdcpipe-snapshot", daemon=True)
+        self._thread = Worker(target=self._run, name="cdcpipe-snapshot", daemon=True)
         self._error: BaseException | None = None
         self._stopping = False
         self._lock = threading.Lock()

@@ -25,7 +25,6 @@ import re
 import secrets
 import shutil
 import tempfile
-import threading
 import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.threads import Worker
 from spark_sink.staging.log import StagingError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class SegmentServer:
         self.path = self._directory / "origin.json"
         self.path.touch(mode=0o600)
         self.path.write_text(json.dumps(self._server.origin._asdict()))
-        threading.Thread(target=self._server.serve_forever, name="cdcpipe-segments", daemon=True).start()
+        Worker(target=self._server.serve_forever, name="cdcpipe-segments", daemon=True).start()
 
     def stop(self) -> None:
         """Stop serving."""

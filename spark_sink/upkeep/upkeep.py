@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pyspark.sql.types import ArrayType, BinaryType, BooleanType, MapType, StructType, VariantType
 
 from cdcpipe.errors import CdcpipeError
+from cdcpipe.threads import Worker
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.delta.schema import INDEXED_COLUMNS
@@ -105,7 +106,7 @@ class Upkeep:
         self._clustering = clustering
         self._lock = lock
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
+        self._thread = Worker(target=self._run, name="upkeep", daemon=True)
         self._states: dict[Path, TableState | None] = {}
         self._recorded: dict[str, Any] | None = None
         settings = {

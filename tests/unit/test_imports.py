@@ -25,6 +25,7 @@ LAYERS = {
     "cdcpipe.lsn": 0,
     "cdcpipe.retry": 0,
     "cdcpipe.sqlstate": 0,
+    "cdcpipe.threads": 0,
     "cdcpipe.units": 0,
     "cdcpipe.pipe.exitcode": 0,
     "cdcpipe.errors": 1,

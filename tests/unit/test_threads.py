@@ -1,0 +1,86 @@
+"""A thread whose waiter is interrupted keeps running, and says so."""
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from cdcpipe.threads import Worker
+from support.waiting import until
+
+
+def interrupt(*_: object) -> None:
+    raise InterruptedError
+
+
+@pytest.fixture
+def interrupting() -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.usefixtures("interrupting")
+def test_it_is_alive_after_an_interrupted_join() -> None:
+    started, ending = threading.Event(), threading.Event()
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def work() -> None:
+        assert started.wait(60)  # the start is a wait, too
+        until(lambda: sys._current_frames()[main].f_code is threading.Condition.wait.__code__)
+        signal.pthread_kill(main, signal.SIGUSR1)
+        ending.wait(60)
+
+    worker = Worker(target=work, daemon=True)
+    assert not worker.is_alive()
+    worker.start()
+    started.set()
+    with pytest.raises(InterruptedError):
+        worker.join(60)
+    assert worker.is_alive()
+    ending.set()
+    worker.join(60)
+    assert not worker.is_alive()
+
+
+def test_a_join_ends_with_its_time() -> None:
+    ending = threading.Event()
+    worker = Worker(target=ending.wait, daemon=True)
+    worker.start()
+    worker.join(0.01)
+    assert worker.is_alive()
+    ending.set()
+    worker.join()
+
+
+def test_a_failed_target_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+
+    def fail() -> None:
+        raise OSError
+
+    worker = Worker(target=fail)
+    worker.start()
+    worker.join(60)
+    assert not worker.is_alive()
+    threading.Thread.join(worker)  # until the hook has been called
+
+
+def test_a_join_that_could_never_end_is_refused() -> None:
+    errors: list[str] = []
+
+    def join() -> None:
+        try:
+            worker.join()
+        except RuntimeError as ex:
+            errors.append(str(ex))
+
+    worker = Worker(target=join)
+    with pytest.raises(RuntimeError, match="before it is started"):
+        worker.join()
+    worker.start()
+    worker.join(60)
+    assert errors == ["cannot join the current thread"]
