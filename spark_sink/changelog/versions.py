@@ -7,7 +7,8 @@ previous key is kept.
 
 **Earlier rows.** PostgreSQL rewrites no rows for RENAME COLUMN and ADD COLUMN … DEFAULT, and the stream does not contain these
 commands. But the catalog numbers columns (schema/column_numbers.py). The number identifies a renamed column. For an added column,
-the catalog has the value of earlier rows. If this is not certain, a warning names the table and the columns.
+the catalog has the value of earlier rows. If this is not certain, a warning names the table and the columns, and the table is
+recorded as one that needs a copy (warehouse/wanted_copies.py).
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from typing import TYPE_CHECKING
 from spark_sink.schema.keys import identifying_columns, version_of
 from spark_sink.schema.table import Fill
 from spark_sink.schema.types import as_typed, assign_columns, holds, original_name
+from spark_sink.warehouse.wanted_copies import want as want_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql.types import StructField, StructType
 
@@ -141,16 +143,17 @@ class TableVersions:
         is_after_snapshot = bool(known and known[-1].snapshot) and (step is None or known[-1].place > step[0].place)
         if is_after_snapshot and here is not None and here.place == place:
             # The earlier rows are those of the snapshot.
-            relation = as_typed(here.relation, self._warehouse.types)
-            fills, unknown = _fills_after_snapshot(known[-1], replace(here, relation=relation), columns)
-            self._name(table, unknown)
+            here = replace(here, relation=as_typed(here.relation, self._warehouse.types))
+            fills, unknown = _fills_after_snapshot(known[-1], here, columns)
+            self._name(table, place, unknown)
+            self._name_retyped(table, place, _since_snapshot(known[-1], here, columns))
             return fills
         if step is None:
             # The history lacks the previous version: the table began with a snapshot, or an older cdcpipe wrote it.
             old = set() if before is None else set(before.names)
             fields = assign_columns(columns, as_typed(use.relation, self._warehouse.types))
             new = [c.name for c, field in zip(use.relation.columns, fields, strict=True) if before and field.name not in old]
-            self._name(table, new)
+            self._name(table, place, new)
             return ()
         previous, version = (replace(each, relation=as_typed(each.relation, self._warehouse.types)) for each in step)
         if (previous.relation.namespace, previous.relation.name) != (table.schema, table.name):
@@ -162,17 +165,20 @@ class TableVersions:
                 previous.relation.name,
                 table,
             )
+            before_name = f"{previous.relation.namespace}.{previous.relation.name}"
+            want_copy(self._warehouse, table, use.end_lsn, f"it was renamed from {before_name}, which has its earlier rows")
             return ()
-        self._name_retyped(table, previous, version, columns)
+        earlier, later = _fields(previous, columns), _fields(version, columns)
+        self._name_retyped(table, place, ((name, earlier[name], later[name]) for name in later if name in earlier))
         # Compare by name: columns from under another name of the table, or from before a snapshot, need not be in the changelog.
         before_it = {column.name for each in self._history.before(step[0]) for column in each.relation.columns}
         copied = {name for each in known for _, name in each.snapshot}
         fills, unknown = fills_between(previous, version, columns, before_it | copied)
-        self._name(table, unknown)
+        self._name(table, place, unknown)
         return fills
 
-    @staticmethod
-    def _name(table: Table, names: Sequence[str]) -> None:
+    def _name(self, table: Table, place: tuple[int, int], names: Sequence[str]) -> None:
+        """Name the new columns for which the stream does not have the values of earlier rows: the table needs a copy."""
         if names:
             _logger.warning(
                 "table %s has new columns: %s. If one was renamed or has a default, the stream does not have its value in earlier "
@@ -181,20 +187,28 @@ class TableVersions:
                 ", ".join(names),
                 table,
             )
+            listed = ", ".join(names)
+            want_copy(self._warehouse, table, place[0], f"the stream does not have the values of earlier rows in {listed}")
 
-    @staticmethod
-    def _name_retyped(table: Table, previous: SchemaVersion, version: SchemaVersion, columns: StructType) -> None:
-        old, new = _fields(previous, columns), _fields(version, columns)
-        for name in old.keys() & new.keys():
-            if old[name].name != new[name].name and not holds(new[name].dataType, old[name].dataType):
+    def _name_retyped(self, table: Table, place: tuple[int, int], columns: Iterable[tuple[str, StructField, StructField]]) -> None:
+        """Name the columns whose earlier values stay in a column of another type: the table needs a copy.
+
+        ``columns`` are a column's name, and its earlier and later columns in the changelog.
+        """
+        retyped = []
+        for name, old, new in columns:
+            if old.name != new.name and not holds(new.dataType, old.dataType):
                 _logger.warning(
                     "table %s, column %s: its new type does not hold every value of the old one exactly; new values go to column "
                     "%s, earlier values stay in %s",
                     table,
                     name,
-                    new[name].name,
-                    old[name].name,
+                    new.name,
+                    old.name,
                 )
+                retyped.append(name)
+        if retyped:
+            want_copy(self._warehouse, table, place[0], f"earlier values of {', '.join(retyped)} are in columns of the old type")
 
 
 def _fields(version: SchemaVersion, columns: StructType) -> dict[str, StructField]:
@@ -249,6 +263,16 @@ def _fills_after_snapshot(snapshot: Version, version: SchemaVersion, columns: St
         elif fill is not None and (fill.source is not None or fill.value is not None or field.name in known.values()):
             fills.append(fill)
     return tuple(fills), unknown
+
+
+def _since_snapshot(
+    snapshot: Version, version: SchemaVersion, columns: StructType
+) -> Iterator[tuple[str, StructField, StructField]]:
+    """Yield the columns that the snapshot has, too: their names, and the changelog's columns then and now."""
+    known = dict(snapshot.snapshot)
+    for (name, field), fact in zip(_fields(version, columns).items(), version.facts or (), strict=False):
+        if fact.number in known:
+            yield name, columns[known[fact.number]], field
 
 
 def _fill(field: StructField, source: StructField | None, fact: ColumnFacts) -> Fill | None:

@@ -222,6 +222,11 @@ def _render(found: dict[str, Any]) -> str:
     for gap in found["gaps"]:
         state = "tables not copied since" if gap["healed"] is None else "tables copied since"
         lines.append(f"gap        from {gap['after']} to {gap['start']}, {state}: {gap['cause']}")
+    for table in found["waiting"]:
+        lines += [f"waiting    {table['table']} needs a copy since {each['since']}: {each['reason']}" for each in table["reasons"]]
+        if table["last_failure"]:
+            failed = f"a copy of it failed {table['failures']} times, the last time at {table['last_failure']['time']}"
+            lines.append(f"           {failed}: {table['last_failure']['message']}")
     for name, reader in found["readers"].items():
         behind = f"{reader['segments_behind']} segments, {format_size(reader['size_behind'])} behind"
         lines.append(f"reader     {name}: {reader['position']}, {behind}")

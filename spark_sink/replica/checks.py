@@ -1,4 +1,7 @@
-"""Finds changes that do not fit a table's key or its replica, and reports them."""
+"""Finds changes that do not fit a table's key or its replica, and reports them.
+
+A writer of the replica passes a function `Wants`, which records that the table needs a copy. A reader passes none.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ from spark_sink.schema.table import has_key
 from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
     from pyspark.sql import DataFrame
 
     from spark_sink.replica.pieces import Piece
@@ -17,7 +23,10 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Table, Version
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["check_growth", "checked_summary", "keyed_versions", "leave_out_keyless"]
+    Wants: TypeAlias = Callable[[str], None]
+    """Records that the table needs a copy, for the reason given."""
+
+__all__ = ["Wants", "check_growth", "checked_summary", "keyed_versions", "leave_out_keyless"]
 
 _logger = logging.getLogger(__name__)
 
@@ -30,7 +39,7 @@ def keyed_versions(warehouse: Warehouse, table: Table) -> list[Version]:
     return versions
 
 
-def leave_out_keyless(changes: DataFrame, piece: Piece, table: Table, what: str) -> DataFrame:
+def leave_out_keyless(changes: DataFrame, piece: Piece, table: Table, what: str, want: Wants | None = None) -> DataFrame:
     """Leave out changes or rows from before the key's columns existed. Warns how many; ``what`` says of which."""
     kept = reduction.with_key(changes, piece.columns)
     left_out = changes.count() - kept.count()
@@ -44,6 +53,8 @@ def leave_out_keyless(changes: DataFrame, piece: Piece, table: Table, what: str)
             ", ".join(piece.key),
             table,
         )
+        if want is not None:
+            want(f"{what} from before its key was ({', '.join(piece.key)}) have no value for this key")
     return kept
 
 
@@ -58,7 +69,7 @@ def checked_summary(changes: DataFrame, piece: Piece, table: Table) -> Summary:
     return summary
 
 
-def check_growth(table: Table, piece: Piece, wanted: int, grown: int) -> None:
+def check_growth(table: Table, piece: Piece, wanted: int, grown: int, want: Wants | None = None) -> None:
     """Warn if the replica's number of rows does not fit the inserts and deletes. It should have grown by ``wanted`` rows.
 
     If it grew less, some rows had the key of another row. If it grew more, changes met rows that the replica lacks: rows from
@@ -73,6 +84,8 @@ def check_growth(table: Table, piece: Piece, wanted: int, grown: int) -> None:
             grown - wanted,
             table,
         )
+        if want is not None:
+            want("rows were changed or deleted that the replica did not have")
     if grown < wanted:
         _logger.warning(
             "table %s: by its key (%s), %d new rows are rows that the replica had already, and were merged with them. Either the "
@@ -82,3 +95,5 @@ def check_growth(table: Table, piece: Piece, wanted: int, grown: int) -> None:
             wanted - grown,
             table,
         )
+        if want is not None:
+            want(f"by its key ({', '.join(piece.key)}), new rows were rows that the replica had already")

@@ -30,6 +30,7 @@ These rules hold everywhere; the changes of a key apply in the order of their po
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
@@ -46,6 +47,7 @@ from spark_sink.replica.replay import as_changes, changes_of, replay, without_un
 from spark_sink.replica.small_merge import merge_without_spark
 from spark_sink.spark.sql import literal, quote
 from spark_sink.staging.log import Position
+from spark_sink.warehouse.wanted_copies import want as want_copy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, Row, SparkSession
 
+    from spark_sink.replica.checks import Wants
     from spark_sink.replica.pieces import Piece
     from spark_sink.replica.reduction import Summary
     from spark_sink.schema.table import Table
@@ -94,7 +97,8 @@ def merge_changes(spark: SparkSession, warehouse: Warehouse, table: Table, until
         if others or first.fills or (first.is_new_key and _has_keyless(spark, path, changes, first)):
             _write_anew(spark, warehouse, table, changes, first.after_lsn, position)
         else:
-            _merge_piece(spark, path, table, changes_of(changes, first), first, position)
+            want = partial(want_copy, warehouse, table, position.lsn)
+            _merge_piece(spark, path, table, changes_of(changes, first), first, position, want)
 
 
 def remake(spark: SparkSession, warehouse: Warehouse, table: Table, position: Position) -> None:
@@ -158,7 +162,8 @@ def _write_anew(
     """
     path = warehouse.replica(table)
     base = delta.read(spark, path) if delta_log.exists(path) else None
-    made = replay(warehouse, table, changes, base, after_lsn=after_lsn, until_lsn=until.lsn, is_checked=True)
+    want = partial(want_copy, warehouse, table, until.lsn)
+    made = replay(warehouse, table, changes, base, after_lsn=after_lsn, until_lsn=until.lsn, is_checked=True, want=want)
     rows = without_unneeded(made)
     if base is not None:
         delta.widen(spark, path, base.schema, rows.schema)
@@ -170,10 +175,12 @@ def _write_anew(
             delta.create(path, rows, replica_properties(key, reduction.data_columns(rows.schema)))
 
 
-def _merge_piece(spark: SparkSession, path: Path, table: Table, changes: DataFrame, piece: Piece, position: Position) -> None:
+def _merge_piece(
+    spark: SparkSession, path: Path, table: Table, changes: DataFrame, piece: Piece, position: Position, want: Wants
+) -> None:
     """Merge the changes of one piece into the replica, and record ``position``."""
     if piece.is_before_key:
-        changes = leave_out_keyless(changes, piece, table, "changes")
+        changes = leave_out_keyless(changes, piece, table, "changes", want)
     summary = checked_summary(changes, piece, table)
     columns = reduction.data_columns(changes.schema)
     rows = reduction.reduce(changes, piece.columns, columns, summary)
@@ -189,7 +196,7 @@ def _merge_piece(spark: SparkSession, path: Path, table: Table, changes: DataFra
             else:
                 delta.create(path, rows, replica_properties(piece.key, columns))
         if piece.is_before_key and summary.truncated_at is None:
-            check_growth(table, piece, summary.growth, delta.read(spark, path).count())
+            check_growth(table, piece, summary.growth, delta.read(spark, path).count(), want)
         return
     wanted = [changes.schema[name] for name in columns]
     if summary.exact:
@@ -205,7 +212,7 @@ def _merge_piece(spark: SparkSession, path: Path, table: Table, changes: DataFra
             delta.add_columns(spark, path, current.schema, StructType([OPTIONAL["_cdc_unchanged"]]))
             current = delta.read(spark, path)
     for done in _run_merge(spark, path, rows, current, piece, columns, summary, position):
-        check_growth(table, piece, summary.growth, done["num_inserted_rows"] - done["num_deleted_rows"])
+        check_growth(table, piece, summary.growth, done["num_inserted_rows"] - done["num_deleted_rows"], want)
 
 
 def _laid_out(rows: DataFrame, columns: Sequence[str], summary: Summary, optional: Sequence[str]) -> DataFrame:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
+    from spark_sink.replica.checks import Wants
     from spark_sink.replica.pieces import Piece
     from spark_sink.schema.table import Table
     from spark_sink.warehouse.warehouse import Warehouse
@@ -40,12 +41,14 @@ def replay(
     after_lsn: int = 0,
     until_lsn: int = LAST_LSN,
     is_checked: bool = False,
+    want: Wants | None = None,
 ) -> DataFrame:
     """Return the rows after the changes in (after_lsn, until_lsn], in the changelog's layout (see `without_unneeded`).
 
     ``base`` has the replica's rows at ``after_lsn``. Rows whose keys are in no change are passed on unchanged. The replay begins
     with the last snapshot, if there is one. With ``is_checked`` the rows are computed at once and counted (`check_growth`). Changes
-    from before the table had a key are always counted, because nothing kept their rows apart.
+    from before the table had a key are always counted, because nothing kept their rows apart. ``want`` is for a writer of the
+    replica (checks.py).
 
     Raises WarehouseError if changes that it needs have been purged.
     """
@@ -65,11 +68,11 @@ def replay(
             if piece.fills:
                 rows = filled(rows, piece.fills).localCheckpoint()
             if piece.is_new_key:
-                rows = leave_out_keyless(rows, piece, table, "rows")
+                rows = leave_out_keyless(rows, piece, table, "rows", want)
             if base is not None:
                 rows, untouched = _split(rows, part, piece)
             part = rows.unionByName(part)
-        rows = as_changes(_rows_left(part, piece, table, is_checked=is_checked), changes.schema)
+        rows = as_changes(_rows_left(part, piece, table, is_checked=is_checked, want=want), changes.schema)
         if untouched is not None:
             rows = rows.unionByName(untouched)
     # If no change counts, the table is empty.
@@ -107,16 +110,16 @@ def changes_of(changes: DataFrame, piece: Piece) -> DataFrame:
     return changes.where(wanted)
 
 
-def _rows_left(changes: DataFrame, piece: Piece, table: Table, *, is_checked: bool) -> DataFrame:
+def _rows_left(changes: DataFrame, piece: Piece, table: Table, *, is_checked: bool, want: Wants | None) -> DataFrame:
     """Return the rows after the changes of a piece."""
     if piece.is_before_key:
-        changes = leave_out_keyless(changes, piece, table, "changes")
+        changes = leave_out_keyless(changes, piece, table, "changes", want)
     summary = checked_summary(changes, piece, table)
     rows = reduction.reduce(changes, piece.columns, reduction.data_columns(changes.schema), summary)
     rows = rows.where(~F.col("_cdc_gone")).withColumn("_cdc_unchanged", F.array_union("_cdc_missing", "_cdc_moved"))
     if (is_checked or piece.is_before_key) and summary.truncated_at is None:
         rows = rows.localCheckpoint()
-        check_growth(table, piece, summary.growth, rows.count())
+        check_growth(table, piece, summary.growth, rows.count(), want)
     return rows
 
 

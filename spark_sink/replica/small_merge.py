@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -35,6 +36,7 @@ from spark_sink.delta.rows import UnsupportedError, fields_of, files_between, re
 from spark_sink.replica.checks import check_growth
 from spark_sink.replica.layout import OPTIONAL, first_columns, replica_properties
 from spark_sink.schema.types import split_schema
+from spark_sink.warehouse.wanted_copies import want as want_copy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,7 +110,8 @@ def _merge(warehouse: Warehouse, table: Table, piece: Piece, position: Position)
         _check_columns(log, target.schema, source.columns, last)
     found = target.find(last.keys)
     target.commit(_new_rows(changes, last, target, found), found, position)
-    check_growth(table, piece, changes.growth, int(last.is_live.sum()) - sum(len(each.rows) for each in found))
+    grown = int(last.is_live.sum()) - sum(len(each.rows) for each in found)
+    check_growth(table, piece, changes.growth, grown, partial(want_copy, warehouse, table, position.lsn))
 
 
 def _check_columns(log: TableLog, present: StructType, wanted: StructType, last: _Last) -> None:

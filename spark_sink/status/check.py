@@ -16,7 +16,7 @@ from cdcpipe.lsn import LSN
 from cdcpipe.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["Alert", "Limit", "Limits", "State", "judge", "unknown"]
 
@@ -112,6 +112,7 @@ def judge(found: Mapping[str, Any], limits: Limits) -> Alert:
     slot = found["source"]["slot"]
     _judge_ending(alert, found)
     _judge_gaps(alert, found)
+    _judge_waiting(alert, found["waiting"])
     _judge_lag(alert, found["ladder"], slot, limits)
     _judge_wal(alert, found["server"], slot, limits.wal_bytes)
     return alert
@@ -135,6 +136,16 @@ def _judge_gaps(alert: Alert, found: Mapping[str, Any]) -> None:
     if found["warehouse"] is not None and found["gaps"] and found["gaps"][-1]["healed"] is None:
         gap = found["gaps"][-1]
         alert.add(State.CRITICAL, f"the tables lack changes from {gap['after']} to {gap['start']}, and were not copied since")
+
+
+def _judge_waiting(alert: Alert, waiting: Sequence[Mapping[str, Any]]) -> None:
+    """Add a finding if tables wait for a copy of their rows."""
+    if waiting:
+        first, others = waiting[0], len(waiting) - 1
+        why = "; ".join(each["reason"] for each in first["reasons"])
+        failed = f", and copying it has failed {first['failures']} times" if first["failures"] else ""
+        more = f"; and {others} more" if others else ""
+        alert.add(State.WARNING, f"table {first['table']} waits for a copy of its rows: {why}{failed}{more}")
 
 
 def _judge_lag(alert: Alert, ladder: list[Mapping[str, Any]], slot: str, limits: Limits) -> None:

@@ -20,7 +20,7 @@ from spark_sink.staging.lock import lock_owner
 from spark_sink.staging.log import Position, epoch_directory, list_epochs, list_segments, log_end, removed_position
 from spark_sink.staging.readers import read_readers
 from spark_sink.status import ladder
-from spark_sink.warehouse import gaps
+from spark_sink.warehouse import gaps, wanted_copies
 from spark_sink.warehouse.gaps import TablesGap
 from spark_sink.warehouse.warehouse import Warehouse
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Version
     from spark_sink.staging.log import Epoch, Segment
     from spark_sink.status.ladder import Rung
+    from spark_sink.warehouse.wanted_copies import WantedCopy
 
 __all__ = ["Tables", "describe"]
 
@@ -84,6 +85,20 @@ def describe(
         },
         "tables": rows,
         "gaps": [each.to_json() for each in _gaps(epochs, tables)],
+        "waiting": [] if tables is None else [_waiting(each) for each in wanted_copies.waiting(tables.house)],
+    }
+
+
+def _waiting(wanted: WantedCopy) -> dict[str, Any]:
+    """Describe a table that waits for a copy."""
+    failures = wanted.failures
+    return {
+        "table": str(wanted.table),
+        "reasons": [
+            {"reason": each.text, "since": format_lsn(each.since_lsn), "found": _iso(each.found_at)} for each in wanted.reasons
+        ],
+        "failures": 0 if failures is None else failures.count,
+        "last_failure": None if failures is None else {"time": _iso(failures.at), "message": failures.message},
     }
 
 

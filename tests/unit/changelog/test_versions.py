@@ -13,6 +13,7 @@ from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import Fill, Table, Version
 from spark_sink.schema.types import assign_columns, merge_columns
 from spark_sink.source.contents import Use
+from spark_sink.warehouse.wanted_copies import waiting
 from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH
 from support.descriptions import CODE, ID, NONE, catalog, table, version
@@ -64,22 +65,22 @@ class History:
 
 
 @pytest.mark.parametrize(
-    ("at_snapshot", "after", "fills"),
+    ("at_snapshot", "after", "fills", "unknown"),
     [
         # Renamed before the snapshot: its rows have the new name already.
-        ("id=1 b=2", "id=1 b=2", []),
+        ("id=1 b=2", "id=1 b=2", [], []),
         # Renamed after it, and two that change places.
-        ("id=1 a=2", "id=1 b=2", [Fill("b", "a")]),
-        ("a=1 b=2", "b=1 a=2", [Fill("b", "a"), Fill("a", "b")]),
+        ("id=1 a=2", "id=1 b=2", [Fill("b", "a")], []),
+        ("a=1 b=2", "b=1 a=2", [Fill("b", "a"), Fill("a", "b")], []),
         # Dropped and added anew under the same name.
-        ("id=1 a=2", "id=1 a=3", [Fill("a")]),
-        ("id=1 a=2", "id=1 a=3!", [Fill("a")]),
+        ("id=1 a=2", "id=1 a=3", [Fill("a")], []),
+        ("id=1 a=2", "id=1 a=3!", [Fill("a")], ["a"]),
         # Added after it: nothing is to be done where there is no default.
-        ("id=1", "id=1 a=2", []),
-        ("id=1", "id=1 a=2'7", [Fill("a", value="7")]),
+        ("id=1", "id=1 a=2", [], []),
+        ("id=1", "id=1 a=2'7", [Fill("a", value="7")], []),
     ],
 )
-def test_values_of_a_snapshots_rows(tmp_path: Path, at_snapshot: str, after: str, fills: list[Fill]) -> None:
+def test_values_of_a_snapshots_rows(tmp_path: Path, at_snapshot: str, after: str, fills: list[Fill], unknown: list[str]) -> None:
     """The rows of a late snapshot come after the stream has passed it, and has decided the values in rows from before a later
     change.
     """
@@ -101,6 +102,9 @@ def test_values_of_a_snapshots_rows(tmp_path: Path, at_snapshot: str, after: str
     versions = TableVersions(warehouse, cast("SchemaHistory", History(later)), PublishedTables(None))
     noted = versions.record_new(Table("public", "t"), [snapshot], [Use(30, 2, relations[1], 30)], 20, columns, columns)
     assert noted[-1].fills == tuple(fills)
+    assert [each.why for each in waiting(warehouse)] == [
+        f"the stream does not have the values of earlier rows in {name}" for name in unknown
+    ]
 
 
 class Renamed(History):
@@ -115,6 +119,20 @@ class Renamed(History):
 
     def before(self, _version: SchemaVersion) -> list[SchemaVersion]:
         return [SchemaVersion(10, 0, table("id a elsewhere"), None)]
+
+
+def test_a_type_that_does_not_hold_the_values_of_a_snapshot(tmp_path: Path) -> None:
+    """The earlier values stay in the column of the old type: the table needs a copy."""
+    relations = [table("id=1 a:25=2"), table("id=1 a:23=2")]
+    columns = merge_columns(None, relations)
+    snapshot = replace(version(20, 0, ID), snapshot=((1, "id"), (2, "a")))
+    later = SchemaVersion(30, 2, relations[1], numbered(relations[1], catalog("id=1 a:23=2"), None))
+    warehouse = Warehouse(tmp_path, "delta")
+    warehouse.open(EPOCH)
+    versions = TableVersions(warehouse, cast("SchemaHistory", History(later)), PublishedTables(None))
+    versions.record_new(Table("public", "t"), [snapshot], [Use(30, 2, relations[1], 30)], 20, columns, columns)
+    [wanted] = waiting(warehouse)
+    assert (wanted.why, wanted.reasons[0].since_lsn) == ("earlier values of a are in columns of the old type", 30)
 
 
 def test_a_column_that_the_table_had_under_another_name(tmp_path: Path) -> None:

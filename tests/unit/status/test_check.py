@@ -31,9 +31,14 @@ def found(*ladder: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "server_error": None,
         "warehouse": None,
         "gaps": [],
+        "waiting": [],
         "ladder": list(ladder) or BEHIND,
     }
     return known | changes
+
+
+def waiting(table: str, failures: int = 0) -> dict[str, Any]:
+    return {"table": table, "reasons": [{"reason": "it was renamed"}], "failures": failures}
 
 
 OK, WARNING, CRITICAL, UNKNOWN = State
@@ -87,6 +92,20 @@ CASES = [
         CRITICAL,
         "25 h behind",
         id="what is missing is sent by nobody",
+    ),
+    pytest.param(
+        found(rung("server"), waiting=[waiting("public.a"), waiting("public.b", failures=2)]),
+        Limits(),
+        WARNING,
+        "table public.a waits for a copy of its rows: it was renamed; and 1 more",
+        id="tables wait",
+    ),
+    pytest.param(
+        found(rung("server"), waiting=[waiting("public.b", failures=2)]),
+        Limits(),
+        WARNING,
+        "table public.b waits for a copy of its rows: it was renamed, and copying it has failed 2 times",
+        id="a table waits in vain",
     ),
 ]
 

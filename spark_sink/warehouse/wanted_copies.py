@@ -1,0 +1,174 @@
+"""Tables that need a new copy of their rows, because the stream cannot tell what the rows are. No pyspark.
+
+    want(house, table, since_lsn, "it was renamed from public.old")     # whoever finds it out: micro-batch, merge, catalog
+    waiting(house)                                                      # the tables that wait, and why
+
+    _cdcpipe/copies/NAME.json       the reasons for which a table needs a copy, and how often a copy has failed
+
+A reason has a position. A complete snapshot of the table from this position or later settles it, whoever took the snapshot. So a
+reason that was noted before a kill is never lost, and one that is settled never comes back. `run` copies the tables
+(snapshot/healer.py). Only the process that runs the pipeline writes these files; every other process may read them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from cdcpipe.lsn import LSN, format_lsn
+from spark_sink.files.places import make_directory, read_json, write_json
+from spark_sink.schema.table import Table
+from spark_sink.warehouse.gaps import is_copied_since
+from spark_sink.warehouse.warehouse import WarehouseError, encode_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from spark_sink.warehouse.warehouse import Warehouse
+
+__all__ = ["Failures", "Reason", "WantedCopy", "give_up", "note_failure", "settle", "waiting", "want"]
+
+_MOST_REASONS: Final = 8
+"""More reasons of one table are left out, the oldest first: a copy settles them all."""
+
+_writing = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a table needs a copy, and since which LSN. A copy from this LSN or later is right."""
+
+    text: str
+    since_lsn: int
+    found_at: float
+    """When it was found out, in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """How often the copy has failed in a row, when it did last (in seconds since 1970), and with which message."""
+
+    count: int
+    at: float
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class WantedCopy:
+    """A table that waits for a copy."""
+
+    table: Table
+    reasons: tuple[Reason, ...]
+    failures: Failures | None = None
+
+    @property
+    def why(self) -> str:
+        """All reasons, in one line."""
+        return "; ".join(reason.text for reason in self.reasons)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that the file has."""
+        failures = self.failures
+        return {
+            "schema": self.table.schema,
+            "name": self.table.name,
+            "reasons": [
+                {"reason": each.text, "since": format_lsn(each.since_lsn), "found_at": each.found_at} for each in self.reasons
+            ],
+            "failures": None if failures is None else {"count": failures.count, "at": failures.at, "message": failures.message},
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> WantedCopy:
+        """Read the object of `to_json`; raise ValueError, KeyError or TypeError for anything else."""
+        failures = value["failures"]
+        return cls(
+            Table(str(value["schema"]), str(value["name"])),
+            tuple(Reason(str(each["reason"]), int(LSN.parse(each["since"])), float(each["found_at"])) for each in value["reasons"]),
+            None if failures is None else Failures(int(failures["count"]), float(failures["at"]), str(failures["message"])),
+        )
+
+
+def want(house: Warehouse, table: Table, since_lsn: int, reason: str, now: Callable[[], float] = time.time) -> None:
+    """Record that the table needs a copy from ``since_lsn`` or later. The reason has no values of rows. Durable at return.
+
+    It does nothing if the table has such a copy, or if the same is recorded already. Thread-safe.
+    """
+    with _writing:
+        if is_copied_since(house, table, since_lsn):
+            return
+        found = _read(house, _path(house, table)) or WantedCopy(table, ())
+        same = next((each for each in found.reasons if each.text == reason), None)
+        if same is not None and same.since_lsn >= since_lsn:
+            return
+        kept = [each for each in found.reasons if each.text != reason]
+        new = Reason(reason, since_lsn, now() if same is None else same.found_at)
+        _write(house, replace(found, reasons=tuple(_newest([*kept, new]))))
+
+
+def _newest(reasons: list[Reason]) -> Iterable[Reason]:
+    """Return the last reasons. The greatest position is kept: only a copy from there settles all."""
+    kept = reasons[-_MOST_REASONS:]
+    return [*kept[:-1], replace(kept[-1], since_lsn=max(each.since_lsn for each in reasons))] if reasons[:-_MOST_REASONS] else kept
+
+
+def waiting(house: Warehouse) -> list[WantedCopy]:
+    """Return the tables that wait for a copy, in order, each with the reasons that no copy has settled yet."""
+    found = (_read(house, path) for path in (house.root / "_cdcpipe/copies").glob("*.json"))
+    open_ones = (_unsettled(house, each) for each in found if each is not None)
+    return sorted((each for each in open_ones if each.reasons), key=lambda each: each.table)
+
+
+def settle(house: Warehouse) -> None:
+    """Remove the reasons that a copy has settled."""
+    with _writing:
+        for path in (house.root / "_cdcpipe/copies").glob("*.json"):
+            found = _read(house, path)
+            if found is None:
+                continue
+            left = _unsettled(house, found)
+            if not left.reasons:
+                path.unlink(missing_ok=True)
+            elif left != found:
+                _write(house, left)
+
+
+def give_up(house: Warehouse, table: Table) -> None:
+    """Remove all reasons of a table, which is not published any more."""
+    with _writing:
+        _path(house, table).unlink(missing_ok=True)
+
+
+def note_failure(house: Warehouse, table: Table, message: str, now: float) -> None:
+    """Record that a copy of the table has failed. The message has no values of rows."""
+    with _writing:
+        found = _read(house, _path(house, table))
+        if found is not None:
+            count = 1 if found.failures is None else found.failures.count + 1
+            _write(house, replace(found, failures=Failures(count, now, message)))
+
+
+def _unsettled(house: Warehouse, found: WantedCopy) -> WantedCopy:
+    reasons = tuple(each for each in found.reasons if not is_copied_since(house, found.table, each.since_lsn))
+    return replace(found, reasons=reasons, failures=found.failures if reasons == found.reasons else None)
+
+
+def _path(house: Warehouse, table: Table) -> Path:
+    return house.root / "_cdcpipe/copies" / f"{encode_name(table)}.json"
+
+
+def _read(house: Warehouse, path: Path) -> WantedCopy | None:
+    found = read_json(path)
+    try:
+        return None if found is None else WantedCopy.from_json(found)
+    except (KeyError, TypeError, ValueError, AttributeError) as ex:
+        raise WarehouseError(f"{path} in {house.name} is damaged: {ex!r}", hint="delete it, and copy the table anew") from ex
+
+
+def _write(house: Warehouse, wanted: WantedCopy) -> None:
+    path = _path(house, wanted.table)
+    make_directory(path.parent)
+    write_json(path, wanted.to_json())

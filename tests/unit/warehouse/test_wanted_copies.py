@@ -1,0 +1,108 @@
+"""The tables that need a copy: what is recorded, what a copy settles, and what stays."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from spark_sink.schema.table import Table
+from spark_sink.staging.log import Epoch, Position
+from spark_sink.warehouse.wanted_copies import Failures, Reason, WantedCopy, give_up, note_failure, settle, waiting, want
+from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from support.descriptions import ID, version
+
+EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
+ORDERS, FRUIT = Table("public", "Orders"), Table("public", "fruit")
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Warehouse:
+    made = Warehouse(tmp_path, "delta")
+    made.open(EPOCH)
+    return made
+
+
+def copied(house: Warehouse, table: Table, lsn: int) -> None:
+    """Record that a snapshot of the table at an LSN is complete."""
+    house.write_versions(table, [version(1, 0, ID), replace(version(lsn, 0, ID), snapshot=((1, "id"),))])
+
+
+def test_a_table_waits_until_a_copy_from_its_position_or_later_is_complete(house: Warehouse) -> None:
+    assert waiting(house) == []
+    want(house, ORDERS, 100, "it was renamed", lambda: 7.0)
+    want(house, FRUIT, 50, "it is new", lambda: 8.0)
+    want(house, ORDERS, 200, "a column was computed", lambda: 9.0)
+    renamed, computed = Reason("it was renamed", 100, 7.0), Reason("a column was computed", 200, 9.0)
+    assert waiting(house) == [WantedCopy(ORDERS, (renamed, computed)), WantedCopy(FRUIT, (Reason("it is new", 50, 8.0),))]
+    assert waiting(house)[0].why == "it was renamed; a column was computed"
+
+    copied(house, FRUIT, 49)
+    copied(house, ORDERS, 150)
+    assert [(each.table, each.reasons) for each in waiting(house)] == [
+        (ORDERS, (computed,)),
+        (FRUIT, (Reason("it is new", 50, 8.0),)),
+    ]
+    # The snapshot is in the changelog, but may not be in the replica yet.
+    house.note_snapshot(ORDERS, Position(1, 150))
+    assert waiting(house)[0].reasons == (renamed, computed)
+    house.note_finished(ORDERS)
+    copied(house, FRUIT, 50)
+    copied(house, ORDERS, 300)
+    assert waiting(house) == []
+    settle(house)
+    assert list((house.root / "_cdcpipe/copies").iterdir()) == []
+    # A change that comes to the tables later than the copy, and is older.
+    want(house, ORDERS, 250, "it was renamed")
+    assert waiting(house) == []
+    want(house, ORDERS, 301, "it was renamed")
+    assert [each.table for each in waiting(house)] == [ORDERS]
+
+
+def test_a_reason_that_comes_again_has_the_later_position(house: Warehouse) -> None:
+    for lsn, found_at in ((100, 1.0), (100, 2.0), (300, 3.0), (200, 4.0)):
+        want(house, ORDERS, lsn, "rows were missing", lambda at=found_at: at)
+    assert waiting(house) == [WantedCopy(ORDERS, (Reason("rows were missing", 300, 1.0),))]
+
+
+def test_many_reasons_do_not_make_a_long_record(house: Warehouse) -> None:
+    want(house, ORDERS, 1000, "the first one")
+    for number in range(20):
+        want(house, ORDERS, number + 1, f"reason {number}")
+    [found] = waiting(house)
+    assert [each.text for each in found.reasons] == [f"reason {number}" for number in range(12, 20)]
+    # A copy that would not settle what was left out does not settle everything.
+    copied(house, ORDERS, 999)
+    assert [each.table for each in waiting(house)] == [ORDERS]
+    copied(house, ORDERS, 1000)
+    assert waiting(house) == []
+
+
+def test_failures_are_counted_until_a_copy_succeeds(house: Warehouse) -> None:
+    note_failure(house, ORDERS, "nobody waits for this", 1.0)
+    assert waiting(house) == []
+    want(house, ORDERS, 100, "it was renamed", lambda: 1.0)
+    note_failure(house, ORDERS, "the server is away", 10.0)
+    note_failure(house, ORDERS, "it is locked", 20.0)
+    want(house, ORDERS, 100, "it was renamed")
+    assert waiting(house)[0].failures == Failures(2, 20.0, "it is locked")
+    want(house, ORDERS, 200, "a column was computed", lambda: 2.0)
+    copied(house, ORDERS, 150)
+    settle(house)
+    assert waiting(house) == [WantedCopy(ORDERS, (Reason("a column was computed", 200, 2.0),))]
+
+
+def test_a_table_that_is_not_published_any_more_is_given_up(house: Warehouse) -> None:
+    want(house, ORDERS, 100, "it was renamed")
+    give_up(house, ORDERS)
+    give_up(house, FRUIT)
+    assert waiting(house) == []
+
+
+def test_a_damaged_record_is_named(house: Warehouse) -> None:
+    want(house, ORDERS, 100, "it was renamed")
+    [path] = (house.root / "_cdcpipe/copies").iterdir()
+    path.write_text(json.dumps({"schema": "public"}))
+    with pytest.raises(WarehouseError, match="is damaged") as caught:
+        waiting(house)
+    assert "delete it" in (caught.value.hint or "")
