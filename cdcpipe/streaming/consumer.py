@@ -6,6 +6,7 @@ import logging
 import os
 import select
 import time
+from collections.abc import Callable
 
 from cdcpipe.errors import OutputError
 from cdcpipe.pipe.commands import CommandReader, Feedback
@@ -24,11 +25,15 @@ DRAIN_S = 1.0
 class RecordsOut:
     """Writes records to ``fd``, and tells ``progress`` which transactions were written completely.
 
-    With ``auto_feedback`` these transactions count as confirmed, too.
+    With ``auto_feedback`` these transactions count as confirmed, too. With ``check``, records are held until `release`, which calls
+    it.
     """
 
-    def __init__(self, fd: int, progress: Progress, *, auto_feedback: bool) -> None:
+    def __init__(self, fd: int, progress: Progress, *, auto_feedback: bool, check: Callable[[], None] | None = None) -> None:
         self._given_fd = fd
+        self._check = check
+        self._held: list[tuple[bytes, list[int]]] = []
+        self._held_bytes = 0
         self._progress = progress
         self._auto_feedback = auto_feedback
         self._output = Output(fd)
@@ -43,11 +48,24 @@ class RecordsOut:
     @property
     def pending_bytes(self) -> int:
         """The number of bytes that wait to be written."""
-        return self._output.pending_bytes
+        return self._output.pending_bytes + self._held_bytes
 
     def put(self, chunk: bytes, ends: list[int]) -> None:
         """Queue a chunk. ``ends`` are the ends of the transactions whose last record is in the chunk."""
-        self._output.put(chunk, ends)
+        if self._check is None:
+            self._output.put(chunk, ends)
+        else:
+            self._held.append((chunk, ends))
+            self._held_bytes += len(chunk)
+
+    def release(self) -> None:
+        """Let the records that are held be written. If the check raises an error, drop them, and raise it."""
+        if self._check is None or not self._held:
+            return
+        held, self._held, self._held_bytes = self._held, [], 0
+        self._check()
+        for chunk, ends in held:
+            self._output.put(chunk, ends)
 
     def write(self) -> None:
         """Write as much as the consumer takes without waiting."""

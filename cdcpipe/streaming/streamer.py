@@ -12,6 +12,7 @@ The loop keeps these rules in every situation:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
 import time
@@ -55,6 +56,7 @@ class Streamer:
       not end the stream in time. Its argument is the number of seconds that it may take. It returns 0 if the position is unknown.
     - ``make_feeder`` gets the function that writes a record, and returns the feeder.
     - ``transactions`` assembles the transactions that the server streams. The tracker is then a `WholeTracker` with this object.
+    - ``check`` is called after records were received and before they are written. If it raises an error, they are not written.
     """
 
     def __init__(
@@ -67,13 +69,14 @@ class Streamer:
         confirmed_on_server: Callable[[float], int],
         make_feeder: Callable[[Callable[[int, bytes], None]], Feeder] | None = None,
         transactions: Transactions | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
         self._walsender = walsender
         self._progress = progress
         self._tracker = tracker
         self._options = options
         self._confirmed_on_server = confirmed_on_server
-        self._records = RecordsOut(options.out_fd, progress, auto_feedback=options.auto_feedback)
+        self._records = RecordsOut(options.out_fd, progress, auto_feedback=options.auto_feedback, check=check)
         self._commands = CommandsIn(options.command_fd, progress)
         self._receiver = Receiver(
             walsender, progress, tracker, options, self._records.put, make_feeder=make_feeder, transactions=transactions
@@ -95,6 +98,8 @@ class Streamer:
                     self._receiver.queue_before_failure()
                 except (ConnectionClosedError, ServerError):
                     self._receiver.queue()
+                    with contextlib.suppress(CdcpipeError):  # what can't be checked is not written: the server sends it again
+                        self._records.release()
                     self._records.drain()
                     raise
                 except CdcpipeError:
@@ -124,9 +129,14 @@ class Streamer:
         self._records.write()
         self._status.send_if_due(time.monotonic())
 
+    def stay_alive(self) -> None:
+        """Send status updates while a check waits for its answer."""
+        self._status.send_if_due(time.monotonic())
+
     def _finish(self) -> None:
         """Write the records that are held, send the last feedback, and end the stream so that the server has read the feedback."""
         self._is_ending = True
+        self._records.release()
         self._records.drain()
         end_stream(self._walsender, self._status, lambda: self._progress.confirmed_lsn, self._confirmed_on_server)
 
@@ -141,6 +151,8 @@ class Streamer:
             elif records.pending_bytes:
                 progress.heard(time.monotonic())  # the loop did not read meanwhile, so the silence does not count
             self._tell_idle_position(time.monotonic())
+            if not (receiver.has_more and self._is_reading):
+                records.release()
             records.write()
             now = time.monotonic()
             if self._tracker.is_finished and not records.pending_bytes and not receiver.is_taking and not self._stays_after_end():

@@ -49,6 +49,7 @@ from cdcpipe.replication.slots import (
 )
 from cdcpipe.replication.strict_progress import StrictProgress
 from cdcpipe.replication.tables import PublishedTable, check_binary_forms, check_readable, published_tables
+from cdcpipe.replication.timeline_guard import guard_timeline
 from cdcpipe.replication.timelines import TimelineEnd, timeline_history
 from cdcpipe.streaming.receiver import Feeder
 from cdcpipe.streaming.streamer import Streamer
@@ -268,7 +269,9 @@ def stream(config: StreamConfig) -> ExitCode:
     # to be one of pgoutput.)
     settings = {"search_path": ""} if publications and config.output is None else {}
     opening = OpeningWalsender(config.slot.parameters, settings, config.silence_limit_s or NO_LIMIT)
-    with contextlib.closing(catalog), opening:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.closing(catalog))
+        stack.enter_context(opening)
         with initialising():
             slot = find_or_create_slot(catalog.connection, config.slot, publications)
             server_options, make_feeder = _plugin(config, catalog, slot, publications)
@@ -286,6 +289,9 @@ def stream(config: StreamConfig) -> ExitCode:
             _start(walsender, catalog, config, slot, server_options)
             if config.expected_lsn is not None:
                 check_no_gap(catalog.connection, config.slot.slot, config.expected_lsn)
+            guard = None
+            if config.expected_system is not None:
+                guard = guard_timeline(catalog.connection, system, config.expected_system)
         if make_feeder is None:
             catalog.close()
         progress = (StrictProgress if config.idle_positions else Progress)(
@@ -302,8 +308,13 @@ def stream(config: StreamConfig) -> ExitCode:
             confirmed_on_server=catalog.confirmed_flush_lsn,
             make_feeder=make_feeder,
             transactions=transactions,
+            check=None if guard is None else guard.check,
         )
-        catalog.limit_waits(streamer.keep_serving, min(CATALOG_TIMEOUT_S, config.silence_limit_s or NO_LIMIT))
+        timeout_s = min(CATALOG_TIMEOUT_S, config.silence_limit_s or NO_LIMIT)
+        catalog.limit_waits(streamer.keep_serving, timeout_s)
+        if guard is not None:
+            stack.callback(guard.close)
+            guard.serve_meanwhile(streamer.stay_alive, timeout_s)
         return streamer.run()
 
 

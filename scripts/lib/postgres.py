@@ -126,7 +126,7 @@ class Cluster:
     removes it. `settings` override the defaults in postgresql.conf.
 
     With `standby_of` the server is a physical standby of a running server, made by pg_basebackup (which 14 and 17 do not have
-    here). The primary gets the slot `standby_slot` for it. `promote` makes it a primary.
+    here). The primary gets the slot `standby_slot` for it. `promote` makes it a primary. standbys.py has more.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Cluster:
         self.version = version
         self.settings = {key: str(value) for key, value in (settings or {}).items()}
         self.port = 0
-        self._standby_of = standby_of
+        self.standby_of = standby_of
         self._standby_slot = standby_slot
         self.version_num = _version_num(self.bin("postgres"))
         self._keep = directory is not None
@@ -295,9 +295,9 @@ class Cluster:
         if user is not None:
             os.chown(self.directory, user.pw_uid, user.pw_gid)
             self.directory.chmod(0o755)
-        if self._standby_of is not None:
+        if self.standby_of is not None:
             options = ["-R", "-C", "-S", self._standby_slot, "-X", "stream", "-c", "fast", "--no-sync"]
-            self._run(self.bin("pg_basebackup"), "-d", self._standby_of.dsn, "-D", self.data, *options)
+            self._run(self.bin("pg_basebackup"), "-d", self.standby_of.dsn, "-D", self.data, *options)
             return
         options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", *self._initdb_options()]
         self._run(self.bin("initdb"), "-D", self.data, *options)
