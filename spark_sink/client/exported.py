@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
 from spark_sink.client.failure import error_of
-from spark_sink.client.prepare import Prepared, SlotConfig, look_up, prepare_arguments
+from spark_sink.client.prepare import Prepared, SlotConfig, creation_arguments, look_up, prepare_arguments
 from spark_sink.client.process import ANSWER_S, Child, unanswered
 from spark_sink.files.local import read_json, write_json
 from spark_sink.files.lock import hold_alone
@@ -129,9 +129,7 @@ class ExportedSnapshot:
         for table in self._tables or ("*",):
             arguments += ["--check-select", table]
         if config.create_slot:
-            arguments.append("-c")
-            for table in config.tables:
-                arguments += ["--table", table]
+            arguments += creation_arguments(config)
         self._text_path.unlink(missing_ok=True)
         self._pipe_path.unlink(missing_ok=True)
         os.mkfifo(self._pipe_path, 0o600)

@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 
-__all__ = ["Prepared", "PublishedNow", "SlotConfig", "ask_published", "look_up", "prepare_arguments", "slot_exists"]
+__all__ = [
+    "Prepared",
+    "PublishedNow",
+    "SlotConfig",
+    "ask_published",
+    "creation_arguments",
+    "failover_arguments",
+    "look_up",
+    "prepare_arguments",
+    "slot_exists",
+]
 
 _RECONNECT = RetryPolicy(within_s=60.0, first_pause_s=1.0)
 """A server that is asked for its tables may be restarting."""
@@ -51,6 +61,10 @@ class SlotConfig(Protocol):
     @property
     def tables(self) -> tuple[str, ...]:
         """The tables of a publication that has to be created; empty for all tables."""
+
+    @property
+    def failover(self) -> bool | None:
+        """Whether standbys are to keep a copy of the slot; None for the default of ``cdcpipe``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,3 +182,13 @@ def prepare_arguments(config: SlotConfig) -> list[str]:
     for name in config.publications:
         arguments += ["--publication", name]
     return arguments
+
+
+def creation_arguments(config: SlotConfig) -> list[str]:
+    """Return the options of ``cdcpipe prepare`` that create the slot and its publications."""
+    return ["-c", *(word for table in config.tables for word in ("--table", table)), *failover_arguments(config)]
+
+
+def failover_arguments(config: SlotConfig) -> list[str]:
+    """Return the option for copies of the slot on standbys. ``yes`` also changes a slot that exists."""
+    return [] if config.failover is None else ["--failover", "yes" if config.failover else "no"]

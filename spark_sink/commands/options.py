@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import click
 import cloup
 
-from cdcpipe.options import CONNECTION, CREATE_SLOT, CREATED_TABLE, PUBLICATION, SLOT
+from cdcpipe.options import CONNECTION, CREATE_SLOT, CREATED_TABLE, FAILOVER, PUBLICATION, SLOT
 from cdcpipe.units import parse_seconds
 from spark_sink.client.connection import connection_arguments
 from spark_sink.commands.parameters import DIRECTORY, PLACE, Directory, minute_or_off, parse_amount, parse_retention
@@ -94,6 +94,7 @@ _launcher_groups = (
         cloup.option(*PUBLICATION.names, required=True, **PUBLICATION.settings),
         cloup.option(*CREATE_SLOT.names, **CREATE_SLOT.settings),
         cloup.option(*CREATED_TABLE.names, **CREATED_TABLE.settings),
+        cloup.option(*FAILOVER.names, type=click.Choice(["yes", "no"]), **FAILOVER.settings),
         cloup.option("--available-now", is_flag=True, help="Take all that is committed on the server now, then exit."),
     ),
     cloup.option_group(
@@ -181,6 +182,7 @@ def launcher_config(
     publications: tuple[str, ...],
     create_slot: bool,
     tables: tuple[str, ...],
+    failover: Literal["yes", "no"] | None,
     staging: Path,
     segment_size: int,
     seal_interval: float,
@@ -205,6 +207,7 @@ def launcher_config(
         connection=connection_arguments(dbname=dbname, host=host, port=port, username=username, params=params),
         create_slot=create_slot,
         tables=tables,
+        failover=None if failover is None else failover == "yes",
         available_now=available_now,
         seal=SealPolicy(segment_bytes=segment_size, seal_interval_s=seal_interval),
         spill=spill,

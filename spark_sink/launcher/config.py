@@ -28,6 +28,8 @@ class LauncherConfig:
     publications: tuple[str, ...] = ()
     connection: tuple[str, ...] = ()
     create_slot: bool = False
+    failover: bool | None = None
+    """Whether standbys are to keep a copy of the slot (``--failover``). None: where the server can, for a slot that is created."""
     tables: tuple[str, ...] = ()
     """With ``create_slot``: the tables of a publication that has to be created; empty for all tables."""
     available_now: bool = False

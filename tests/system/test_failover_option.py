@@ -1,10 +1,11 @@
 """``--failover``: which slots a primary's standbys may copy."""
 
 import json
+from pathlib import Path
 
 import postgres
 
-from support.cli_process import run_cli
+from support.cli_process import run_cli, run_spark_cli
 from support.published_database import PublishedDatabase
 from support.waiting import until
 
@@ -104,3 +105,12 @@ def test_a_standby_has_a_copy_after_its_promotion(pg18: postgres.Cluster) -> Non
             code, out, err = run_cli("-d", standby.dsn, *stream, end)
             assert code == 0, err
             assert b'"value":-1' in out
+
+
+def test_land_passes_it_on(on18: PublishedDatabase, tmp_path: Path) -> None:
+    slot = f"{on18.slot}_landed"
+    arguments = ("land", "-d", on18.database.dsn, "-S", slot, "--publication", "p", "--staging", str(tmp_path), "--available-now")
+    for more, expected in ((("-c", "--failover", "no"), False), (("-c",), False), (("--failover", "yes"), True)):
+        done = run_spark_cli(*arguments, *more)
+        assert done.returncode == 0, done.stderr
+        assert has_failover(on18, slot) == expected
