@@ -33,7 +33,7 @@ class Failure:
     def is_rewound(self) -> bool:
         """Whether the server's WAL ended before the staging log (`RewoundServerError`).
 
-        The launcher must not try again before the server's WAL has passed the end of the log.
+        The launcher has to record this at once: once the server's WAL has passed the end of the log, it does not show any more.
         """
         return self.code == ExitCode.INIT_FAILED and self.message.startswith(RewoundServerError.BEGINNING)
 

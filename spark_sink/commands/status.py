@@ -19,6 +19,7 @@ from spark_sink.client.slot_monitor import SlotMonitor
 from spark_sink.commands.options import CONTEXT_SETTINGS, connection_options, noted_staging_option
 from spark_sink.commands.parameters import PLACE, limit
 from spark_sink.commands.signals import on_signals
+from spark_sink.staging.gap import LostChanges
 from spark_sink.staging.lock import owner_text
 from spark_sink.staging.log import list_epochs
 from spark_sink.status.check import Limit, Limits, State, judge, unknown
@@ -222,6 +223,8 @@ def _render(found: dict[str, Any]) -> str:
     for gap in found["gaps"]:
         state = "tables not copied since" if gap["healed"] is None else "tables copied since"
         lines.append(f"gap        from {gap['after']} to {gap['start']}, {state}: {gap['cause']}")
+        if gap.get("lost"):
+            lines.append(f"           never happened: {LostChanges.from_json(gap['lost'])}")
     for table in found["waiting"]:
         lines += [f"waiting    {table['table']} needs a copy since {each['since']}: {each['reason']}" for each in table["reasons"]]
         if table["last_failure"]:

@@ -9,6 +9,7 @@ account with what ``cdcpipe prepare`` has found on the server:
 | the slot is beyond the account: dropped and made again, advanced, or read by another consumer | a gap |
 | a new timeline that branched off at the log's end or later | the log goes on, on the new timeline |
 | a new timeline that branched off before the log's end | a gap: the log has changes that the new primary never had |
+| a server that has gone back behind the log's end (diverged.json) | a gap of the same kind |
 | another system id | an error, unless the user accepts this id (pg_upgrade) |
 
 After a gap the log goes on at the slot's position, or at the log's end if that is later. Source: the manual, "Streaming Replication
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING
 from cdcpipe.errors import GapError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.units import format_size
-from spark_sink.staging.log import Gap
+from spark_sink.staging.gap import Gap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from spark_sink.staging.account import Account
     from spark_sink.staging.log import Epoch, Position
 
-__all__ = ["Log", "Verdict", "gap_error", "judge", "missing_slot"]
+__all__ = ["Log", "Verdict", "gap_error", "gone_back", "judge", "missing_slot"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ class Log:
     """`Account.lsn` is at least ``end_lsn``."""
     tables: Position | None = None
     """The position of the warehouse that is fed from this log, if it is known."""
+    divergence: Gap | None = None
+    """What an earlier start has recorded: the server has gone back behind the log's end (staging/divergence.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,9 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
     if prepared.system_id != last.system_id and prepared.system_id == accepted_system_id and not prepared.slot_created:
         # pg_upgrade moves the slots' positions to the new cluster's WAL, and refuses slots with changes that were not consumed.
         return Verdict(account_lsn=max(confirmed, log.account.lsn), former_system_id=last.system_id, is_new_epoch=True)
+    if log.divergence is not None:
+        resume_lsn = max(log.end_lsn, confirmed)
+        return Verdict(log.divergence, log.divergence.after_lsn, is_new_epoch=True, resume_lsn=resume_lsn)
     is_new_timeline = prepared.timeline > last.timeline
     right_lsn = log.account.lsn
     if is_new_timeline:
@@ -114,6 +120,15 @@ def _branch(epochs: Sequence[Epoch], prepared: Prepared) -> int:
     return common
 
 
+def gone_back(log: Log, prepared: Prepared, cause: str, now: float) -> Gap:
+    """Return the gap if the server's WAL ends before the log, on the same timeline. ``cause`` is what the streamer says of it.
+
+    Nothing tells where the histories parted. But the slot was restored with the server, so they did not part before its position.
+    """
+    after_lsn = min(int(prepared.confirmed_flush_lsn), log.end_lsn)
+    return Gap(after_lsn, cause, log.account.time, now, is_divergence=True)
+
+
 def missing_slot(log: Log, slot: str, now: float) -> Gap:
     """Return the gap if the slot does not exist any more."""
     at = format_lsn(log.account.lsn)
@@ -127,10 +142,21 @@ _HINT = (
 )
 
 
-def gap_error(gap: Gap, place: str, resume_lsn: int = 0) -> GapError:
-    """Return the error for a gap in the log in ``place``, for users who want to stop there."""
+_DIVERGENCE_HINT = (
+    "if this is the wrong server, connect to the right one{record}. Otherwise --on-gap resnapshot goes on with this server and"
+    " copies all tables anew, so that what never happened there leaves them"
+)
+
+
+def gap_error(gap: Gap, place: str, resume_lsn: int = 0, record: str | None = None) -> GapError:
+    """Return the error for a gap in the log in ``place``, for users who want to stop there.
+
+    ``record`` is the path of the file in which the gap is recorded, if there is one.
+    """
     size = f"; {format_size(resume_lsn - gap.after_lsn)} of WAL lie between" if resume_lsn > gap.after_lsn else ""
+    hint = _HINT.format(place=place)
+    if gap.is_divergence:
+        size = "" if gap.lost is None else f"; they are {gap.lost}"
+        hint = _DIVERGENCE_HINT.format(record="" if record is None else f", after you have deleted {record}")
     since = datetime.fromtimestamp(gap.since, UTC).isoformat(" ", "seconds") if gap.since else "an unknown time"
-    return GapError(
-        f"{GapError.BEGINNING}{gap.cause}{size} (the log was last known to be complete at {since})", hint=_HINT.format(place=place)
-    )
+    return GapError(f"{GapError.BEGINNING}{gap.cause}{size} (the log was last known to be complete at {since})", hint=hint)

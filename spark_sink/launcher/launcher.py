@@ -32,7 +32,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from cdcpipe.errors import ProtocolError, RewoundServerError
+from cdcpipe.errors import ProtocolError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.threads import Worker
@@ -206,13 +206,12 @@ class Launcher:
             try:
                 while prepared is not None and opening.await_wal(prepared):
                     failure = self._stream(writer, sealer, prepared)
-                    if failure is None or not self._wait_before_restart(policy, failure, writer.end_lsn):
+                    if failure is not None and failure.is_rewound:
+                        opening.record_divergence(prepared, failure.message)
+                    elif failure is None or not self._wait_before_restart(policy, failure, writer.end_lsn):
                         return
                     prepared = opening.reopen(prepared)
                     self._note(position=max(opening.position, self._progress.position or opening.position), gaps=opening.gaps)
-            except RewoundServerError as ex:
-                writer.end_for_good(ex.message)
-                raise
             finally:
                 sealer.close()
 

@@ -11,9 +11,9 @@ from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.client.prepare import Prepared, creation_arguments, failover_arguments
 from spark_sink.client.process import ask
-from spark_sink.launcher.continuity import Log, Verdict, gap_error, judge, missing_slot
-from spark_sink.staging import account
-from spark_sink.staging.log import Position, epoch_directory, list_epochs, log_end
+from spark_sink.launcher.continuity import Log, Verdict, gap_error, gone_back, judge, missing_slot
+from spark_sink.staging import account, divergence
+from spark_sink.staging.log import Position, StagingError, epoch_directory, list_epochs, log_end
 from spark_sink.staging.writer import check_source
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from spark_sink.client.failure import Failure
     from spark_sink.launcher.config import LauncherConfig
-    from spark_sink.staging.log import Gap
+    from spark_sink.staging.gap import Gap
     from spark_sink.staging.writer import StagingWriter
 
 __all__ = ["Opening", "plugin_options", "slot_arguments"]
@@ -82,6 +82,24 @@ class Opening:
             return prepared
         return replace(prepared, wal_lsn=before.wal_lsn)  # with available_now, the end stays where it was
 
+    def record_divergence(self, prepared: Prepared, cause: str) -> None:
+        """Record that the server has gone back behind the end of the log. The next `open` or `reopen` takes it as a gap."""
+        log = self._log()
+        assert log is not None
+        divergence.record(self._config.staging, self._counted(gone_back(log, prepared, cause, time.time())))
+
+    def _counted(self, gap: Gap) -> Gap:
+        """Return a gap of changes that never happened with their number."""
+        try:
+            from spark_sink.staging.changes import count_changes
+        except ImportError:  # pyarrow is not installed: landing does not need it
+            return gap
+        try:
+            return replace(gap, lost=count_changes(self._config.staging, gap.after_lsn))
+        except StagingError as ex:  # it must not hide the gap
+            _logger.warning("the changes that never happened can't be counted: %s", ex)
+            return gap
+
     def await_wal(self, prepared: Prepared) -> bool:
         """Wait until the WAL of a server that was promoted has passed the end of the log. Returns False if asked to stop.
 
@@ -139,7 +157,10 @@ class Opening:
             return None
         if recorded.lsn < end.lsn:
             recorded = account.Account(end.lsn, _written_at(root, end))
-        return Log(epochs, end.lsn, recorded, self._tables)
+        diverged = divergence.read(root)
+        if any(epoch.gap == diverged for epoch in epochs):  # the launcher was killed before it removed the record
+            diverged = None
+        return Log(epochs, end.lsn, recorded, self._tables, diverged)
 
     def _judge(self, prepared: Prepared) -> Verdict:
         """Decide how the log goes on with the slot. Raises GapError for a gap that the user does not want to pass."""
@@ -156,13 +177,16 @@ class Opening:
             is_accepted=config.accept_system_id == prepared.system_id,
         )
         verdict = judge(log, prepared, config.accept_system_id, time.time())
+        if verdict.gap is not None and verdict.gap.is_divergence and verdict.gap.lost is None:
+            verdict = replace(verdict, gap=self._counted(verdict.gap))
         if verdict.gap is not None:
             self._take_gap(verdict.gap, verdict.resume_lsn)
         return verdict
 
     def _take_gap(self, gap: Gap, resume_lsn: int) -> None:
         """Raise GapError, or count the gap if the user wants to go on after it."""
-        error = gap_error(gap, str(self._config.staging), resume_lsn)
+        root = self._config.staging
+        error = gap_error(gap, str(root), resume_lsn, str(root / divergence.NAME) if divergence.read(root) == gap else None)
         if self._config.on_gap == "stop":
             raise error
         _logger.warning("%s; going on after the gap", error.message)
@@ -186,6 +210,8 @@ class Opening:
             former_system_id=verdict.former_system_id,
             least_number=1 if self._tables is None else self._tables.epoch + 1,
         )
+        if verdict.gap is not None:
+            divergence.remove(config.staging)
         self.position = epoch.start
 
 

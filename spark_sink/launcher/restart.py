@@ -7,7 +7,6 @@
 | 2 INIT_FAILED without a connection | stop at the start; after a lost connection start again, for `reconnect_s` if that is set |
 | 2 INIT_FAILED for another reason | stop; start again for a while after a lost connection: a server may be in promotion |
 | 2 INIT_FAILED because the slot is beyond the log's account | start again: the launcher judges the slot first |
-| 2 INIT_FAILED because the server's WAL ends before the log | stop |
 | a signal, or 0 although the launcher did not ask the streamer to end | start again |
 | all others | stop |
 
@@ -67,9 +66,7 @@ class RestartPolicy:
             self._failures = self._same_errors = 0
             self._lost_at = None
         if failure.code == ExitCode.INIT_FAILED:
-            if not failure.is_gap and (
-                failure.is_rewound or self._lost_at is None or self._is_too_long(failure, now - self._lost_at)
-            ):
+            if not failure.is_gap and (self._lost_at is None or self._is_too_long(failure, now - self._lost_at)):
                 return None
         elif failure.code == ExitCode.PG_ERROR:
             self._same_errors = self._same_errors + 1 if failure == self._last_error else 1

@@ -9,25 +9,21 @@ change, because this position does not depend on where segments begin and end.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cdcpipe.errors import ProtocolError
-from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Relation, Truncate
 from cdcpipe.pipe.framing import encode_header
 from spark_sink.schema.published import is_key_told
 from spark_sink.schema.table import MESSAGES, Table
 from spark_sink.staging import index as segment_index
+from spark_sink.staging.changes import changes_of, message_of
 from spark_sink.staging.filler import REPEATED_LSN
-from spark_sink.staging.log import StagingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from cdcpipe.pgoutput.messages import Message
     from spark_sink.staging.index import SegmentIndex
     from spark_sink.staging.log import Segment
 
@@ -84,7 +80,7 @@ def count_rows(segments: Iterable[Segment], after_lsn: int = 0) -> int:
     count = 0
     for segment in segments:
         index = segment_index.load(segment.path)
-        count += len(_changes(segment, index, segment_index.map_segment(segment.path), after_lsn)[0])
+        count += len(changes_of(segment, index, segment_index.map_segment(segment.path), after_lsn)[0])
         count += int((index.messages()[1] > after_lsn).sum())
     return count
 
@@ -107,7 +103,7 @@ def _joined(uses: list[Use]) -> list[Use]:
 def _uses(segment: Segment, index: SegmentIndex, after_lsn: int) -> Iterator[tuple[int, Use]]:
     """Yield each description that applies to changes of the segment, with the number of these changes."""
     data = segment_index.map_segment(segment.path)
-    ids, records = _changes(segment, index, data, after_lsn)
+    ids, records = changes_of(segment, index, data, after_lsn)
     described = np.flatnonzero(index.kind == segment_index.RELATION)
     described_ids = index.relation_id[described]
     for relation_id in np.unique(ids):
@@ -119,7 +115,7 @@ def _uses(segment: Segment, index: SegmentIndex, after_lsn: int) -> Iterator[tup
             under = used[which == number]
             first, last = index.end_lsn[index.transaction[under[[0, -1]]]]
             description = int(descriptions[number])
-            message = _message(segment, index, data, description)
+            message = message_of(segment, index, data, description)
             assert isinstance(message, Relation)
             ordinal = _ordinal(segment, index, data, int(under[0]), relation_id)
             yield len(under), Use(int(first), ordinal, message, int(last), _is_repeated(index, data, description))
@@ -136,46 +132,7 @@ def _ordinal(segment: Segment, index: SegmentIndex, data: memoryview, record: in
     """Return the ordinal of a change. A Truncate has one for each of its relations."""
     ordinal = int(index.ordinal[record])
     if index.kind[record] == segment_index.TRUNCATE:
-        message = _message(segment, index, data, record)
+        message = message_of(segment, index, data, record)
         assert isinstance(message, Truncate)
         ordinal += message.relation_ids.index(relation_id)
     return ordinal
-
-
-def _changes(segment: Segment, index: SegmentIndex, data: memoryview, after_lsn: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return relation id and record number of every change, in order. A Truncate is there once for each of its relations."""
-    records = np.flatnonzero(np.isin(index.kind, np.frombuffer(b"IUD", np.uint8)) & (index.transaction >= 0))
-    truncates = np.flatnonzero((index.kind == segment_index.TRUNCATE) & (index.transaction >= 0))
-    if after_lsn:
-        # A segment may have only messages outside of transactions, and no transaction at all.
-        is_after = index.end_lsn > after_lsn
-        records, truncates = (some[is_after[index.transaction[some]]] for some in (records, truncates))
-    ids = index.relation_id[records]
-    if not len(truncates):
-        return ids, records
-    more_ids, more_records = [], []
-    for record in truncates:
-        message = _message(segment, index, data, int(record))
-        assert isinstance(message, Truncate)
-        more_ids += list(message.relation_ids)
-        more_records += [record] * len(message.relation_ids)
-    ids = np.concatenate([ids, np.array(more_ids, ids.dtype)])
-    records = np.concatenate([records, np.array(more_records, records.dtype)])
-    order = np.argsort(records, kind="stable")
-    return ids[order], records[order]
-
-
-def _message(segment: Segment, index: SegmentIndex, data: memoryview, record: int) -> Message:
-    start = int(index.offset[record])
-    raw = bytes(data[start : start + int(index.length[record])])
-    try:
-        return _decode(raw)
-    except ProtocolError as ex:
-        msg = f"segment {segment.path} is corrupt at byte {start}: {ex.message}"
-        raise StagingError(msg, hint="restore the file from a copy of the staging directory") from ex
-
-
-@lru_cache(maxsize=4096)
-def _decode(raw: bytes) -> Message:
-    """Decode a description. It is cached, because every segment has the same descriptions again."""
-    return decode(raw)

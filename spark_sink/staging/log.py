@@ -33,14 +33,14 @@ from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.retry import RetryPolicy
 from spark_sink.files.local import read_json
+from spark_sink.staging.gap import Gap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
 __all__ = [
     "SEGMENT_NAME",
     "Epoch",
-    "Gap",
     "LogView",
     "Position",
     "Segment",
@@ -99,36 +99,6 @@ class Position(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.epoch}:{format_lsn(self.lsn)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Changes that the log lacks, or has although they never happened: those between ``after_lsn`` and the epoch's start.
-
-    Tables that were copied at the epoch's start or later are right again.
-    """
-
-    after_lsn: int
-    """The log is right up to this LSN."""
-    cause: str
-    """What has happened, in one sentence."""
-    since: float
-    """When the log was last known to be right, in seconds since 1970."""
-    found: float
-    """When the gap was found, in seconds since 1970."""
-    is_divergence: bool = False
-    """Whether the log has changes that never happened on the server that was promoted or restored."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the gap as a JSON object."""
-        value = {"after": format_lsn(self.after_lsn), "cause": self.cause, "since": self.since, "found": self.found}
-        return value | ({"diverged": True} if self.is_divergence else {})
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Gap:
-        """Read the object of `to_json`; raise ValueError, KeyError or TypeError for anything else."""
-        after_lsn = int(LSN.parse(value["after"]))
-        return cls(after_lsn, str(value["cause"]), float(value["since"]), float(value["found"]), bool(value.get("diverged")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ These rules hold after a crash at any point:
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import mmap
 import os
@@ -31,11 +30,11 @@ from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.framing import encode_header
 from spark_sink.files.local import TEMPORARY_PREFIX, fsync_directory, write_json
 from spark_sink.staging.filler import COMMIT, MESSAGE_HEAD, Cut, Discard, Write
+from spark_sink.staging.gap import Gap
 from spark_sink.staging.lock import lock, make_root, try_file_system
 from spark_sink.staging.log import (
     FORMAT,
     Epoch,
-    Gap,
     Segment,
     StagingError,
     epoch_directory,
@@ -151,7 +150,6 @@ class StagingWriter:
         self._lock_fd = lock(self.root)
         try:
             try_file_system(self.root)
-            self._check_not_ended()
             self._check_slot(slot)
             self._check_log()
         except BaseException:
@@ -184,18 +182,6 @@ class StagingWriter:
         return self._pos + self._buffered
 
     # --- beginning ---
-
-    def end_for_good(self, reason: str) -> None:
-        """Forbid all launchers to append to this log: it cannot be continued with what the server sends from now on."""
-        with self._translated(self.root):
-            write_json(self.root / _ENDED, {"reason": reason})
-
-    def _check_not_ended(self) -> None:
-        path = self.root / _ENDED
-        if path.exists():
-            reason = json.loads(path.read_bytes())["reason"]
-            msg = f"the log in {self.root} has ended for good ({path.name}): {reason}"
-            raise StagingError(msg, hint=_ANEW_HINT)
 
     def _check_slot(self, slot: str) -> None:
         epochs = list_epochs(self.root)
@@ -407,11 +393,9 @@ def check_source(
         raise StagingError(msg, hint=_OTHER_HINT)
 
 
-_ENDED = "ended.json"
 _OTHER_HINT = (
     "give each slot its own --staging directory and its own warehouse, or connect to the server and slot of this directory"
 )
-_ANEW_HINT = "start again with another --staging directory, another warehouse and another slot"
 _DISK_HINT = "make room or repair the disk, then start again; nothing is lost, because only sealed segments were confirmed"
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.files.places import make_directory, read_json, write_json
-from spark_sink.staging.log import Gap, Position
+from spark_sink.staging.gap import Gap
+from spark_sink.staging.log import Position
 from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:

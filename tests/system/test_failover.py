@@ -14,7 +14,9 @@ from cdcpipe.lsn import LSN
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.staging.filler import SealPolicy
+from spark_sink.staging.gap import LostChanges
 from spark_sink.staging.log import StagingError, list_epochs, log_end
+from support.cli_process import run_spark_cli
 from support.landing import replay
 from support.waiting import until
 
@@ -130,6 +132,7 @@ def test_changes_that_the_new_primary_never_had_are_a_gap(pair: Pair) -> None:
     with pytest.raises(GapError, match=r"timeline 2 branched off at .* never had these") as caught:
         pair.land()
     assert caught.value.exit_code == 2
+    assert f"they are 1 transaction up to {LSN(end.lsn)}, changes of public.t: 1" in caught.value.message
     # Until the new primary's WAL has passed the end of the log, its positions are taken.
     while LSN.parse(pair.on(pair.standby, "select pg_current_wal_lsn()::text")[0][0]) <= end.lsn:
         pair.on(pair.standby, "select pg_logical_emit_message(false, 'more', repeat('x', 1000))")
@@ -139,3 +142,6 @@ def test_changes_that_the_new_primary_never_had_are_a_gap(pair: Pair) -> None:
     assert 12 in pair.landed()
     [gap] = [epoch.gap for epoch in list_epochs(pair.config.staging) if epoch.gap is not None]
     assert gap.after_lsn < end.lsn
+    assert gap.lost == LostChanges(1, {"public.t": 1}, end.lsn)
+    status = run_spark_cli("status", "--staging", str(pair.config.staging)).stdout
+    assert "never happened: 1 transaction up to" in status

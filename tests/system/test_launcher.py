@@ -21,7 +21,7 @@ import pytest
 
 from cdcpipe.errors import (
     CdcpipeError,
-    RewoundServerError,
+    GapError,
     ServerError,
 )
 from cdcpipe.lsn import LSN
@@ -30,7 +30,8 @@ from spark_sink.launcher import launcher as launcher_module
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.launcher.restart import RestartPolicy
 from spark_sink.staging import account
-from spark_sink.staging.log import StagingError, list_epochs, list_segments, log_end
+from spark_sink.staging.gap import LostChanges
+from spark_sink.staging.log import list_epochs, list_segments, log_end
 from support.cli_process import run_spark_cli
 from support.landing import check_tables, children, config_for, confirmed_lsn, land, replay
 from support.paths import ROOT
@@ -366,11 +367,19 @@ def test_postgres_a_server_restored_from_an_older_copy(pg18: postgres.Cluster, t
             cluster.start()
             with database.connect() as connection:
                 connection.execute("insert into t values (5001)")
-                with pytest.raises(RewoundServerError, match=r"its WAL ends at .* before"):
+                with pytest.raises(GapError, match=r"its WAL ends at .* before .* 1 transaction up to .* public\.t: 5000"):
                     land(config)
                 connection.execute("insert into t select generate_series(6001, 14000)")
-            with pytest.raises(StagingError, match="has ended for good"):
+                with pytest.raises(GapError, match=r"its WAL ends at"):  # although it has passed the end of the log
+                    land(config)
+                end = log_end(tmp_path)
+                assert end is not None
+                assert confirmed_lsn(database) < end.lsn
+                land(replace(config, on_gap="resnapshot"))
+                connection.execute("insert into t values (20000)")
                 land(config)
-            end = log_end(tmp_path)
-            assert end is not None
-            assert confirmed_lsn(database) < end.lsn
+            tables, _ = replay(tmp_path)
+            assert b"20000" in tables["t"]
+            [gap] = [epoch.gap for epoch in list_epochs(tmp_path) if epoch.gap is not None]
+            assert gap.lost == LostChanges(1, {"public.t": 5000}, end.lsn)
+            assert gap.after_lsn < end.lsn

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from cdcpipe.lsn import LSN
 from spark_sink.client.prepare import Prepared
-from spark_sink.launcher.continuity import Log, Verdict, gap_error, judge, missing_slot
+from spark_sink.launcher.continuity import Log, Verdict, gap_error, gone_back, judge, missing_slot
 from spark_sink.staging.account import Account
+from spark_sink.staging.gap import Gap, LostChanges
 from spark_sink.staging.log import Epoch, Position
 
 EPOCH = Epoch(1, "7", 1, "db", "s", ("p",), {}, 0x100)
@@ -70,6 +71,24 @@ def test_a_new_timeline_that_branches_off_before_the_logs_end_is_a_gap():
     assert (verdict.gap.after_lsn, verdict.account_lsn, verdict.resume_lsn) == (0x480, 0x480, 0x500)
     assert verdict.gap.is_divergence
     assert "never had these" in verdict.gap.cause
+
+
+def test_a_server_that_has_gone_back_is_a_gap_from_its_slot_on():
+    recorded = gone_back(LOG, replace(SERVER, confirmed_flush_lsn=LSN(0x300)), "gone back", 1700000100.0)
+    assert (recorded.after_lsn, recorded.is_divergence) == (0x300, True)
+    verdict = judged(replace(LOG, divergence=recorded), confirmed_flush_lsn=LSN(0x480))
+    assert verdict == Verdict(recorded, 0x300, is_new_epoch=True, resume_lsn=0x500)
+
+
+def test_changes_that_never_happened_are_named_with_their_number():
+    lost = LostChanges(2, {f"public.t{number}": number for number in range(1, 8)}, 0x500)
+    gap = Gap(0x400, "gone back", 0.0, 0.0, is_divergence=True, lost=lost)
+    assert Gap.from_json(gap.to_json()) == gap
+    error = gap_error(gap, "staging", 0x500)
+    named = "public.t7: 7, public.t6: 6, public.t5: 5, public.t4: 4, public.t3: 3, 2 more tables: 3"
+    assert f"they are 2 transactions up to 0/500, changes of {named}" in error.message
+    assert "the wrong server" in (error.hint or "")
+    assert str(replace(lost, transactions=1, rows={}, is_complete=False)) == "at least 1 transaction up to 0/500"
 
 
 def test_a_slot_that_was_moved_on_the_new_timeline_is_a_gap():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdcpipe.errors import GapError, RewoundServerError, UnreachableError
+from cdcpipe.errors import GapError, UnreachableError
 from spark_sink.client.failure import Failure
 from spark_sink.launcher.restart import RestartPolicy, final_error
 
@@ -47,9 +47,8 @@ def test_a_failed_start_is_tried_again_after_a_lost_connection():
     assert delays([(3, 1, ""), (2, 2, "")])[1] is None  # it has been streaming since
 
 
-def test_a_slot_that_has_moved_is_looked_at_again_and_a_server_that_has_gone_back_is_not():
+def test_a_slot_that_has_moved_is_looked_at_again():
     assert delays([(2, 1, GapError.BEGINNING + "moved")]) == [0.2]
-    assert delays([(3, 1, ""), (2, 1, RewoundServerError.BEGINNING + "back")])[1] is None
 
 
 def test_the_jitter_is_between_half_and_all_of_the_delay():

@@ -9,8 +9,9 @@ from typing import Any, NoReturn
 
 import pytest
 
+from spark_sink.staging.gap import Gap
 from spark_sink.staging.lock import lock_owner
-from spark_sink.staging.log import Gap, Position, StagingError, list_epochs, list_segments, log_end
+from spark_sink.staging.log import Position, StagingError, list_epochs, list_segments, log_end
 from spark_sink.staging.readers import register_reader
 from spark_sink.staging.writer import StagingWriter
 from support.pgoutput_stream import (
