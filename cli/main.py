@@ -25,6 +25,7 @@ from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.subcommands.prepare import poll_until_free, stream
 from cdcpipe.units import parse_seconds
 from cli.checksum import command as checksum_command
+from cli.ddl import command as ddl_command
 from cli.decode import command as decode_command
 from cli.doctor import command as doctor_command
 from cli.interrupt import Interrupted, interrupt
@@ -202,6 +203,7 @@ def cdcpipe(ctx: click.Context, /, **options: Any) -> ExitCode | None:
 
 cdcpipe.add_command(prepare_command)
 cdcpipe.add_command(checksum_command)
+cdcpipe.add_command(ddl_command)
 cdcpipe.add_command(decode_command)
 cdcpipe.add_command(doctor_command)
 cdcpipe.add_command(slot_command)

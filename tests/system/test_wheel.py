@@ -58,6 +58,8 @@ def test_the_wheel_has_the_packages_whole_and_nothing_else(wheel: Path) -> None:
     }
     assert files == in_checkout
     assert {path for path in files if not path.endswith(".py")} == {
+        "cdcpipe/ddl/capture.sql",
+        "cdcpipe/ddl/message.schema.json",
         "cdcpipe/plugins/json.schema.json",
         "cdcpipe/py.typed",
         "spark_sink/py.typed",

@@ -43,7 +43,7 @@ def test_no_summary_is_cut_off(path: str, width: int) -> None:
     assert heading
     assert "..." not in listed
     found = re.findall(r"^  ([a-z-]+) +([A-Z][^.]*\.)$", re.sub(r"\n {4,}", " ", listed), re.MULTILINE)
-    assert [f"{path} {name}" for name, _ in found] == [other for other in COMMANDS if other.startswith(f"{path} ")]
+    assert [f"{path} {name}" for name, _ in found] == [other for other in COMMANDS if other.rpartition(" ")[0] == path]
 
 
 # --- the pages ---
@@ -57,13 +57,19 @@ def test_every_name_of_an_option_is_on_a_page(path: str) -> None:
 
 
 def section(path: str) -> str:
-    """Return the part of a page to which the README's table of commands links; its options, if the link is to a whole page."""
-    link = re.search(rf"^\| \[`{path}`\]\(([^)#]*)#?([^)]*)\)", README, re.MULTILINE)
+    """Return the part of a page to which the README's table of commands links; its options, if the link is to a whole page.
+
+    A command of a group has a section of its own on the page to which the README links for the group.
+    """
+    link = None
+    for named in (path, path.rpartition(" ")[0]):
+        link = link or re.search(rf"^\| \[`{named}`\]\(([^)#]*)#?([^)]*)\)", README, re.MULTILINE)
     assert link, f"{path} is not among the commands of the README"
+    anchor = link[2] or "options" if f"[`{path}`]" in README else path.replace(" ", "-")
     for part in re.split(r"^(?=## )", PAGES[ROOT / link[1]], flags=re.MULTILINE):
-        if re.sub(r"[^\w\- ]", "", part.partition("\n")[0].lower()).strip().replace(" ", "-") == (link[2] or "options"):
+        if re.sub(r"[^\w\- ]", "", part.partition("\n")[0].lower()).strip().replace(" ", "-") == anchor:
             return part
-    pytest.fail(f"{link[1]} has no section {link[2] or 'options'}")
+    pytest.fail(f"{link[1]} has no section {anchor}")
 
 
 def rows(path: str) -> list[tuple[list[str], str]]:

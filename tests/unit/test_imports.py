@@ -33,6 +33,7 @@ LAYERS = {
     "cdcpipe.pipe": 2,
     "cdcpipe.types": 2,
     "cdcpipe.catalog_sql": 3,
+    "cdcpipe.ddl": 3,
     "cdcpipe.libpq": 3,
     "cdcpipe.pgoutput": 3,
     "cdcpipe.plugins": 4,

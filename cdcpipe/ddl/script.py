@@ -1,0 +1,85 @@
+"""The SQL that installs and removes DDL capture. No connection."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Final
+
+from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.sql import quote_identifier, quote_literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["TRIGGERS", "VERSION", "Settings", "announce", "install", "remove"]
+
+VERSION: Final = 1
+"""The version of capture.sql. Each change of what it installs needs a new number."""
+
+TRIGGERS: Final = ("cdcpipe_ddl_command_end", "cdcpipe_sql_drop", "cdcpipe_table_rewrite")
+"""The event triggers. Their names are the same in every version, because `remove` and an upgrade find the capture by them."""
+
+_QUOTES: Final = "$cdcpipe$"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is installed: the version, whether messages have the statement's text, and whether an error fails the user's DDL."""
+
+    version: int = VERSION
+    statements: bool = True
+    strict: bool = False
+
+
+def _capture() -> str:
+    return resources.files(__package__).joinpath("capture.sql").read_text()
+
+
+def install(schema: str, settings: Settings) -> str:
+    """Return the script that installs the capture into ``schema``, over any older version. It must run in one transaction."""
+    values = {
+        "schema": quote_identifier(schema),
+        "schema_name": quote_literal(schema),
+        "settings": quote_literal(json.dumps(asdict(settings))),
+    }
+    if _QUOTES in schema:
+        msg = f"a schema of DDL capture can't have {_QUOTES} in its name"
+        raise InvalidArgumentsError(msg, hint="name another schema")
+    return re.sub(r"@(schema|schema_name|settings)@", lambda match: values[match[1]], _capture())
+
+
+def announce(schema: str, kind: str, relations: str, publications: Sequence[str]) -> str:
+    """Return the statement that writes a message of the kind ``installed`` or ``removed``.
+
+    ``relations`` is a query for the OIDs of the tables that the message describes.
+    """
+    names = ", ".join(map(quote_literal, publications))
+    return (
+        f"SELECT {quote_identifier(schema)}.ddl_announce({quote_literal(kind)},"
+        f" ARRAY({relations}), ARRAY[{names}]::pg_catalog.text[])"
+    )
+
+
+def remove(schema: str) -> str:
+    """Return the script that removes the capture, and its schema if that is empty then. It must run in one transaction."""
+    functions = ", ".join(map(quote_literal, re.findall(r"^CREATE OR REPLACE FUNCTION @schema@\.(\w+)", _capture(), re.MULTILINE)))
+    triggers = "".join(f"DROP EVENT TRIGGER IF EXISTS {name};\n" for name in TRIGGERS)
+    return f"""{triggers}DO {_QUOTES}
+DECLARE
+    place pg_catalog.oid := (SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspname = {quote_literal(schema)});
+    found pg_catalog.regprocedure;
+BEGIN
+    FOR found IN SELECT p.oid FROM pg_catalog.pg_proc p WHERE p.pronamespace = place AND p.proname IN ({functions}) LOOP
+        EXECUTE pg_catalog.format('DROP FUNCTION %s', found);
+    END LOOP;
+    IF NOT EXISTS (
+        SELECT FROM pg_catalog.pg_depend d
+        WHERE d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass AND d.refobjid = place)
+    THEN
+        EXECUTE pg_catalog.format('DROP SCHEMA %I', {quote_literal(schema)});
+    END IF;
+END
+{_QUOTES}"""

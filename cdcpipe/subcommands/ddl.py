@@ -1,0 +1,213 @@
+"""``cdcpipe ddl``: installs, removes and examines DDL capture (cdcpipe/ddl/) in a database.
+
+Every function takes an ordinary connection. The capture is found by the names of its event triggers, which exist only once in a
+database.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from cdcpipe import sqlstate
+from cdcpipe.catalog_sql import published
+from cdcpipe.ddl import script
+from cdcpipe.doctor.findings import Finding, Level
+from cdcpipe.errors import InitError, ServerError
+from cdcpipe.replication.publications import check_publications, missing_publications
+from cdcpipe.replication.server import is_standby
+from cdcpipe.sql import quote_literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cdcpipe.libpq.connection import Connection
+
+__all__ = ["DEFAULT_SCHEMA", "Installed", "examine", "find", "install", "remove"]
+
+DEFAULT_SCHEMA: Final = "cdcpipe"
+
+_MANAGED_ROLES: Final = ("rds_superuser", "azure_pg_admin", "cloudsqlsuperuser", "alloydbsuperuser", "neon_superuser", "tsdbadmin")
+"""The roles that stand for a superuser on managed services."""
+
+_NO_TABLES: Final = "SELECT oid FROM pg_catalog.pg_class WHERE false"
+
+_ENABLED: Final = {"O": "origin", "A": "always", "R": "replica", "D": "disabled"}
+
+_FIND: Final = f"""
+SELECT e.evtname, e.evtenabled, n.nspname, (
+    SELECT pg_catalog.obj_description(s.oid, 'pg_proc') FROM pg_catalog.pg_proc s
+    WHERE s.pronamespace = n.oid AND s.proname = 'ddl_settings')
+FROM pg_catalog.pg_event_trigger e
+JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+WHERE e.evtname IN ({", ".join(map(quote_literal, script.TRIGGERS))}) ORDER BY 1
+"""
+
+_MAY_WRITE: Final = """
+SELECT pg_catalog.bool_and(pg_catalog.has_function_privilege(e.evtowner, p.oid, 'EXECUTE'))
+FROM pg_catalog.pg_event_trigger e CROSS JOIN pg_catalog.pg_proc p
+WHERE e.evtname = 'cdcpipe_ddl_command_end'
+AND p.proname = 'pg_logical_emit_message' AND p.pronamespace = 'pg_catalog'::pg_catalog.regnamespace
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """The capture in a database. ``triggers`` maps each event trigger that exists to always, origin, replica or disabled."""
+
+    schema: str
+    settings: script.Settings | None
+    """None if the functions are not there, or are of no known version."""
+    triggers: dict[str, str]
+
+
+def find(connection: Connection) -> Installed | None:
+    """Return what is installed in the database. Return None if none of the event triggers exists."""
+    rows = connection.execute(_FIND)
+    if not rows:
+        return None
+    return Installed(
+        schema=rows[0][2] or "",
+        settings=_settings(rows[0][3]),
+        triggers={name or "": _ENABLED[enabled or "D"] for name, enabled, *_ in rows},
+    )
+
+
+def _settings(text: str | None) -> script.Settings | None:
+    try:
+        found = json.loads(text or "")
+        return script.Settings(int(found["version"]), bool(found["statements"]), bool(found["strict"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def install(connection: Connection, schema: str, settings: script.Settings, publications: Sequence[str] = ()) -> None:
+    """Install the capture, over an older version if there is one, in one transaction. Nothing changes if it fails.
+
+    A message of the kind ``installed`` describes the tables of the publications.
+    """
+    _refuse_standby(connection)
+    if publications:
+        check_publications(connection, publications)
+    found = find(connection)
+    if found is not None and found.schema != schema:
+        msg = f"DDL capture is installed already, in the schema {found.schema!r}"
+        raise InitError(msg, hint=f"--schema {found.schema} keeps it there, cdcpipe ddl remove removes it")
+    if found is not None and found.settings is not None and found.settings.version > settings.version:
+        msg = f"DDL capture of the later version {found.settings.version} is installed; this program has version {settings.version}"
+        raise InitError(msg, hint="use the later version of cdcpipe, or cdcpipe ddl remove first")
+    tables = f"SELECT t.relation_id FROM {published(publications, connection.server_version)} t" if publications else _NO_TABLES
+    announcement = script.announce(schema, "installed", tables, publications)
+    with _naming_privileges(connection):
+        connection.execute(f"{script.install(schema, settings)};\n{announcement}")
+
+
+def remove(connection: Connection) -> str | None:
+    """Remove the capture in one transaction, and return its schema. Return None if there is none."""
+    _refuse_standby(connection)
+    found = find(connection)
+    if found is None:
+        return None
+    announcement = f"{script.announce(found.schema, 'removed', _NO_TABLES, ())};\n" if found.settings is not None else ""
+    with _naming_privileges(connection):
+        connection.execute(announcement + script.remove(found.schema))
+    return found.schema
+
+
+def _refuse_standby(connection: Connection) -> None:
+    if is_standby(connection):
+        raise InitError("a standby takes no DDL", hint="connect to the primary; the standby gets what is installed there")
+
+
+@contextmanager
+def _naming_privileges(connection: Connection) -> Iterator[None]:
+    """Turn the server's refusal into an InitError that says which role could do it."""
+    try:
+        yield
+    except ServerError as ex:
+        if ex.sqlstate != sqlstate.INSUFFICIENT_PRIVILEGE:
+            raise
+        names = ", ".join(map(quote_literal, _MANAGED_ROLES))
+        rows = connection.execute(f"SELECT rolname FROM pg_catalog.pg_roles WHERE rolname IN ({names}) ORDER BY 1")
+        managed = [name or "" for (name,) in rows]
+        who = f"as a member of {', '.join(managed)}" if managed else "as a superuser"
+        hint = ex.hint or f"event triggers take more privileges than a table's owner has: connect {who}"
+        raise InitError(f"DDL capture can't be changed: {ex.message}", hint=hint) from ex
+
+
+def examine(connection: Connection, publications: Sequence[str] = ()) -> tuple[Installed | None, list[Finding]]:
+    """Return what is installed, and the findings about it. Without errors among them, every DDL statement is captured."""
+    found = find(connection)
+    if found is None:
+        fix = "cdcpipe ddl install"
+        return None, [_error("ddl.installed", "DDL capture is not installed", "the stream does not tell of DDL", fix)]
+    findings = [*_examine_version(found), *_examine_triggers(found), *_examine_server(connection)]
+    missing = missing_publications(connection, publications)
+    for name in publications:
+        if name in missing:
+            findings.append(_error("ddl.publication", "it does not exist", "nothing is streamed", "CREATE PUBLICATION …", name))
+        else:
+            ((tables,),) = connection.execute(f"SELECT count(*) FROM {published([name], connection.server_version)} t")
+            findings.append(_ok("ddl.publication", f"DDL on its {tables} tables is captured", name))
+    return found, findings
+
+
+def _examine_version(found: Installed) -> Iterator[Finding]:
+    if found.settings is None:
+        yield _error(
+            "ddl.installed", f"the functions in {found.schema!r} are not those of cdcpipe", "DDL fails", "cdcpipe ddl install"
+        )
+        return
+    version = found.settings.version
+    texts = "with the statements' texts" if found.settings.statements else "without the statements' texts"
+    strict = ", strict" if found.settings.strict else ""
+    yield _ok("ddl.installed", f"version {version} in the schema {found.schema!r}, {texts}{strict}")
+    if version < script.VERSION:
+        why = f"this program has version {script.VERSION}"
+        yield _warning("ddl.version", f"version {version} is installed", why, "cdcpipe ddl install")
+
+
+def _examine_triggers(found: Installed) -> Iterator[Finding]:
+    for name in script.TRIGGERS:
+        state = found.triggers.get(name)
+        if state is None:
+            yield _error("ddl.trigger", "it does not exist", "its part of DDL is not captured", "cdcpipe ddl install", name)
+        elif state == "always":
+            yield _ok("ddl.trigger", "enabled", name)
+        else:
+            when = {
+                "origin": "sessions with session_replication_role = replica",
+                "replica": "ordinary sessions",
+                "disabled": "any session",
+            }[state]
+            fix = f"ALTER EVENT TRIGGER {name} ENABLE ALWAYS"
+            make = _warning if state == "origin" else _error
+            yield make("ddl.trigger", f"its state is {state}", f"its part of the DDL of {when} is not captured", fix, name)
+
+
+def _examine_server(connection: Connection) -> Iterator[Finding]:
+    ((setting, wal_level),) = connection.execute("SELECT current_setting('event_triggers', true), current_setting('wal_level')")
+    if setting == "off":
+        fix = "ALTER SYSTEM RESET event_triggers; SELECT pg_reload_conf(), or ALTER DATABASE … RESET event_triggers"
+        yield _error("ddl.server", "event_triggers is off", "no event trigger fires", fix)
+    if wal_level != "logical":
+        fix = "ALTER SYSTEM SET wal_level = 'logical'; then restart the server"
+        yield _warning("ddl.server", f"wal_level is {wal_level}", "there is no stream that the messages could be in", fix)
+    if connection.execute(_MAY_WRITE) == [("f",)]:
+        fix = "GRANT EXECUTE ON FUNCTION pg_logical_emit_message … to the triggers' owner"
+        yield _error("ddl.server", "the triggers' owner may not call pg_logical_emit_message", "nothing is captured", fix)
+
+
+def _ok(check: str, message: str, subject: str | None = None) -> Finding:
+    return Finding(Level.OK, check, subject, message, None, None)
+
+
+def _warning(check: str, message: str, why: str, fix: str, subject: str | None = None) -> Finding:
+    return Finding(Level.WARNING, check, subject, message, why, fix)
+
+
+def _error(check: str, message: str, why: str, fix: str, subject: str | None = None) -> Finding:
+    return Finding(Level.ERROR, check, subject, message, why, fix)

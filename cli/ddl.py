@@ -1,0 +1,133 @@
+"""``cdcpipe ddl``: installs, removes and examines DDL capture."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+import cloup
+
+from cdcpipe.ddl import script
+from cdcpipe.doctor.findings import Level, render, report
+from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.replication.session import connected, initialising
+from cdcpipe.subcommands import ddl
+from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of
+
+__all__ = ["command"]
+
+_EXAMPLE = """\b
+Example:
+  cdcpipe ddl install -d shop --publication shop
+  cdcpipe ddl status -d shop --publication shop
+"""
+
+
+def _example(line: str) -> str:
+    return f"\b\nExample:\n  {line}\n"
+
+
+_publications = cloup.option(
+    "--publication", "publications", multiple=True, metavar="NAME", help="Describe the tables of this publication; repeatable."
+)
+
+
+@cloup.group(
+    "ddl",
+    context_settings=CONTEXT_SETTINGS,
+    short_help="Have the server tell the stream what DDL does to the tables.",
+    epilog=_EXAMPLE,
+)
+def command() -> None:
+    """Have the server write a logical message into the stream for each DDL statement, with event triggers in the database."""
+
+
+@command.command(
+    "install",
+    context_settings=CONTEXT_SETTINGS,
+    short_help="Install DDL capture in a database, or bring it to this version.",
+    epilog=_example("cdcpipe ddl install -d shop --publication shop"),
+)
+@connection_options
+@cloup.option_group(
+    "Capture",
+    cloup.option(
+        "--schema",
+        metavar="NAME",
+        default=ddl.DEFAULT_SCHEMA,
+        show_default=True,
+        help="Create the functions in this schema, and the schema if it does not exist.",
+    ),
+    _publications,
+    cloup.option("--no-statements", is_flag=True, help="Leave the texts of the statements out of the messages."),
+    cloup.option("--strict", is_flag=True, help="Let a DDL statement fail if it can't be captured."),
+    cloup.option("--print", "is_print", is_flag=True, help="Print the SQL instead of running it, and connect to no server."),
+)
+def install(
+    *, schema: str, publications: tuple[str, ...], no_statements: bool, strict: bool, is_print: bool, **connection: Any
+) -> None:
+    """Install DDL capture in a database, in one transaction. Run it again to change the options or to get a later version.
+
+    This takes a superuser, or the role that a managed service has in its place. Everybody's DDL is captured then.
+    """
+    settings = script.Settings(statements=not no_statements, strict=strict)
+    if is_print:
+        click.echo(script.install(schema, settings), nl=False)
+        return
+    with connected(connection_parameters_of(**connection)) as server, initialising():
+        ddl.install(server, schema, settings, publications)
+        click.echo(f"DDL capture of version {settings.version} is installed in the database {server.database}, schema {schema}")
+
+
+@command.command(
+    "remove",
+    context_settings=CONTEXT_SETTINGS,
+    short_help="Remove DDL capture from a database.",
+    epilog=_example("cdcpipe ddl remove -d shop"),
+)
+@connection_options
+def remove(**connection: Any) -> None:
+    """Remove DDL capture from a database, in one transaction. The schema goes, too, if nothing else is in it."""
+    with connected(connection_parameters_of(**connection)) as server, initialising():
+        schema = ddl.remove(server)
+        click.echo(
+            f"there is no DDL capture in the database {server.database}"
+            if schema is None
+            else f"DDL capture is removed from the database {server.database}, schema {schema}"
+        )
+
+
+@command.command(
+    "status",
+    context_settings=CONTEXT_SETTINGS,
+    short_help="Say whether DDL is captured in a database.",
+    epilog=_example("cdcpipe ddl status -d shop --publication shop"),
+)
+@connection_options
+@cloup.option_group(
+    "Report",
+    cloup.option("--publication", "publications", multiple=True, metavar="NAME", help="Look at this publication, too; repeatable."),
+    cloup.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs."),
+)
+def status(*, publications: tuple[str, ...], as_json: bool, **connection: Any) -> ExitCode:
+    """Say whether DDL is captured in a database: one line for each finding. The exit code is 1 if an error is found."""
+    with connected(connection_parameters_of(**connection)) as server, initialising():
+        found, findings = ddl.examine(server, publications)
+    if as_json:
+        installed = None
+        if found is not None:
+            known = found.settings
+            installed = {
+                "schema": found.schema,
+                "version": known and known.version,
+                "statements": known and known.statements,
+                "strict": known and known.strict,
+                "triggers": found.triggers,
+            }
+        click.echo(json.dumps(report(findings, installed=installed), indent=1, ensure_ascii=False))
+    else:
+        click.echo("\n".join(render(findings)))
+    sys.stdout.flush()
+    return ExitCode.INVALID_ARGS if any(finding.level is Level.ERROR for finding in findings) else ExitCode.SUCCESS

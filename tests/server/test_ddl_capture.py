@@ -1,0 +1,248 @@
+"""DDL capture on real servers: what each form of DDL writes into the stream, and what it must not."""
+
+import contextlib
+from collections.abc import Iterator
+
+import postgres
+import pytest
+
+from support.ddl_capture import Capture, columns, summary, table
+
+
+@pytest.fixture(scope="module", params=["15", "17", "18"])
+def version(request: pytest.FixtureRequest) -> Iterator[Capture]:
+    cluster: postgres.Cluster = request.getfixturevalue(f"pg{request.param}")
+    with cluster.database() as database, contextlib.closing(Capture(database)) as made:
+        yield made
+
+
+@pytest.fixture
+def capture(version: Capture) -> Capture:
+    """Return the capture in a database with nothing but a table t, which has a row."""
+    version.empty()
+    version.run("create table t (id int primary key, name text)", "insert into t values (1, 'one')")
+    return version
+
+
+FORMS = {
+    "create": ("create table n (id serial primary key, b numeric(10,2))", ["command CREATE TABLE n"]),
+    "create as": ("create table n as select 1 as a", ["command CREATE TABLE AS n"]),
+    "select into": ("select 1 as a into n", ["command SELECT INTO n"]),
+    "create like": ("create table n (like t including all)", ["command CREATE TABLE n"]),
+    "create in schema": ("create schema s create table n (id int)", ["command CREATE SCHEMA n"]),
+    "unlogged": ("create unlogged table n (id int)", ["command CREATE TABLE n"]),
+    "add column": ("alter table t add a int", ["command ALTER TABLE t"]),
+    "drop column": ("alter table t drop name", ["drop ALTER TABLE t", "command ALTER TABLE t"]),
+    "rename column": ("alter table t rename name to title", ["command ALTER TABLE t"]),
+    "rename": ("alter table t rename to u", ["command ALTER TABLE u"]),
+    "set schema": ("create schema s; alter table t set schema s", ["command CREATE SCHEMA", "command ALTER TABLE t"]),
+    "rename schema": (
+        "create schema s create table n (id int); alter schema s rename to z",
+        ["command CREATE SCHEMA n", "command ALTER SCHEMA n"],
+    ),
+    "type": ("alter table t alter name type varchar(20)", ["rewrite ALTER TABLE", "command ALTER TABLE t"]),
+    "volatile default": (
+        "alter table t add r float default random()",
+        ["rewrite ALTER TABLE", "command ALTER TABLE t"],
+    ),
+    "logged": (
+        "create unlogged table n (id int); alter table n set logged",
+        ["command CREATE TABLE n", "rewrite ALTER TABLE", "command ALTER TABLE n"],
+    ),
+    "several commands": (
+        "alter table t add a int, drop name, alter id type bigint",
+        ["rewrite ALTER TABLE", "drop ALTER TABLE t", "command ALTER TABLE t"],
+    ),
+    "several statements": (
+        "alter table t add a int; alter table t add b int",
+        ["command ALTER TABLE t", "command ALTER TABLE t"],
+    ),
+    "identity": ("alter table t replica identity full", ["command ALTER TABLE t"]),
+    "drop key": ("alter table t drop constraint t_pkey", ["command ALTER TABLE t"]),
+    "rename key": ("alter table t rename constraint t_pkey to k", ["command ALTER TABLE t"]),
+    "unique index": ("create unique index i on t (name); drop index i", ["command CREATE INDEX t", "drop DROP INDEX t"]),
+    "ordinary index": ("create index i on t (name)", []),
+    "rename index": ("alter index t_pkey rename to k", ["command ALTER INDEX t"]),
+    "drop": ("drop table t", ["drop DROP TABLE"]),
+    "drop schema": (
+        "create schema s create table n (id int); drop schema s cascade",
+        ["command CREATE SCHEMA n", "drop DROP SCHEMA"],
+    ),
+    "comment": ("comment on table t is 'x'; comment on column t.name is 'y'", ["command COMMENT t", "command COMMENT t"]),
+    "comment elsewhere": ("comment on schema public is 'x'; comment on index t_pkey is 'y'", []),
+    "enum": (
+        "create type e as enum ('a'); alter type e rename to f; drop type f",
+        ["command CREATE TYPE", "command ALTER TYPE", "drop DROP TYPE"],
+    ),
+    "composite": (
+        "create type c as (a int); create table n of c; alter type c add attribute b text cascade",
+        ["command CREATE TYPE", "command CREATE TABLE n", "command ALTER TYPE n"],
+    ),
+    "domain": (
+        "create domain d as int; create table n (id int, d d); alter domain d set not null; drop domain d cascade",
+        ["command CREATE DOMAIN", "command CREATE TABLE n", "command ALTER DOMAIN", "drop DROP DOMAIN n"],
+    ),
+    "partitions": (
+        "create table p (id int) partition by list (id); create table q partition of p default; alter table p add a int",
+        ["command CREATE TABLE p", "command CREATE TABLE q", "command ALTER TABLE p q"],
+    ),
+    "inheritance": (
+        "create table c () inherits (t); alter table t add a int",
+        ["command CREATE TABLE c", "command ALTER TABLE t c"],
+    ),
+    "publication": (
+        "create publication p for table t; alter publication p drop table t; drop publication p",
+        ["command CREATE PUBLICATION t", "drop ALTER PUBLICATION", "command ALTER PUBLICATION", "drop DROP PUBLICATION"],
+    ),
+    "publication of schemas": (
+        "create publication p for tables in schema public",
+        ["command CREATE PUBLICATION t"],
+    ),
+    "publication options": (
+        "create publication p; alter publication p set (publish = 'insert'); alter publication p rename to q",
+        ["command CREATE PUBLICATION", "command ALTER PUBLICATION", "command ALTER PUBLICATION"],
+    ),
+    "do block": (
+        "do $$ begin create table n (id int); execute 'alter table n add a int'; end $$",
+        ["command CREATE TABLE n", "command ALTER TABLE n"],
+    ),
+    "temporary": ("create temp table n (id int); alter table n add a int; create index on n (a); drop table n", []),
+    "views": ("create view v as select 1 as a; alter view v rename to w; drop view w", []),
+    "others": ("create sequence s; create function f() returns int language sql as 'select 1'; grant select on t to public", []),
+    "drop function": (
+        (
+            "create function f(int) returns int language sql immutable as 'select 1';"
+            "alter table t add g int generated always as (f(id)) stored; drop function f cascade"
+        ),
+        ["rewrite ALTER TABLE", "command ALTER TABLE t", "drop DROP FUNCTION t"],
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_of_ddl_has_its_messages(capture: Capture, form: str) -> None:
+    statement, expected = FORMS[form]
+    assert summary(capture.run(statement)) == expected
+
+
+def test_a_table_is_described_completely(capture: Capture) -> None:
+    capture.run("create domain d as numeric(10,2)", "create type mood as enum ('ok')")
+    (message,) = capture.run(
+        "create table public.n (id bigint generated always as identity, code varchar(5) not null, price d, mood mood default 'ok',"
+        " twice int generated always as (1 + 1) stored, primary key (code, id) include (price), unique (id))"
+    )
+    found = table(message, "n")
+    assert message["statement"].startswith("create table public.n (id")
+    assert [each["type"] for each in message["objects"]] == ["table", "index", "index"]
+    assert (found["schema"], found["kind"], found["persistence"], found["comment"]) == ("public", "table", "permanent", None)
+    assert columns(message, "n") == [
+        "1 id bigint!", "2 code character varying(5)!", "3 price public.d", "4 mood public.mood", "5 twice integer",
+    ]  # fmt: skip
+    assert [each["identity"] for each in found["columns"]] == ["always", None, None, None, None]
+    assert [each["generated"] for each in found["columns"]] == [None, None, None, None, "stored"]
+    assert [each["has_default"] for each in found["columns"]] == [False, False, False, True, False]
+    assert found["columns"][1]["type"] == {
+        "oid": 1043, "schema": "pg_catalog", "name": "varchar", "modifier": 9, "text": "character varying(5)",
+    }  # fmt: skip
+    assert (found["primary_key"]["columns"], found["primary_key"]["name"]) == ([2, 1], "n_pkey")
+    assert [(each["name"], each["columns"]) for each in found["unique_indexes"]] == [("n_id_key", [1])]
+    assert found["replica_identity"] == {"kind": "default", "index": None, "columns": [2, 1]}
+    (message,) = capture.run("alter table n replica identity using index n_id_key")
+    assert table(message, "n")["replica_identity"] == {
+        "kind": "index", "index": found["unique_indexes"][0]["oid"], "columns": [1],
+    }  # fmt: skip
+
+
+MISSING = {
+    "int": ("7", "7"),
+    "text": ("$$a'b\"c,{}\\ NULL$$", "a'b\"c,{}\\ NULL"),
+    "text /* empty */": ("''", ""),
+    "text /* null */": ("'NULL'", "NULL"),
+    "timestamptz": ("'2020-01-02 03:04:05.6+02'", "2020-01-02 01:04:05.6+00"),
+    "interval": ("'1 day 02:03:04'", "1 day 02:03:04"),
+    "float8": ("0.1", "0.1"),
+    "bytea": ("'\\x00ff'", "\\x00ff"),
+    "int[]": ("'{1,NULL,3}'", "{1,NULL,3}"),
+    "text[]": ('\'{"a,b","c\\""}\'', '{"a,b","c\\""}'),
+    "jsonb": ('\'{"a": [1, "x"]}\'', '{"a": [1, "x"]}'),
+    "boolean": ("true", "t"),
+    "regclass": ("'public.t'", "public.t"),
+    "int4range": ("'[1,5)'", "[1,5)"),
+}
+
+
+@pytest.mark.parametrize("type_name", MISSING)
+def test_old_rows_value_of_a_new_column_is_in_the_message(capture: Capture, type_name: str) -> None:
+    """The settings of the session that runs the DDL don't matter: the text is that of the stream."""
+    default, text = MISSING[type_name]
+    capture.run(
+        "set datestyle = 'SQL, DMY'", "set timezone = 'Asia/Tokyo'", "set intervalstyle = 'iso_8601'",
+        "set extra_float_digits = -15", "set bytea_output = 'escape'",
+    )  # fmt: skip
+    (message,) = capture.run(f"alter table t add x {type_name} default {default}")
+    assert table(message, "t")["columns"][-1]["missing"] == text
+    capture.run("reset all")
+
+
+def test_what_a_drop_dropped(capture: Capture) -> None:
+    ((t_id,),) = capture.connection.execute("select 't'::regclass::oid::bigint")
+    capture.run("create type mood as enum ('ok')", "alter table t add m mood")
+    (drop,) = capture.run("drop type mood cascade")
+    assert [(each["type"], each["name"], each["column"], each["number"], each["is_named"]) for each in drop["dropped"]] == [
+        ("type", "mood", None, None, True),
+        ("table column", "t", "m", 3, False),
+    ]
+    assert columns(drop, "t") == ["1 id integer!", "2 name text"]
+    (drop,) = capture.run("drop table t")
+    assert [(each["oid"], each["schema"], each["name"]) for each in drop["dropped"]] == [(t_id, "public", "t")]
+
+
+def test_partitions_that_come_and_go(capture: Capture) -> None:
+    parent = capture.run("create table p (id int primary key) partition by list (id)")[0]["tables"][0]
+    capture.run("create table p1 (id int primary key)", "insert into p1 values (1)")
+    (message,) = capture.run("alter table p attach partition p1 for values in (1)")
+    assert table(message, "p1")["partition_of"] == {"oid": parent["oid"], "schema": "public", "name": "p"}
+    for statement in ("alter table p detach partition p1", "alter table p detach partition p1 concurrently"):
+        (message,) = capture.run(statement)
+        assert table(message, "p1")["partition_of"] is None
+        capture.run("alter table p attach partition p1 for values in (1)")
+
+
+def test_messages_are_at_their_place_among_the_rows(capture: Capture) -> None:
+    with capture.connection.transaction():
+        capture.connection.execute("insert into t values (2, 'two')")
+        capture.connection.execute("alter table t add a int default 5")
+        capture.connection.execute("insert into t values (3, 'three', 3)")
+    stream = [each if isinstance(each, str) else each["kind"] for each in capture.read_stream()]
+    assert stream == ["R", "I", "command", "R", "I"]
+
+
+def test_what_is_rolled_back_is_not_told(capture: Capture) -> None:
+    capture.run("create table u (id int)")
+    with capture.connection.transaction(force_rollback=True):
+        capture.connection.execute("alter table t add a int")
+    with capture.connection.transaction():
+        capture.connection.execute("alter table t add b int")
+        with capture.connection.transaction(force_rollback=True):
+            capture.connection.execute("alter table t add c int")
+            capture.connection.execute("drop table u")
+        capture.connection.execute("alter table t add d int")
+    assert [columns(message, "t")[2:] for message in capture.read()] == [["3 b integer"], ["3 b integer", "4 d integer"]]
+
+
+def test_the_subtransaction_is_named(capture: Capture) -> None:
+    def add(name: str) -> None:
+        capture.connection.execute(f"alter table t add {name} int")
+
+    with capture.connection.transaction():
+        add("a")
+        with capture.connection.transaction():
+            add("b")
+            with capture.connection.transaction():
+                add("c")
+            add("d")
+        with capture.connection.transaction(force_rollback=True):
+            add("e")
+        add("f")
+    first, *others = [message["xid"] for message in capture.read()]
+    assert [xid - first for xid in others] == [1, 2, 1, 0]
