@@ -18,7 +18,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-__all__ = ["PREFIX", "DDLMessage", "is_statement", "parse"]
+__all__ = ["PREFIX", "DDLMessage", "is_statement", "parse", "serialize"]
 
 PREFIX: Final = "cdcpipe.ddl"
 
@@ -36,12 +36,23 @@ def parse(prefix: str, content: bytes) -> DDLMessage | None:
     if prefix != PREFIX:
         return None
     try:
-        message = json.loads(content)
-    except ValueError:
+        message = json.loads(content, parse_constant=_refuse)
+        serialize(message)
+    except (ValueError, RecursionError):
         return None
     if not isinstance(message, dict) or message.get("version") != _VERSION or not isinstance(message.get("kind"), str):
         return None
     return message
+
+
+def serialize(message: object) -> bytes:
+    """Return the message, or a part of it, as compact JSON in one line."""
+    return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _refuse(constant: str) -> None:
+    """Refuse what Python reads and JSON does not have."""
+    raise ValueError(constant)
 
 
 def is_statement(message: DDLMessage) -> bool:

@@ -9,8 +9,9 @@
   column.
 - Numbers that a reader with 64-bit floats would change (bigint, numeric) are strings. So are NaN and the infinities. int2, int4,
   oid and floats are numbers, booleans are booleans. All other values are strings with PostgreSQL's text.
-- A message's content is in ``content`` if it is UTF-8, else in ``content_base64``. A message that is not transactional has only an
-  ``lsn``.
+- A message of DDL capture (``cdcpipe ddl install``) is ``"op": "ddl"``, with the message in ``ddl``.
+- Any other message's content is in ``content`` if it is UTF-8, else in ``content_base64``. A message that is not transactional has
+  only an ``lsn``.
 
 The position is known only at the commit. So a transaction is held until then, beyond 8 MiB in a temporary file.
 """
@@ -22,6 +23,7 @@ import base64
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from cdcpipe.ddl import message as ddl
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.plugins import row_compiler
@@ -110,6 +112,9 @@ class JsonLines(TemplatePlugin[_Table]):
             self._held.add(lsn, b'"op":"truncate",%b,%b' % (_table(relation), flags))
 
     def message(self, txn: Transaction | None, message: LogicalMessage, lsn: int) -> None:
+        if txn is not None and (captured := ddl.parse(message.prefix, message.content)) is not None:
+            self._held.add(lsn, b'"op":"ddl","ddl":' + ddl.serialize(captured))
+            return
         try:
             content = b'"content":' + json_string(message.content.decode())
         except UnicodeDecodeError:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Final
 
+from cdcpipe.ddl import message as ddl
 from cdcpipe.errors import ProtocolError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pgoutput.decode import NAMES, decode
@@ -61,6 +62,11 @@ class Explainer:
         kind = chr(data[0])
         lines = [f"byte {pos}, LSN {format_lsn(wal_start)}: {NAMES[kind]} ({kind}), {len(data)} bytes\n"]
         for field in fields(message):
+            if field.name == "content" and isinstance(message, LogicalMessage):
+                captured = ddl.parse(message.prefix, message.content)
+                if captured is not None:
+                    lines += _ddl(captured)
+                    continue
             lines += self._field(message, field.name, getattr(message, field.name))
         return "".join(lines)
 
@@ -123,6 +129,21 @@ class Explainer:
                 yield f"{name}: not sent, it is not part of the key"
             else:
                 yield f"{name}: {_value(value)}"
+
+
+def _ddl(message: ddl.DDLMessage) -> Iterator[str]:
+    """Yield the lines for a message of DDL capture: one for each member, and for each item of a list."""
+    yield "    content: a message of DDL capture\n"
+    for name, value in message.items():
+        items = value if isinstance(value, list) else None
+        yield f"        {_name(name)}: {_json(value) if items is None else len(items)}\n"
+        for item in items or []:
+            yield f"            {_json(item)}\n"
+
+
+def _json(value: object) -> str:
+    """Return JSON whose characters are all printable."""
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in ddl.serialize(value).decode())
 
 
 def _value(value: Value) -> str:

@@ -5,6 +5,7 @@ There is one record for each event, without a key. docs/output-plugins.md has a 
 
 - ``before``, ``after``: the rows; ``op``: c, u, d, t (truncate), and m for logical messages. An update that changes the key is
   a delete and a create, both with the update's position.
+- With ``include.schema.changes`` a statement of DDL capture is a schema change event (schema_changes.py), and no ``m``.
 - ``source``: where the change comes from. ``lsn`` is the position of the change in the WAL. ``sequence`` has the end of the
   previous transaction (null at the start) and ``lsn``. ``ts_ms`` is the time of the commit.
 - ``ts_ms`` outside of ``source``: the time at which cdcpipe began with the transaction.
@@ -27,9 +28,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from cdcpipe.catalog_sql import key_numbers
+from cdcpipe.ddl import message as ddl
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Delete, Insert, Update
 from cdcpipe.plugins.catalog import NoCatalogError
+from cdcpipe.plugins.debezium.schema_changes import schema_change
 from cdcpipe.plugins.debezium.values import ValueOptions, Values
 from cdcpipe.plugins.row_compiler import Expression, Field, Same, fill, json_string
 from cdcpipe.plugins.template_plugin import TemplatePlugin
@@ -60,6 +63,7 @@ _MODES: Final[Mapping[str, Sequence[str]]] = {
 }
 _OTHERS: Final = (
     "database.dbname",
+    "include.schema.changes",
     "include.unknown.datatypes",
     "money.fraction.digits",
     "skipped.operations",
@@ -120,6 +124,7 @@ class Debezium(TemplatePlugin[_Table]):
         self._database = given.get("database.dbname")
         self._prefix = given.get("topic.prefix", "cdcpipe")
         self._skipped = _skipped(given.get("skipped.operations", "t"))
+        self._has_schema_changes = parse_bool("include.schema.changes", given.get("include.schema.changes", "false"))
         names = {field.name: field.name.replace("_", ".") for field in dataclasses.fields(ValueOptions)}
         settings: dict[str, object] = {field: given[name] for field, name in names.items() if name in given}
         if "include_unknown_datatypes" in settings:
@@ -234,6 +239,8 @@ class Debezium(TemplatePlugin[_Table]):
 
     def message(self, txn: Transaction | None, message: LogicalMessage, lsn: int) -> None:
         now_ns = time.time_ns()
+        if txn is not None and self._has_schema_changes and self._write_schema_change(message, lsn):
+            return
         if txn is None:
             # The message has no commit time.
             self._last_commit = lsn
@@ -247,6 +254,21 @@ class Debezium(TemplatePlugin[_Table]):
             self.output.write(lsn, record)
         else:
             self.add(lsn, record)
+
+    def _write_schema_change(self, message: LogicalMessage, lsn: int) -> bool:
+        """Write the event for a statement. Return False if the message is not one of DDL capture."""
+        captured = ddl.parse(message.prefix, message.content)
+        if captured is None:
+            return False
+        if not ddl.is_statement(captured):
+            return True  # a part of a statement has no event
+        change = schema_change(captured, self._database or self._current_database())
+        if change is None:
+            return False
+        head = [b"{", *_source_parts(_name(change.schema or "", change.table or ""))]
+        tail = b',"ts_ms":%d,%b}' % (time.time_ns() // 1_000_000, change.members)
+        self.add(lsn, fill([*head, tail], [], self._names, lsn))
+        return True
 
     def _set_transaction(self, time_us: int, txn: Transaction | None) -> None:
         if not self._source:
@@ -341,7 +363,7 @@ def _parse(options: Options) -> dict[str, str]:
         if name not in _MODES and name not in _OTHERS:
             known = ", ".join(sorted([*_MODES, *_OTHERS]))
             raise InvalidArgumentsError(f"the output plugin debezium has no option {name!r}", hint=f"its options are: {known}")
-        if value is None and name != "include.unknown.datatypes":
+        if value is None and name not in ("include.schema.changes", "include.unknown.datatypes"):
             raise InvalidArgumentsError(f"debezium's option {name!r} needs a value")
         value = "true" if value is None else value
         if name in _MODES and value.lower() not in _MODES[name]:
