@@ -18,7 +18,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-__all__ = ["PREFIX", "DDLMessage", "is_statement", "parse", "serialize"]
+__all__ = ["PREFIX", "DDLMessage", "is_statement", "parse", "serialize", "subtransaction"]
 
 PREFIX: Final = "cdcpipe.ddl"
 
@@ -43,6 +43,13 @@ def parse(prefix: str, content: bytes) -> DDLMessage | None:
     if not isinstance(message, dict) or message.get("version") != _VERSION or not isinstance(message.get("kind"), str):
         return None
     return message
+
+
+def subtransaction(prefix: str, content: bytes) -> int | None:
+    """Return the ID of the subtransaction that a message of DDL capture belongs to. Return None for any other message."""
+    message = parse(prefix, content)
+    xid = None if message is None else message.get("xid")
+    return xid if isinstance(xid, int) else None
 
 
 def serialize(message: object) -> bytes:

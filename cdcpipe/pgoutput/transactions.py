@@ -10,7 +10,8 @@ Two facts about the server (the manual, "Logical Streaming Replication Protocol"
 - The commit of a streamed transaction gives the contents of its Begin, which gets the WAL start of its first block. The server does
   not send the Origin of a streamed transaction.
 - A logical message in a block has the xid of its top-level transaction. So a message before the first change of a subtransaction
-  can't be distinguished from a message of the parent. It stays if the subtransaction is undone.
+  can't be distinguished from a message of the parent. It stays if the subtransaction is undone. Only messages of DDL capture
+  (cdcpipe/ddl/) say to which subtransaction they belong.
 
 held.py holds the records of transactions that have not committed, in at most ``spill_threshold`` bytes of memory. descriptions.py
 keeps the relations' descriptions correct, because the reader gets transactions in another order than the server sent them. The
@@ -25,6 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from cdcpipe.ddl.message import subtransaction
 from cdcpipe.errors import ProtocolError
 from cdcpipe.pgoutput.decode import decode, malformed
 from cdcpipe.pgoutput.descriptions import RELATION_ID, Description, Descriptions, frame
@@ -34,6 +36,7 @@ from cdcpipe.pgoutput.messages import (
     BeginPrepare,
     Commit,
     CommitPrepared,
+    LogicalMessage,
     Prepare,
     RollbackPrepared,
     StreamAbort,
@@ -54,7 +57,7 @@ _BEGIN = struct.Struct(">cQqI")  # Byte1('B') Int64 final LSN, Int64 commit time
 _COMMIT = struct.Struct(">cBQQq")  # Byte1('C') Int8 flags, Int64 commit LSN, Int64 end LSN, Int64 commit time
 
 _B, _C = b"BC"
-_CHANGES = frozenset(b"IUDTM")
+_CHANGES = frozenset(b"IUDT")
 _IDLE, _PLAIN, _PREPARING, _BLOCK = range(4)
 _KINDS: Final = {
     _IDLE: (frozenset(b"BbScAKrpM"), "outside a transaction"),
@@ -235,10 +238,15 @@ class Transactions:
             raise malformed(data, len(data), "it is cut short")
         if data[1 : XID.size] != held.last_xid:
             held.enter(data)
+        if kind == b"M":
+            message = decode(data, in_stream=True)
+            assert isinstance(message, LogicalMessage)
+            if (xid := subtransaction(message.prefix, message.content)) is not None:
+                held.starts.add(xid, held.size)
         data = kind + data[XID.size :]
         if kind == b"R":
             held.describe(self._descriptions.add(data, held.size))
-        else:
+        elif kind == b"Y":
             self._descriptions.add_type(data)
         self._held.keep(held, frame(wal_start, data))
 

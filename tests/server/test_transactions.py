@@ -6,6 +6,7 @@ import random
 import postgres
 import pytest
 
+from cdcpipe.ddl import script
 from cdcpipe.pgoutput.transactions import Transactions
 from support.logical_stream import Both, peek
 from support.whole_transactions import plain, rows_with_columns, take_all
@@ -28,7 +29,9 @@ def workload(database: postgres.Database, rng: random.Random) -> None:
         elif action < 0.65:
             # Inside a savepoint only those that do not belong to it: see the module's docstring.
             session.execute(f"select pg_logical_emit_message({depth[which] == 1 and rng.random() < 0.7}, 'p', 'x')")
-        elif action < 0.8:
+        elif action < 0.7:
+            session.execute(f"create table created_{number} ()")  # DDL capture says in which savepoint
+        elif action < 0.82:
             session.execute(f"savepoint s{depth[which]}")
             depth[which] += 1
         elif action < 0.92 and depth[which] > 1:
@@ -54,8 +57,14 @@ def test_the_same_as_version_1_from_a_real_server(pg: postgres.Cluster, streamin
         both = Both(database, "pgoutput")
         both.run("create type mood as enum ('sad', 'ok')")
         both.run("create table t (id int, v text default repeat('v', 200)); create table u (id int primary key, m mood)")
+        both.run(script.install("cdcpipe", script.Settings()))
         both.begin()
         workload(database, random.Random(seed))
+        # DDL that is the first in a savepoint, and undone with it.
+        both.run(
+            "begin; insert into t select g from generate_series(1, 400) g; savepoint a; create table undone (); savepoint b;"
+            " create table undone_too (); release b; rollback to a; savepoint c; create table kept (); release c; commit"
+        )
         # DDL that is undone; an undone part with another shape inside a transaction that commits; a truncate.
         both.run("begin; alter table t add column w int; insert into t select 1, 'x', g from generate_series(1, 4000) g; rollback")
         both.run(

@@ -34,6 +34,7 @@ LAYERS = {
     "cdcpipe.types": 2,
     "cdcpipe.catalog_sql": 3,
     "cdcpipe.ddl": 3,
+    "cdcpipe.ddl.message": 2,
     "cdcpipe.libpq": 3,
     "cdcpipe.pgoutput": 3,
     "cdcpipe.plugins": 4,
