@@ -11,6 +11,7 @@ import click
 import cloup
 
 from cdcpipe.lsn import format_lsn
+from cdcpipe.replication.table_parts import TableParts
 from cdcpipe.subcommands.prepare import Preparation, exporting, prepare
 from cdcpipe.units import parse_seconds
 from cli.options import CONTEXT_SETTINGS, connection_options, slot_config, slot_options
@@ -33,6 +34,7 @@ Example:
 @connection_options
 @slot_options(is_required=True)
 @cloup.option("--in-use", is_flag=True, help="Accept a slot that another process streams from.")
+@cloup.option("--parts", "with_parts", is_flag=True, help="Print what publishes each table, and which relations hold its rows.")
 @cloup.option("-q", "--quiet", is_flag=True, help="Do not warn of tables on which the server refuses commands.")
 @cloup.option_group(
     "Snapshot",
@@ -57,7 +59,9 @@ Example:
         help="Refuse, before a slot is made, if this user may not read the table, or with * any published one; repeatable.",
     ),
 )
-def command(*, export_snapshot: bool, linger: float, readable: tuple[str, ...], in_use: bool, quiet: bool, **options: Any) -> None:
+def command(
+    *, export_snapshot: bool, linger: float, readable: tuple[str, ...], in_use: bool, with_parts: bool, quiet: bool, **options: Any
+) -> None:
     """Check everything that a stream from a pgoutput slot needs, and print what was found as one JSON object.
 
     With -c, make the publications and the slot first. The exit codes are those of streaming.
@@ -68,9 +72,11 @@ def command(*, export_snapshot: bool, linger: float, readable: tuple[str, ...], 
         raise click.UsageError("--linger is for --export-snapshot")
     if readable and not export_snapshot:
         raise click.UsageError("--check-select is for --export-snapshot")
+    if with_parts and export_snapshot:
+        raise click.UsageError("--export-snapshot and --parts can't be used together")
     config = slot_config(**options)
     if not export_snapshot:
-        _print(_report(prepare(config, in_use=in_use, quiet=quiet)))
+        _print(_report(prepare(config, in_use=in_use, quiet=quiet, with_parts=with_parts)))
         return
     with exporting(config, (() if "*" in readable else readable) if readable else None) as (found, export):
         exported = {
@@ -121,7 +127,13 @@ def _report(found: Preparation) -> dict[str, Any]:
                 "has_deferrable_key": table.has_deferrable_key,
                 "refused": list(table.refused),
                 "columns": [asdict(column) for column in table.columns],
+                **({} if found.parts is None else _parts(found.parts.get(table.relation_id))),
             }
             for table in found.tables
         ],
     }
+
+
+def _parts(found: TableParts | None) -> dict[str, Any]:
+    """Return the two fields of ``--parts``; empty ones for a table that was unpublished between two questions."""
+    return {"published_by": [], "parts": []} if found is None else asdict(found)

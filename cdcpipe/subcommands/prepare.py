@@ -48,6 +48,7 @@ from cdcpipe.replication.slots import (
     start_stream,
 )
 from cdcpipe.replication.strict_progress import StrictProgress
+from cdcpipe.replication.table_parts import TableParts, table_parts
 from cdcpipe.replication.tables import PublishedTable, check_binary_forms, check_readable, published_tables
 from cdcpipe.replication.timeline_guard import guard_timeline
 from cdcpipe.replication.timelines import TimelineEnd, timeline_history
@@ -81,6 +82,8 @@ class Preparation:
     slot: Slot
     publications: list[str]
     tables: list[PublishedTable]
+    parts: Mapping[int, TableParts] | None = None
+    """By the tables' OIDs, if they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,17 +184,21 @@ def check_published(connection: Connection, publications: list[str], *, is_told:
     return tables
 
 
-def prepare(config: SlotConfig, *, in_use: bool = False, quiet: bool = False) -> Preparation:
+def prepare(config: SlotConfig, *, in_use: bool = False, quiet: bool = False, with_parts: bool = False) -> Preparation:
     """Do everything that precedes streaming from a pgoutput slot, and return the facts found.
 
     With ``in_use``, another connection may be streaming from the slot. With ``quiet``, it does not warn of tables on which the
-    server refuses commands. (`PublishedTable.refused` has these commands.)
+    server refuses commands. (`PublishedTable.refused` has these commands.) ``with_parts`` asks for the tables' parts, too.
     """
     with OpeningWalsender(config.parameters) as opening, connected(config.parameters) as connection, initialising():
         slot = find_or_create_slot(connection, config, list(config.publications))
         walsender, system = opening.wait()
         server = system, timeline_history(walsender, system.timeline)
-        return _preparation(connection, config, slot, server, is_shared=in_use, quiet=quiet)
+        found = _preparation(connection, config, slot, server, is_shared=in_use, quiet=quiet)
+        if with_parts:
+            parts = table_parts(connection, config.publications)
+            found = replace(found, parts=parts, end_lsn=current_lsn(connection))  # what the parts show lies before end_lsn, too
+        return found
 
 
 def _preparation(

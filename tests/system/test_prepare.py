@@ -75,6 +75,85 @@ def test_prepare_tells_the_columns_that_are_published(on: PublishedDatabase) -> 
     assert run_cli("prepare", "-d", on.database.dsn, "-S", on.slot, "--in-use", "--export-snapshot")[0] == 1
 
 
+def parts_of(on: PublishedDatabase) -> dict[str, Any]:
+    code, out, err = run_cli(
+        "prepare", "-d", on.database.dsn, "-S", on.slot, "--publication", "p", "--in-use", "--quiet", "--parts"
+    )
+    assert (code, err) == (0, "")
+    return {table["name"]: table for table in json.loads(out)["tables"]}
+
+
+def test_parts_tell_a_rewrite_from_everything_else(on: PublishedDatabase) -> None:
+    on.sql("insert into t values (1, 'x')")
+
+    def changed(*sql: str) -> tuple[bool, bool]:
+        """Return whether the file and the definition are other ones after these commands."""
+        [before] = parts_of(on)["t"]["parts"]
+        on.sql(*sql)
+        [after] = parts_of(on)["t"]["parts"]
+        assert (after["relation_id"], after["is_attached"], after["has_rows"]) == (before["relation_id"], False, None)
+        return after["file"] != before["file"], after["definition"] != before["definition"]
+
+    assert changed("insert into t values (2, 'x')", "update t set v = 'y'", "analyze t", "vacuum t") == (False, False)
+    assert changed("alter table t alter v type text using upper(v)") == (True, True)
+    assert changed("alter table t add w float default random()") == (True, True)
+    assert changed("alter table t add c int default 7") == (False, True)
+    assert changed("vacuum full t", "cluster t using t_pkey", "truncate t")[0] is True
+    assert changed("vacuum full t", "truncate t") == (True, False)
+    assert run_cli("prepare", "-d", on.database.dsn, "-S", on.slot, "--parts", "--export-snapshot")[0] == 1
+
+
+def test_parts_tell_what_publishes_a_table(on: PublishedDatabase) -> None:
+    by = parts_of(on)["t"]["published_by"]
+    assert by == [on.value("select oid::int8 from pg_publication_rel")]
+    on.sql("alter publication p drop table t", "alter publication p add table t")
+    again = parts_of(on)["t"]["published_by"]
+    assert len(again) == 1
+    assert again != by
+    if on.database.cluster.version_num >= 150000:
+        on.sql("alter publication p add tables in schema public")
+        both = parts_of(on)["t"]["published_by"]
+        assert len(both) == 2
+        assert set(again) < set(both)
+    on.sql("drop publication p", "create publication p for all tables")
+    assert parts_of(on)["t"]["published_by"] == [on.value("select oid::int8 from pg_publication")]
+
+
+def test_parts_tell_attached_partitions_with_rows(on: PublishedDatabase) -> None:
+    on.sql(
+        "create table r (id int primary key, v text) partition by range (id)",
+        "create table made partition of r for values from (0) to (10)",
+        "insert into r values (1, 'through the root')",
+        "create table loaded (id int primary key, v text)",
+        "insert into loaded values (11, 'before it was attached')",
+        "alter table r attach partition loaded for values from (10) to (20)",
+        "create table empty (id int primary key, v text)",
+        "alter table r attach partition empty for values from (20) to (30)",
+        # In one transaction, as programs that manage partitions do.
+        "do $$begin create table at_once (id int primary key, v text); insert into at_once values (30, 'x');"
+        " alter table r attach partition at_once for values from (30) to (40); end$$",
+        "begin; create table at_once_empty (id int primary key, v text);"
+        " alter table r attach partition at_once_empty for values from (40) to (50); commit",
+        "create table sub (id int primary key, v text) partition by range (id)",
+        "create table sub_leaf partition of sub for values from (50) to (60)",
+        "insert into sub values (50, 'x')",
+        "alter table r attach partition sub for values from (50) to (60)",
+        "alter publication p add table r",
+        "alter publication p set (publish_via_partition_root = true)",
+    )
+    names = dict(on.connection.execute("select oid::int8, relname from pg_class where relkind = 'r'").fetchall())
+    found = {names[part["relation_id"]]: (part["is_attached"], part["has_rows"]) for part in parts_of(on)["r"]["parts"]}
+    with_rows = {name for name, (is_attached, has_rows) in found.items() if is_attached and has_rows}
+    assert with_rows == {"loaded", "at_once", "sub_leaf"}
+    assert found["made"] == (False, None)
+    assert found["empty"] == found["at_once_empty"] == (True, False)
+    # Nothing waits for a table that is locked.
+    with on.database.connect() as other:
+        other.autocommit = False
+        other.execute("lock table empty in access exclusive mode")
+        assert {names[part["relation_id"]] for part in parts_of(on)["r"]["parts"] if part["has_rows"]} == {*with_rows, "empty"}
+
+
 def test_prepare_tells_the_slots_properties(on: PublishedDatabase) -> None:
     new = ["prepare", "-d", on.database.dsn, "-S", f"new_{on.database.name}", "--publication", "p"]
     has_failover = on.database.cluster.version_num >= 170000

@@ -1,0 +1,98 @@
+"""Facts from which one sees that a table's rows have changed without a change in the stream.
+
+`table_parts` asks for them now; who compares two answers (spark_sink/snapshot/publication.py) finds
+
+- a table that has come into a publication, or has left it and come back: other objects publish it (``published_by``);
+- a table that ALTER TABLE has rewritten: a part has another file and another ``definition``. (VACUUM FULL, CLUSTER and TRUNCATE
+  change only the file, and ALTER TABLE without a rewrite changes only the definition.)
+- a partition with rows that was attached: a new part that ``is_attached`` and ``has_rows``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cdcpipe.catalog_sql import leaves_of, published
+from cdcpipe.libpq.connection import Connection
+from cdcpipe.sql import quote_literal
+
+__all__ = ["Part", "TableParts", "table_parts"]
+
+_TIMEOUT_S: Final = 30.0
+_SCHEMAS_SINCE: Final = 150000
+
+_MOST_COMMANDS_OF_CREATE: Final = 4
+"""CREATE TABLE … PARTITION OF inserts the rows of pg_attribute and pg_inherits within few command ids (2 or 3 were seen). CREATE
+TABLE and then ATTACH PARTITION in one transaction take at least 5."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A relation that holds rows of a table: a leaf partition, or the table itself.
+
+    - ``file``: the number of its file, which changes when the rows are written anew;
+    - ``definition``: a digest that changes when ALTER TABLE changes a column;
+    - ``is_attached``: whether ATTACH PARTITION has made it a part, instead of CREATE TABLE … PARTITION OF;
+    - ``has_rows``: whether an attached part has rows, or had some; None for other parts.
+    """
+
+    relation_id: int
+    file: int
+    definition: str
+    is_attached: bool
+    has_rows: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class TableParts:
+    """A published table's parts, and the OIDs of what publishes it: a publication, a schema or the table in one."""
+
+    published_by: tuple[int, ...]
+    parts: tuple[Part, ...]
+
+
+_ATTACHED: Final = f"""EXISTS (
+    SELECT FROM (SELECT l.oid AS relid UNION SELECT up.relid FROM pg_catalog.pg_partition_ancestors(l.oid) up) up
+    JOIN pg_catalog.pg_inherits i ON i.inhrelid = up.relid
+    JOIN pg_catalog.pg_attribute born ON born.attrelid = up.relid AND born.attnum = -1
+    WHERE l.relispartition AND (i.xmin <> born.xmin
+        OR i.cmin::pg_catalog.text::pg_catalog.int8 - born.cmin::pg_catalog.text::pg_catalog.int8 > {_MOST_COMMANDS_OF_CREATE}))"""
+"""The rows of a table's system columns are written when it is created, and never again."""
+
+_HAS_ROWS: Final = """l.relpages > 0 OR l.reltuples > 0 OR pg_catalog.pg_stat_get_tuples_inserted(l.oid) > 0
+    OR EXISTS (SELECT FROM pg_catalog.pg_locks k WHERE k.relation = l.oid AND k.mode = 'AccessExclusiveLock')
+    OR pg_catalog.pg_relation_size(l.oid) > 0"""
+"""Only the last term opens the relation. It is reached only for an attached partition that was empty so far, and is not locked."""
+
+
+def table_parts(connection: Connection, names: Sequence[str]) -> Mapping[int, TableParts]:
+    """Return the parts of the publications' tables, by the tables' OIDs. Raises ServerError after 30 s."""
+    publications = ", ".join(map(quote_literal, names))
+    schemas = (
+        " UNION SELECT s.oid FROM pg_catalog.pg_publication_namespace s JOIN pub ON pub.oid = s.pnpubid"
+        " JOIN pg_catalog.pg_class x ON x.relnamespace = s.pnnspid JOIN self ON self.relid = x.oid"
+    )
+    rows = connection.execute(
+        f"SELECT w.relation_id::int8::text, (WITH pub AS ("
+        f"  SELECT * FROM pg_catalog.pg_publication WHERE pubname IN ({publications})),"
+        " self AS (SELECT w.relation_id AS relid UNION SELECT up.relid FROM pg_catalog.pg_partition_ancestors(w.relation_id) up)"
+        " SELECT json_agg(m.oid::int8 ORDER BY m.oid) FROM ("
+        "  SELECT r.oid FROM pg_catalog.pg_publication_rel r JOIN pub ON pub.oid = r.prpubid JOIN self ON self.relid = r.prrelid"
+        "  UNION SELECT pub.oid FROM pub WHERE pub.puballtables"
+        f" {schemas if connection.server_version >= _SCHEMAS_SINCE else ''}) m)::text,"
+        " (SELECT json_agg(json_build_array(l.oid::int8, l.relfilenode::int8,"
+        "   (SELECT md5(string_agg(a.attnum || ':' || a.xmin::text, ',' ORDER BY a.attnum)) FROM pg_catalog.pg_attribute a"
+        "    WHERE a.attrelid = l.oid AND a.attnum > 0),"
+        f"  made.attached, CASE WHEN made.attached THEN {_HAS_ROWS} END) ORDER BY l.oid)"
+        f"  FROM pg_catalog.pg_class l CROSS JOIN LATERAL (SELECT {_ATTACHED} AS attached) made"
+        f"  WHERE l.oid IN {leaves_of('w.relation_id')})::text"
+        f" FROM {published(names, connection.server_version)} AS w",
+        timeout_s=_TIMEOUT_S,
+    )
+    return {
+        int(relation_id or 0): TableParts(tuple(json.loads(by or "[]")), tuple(Part(*part) for part in json.loads(parts or "[]")))
+        for relation_id, by, parts in rows
+    }
