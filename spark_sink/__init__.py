@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spark_sink.launcher.config import LauncherConfig
     from spark_sink.launcher.launcher import Launcher
+    from spark_sink.pipeline.config import RunConfig
     from spark_sink.pipeline.pipeline import Pipeline
-    from spark_sink.pipeline.runner import RunConfig, Runner, run
+    from spark_sink.pipeline.runner import Runner, run
     from spark_sink.replica.as_of import read_as_of
     from spark_sink.replica.current import read_replica, register_views
     from spark_sink.source.datasource import register as register_source
@@ -46,7 +47,7 @@ _HOMES = {
     "LauncherConfig": ("launcher.config", "LauncherConfig"),
     "Pipeline": ("pipeline.pipeline", "Pipeline"),
     "Retention": ("staging.readers", "Retention"),
-    "RunConfig": ("pipeline.runner", "RunConfig"),
+    "RunConfig": ("pipeline.config", "RunConfig"),
     "Runner": ("pipeline.runner", "Runner"),
     "SealPolicy": ("staging.filler", "SealPolicy"),
     "build_session": ("spark.session", "build"),

@@ -204,7 +204,8 @@ def command(
     Changes go to the staging directory first. They are confirmed to the server as soon as they are durable there, and the tables
     follow. SIGINT and SIGTERM end the command cleanly. After a kill, start it again: no change is lost, and none comes twice.
     """
-    from spark_sink.pipeline.runner import RunConfig, Runner
+    from spark_sink.pipeline.config import RunConfig
+    from spark_sink.pipeline.runner import Runner
 
     config = RunConfig(
         launcher_config(**options),

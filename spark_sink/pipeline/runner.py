@@ -21,13 +21,12 @@ import logging
 import threading
 import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Self
 
 from pyspark.sql import SparkSession
 
-from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.threads import Worker
 from spark_sink.client.keyless import has_key, table_name, warnings_of
 from spark_sink.client.prepare import PublishedNow
@@ -37,11 +36,9 @@ from spark_sink.doctor.pipeline_doctor import Plan
 from spark_sink.files.local import check_usable
 from spark_sink.files.places import is_local
 from spark_sink.launcher.launcher import Launcher
-from spark_sink.pipeline.catalog import parse_database
 from spark_sink.pipeline.pipeline import Pipeline
-from spark_sink.schema.table import EXACT, TYPES
 from spark_sink.schema.types import INEXACT_MESSAGE
-from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
+from spark_sink.snapshot.copy import Snapshot
 from spark_sink.snapshot.gap import GapSnapshot
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.spark import session
@@ -52,17 +49,17 @@ from spark_sink.warehouse import gaps
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
     from types import TracebackType
 
     from spark_sink.client.prepare import Prepared
-    from spark_sink.launcher.config import LauncherConfig
     from spark_sink.launcher.launcher import Progress as LauncherProgress
+    from spark_sink.pipeline.config import RunConfig
     from spark_sink.pipeline.pipeline import PipelineProgress
     from spark_sink.snapshot.copy import SnapshotProgress
     from spark_sink.staging.log import Position
 
-__all__ = ["RunConfig", "RunProgress", "Runner", "run"]
+__all__ = ["RunProgress", "Runner", "run"]
 
 _logger = logging.getLogger(__name__)
 
@@ -73,88 +70,6 @@ _LONGEST_END_S = 10.0
 """How long the JVM may take to end after a signal. systemd and timeout often send the signal to all our processes, also the JVM."""
 _END_S = 1.0
 """How long to wait after the first error for an end of the JVM. If the JVM has ended, that is the cause of the error."""
-
-_DAY_S = 86_400.0
-
-
-@dataclass(frozen=True, slots=True)
-class RunConfig:
-    """The options of ``cdcpipe-spark run``. None for an interval, a retention or an age turns that feature off."""
-
-    launcher: LauncherConfig
-    """The slot and the staging directory. With ``available_now``, the run ends when the tables have everything committed by now."""
-    warehouse: Path | str
-    """Where the tables are: a directory, or a URL of an object store."""
-
-    # --- tables ---
-    format: str = "delta"
-    """``delta`` or ``parquet``."""
-    types: str = EXACT
-    """``exact`` or ``native``: with native every numeric is a decimal. A warehouse keeps the choice that it was created with."""
-    keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Columns that identify a table's rows where PostgreSQL has no primary key, ``{"public.orders": ["id"]}``: see `Pipeline`."""
-    catalog_database: str | None = None
-    """The database, as DATABASE or CATALOG.DATABASE, in which the tables get names."""
-    json_variants: bool = False
-    """Whether each table with json columns also gets a view that shows them as VARIANT. Requires ``catalog_database``."""
-    max_bytes_per_trigger: int = 256 << 20
-    """The largest total size of a micro-batch's segments. A micro-batch always takes at least one segment."""
-    trigger_interval_s: float = 1.0
-    """The shortest time between the starts of two micro-batches."""
-    replica_interval_s: float = 10.0
-    """How often the replicas catch up with the changelogs; 0: after each micro-batch."""
-    checkpoint: Path | str | None = None
-    """The directory of Spark's checkpoint; None: in the warehouse, or in the staging directory if the warehouse is in a store."""
-
-    # --- snapshot ---
-    snapshot: Literal["initial", "never"] | None = None
-    """Whether to copy the existing rows of the tables first; None: only if this run creates the slot."""
-    snapshot_chunk_bytes: int = CHUNK_BYTES
-    """The approximate size of the chunks in which a snapshot reads a table."""
-    snapshot_hold_s: float | None = 600.0
-    """How long the server holds the snapshot after a kill or an error, so that the next start can resume the copy."""
-
-    # --- upkeep (Delta) ---
-    optimize_interval_s: float | None = 3600.0
-    """How often to check each table for small files, and to compact them."""
-    cluster_replicas: bool = False
-    """Whether compaction also sorts replicas by key."""
-    vacuum_retention_s: float | None = 7 * _DAY_S
-    """How long a file is kept after it was removed from its table."""
-    log_retention_s: float | None = _DAY_S
-    """How long the entries of the tables' logs are kept."""
-    keep_changelog_s: float | None = None
-    """The age beyond which changes are removed from the changelogs."""
-
-    # --- Spark ---
-    master: str | None = None
-    """Spark's master; None: ``local[2]``, or with spark-submit the master given there."""
-    conf: Mapping[str, str] = field(default_factory=dict)
-    """Spark's configuration properties."""
-    jars_dir: Path | str | None = None
-    """A directory with jars for Spark, for machines that can't reach Maven Central."""
-    ui: bool = False
-    """Whether Spark serves its web UI."""
-    staging_shared: bool = True
-    """Whether executors see the staging directory at the same path. Otherwise this process serves the segments to them."""
-
-    def __post_init__(self) -> None:
-        """Raise InvalidArgumentsError for unknown values, and for options that exclude each other."""
-        for name, choices in (("types", TYPES), ("snapshot", (None, "initial", "never"))):
-            if getattr(self, name) not in choices:
-                raise InvalidArgumentsError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(map(repr, choices))}")
-        house = Warehouse(self.warehouse, self.format, self.types)
-        if self.catalog_database is not None:
-            parse_database(self.catalog_database)
-        elif self.json_variants:
-            raise InvalidArgumentsError(
-                "--json variant makes views in the catalog", hint="name a database there: --catalog-database"
-            )
-        if self.keep_changelog_s is not None and not house.format.has_upkeep:
-            raise InvalidArgumentsError(
-                "--keep-changelog is for Delta tables: with Parquet the current rows are made of the changelog",
-                hint="now and then cdcpipe-spark snapshot --table, and cdcpipe-spark purge for what is before it",
-            )
 
 
 @dataclass(frozen=True, slots=True)

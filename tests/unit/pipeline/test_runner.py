@@ -13,7 +13,8 @@ from spark_sink.commands import land
 from spark_sink.commands import run as run_command
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.pipeline import runner
-from spark_sink.pipeline.runner import RunConfig, Runner
+from spark_sink.pipeline.config import RunConfig
+from spark_sink.pipeline.runner import Runner
 from spark_sink.spark import session
 from spark_sink.staging import last_error
 
