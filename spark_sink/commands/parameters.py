@@ -11,10 +11,21 @@ import click
 from cdcpipe.units import has_size_unit, parse_duration, parse_size
 from spark_sink.files.local import local_directory
 from spark_sink.files.places import place
+from spark_sink.snapshot.schedule import parse_hours
 from spark_sink.staging.readers import Retention
 from spark_sink.status.check import Limit
 
-__all__ = ["DIRECTORY", "PLACE", "Directory", "hour_or_off", "limit", "minute_or_off", "parse_amount", "parse_retention"]
+__all__ = [
+    "DIRECTORY",
+    "PLACE",
+    "Directory",
+    "hour_or_off",
+    "limit",
+    "minute_or_off",
+    "parse_amount",
+    "parse_heal",
+    "parse_retention",
+]
 
 
 class Directory(click.Path):
@@ -65,6 +76,12 @@ def parse_retention(text: str) -> Retention:
     except ValueError as ex:
         msg = f"{ex}; nor is it a size with a unit, like 10GiB"
         raise ValueError(msg) from ex
+
+
+def parse_heal(text: str) -> str:
+    """Return the value of ``--heal`` as it is. Raises ValueError unless it is one."""
+    parse_hours(text)
+    return text
 
 
 def limit(parse: Callable[[str], float]) -> Callable[[str], Limit]:

@@ -15,7 +15,7 @@ from spark_sink.commands.options import (
     snapshot_options,
     verbose_option,
 )
-from spark_sink.commands.parameters import DIRECTORY, PLACE, hour_or_off, minute_or_off, parse_amount
+from spark_sink.commands.parameters import DIRECTORY, PLACE, hour_or_off, minute_or_off, parse_amount, parse_heal
 from spark_sink.commands.progress import RunLine
 from spark_sink.commands.signals import on_signals
 from spark_sink.commands.spark_options import parse_settings, session_options
@@ -110,6 +110,24 @@ Example:
     *snapshot_options,
 )
 @cloup.option_group(
+    "Heal",
+    cloup.option(
+        "--heal",
+        type=parse_heal,
+        metavar="now|off|HH:MM-HH:MM",
+        show_default="now, but off with --snapshot never",
+        help="Copy a table anew when the stream cannot tell what rows it has, at once or in these hours (local time); or off.",
+    ),
+    cloup.option(
+        "--heal-tables",
+        type=click.IntRange(min=1),
+        metavar="N",
+        default=3,
+        show_default=True,
+        help="Copy at most this many such tables at a time.",
+    ),
+)
+@cloup.option_group(
     "Upkeep of Delta tables",
     cloup.option(
         "--optimize-interval",
@@ -190,6 +208,8 @@ def command(
     snapshot_mode: Literal["initial", "never"] | None,
     snapshot_chunk_size: int,
     snapshot_hold: float | None,
+    heal: str | None,
+    heal_tables: int,
     optimize_interval: float | None,
     cluster_replicas: bool,
     vacuum_retention: float | None,
@@ -220,6 +240,8 @@ def command(
         snapshot=snapshot_mode,
         snapshot_chunk_bytes=snapshot_chunk_size,
         snapshot_hold_s=snapshot_hold,
+        heal=heal,
+        heal_tables=heal_tables,
         optimize_interval_s=optimize_interval,
         cluster_replicas=cluster_replicas,
         vacuum_retention_s=vacuum_retention,

@@ -29,7 +29,7 @@ from spark_sink.commands.signals import on_signals
 from spark_sink.commands.spark_options import spark_options, warehouse_session
 from spark_sink.files.lock import hold_alone
 from spark_sink.launcher.config import LauncherConfig
-from spark_sink.snapshot.tables import TableSnapshot
+from spark_sink.snapshot.tables import SNAPSHOT_LOCK, TableSnapshot
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 _logger = logging.getLogger(__name__)
@@ -84,11 +84,14 @@ def command(
     config = LauncherConfig(source.slot, staging, source.publications, connection_arguments(**connection), verbose=verbose)
     stopping = threading.Event()
     snapshot = TableSnapshot(config, house, tables, snapshot_chunk_size, snapshot_hold or 0.0)
-    lock = house.local_root(staging) / "_cdcpipe/snapshot.lock"
+    lock = house.local_root(staging) / SNAPSHOT_LOCK
     lock.parent.mkdir(parents=True, exist_ok=True)
     with hold_alone(lock) as is_alone, on_signals(stopping.set) as asked:
         if not is_alone:
-            raise SnapshotError(f"another cdcpipe-spark snapshot is running in {warehouse}", hint="wait until it has ended")
+            raise SnapshotError(
+                f"tables in {warehouse} are being copied: by another cdcpipe-spark snapshot, or by run --heal",
+                hint="wait until that has ended",
+            )
         try:
             snapshot.prepare(stopping.is_set)
             with warehouse_session(house, "cdcpipe snapshot", jars=jars, master=master, confs=confs) as spark:

@@ -10,12 +10,14 @@ from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.pipeline.catalog import parse_database
 from spark_sink.schema.table import EXACT, TYPES
 from spark_sink.snapshot.copy import CHUNK_BYTES
+from spark_sink.snapshot.schedule import parse_hours
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from spark_sink.launcher.config import LauncherConfig
+    from spark_sink.snapshot.schedule import Hours
 
 __all__ = ["RunConfig"]
 
@@ -59,6 +61,13 @@ class RunConfig:
     snapshot_hold_s: float | None = 600.0
     """How long the server holds the snapshot after a kill or an error, so that the next start can resume the copy."""
 
+    # --- heal ---
+    heal: str | None = None
+    """When to copy tables anew whose rows the stream cannot tell: ``now``, ``off``, or ``HH:MM-HH:MM``, the hours (local time) in
+    which a copy may begin. None: ``now``, or ``off`` with ``snapshot="never"``."""
+    heal_tables: int = 3
+    """The most tables that are copied at a time."""
+
     # --- upkeep (Delta) ---
     optimize_interval_s: float | None = 3600.0
     """How often to check each table for small files, and to compact them."""
@@ -95,8 +104,19 @@ class RunConfig:
             raise InvalidArgumentsError(
                 "--json variant makes views in the catalog", hint="name a database there: --catalog-database"
             )
+        try:
+            parse_hours(self.heal or "now")
+        except ValueError as ex:
+            raise InvalidArgumentsError(f"heal: {ex}") from ex
+        if self.heal_tables < 1:
+            raise InvalidArgumentsError(f"heal_tables is {self.heal_tables}; at least one table is copied at a time")
         if self.keep_changelog_s is not None and not house.format.has_upkeep:
             raise InvalidArgumentsError(
                 "--keep-changelog is for Delta tables: with Parquet the current rows are made of the changelog",
                 hint="now and then cdcpipe-spark snapshot --table, and cdcpipe-spark purge for what is before it",
             )
+
+    @property
+    def heal_hours(self) -> Hours | None:
+        """When a copy of a table may begin; None: never."""
+        return parse_hours(self.heal or ("off" if self.snapshot == "never" else "now"))

@@ -189,6 +189,16 @@ class Pipeline:
             assert position is not None
             self._progress = replace(self._progress, position=self._behind_gap(position))
 
+    def take_copied(self, tables: Iterable[Table]) -> None:
+        """Name tables in the catalog that a snapshot has copied: no change has to come for them."""
+        if self._names is not None:
+            self._names.register(tables)
+
+    def catch_up(self) -> None:
+        """Bring the replicas to the positions of their changelogs."""
+        if self._follower is not None:
+            self._follower.catch_up()
+
     def _behind_gap(self, position: Position) -> Position:
         end = log_end(self.staging)
         if end is None or end.lsn <= position.lsn or list_segments(self.staging, position):

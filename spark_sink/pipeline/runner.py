@@ -40,7 +40,9 @@ from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.schema.types import INEXACT_MESSAGE
 from spark_sink.snapshot.copy import Snapshot
 from spark_sink.snapshot.gap import GapSnapshot
+from spark_sink.snapshot.healer import Healer
 from spark_sink.snapshot.initial import InitialSnapshot
+from spark_sink.snapshot.schedule import Schedule
 from spark_sink.spark import session
 from spark_sink.staging import last_error
 from spark_sink.staging.log import list_epochs, log_end
@@ -203,16 +205,21 @@ class Runner:
         if self._stopping.is_set():
             return
         with self._make_pipeline(spark) as pipeline:
-            self._heal(spark, pipeline)
+            healer = self._make_healer(spark, pipeline)
+            self._pass_gap(spark, pipeline, healer)
             upkeep = self._make_upkeep(spark, pipeline)
             try:
                 if not config.launcher.available_now:
                     upkeep.start()
-                self._follow(spark, pipeline)
+                    healer.start()
+                self._follow(spark, pipeline, healer)
                 if config.launcher.available_now:
+                    pipeline.catch_up()  # a merge may find out that a table needs a copy
+                    healer.finish()
                     upkeep.run(self._stopping.is_set)
             finally:
                 self._launcher.request_stop()
+                healer.stop()
                 upkeep.stop()
         for (table, name), count in sorted(pipeline.exact_counts.items()):
             _logger.warning(INEXACT_MESSAGE, table, name, count)
@@ -263,7 +270,7 @@ class Runner:
         """Return how far the tables are; None for a warehouse that does not exist yet."""
         return self._warehouse.source().position if self._warehouse.exists else None
 
-    def _heal(self, spark: SparkSession, pipeline: Pipeline) -> None:
+    def _pass_gap(self, spark: SparkSession, pipeline: Pipeline, healer: Healer) -> None:
         """Copy all tables anew if the log has a gap since they were copied."""
         config = self.config
         self._gaps_healed = self._launcher.progress.gaps
@@ -273,11 +280,12 @@ class Runner:
         assert self._launcher.prepared is not None
         if not snapshot.is_needed(self._launcher.prepared.tables):
             return
-        try:
-            snapshot.prepare(self._stopping.is_set)
-        except InterruptedError:
-            return
-        self._copy(spark, snapshot)
+        with healer.paused():
+            try:
+                snapshot.prepare(self._stopping.is_set)
+            except InterruptedError:
+                return
+            self._copy(spark, snapshot)
 
     def _make_pipeline(self, spark: SparkSession) -> Pipeline:
         config = self.config
@@ -300,6 +308,23 @@ class Runner:
         )
         return self._pipeline
 
+    def _make_healer(self, spark: SparkSession, pipeline: Pipeline) -> Healer:
+        config = self.config
+        healer = Healer(
+            spark,
+            config.launcher,
+            self._warehouse,
+            Schedule(config.heal_hours, config.heal_tables),
+            copies_new=config.snapshot != "never",
+            chunk_bytes=config.snapshot_chunk_bytes,
+            hold_s=config.snapshot_hold_s or 0.0,
+            on_copied=pipeline.take_copied,
+            is_stopping=self._stopping.is_set,
+        )
+        assert self._launcher.prepared is not None
+        healer.begin(self._launcher.prepared, is_all_copied=self._snapshot.is_needed)
+        return healer
+
     def _make_upkeep(self, spark: SparkSession, pipeline: Pipeline) -> Upkeep:
         config = self.config
         return Upkeep(
@@ -313,12 +338,15 @@ class Runner:
             clustering=config.cluster_replicas,
         )
 
-    def _follow(self, spark: SparkSession, pipeline: Pipeline) -> None:
+    def _follow(self, spark: SparkSession, pipeline: Pipeline, healer: Healer) -> None:
         """Wait until the run is asked to stop, or with ``available_now`` until the tables have the whole log."""
-        launcher = self._launcher
+        launcher, tables = self._launcher, 0
         while not self._stopping.is_set() and not pipeline.wait(_LAST_LOOK_S if launcher.has_ended else _LOOK_S):
             if launcher.progress.gaps > self._gaps_healed:
-                self._heal(spark, pipeline)
+                self._pass_gap(spark, pipeline, healer)
+            if pipeline.progress.tables > tables:
+                tables = pipeline.progress.tables
+                healer.look_soon()
             # With available_now the launcher ends by itself, and the log is complete then.
             if launcher.has_ended and launcher.wait() and self._has_all(pipeline):
                 return

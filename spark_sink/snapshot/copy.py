@@ -49,7 +49,7 @@ _logger = logging.getLogger(__name__)
 CHUNK_BYTES = 32 << 20
 
 _TABLES_AT_ONCE = 3
-"""The number of tables copied at a time. While one table waits for Spark's driver, the executors copy another's chunks."""
+"""The default number of tables copied at a time. While one table waits for Spark's driver, the executors copy another's chunks."""
 
 _JOB_TAG = "cdcpipe-snapshot"
 _CANCEL_INTERVAL_S = 0.5
@@ -84,6 +84,7 @@ class Snapshot:
         self.warehouse = warehouse
         self.copied: dict[Table, tuple[int, Position]] = {}
         """For each finished table: the number of its rows, and its position."""
+        self.tables_at_once = _TABLES_AT_ONCE
         self._chunk_bytes = chunk_bytes
         self._export: ExportedSnapshot | None = None
         self._spark: SparkSession | None = None
@@ -257,7 +258,7 @@ class Snapshot:
                 self.copied[table_of(table)] = count, copying.position
             return None
 
-        with ThreadPoolExecutor(_TABLES_AT_ONCE, "cdcpipe-snapshot") as pool:
+        with ThreadPoolExecutor(self.tables_at_once, "cdcpipe-snapshot") as pool:
             # Start with the large tables, so that at the end no single thread copies a large one alone.
             futures = [pool.submit(copy, table) for table in sorted(wanted, key=lambda table: -len(table.chunks))]
             try:

@@ -1,6 +1,6 @@
 """Copies chosen tables, again or for the first time, whether the pipeline runs or not.
 
-    with hold_alone(...):
+    # hold SNAPSHOT_LOCK
     snapshot = TableSnapshot(config, warehouse, ["public.fruit"])
     snapshot.prepare(lambda: False)
     snapshot.start(spark, staging)          # returns at once
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from spark_sink.snapshot.plan import Plan, TablePlan
     from spark_sink.staging.log import Epoch
 
-__all__ = ["TableSnapshot"]
+__all__ = ["SNAPSHOT_LOCK", "TableSnapshot"]
+
+SNAPSHOT_LOCK = "_cdcpipe/snapshot.lock"
+"""The lock below `Warehouse.local_root` that the owner of a `TableSnapshot` holds, so that no two copy tables at the same time."""
 
 _logger = logging.getLogger(__name__)
 

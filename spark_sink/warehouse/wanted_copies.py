@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["Failures", "Reason", "WantedCopy", "give_up", "note_failure", "settle", "waiting", "want"]
+__all__ = ["Failures", "Reason", "WantedCopy", "count_writes", "give_up", "note_failure", "settle", "waiting", "want"]
 
 _MOST_REASONS: Final = 8
 """More reasons of one table are left out, the oldest first: a copy settles them all."""
 
 _writing = threading.Lock()
+_writes = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +132,20 @@ def settle(house: Warehouse) -> None:
                 continue
             left = _unsettled(house, found)
             if not left.reasons:
-                path.unlink(missing_ok=True)
+                _remove(path)
             elif left != found:
                 _write(house, left)
+
+
+def count_writes() -> int:
+    """Return how often this process has written a record. If the number stays the same, nothing new waits."""
+    return _writes
 
 
 def give_up(house: Warehouse, table: Table) -> None:
     """Remove all reasons of a table, which is not published any more."""
     with _writing:
-        _path(house, table).unlink(missing_ok=True)
+        _remove(_path(house, table))
 
 
 def note_failure(house: Warehouse, table: Table, message: str, now: float) -> None:
@@ -172,3 +178,14 @@ def _write(house: Warehouse, wanted: WantedCopy) -> None:
     path = _path(house, wanted.table)
     make_directory(path.parent)
     write_json(path, wanted.to_json())
+    _count()
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    _count()
+
+
+def _count() -> None:
+    global _writes  # noqa: PLW0603 - the files are written under a lock of this module, too
+    _writes += 1

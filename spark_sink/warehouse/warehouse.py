@@ -4,6 +4,7 @@
     _cdcpipe/tables/NAME.json      a table's versions: its keys, each with the first change to which it applies
     _cdcpipe/snapshots/NAME.json   a snapshot of the table that is being landed
     _cdcpipe/gaps.json             the gaps of the log, and whether the tables were copied since (warehouse/gaps.py)
+    _cdcpipe/published.json        the published tables at the last look (snapshot/publication.py)
     _cdcpipe/copies/NAME.json      why the table needs a copy (warehouse/wanted_copies.py)
     _cdcpipe/purged/NAME.json      the LSN up to which the table's changelog may lack changes (upkeep/purge.py)
     _cdcpipe/tables*.lock          the locks for writing the tables (warehouse/lock.py)

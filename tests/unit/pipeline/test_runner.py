@@ -15,11 +15,13 @@ from spark_sink.launcher.config import LauncherConfig
 from spark_sink.pipeline import runner
 from spark_sink.pipeline.config import RunConfig
 from spark_sink.pipeline.runner import Runner
+from spark_sink.snapshot.schedule import Hours
 from spark_sink.spark import session
 from spark_sink.staging import last_error
 
 OPTIONS = """--format parquet --types native --catalog-database lake --json variant --max-bytes-per-trigger 1MiB
     --trigger-interval 2 --replica-interval 3 --snapshot never --snapshot-chunk-size 1MiB --snapshot-hold off
+    --heal 22:00-06:00 --heal-tables 5
     --optimize-interval off --cluster-replicas --vacuum-retention off --log-retention off
     --master local[1] --conf a=b --jars . --ui --staging-shared no --checkpoint checkpoint"""
 """Every option that `land` has not, with another value than its default; but --keep-changelog, which is Delta's."""
@@ -64,12 +66,23 @@ def test_the_api_has_what_the_command_has(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert of_run - of_land == {*re.findall(r"--[a-z-]+", OPTIONS), "--keep-changelog", "--warehouse"}
 
 
+def test_snapshot_never_turns_healing_off(tmp_path: Path) -> None:
+    def hours(**options: Any) -> Hours | None:
+        return RunConfig(launcher(tmp_path), tmp_path / "warehouse", **options).heal_hours
+
+    assert hours() == hours(snapshot="initial") == hours(snapshot="never", heal="now") == Hours()
+    assert hours(snapshot="never") is hours(heal="off") is None
+    assert hours(snapshot="never", heal="22:00-06:00") == Hours(22 * 60, 6 * 60)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"format": "iceberg"}, "unknown table format 'iceberg'"),
         ({"types": "spark"}, "types is 'spark'"),
         ({"snapshot": "always"}, "snapshot is 'always'"),
+        ({"heal": "tonight"}, "neither now nor off"),
+        ({"heal_tables": 0}, "at least one table"),
         ({"catalog_database": "a.b.c"}, "not 'a.b.c'"),
         ({"json_variants": True}, "views in the catalog"),
         ({"format": "parquet", "keep_changelog_s": 86400.0}, "is for Delta tables"),

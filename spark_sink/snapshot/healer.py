@@ -1,0 +1,300 @@
+"""Copies tables anew whose rows the stream cannot tell, while the stream goes on.
+
+    healer = Healer(spark, config, warehouse, schedule)
+    healer.begin(prepared)      # the first run records which tables are published
+    healer.start()              # a thread, until stop()
+    with healer.paused():       # another snapshot copies tables
+        ...
+    healer.finish()             # or, without the thread: copy every table that waits, and return
+
+`wanted_copies.want` records which tables wait, whoever finds it out. The healer itself looks at the catalog from time to time
+(publication.py), chooses the tables (schedule.py), and copies them as ``cdcpipe-spark snapshot`` does (tables.py). It holds the
+same lock as that command, so that no two snapshots copy a table at the same time.
+
+An error here does no harm: the table keeps waiting, its record names the error, and it is tried again later. So it is a warning,
+and never ends the run.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from cdcpipe.errors import CdcpipeError
+from cdcpipe.lsn import format_lsn
+from cdcpipe.threads import Worker
+from cdcpipe.units import format_duration
+from spark_sink.client.exported import SnapshotError
+from spark_sink.files.lock import hold_alone
+from spark_sink.schema.table import Table
+from spark_sink.snapshot import publication
+from spark_sink.snapshot.copy import CHUNK_BYTES
+from spark_sink.snapshot.schedule import FAILURES
+from spark_sink.snapshot.tables import SNAPSHOT_LOCK, TableSnapshot
+from spark_sink.spark import session
+from spark_sink.warehouse import gaps, wanted_copies
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from spark_sink.client.prepare import Prepared
+    from spark_sink.launcher.config import LauncherConfig
+    from spark_sink.snapshot.copy import SnapshotProgress
+    from spark_sink.snapshot.schedule import Schedule
+    from spark_sink.warehouse.wanted_copies import WantedCopy
+    from spark_sink.warehouse.warehouse import Warehouse
+
+__all__ = ["Healer"]
+
+_logger = logging.getLogger(__name__)
+
+_LOOK_INTERVAL_S: Final = 60.0
+"""How often to look at the catalog."""
+_SHORTEST_LOOK_INTERVAL_S: Final = 5.0
+"""The same, while tables come that the pipeline did not know."""
+_TICK_S: Final = 1.0
+_WAIT_S: Final = 0.2
+_STALLED_S: Final = 1800.0
+"""A copy that reads nothing for this long is given up for now: its tables may be locked, and others wait."""
+
+
+class Healer:
+    """Copies the tables that wait, one snapshot at a time.
+
+    ``copies_new``: whether a table that comes into a publication is copied. ``on_copied`` is called with the tables that were
+    copied. ``is_stopping`` ends `finish` early.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: LauncherConfig,
+        warehouse: Warehouse,
+        schedule: Schedule,
+        *,
+        copies_new: bool = True,
+        chunk_bytes: int = CHUNK_BYTES,
+        hold_s: float = 0.0,
+        on_copied: Callable[[Sequence[Table]], None] = lambda _: None,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._spark = spark
+        self._config = replace(config, create_slot=False)  # a slot that is gone is a gap, and not ours to make
+        self._warehouse = warehouse
+        self._schedule = schedule
+        self._copies_new = copies_new
+        self._chunk_bytes = chunk_bytes
+        self._hold_s = hold_s
+        self._on_copied = on_copied
+        self._is_stopping = is_stopping
+        self._stopping = threading.Event()
+        self._pausing = threading.Event()
+        self._busy = threading.Lock()
+        """Held while the healer looks or copies."""
+        self._looked_at: float | None = None
+        self._is_look_wanted = False
+        self._known: tuple[int, float, list[WantedCopy]] | None = None
+        """The tables that wait, as of a number of writes and a time: another process only ever copies some of them."""
+        self._thread = Worker(target=self._run, name="cdcpipe-heal", daemon=True)
+
+    # --- for the owner ---
+
+    def begin(self, prepared: Prepared, *, is_all_copied: bool) -> None:
+        """Record the published tables if no run has done so. ``is_all_copied``: an initial snapshot has just copied all tables.
+
+        A table that has come into the publication since that snapshot was taken waits for a copy.
+        """
+        if publication.read(self._warehouse) is None:
+            publication.write(self._warehouse, publication.seen(prepared))
+        if is_all_copied and self._copies_new:
+            for each in prepared.tables:
+                table = Table(str(each["schema"]), str(each["name"]))
+                if not gaps.is_copied_since(self._warehouse, table, 0):
+                    wanted_copies.want(self._warehouse, table, int(prepared.wal_lsn), publication.CAME)
+
+    def start(self) -> None:
+        """Start the thread, and return at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the copy, and end the thread. What is not copied is left to the next run."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def look_soon(self) -> None:
+        """Look at the catalog sooner: the stream has brought a table that the pipeline did not know."""
+        self._is_look_wanted = True
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Copy nothing meanwhile. A copy that is running is stopped first, and done later."""
+        self._pausing.set()
+        try:
+            with self._busy:
+                yield
+        finally:
+            self._pausing.clear()
+
+    def finish(self) -> None:
+        """Look at the catalog, and copy each table that waits, in the hours given. A table that can't be copied keeps waiting."""
+        with self._busy, _forgiving():
+            self._look()
+            tried: set[Table] = set()
+            while not self._is_interrupted():
+                # What has failed before this call is tried again now.
+                waiting = [replace(each, failures=None) for each in self._waiting() if each.table not in tried]
+                tables = self._choose(waiting)
+                if not tables:
+                    return
+                self._copy(tables)
+                left = {each.table for each in self._waiting()} & set(tables)
+                for table in sorted(left) if len(tables) > 1 else ():
+                    if not self._is_interrupted():
+                        self._copy([table])
+                tried.update(tables)
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_TICK_S):
+            if self._pausing.is_set():
+                continue
+            with self._busy, _forgiving():
+                if self._is_look_due():
+                    self._look()
+                tables = self._choose(self._waiting())
+                if tables:
+                    self._copy(tables)
+
+    def _is_interrupted(self) -> bool:
+        return self._stopping.is_set() or self._pausing.is_set() or self._is_stopping()
+
+    def _waiting(self) -> list[WantedCopy]:
+        """Return the tables that wait. After a gap all tables are copied anyway (gap.py)."""
+        now = time.monotonic()
+        written = wanted_copies.count_writes()
+        if self._known is None or self._known[0] != written or now - self._known[1] >= _LOOK_INTERVAL_S:
+            self._known = written, now, wanted_copies.waiting(self._warehouse)
+        waiting = self._known[2]
+        return [] if waiting and gaps.open_gap(self._warehouse) is not None else waiting
+
+    def _choose(self, waiting: Sequence[WantedCopy]) -> list[Table]:
+        here = time.localtime()
+        return self._schedule.choose(waiting, time.time(), here.tm_hour * 60 + here.tm_min)
+
+    # --- the look at the catalog ---
+
+    def _is_look_due(self) -> bool:
+        if self._looked_at is None:
+            return True
+        interval_s = _SHORTEST_LOOK_INTERVAL_S if self._is_look_wanted else _LOOK_INTERVAL_S
+        return time.monotonic() - self._looked_at >= interval_s
+
+    def _look(self) -> None:
+        """Find tables whose rows have changed without a change in the stream, and forget those that are not published any more."""
+        self._looked_at, self._is_look_wanted = time.monotonic(), False
+        try:
+            found = publication.look(self._config, self._is_interrupted)
+        except InterruptedError:
+            return
+        except CdcpipeError as ex:
+            _logger.info("cannot look at the catalog for new tables, trying again: %s", ex.message)
+            return
+        house, before, now = self._warehouse, publication.read(self._warehouse), publication.seen(found)
+        for table, since_lsn, reason in publication.compare(before, found, self._is_keyed):
+            if self._copies_new or reason != publication.CAME:
+                wanted_copies.want(house, table, since_lsn, reason)
+        if before != now:
+            publication.write(house, now)
+        for each in wanted_copies.waiting(house):
+            if each.table not in now.tables:
+                _logger.info("table %s is not published any more, and waits for no copy", each.table)
+                wanted_copies.give_up(house, each.table)
+
+    def _is_keyed(self, table: Table) -> bool:
+        versions = self._warehouse.versions(table)
+        return bool(versions) and bool(versions[-1].key)
+
+    # --- the copy ---
+
+    def _copy(self, tables: Sequence[Table]) -> None:
+        """Copy those of these tables that still wait, with one snapshot. Records the failure of those that were not copied."""
+        house = self._warehouse
+        reasons = {each.table: each.why for each in wanted_copies.waiting(house) if each.table in tables}
+        tables = sorted(reasons)
+        if not tables:
+            wanted_copies.settle(house)  # cdcpipe-spark snapshot has copied them
+            return
+        lock = house.local_root(self._config.staging) / SNAPSHOT_LOCK
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with hold_alone(lock) as is_alone:
+            if not is_alone:
+                return  # cdcpipe-spark snapshot is running; the tables are looked at again when it has ended
+            snapshot = TableSnapshot(self._config, house, [str(table) for table in tables], self._chunk_bytes, self._hold_s)
+            snapshot.tables_at_once = len(tables)
+            failure: Exception | None = None
+            try:
+                snapshot.prepare(self._is_interrupted)
+                snapshot.start(self._spark, self._config.staging)
+                self._wait_for(snapshot)
+            except InterruptedError:
+                pass
+            except Exception as ex:  # noqa: BLE001 - it is recorded, and the copy is tried again
+                failure = ex
+            finally:
+                snapshot.stop()
+        copied = sorted(snapshot.copied)
+        for table in copied:
+            rows, position = snapshot.copied[table]
+            at = format_lsn(position.lsn)
+            _logger.warning("table %s was copied (%s rows as of %s): %s", table, f"{rows:,}", at, reasons[table])
+        self._schedule.note_copied(copied, time.time())
+        wanted_copies.settle(house)
+        if copied:
+            self._on_copied(copied)
+        if failure is not None and not self._is_interrupted():
+            self._note_failure([table for table in tables if table not in snapshot.copied], failure)
+
+    def _wait_for(self, snapshot: TableSnapshot) -> None:
+        """Wait for the copy. Raises its error, InterruptedError for a stop, SnapshotError if nothing is read any more."""
+        last: SnapshotProgress | None = None
+        since = time.monotonic()
+        while not snapshot.wait(_WAIT_S):
+            if self._is_interrupted():
+                raise InterruptedError
+            progress = replace(snapshot.progress, elapsed_s=0.0)
+            if progress != last or progress.chunks_done >= progress.chunks > 0:
+                last, since = progress, time.monotonic()
+            elif time.monotonic() - since >= _STALLED_S:
+                stalled = format_duration(_STALLED_S)
+                raise SnapshotError(f"nothing was read from the server for {stalled}", hint="is a table locked?")
+
+    def _note_failure(self, tables: Sequence[Table], failure: Exception) -> None:
+        said, now = _said(failure), time.time()
+        for table in tables:
+            wanted_copies.note_failure(self._warehouse, table, said, now)
+        names = ", ".join(map(str, tables))
+        failed = [each.failures for each in wanted_copies.waiting(self._warehouse) if each.table in tables]
+        count = max((each.count for each in failed if each is not None), default=1)
+        pause = format_duration(FAILURES.pause_s(count) or 0.0)
+        _logger.warning("not copied: %s; it is tried again in %s, and the stream goes on: %s", names, pause, said)
+
+
+@contextmanager
+def _forgiving() -> Iterator[None]:
+    """Turn any error into a warning: tables that wait keep waiting, and the stream goes on."""
+    try:
+        yield
+    except Exception as ex:  # noqa: BLE001
+        _logger.warning("cannot find out which tables need a copy, trying again later: %s", _said(ex))
+
+
+def _said(ex: Exception) -> str:
+    return ex.message if isinstance(ex, CdcpipeError) else session.reason_of(ex)

@@ -1,0 +1,184 @@
+"""Finds tables whose rows have changed without a change in the stream, by two looks at the catalog. No Spark.
+
+    found = look(config, is_stopping)
+    for finding in compare(read(house), found, lambda table: False):
+        want(house, finding.table, finding.since_lsn, finding.reason)
+    write(house, seen(found))
+
+    _cdcpipe/published.json     what the last look saw of each published table
+
+So a table that comes into a publication comes to the warehouse with its rows, even if nobody ever changes them. The record is in
+the warehouse, so that the next run finds what happened while nobody looked. cdcpipe/replication/table_parts.py explains what
+``cdcpipe prepare --parts`` tells.
+
+The first look only records: tables that a pipeline leaves out on purpose (``--snapshot never``, a slot that existed before) stay as
+they are. So does the first look at another server, as after pg_upgrade.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from cdcpipe.lsn import LSN, format_lsn
+from cdcpipe.pipe.exitcode import ExitCode
+from spark_sink.client import keyless
+from spark_sink.client.failure import error_of
+from spark_sink.client.prepare import Prepared, prepare_arguments
+from spark_sink.client.process import ask
+from spark_sink.files.places import make_directory, read_json, write_json
+from spark_sink.schema.table import Table
+from spark_sink.warehouse.warehouse import WarehouseError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from spark_sink.client.prepare import SlotConfig
+    from spark_sink.warehouse.warehouse import Warehouse
+
+__all__ = ["Finding", "Seen", "SeenTable", "compare", "look", "read", "seen", "write"]
+
+_ANSWER_S: Final = 60.0
+
+ATTACHED = "a partition that had rows was attached"
+CAME = "it has come into the publication"
+CAME_BACK = "it left the publication, and has come back"
+KEY = "it has got a key"
+REPLACED = "another table has its name now"
+REWRITTEN = "ALTER TABLE has rewritten its rows"
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTable:
+    """What was seen of a table. The last two are None if the look did not ask for parts."""
+
+    schema: str
+    name: str
+    relation_id: int
+    has_key: bool
+    published_by: tuple[int, ...] | None
+    parts: Mapping[int, tuple[int, str]] | None
+    """For each relation that holds rows: its file, and the digest of its definition."""
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> SeenTable:
+        """Return what is kept of a table that ``cdcpipe prepare`` describes."""
+        parts = table.get("parts")
+        return cls(
+            str(table["schema"]),
+            str(table["name"]),
+            int(table["relation_id"]),
+            keyless.has_key(table),
+            None if parts is None else tuple(table["published_by"]),
+            None if parts is None else {int(each["relation_id"]): (int(each["file"]), str(each["definition"])) for each in parts},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a look saw: the tables by name, as of ``lsn`` on the server ``system_id``."""
+
+    system_id: str
+    lsn: int
+    tables: Mapping[Table, SeenTable]
+
+
+class Finding(NamedTuple):
+    """A table that needs a copy from ``since_lsn`` or later."""
+
+    table: Table
+    since_lsn: int
+    reason: str
+
+
+def look(config: SlotConfig, is_stopping: Callable[[], bool]) -> Prepared:
+    """Ask for the published tables and their parts. Raises an error if the server can't be asked within a minute."""
+    arguments = [*prepare_arguments(config), "--in-use", "--quiet", "--parts"]
+    answer = ask(arguments, command=config.command, is_stopping=is_stopping, timeout_s=_ANSWER_S)
+    if answer.code != ExitCode.SUCCESS:
+        raise error_of(answer.failure)
+    return Prepared.parse(answer.output)
+
+
+def seen(found: Prepared) -> Seen:
+    """Return what is kept of an answer."""
+    tables = (SeenTable.of(each) for each in found.tables)
+    return Seen(found.system_id, int(found.wal_lsn), {Table(each.schema, each.name): each for each in tables})
+
+
+def compare(before: Seen | None, found: Prepared, is_keyed: Callable[[Table], bool]) -> list[Finding]:
+    """Return the tables that need a copy. ``is_keyed`` tells whether the warehouse knows a key of the table already."""
+    if before is None or before.system_id != found.system_id:
+        return []
+    return [finding for each in found.tables for finding in _compare(before, each, int(found.wal_lsn), is_keyed)]
+
+
+def _compare(before: Seen, found: Mapping[str, Any], lsn: int, is_keyed: Callable[[Table], bool]) -> Iterator[Finding]:
+    now = SeenTable.of(found)
+    table = Table(now.schema, now.name)
+    then = before.tables.get(table)
+    if then is None:
+        yield Finding(table, before.lsn, CAME)  # somebody may have copied it since
+        return
+    if then.relation_id != now.relation_id:
+        yield Finding(table, lsn, REPLACED)
+        return
+    if then.published_by and now.published_by and not set(then.published_by) & set(now.published_by):
+        yield Finding(table, lsn, CAME_BACK)
+    if now.has_key and not then.has_key and not is_keyed(table):
+        yield Finding(table, lsn, KEY)
+    if then.parts is None or now.parts is None:
+        return
+    files = [(then.parts[number], part) for number, part in now.parts.items() if number in then.parts]
+    if any(old[0] != new[0] and old[1] != new[1] for old, new in files):
+        yield Finding(table, lsn, REWRITTEN)
+    if any(each["is_attached"] and each["has_rows"] and each["relation_id"] not in then.parts for each in found["parts"]):
+        yield Finding(table, lsn, ATTACHED)
+
+
+# --- the record in the warehouse ---
+
+
+def _path(house: Warehouse) -> Path:
+    return house.root / "_cdcpipe/published.json"
+
+
+def read(house: Warehouse) -> Seen | None:
+    """Return what the last look saw; None before the first one."""
+    value = read_json(_path(house))
+    if value is None:
+        return None
+    try:
+        tables = (
+            SeenTable(
+                str(each["schema"]),
+                str(each["name"]),
+                int(each["relation_id"]),
+                bool(each["has_key"]),
+                None if each["published_by"] is None else tuple(map(int, each["published_by"])),
+                None if each["parts"] is None else {int(part): (int(file), str(text)) for part, file, text in each["parts"]},
+            )
+            for each in value["tables"]
+        )
+        return Seen(str(value["system_id"]), int(LSN.parse(value["lsn"])), {Table(each.schema, each.name): each for each in tables})
+    except (KeyError, TypeError, ValueError) as ex:
+        hint = "delete it: the next look begins a new record, and finds only what changes from then on"
+        raise WarehouseError(f"{_path(house)} is damaged: {ex!r}", hint=hint) from ex
+
+
+def write(house: Warehouse, now: Seen) -> None:
+    """Record what a look saw."""
+    tables = [
+        {
+            "schema": each.schema,
+            "name": each.name,
+            "relation_id": each.relation_id,
+            "has_key": each.has_key,
+            "published_by": None if each.published_by is None else list(each.published_by),
+            "parts": None if each.parts is None else [[part, *facts] for part, facts in each.parts.items()],
+        }
+        for each in now.tables.values()
+    ]
+    make_directory(_path(house).parent)
+    write_json(_path(house), {"system_id": now.system_id, "lsn": format_lsn(now.lsn), "tables": tables})

@@ -1,0 +1,225 @@
+"""`run` copies tables anew by itself whose rows the stream cannot tell; nobody does anything. All reasons in one warehouse."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import postgres
+import pytest
+
+import spark_sink
+from spark_sink.changelog.tables import changelogs_of
+from spark_sink.schema.table import Table
+from spark_sink.snapshot import healer, publication
+from spark_sink.snapshot.tables import TableSnapshot
+from spark_sink.status.check import Limits, State, judge
+from spark_sink.status.report import Tables, describe
+from spark_sink.verify.comparison import verify
+from spark_sink.warehouse import wanted_copies
+from spark_sink.warehouse.warehouse import Warehouse
+from support.waiting import SPARK_DEADLINE_S, until
+
+pytestmark = pytest.mark.spark
+
+TABLES = [
+    "create table computed (id int primary key)",
+    "insert into computed select generate_series(1, 20)",
+    "create table rewritten (id int primary key, v text)",
+    "insert into rewritten select n, 'v' || n from generate_series(1, 20) n",
+    "create table retyped (id int primary key, v text)",
+    "insert into retyped select n, repeat('x', n) from generate_series(1, 20) n",
+    "create table old_name (id int primary key, v text)",
+    "insert into old_name select n, 'v' from generate_series(1, 20) n",
+    "create table nokey (id int, v text)",
+    "insert into nokey select n, 'v' from generate_series(1, 20) n",
+    "create table parts (id int primary key, v text) partition by range (id)",
+    "create table parts_1 partition of parts for values from (0) to (100)",
+    "insert into parts select n, 'v' from generate_series(1, 20) n",
+    "create table back (id int primary key, v text)",
+    "insert into back select n, 'v' from generate_series(1, 20) n",
+    "create table quiet (id int primary key, v text)",
+    "insert into quiet select n, 'v' from generate_series(1, 20) n",
+    "create table shrunk (id int primary key, v text)",
+    "insert into shrunk select n, 'v' from generate_series(1, 20) n",
+    "create schema app",
+    (
+        "create publication p for table computed, rewritten, retyped, old_name, nokey, parts, back, quiet, shrunk,"
+        " tables in schema app with (publish_via_partition_root = true)"
+    ),
+]
+CHANGED = [
+    "alter table computed add r float default random()",
+    "insert into computed values (100)",
+    # No change follows these, so that only the catalog tells them.
+    "alter table rewritten alter v type text using upper(v)",
+    "alter table retyped alter v type int using length(v)",
+    "update retyped set v = 7 where id = 1",
+    "alter table old_name rename to new_name",
+    "update new_name set v = 'changed' where id = 1",
+    "alter table nokey add primary key (id)",
+    "create table parts_2 (id int primary key, v text)",
+    "insert into parts_2 select n, 'attached' from generate_series(100, 120) n",
+    "alter table parts attach partition parts_2 for values from (100) to (200)",
+    "create table added (id int primary key, v text)",
+    "insert into added select n, 'before' from generate_series(1, 20) n",
+    "alter publication p add table added",
+    "create table moved (id int primary key, v text)",
+    "insert into moved select n, 'before' from generate_series(1, 20) n",
+    "alter table moved set schema app",
+    "create table app.nothing (id int primary key)",
+    "alter publication p drop table back",
+    "delete from back where id > 10",
+    "alter publication p add table back",
+    # Nothing that makes a copy necessary.
+    "alter table quiet add c int default 7",
+    "insert into quiet values (100, 'later', 8)",
+    "vacuum full shrunk",
+    "delete from shrunk where id = 1",
+]
+HEALED = {
+    "public.computed": "the stream does not have the values of earlier rows in r; ALTER TABLE has rewritten its rows",
+    "public.rewritten": publication.REWRITTEN,
+    "public.retyped": "earlier values of v are in columns of the old type; ALTER TABLE has rewritten its rows",
+    "public.new_name": publication.CAME,
+    "public.nokey": publication.KEY,
+    "public.parts": publication.ATTACHED,
+    "public.added": publication.CAME,
+    "app.moved": publication.CAME,
+    "app.nothing": publication.CAME,
+    "public.back": publication.CAME_BACK,
+}
+
+
+class Shop:
+    """A database, and the run that follows it."""
+
+    def __init__(self, spark: Any, database: postgres.Database, root: Path) -> None:
+        self.spark, self.database = spark, database
+        self.connection = database.connect()
+        self.staging, self.warehouse = root / "staging", root / "warehouse"
+        launcher = spark_sink.LauncherConfig(
+            f"heal_{database.name}"[:63], self.staging, ("p",), ("-d", database.dsn), create_slot=True, available_now=True
+        )
+        self.config = spark_sink.RunConfig(launcher, self.warehouse, snapshot="initial", optimize_interval_s=None)
+
+    def execute(self, *sql: str) -> None:
+        for each in sql:
+            self.connection.execute(each)
+
+    def run(self, **changes: Any) -> None:
+        spark_sink.run(replace(self.config, **changes), self.spark)
+
+    @property
+    def house(self) -> Warehouse:
+        return Warehouse.existing(self.warehouse)
+
+    def waiting(self) -> dict[str, str]:
+        return {str(each.table): each.why for each in wanted_copies.waiting(self.house)}
+
+    def state(self) -> State:
+        return judge(describe(self.staging, Tables(self.house)) | {"launcher": {}}, Limits()).state
+
+    def copies(self, name: str) -> int:
+        """Return how many snapshots a table's changelog has."""
+        changes = changelogs_of(self.spark, self.house).read(Table(*name.split(".")))
+        return changes.where("_cdc_op = 'snapshot'").select("_cdc_end_lsn").distinct().count()
+
+    def check(self, *names: str) -> None:
+        found = verify(self.spark, self.warehouse, ("-d", self.database.dsn), tables=names, timeout_s=300)
+        assert {str(each.table): (each.is_equal, each.problem) for each in found} == dict.fromkeys(names, (True, None))
+        for name in names:
+            rows = changelogs_of(self.spark, self.house).read(Table(*name.split("."))).select("_cdc_end_lsn", "_cdc_ordinal")
+            assert rows.count() == rows.distinct().count(), name
+
+
+@pytest.fixture
+def shop(spark: Any, database: postgres.Database, tmp_path: Path) -> Iterator[Shop]:
+    made = Shop(spark, database, tmp_path)
+    made.execute(*TABLES)
+    made.run()
+    yield made
+    made.connection.close()
+
+
+def test_every_table_whose_rows_the_stream_cannot_tell_is_copied(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert shop.waiting() == {}
+    assert shop.state() == State.OK
+    shop.execute(*CHANGED)
+
+    # Turned off: they wait, status names them, and an error of a copy would not end the run either.
+    shop.run(heal="off")
+    assert shop.waiting() == HEALED
+    assert shop.state() == State.WARNING
+    described = describe(shop.staging, Tables(shop.house))["waiting"]
+    assert [each["table"] for each in described] == sorted(HEALED)
+    with monkeypatch.context() as patch:
+        patch.setattr(TableSnapshot, "prepare", fail)
+        shop.run(heal="now", heal_tables=20)
+    assert shop.waiting() == HEALED
+    failures = {
+        each["table"]: (each["failures"], each["last_failure"]["message"])
+        for each in describe(shop.staging, Tables(shop.house))["waiting"]
+    }
+    assert failures == dict.fromkeys(HEALED, (2, "the copy begins"))  # together, and then alone
+
+    # The next run does it.
+    caplog.clear()
+    shop.run(heal_tables=4)
+    assert shop.waiting() == {}
+    assert shop.state() == State.OK
+    said = [each.getMessage() for each in caplog.records if "was copied" in each.getMessage()]
+    assert Counter(line.split()[1] for line in said) == dict.fromkeys(HEALED, 1)
+    shop.check(*HEALED, "public.quiet", "public.shrunk")
+    assert (shop.copies("public.quiet"), shop.copies("public.shrunk")) == (1, 1)
+    assert shop.copies("public.computed") == 2
+
+    # What has been healed is not copied again, and goes on.
+    shop.execute(
+        *(f"delete from {name} where id = 5" for name in HEALED),
+        "insert into app.nothing values (1)",
+        "insert into added values (50)",
+    )
+    shop.run()
+    assert shop.copies("public.computed") == 2
+    shop.check(*HEALED, "public.quiet")
+
+    # While it runs: a table that nobody changes, and one that is changed all the time.
+    monkeypatch.setattr(healer, "_LOOK_INTERVAL_S", 1.0)
+    with spark_sink.Runner(replace(shop.config, launcher=replace(shop.config.launcher, available_now=False)), shop.spark) as runner:
+        until(lambda: runner.progress.tables is not None, deadline_s=SPARK_DEADLINE_S)
+        shop.execute(
+            "create table live (id int primary key, v text)",
+            "insert into live select n, 'before' from generate_series(1, 1000) n",
+            "create table still (like live including all)",
+            "insert into still select * from live",
+            "alter publication p add table live, still",
+        )
+        number = 1000
+
+        def is_done() -> bool:
+            nonlocal number
+            number += 1
+            shop.execute(f"insert into live values ({number}, 'live')", f"update live set v = 'changed' where id = {number % 1000}")
+            return {Table("public", "live"), Table("public", "still")} <= set(shop.house.tables()) and not shop.waiting()
+
+        until(is_done, deadline_s=SPARK_DEADLINE_S)
+    shop.run()
+    shop.check(*HEALED, "public.live", "public.still")
+    assert (shop.copies("public.live"), shop.copies("public.still")) == (1, 1)
+
+    # A table that is left out on purpose stays out.
+    shop.execute(
+        "create table left_out (id int primary key)", "insert into left_out values (1)", "alter publication p add table left_out"
+    )
+    shop.run(snapshot="never")
+    shop.run()
+    assert Table("public", "left_out") not in shop.house.tables()
+
+
+def fail(*_: Any) -> Any:
+    msg = "the copy begins"
+    raise ValueError(msg)
