@@ -159,7 +159,7 @@ class TableVersions:
         if (previous.relation.namespace, previous.relation.name) != (table.schema, table.name):
             _logger.warning(
                 "table %s was renamed from %s.%s: earlier rows are in the tables of the old name. They come to the new replica "
-                "when they change, or with cdcpipe-spark snapshot --table %s",
+                "when they change, or with a copy of the table: run --heal, or cdcpipe-spark snapshot --table %s",
                 table,
                 previous.relation.namespace,
                 previous.relation.name,
@@ -182,7 +182,8 @@ class TableVersions:
         if names:
             _logger.warning(
                 "table %s has new columns: %s. If one was renamed or has a default, the stream does not have its value in earlier "
-                "rows: in the replica it is NULL until these rows change, or until cdcpipe-spark snapshot --table %s",
+                "rows: in the replica it is NULL until these rows change, or until the table is copied: by run --heal, "
+                "or cdcpipe-spark snapshot --table %s",
                 table,
                 ", ".join(names),
                 table,

@@ -51,7 +51,7 @@ def keyless_text(names: Iterable[str], refused: Collection[str] = (), *, is_defe
     also = f", and the server refuses {_listed(refused)} on them" if refused else ""
     return (
         f"tables {which} get a changelog and no replica{also}: {', '.join(sorted(names))}; "
-        f"for a replica give each {remedy}, then run cdcpipe-spark snapshot --table"
+        f"for a replica give each {remedy}; run --heal then copies it, or cdcpipe-spark snapshot --table"
     )
 
 

@@ -46,7 +46,7 @@ def leave_out_keyless(changes: DataFrame, piece: Piece, table: Table, what: str,
     if left_out:
         _logger.warning(
             "table %s: %d %s from before its key was (%s) have no value for this key, and are only in the changelog; to copy them "
-            "to the replica: cdcpipe-spark snapshot --table %s",
+            "to the replica, the table is copied anew: by run --heal, or cdcpipe-spark snapshot --table %s",
             table,
             left_out,
             what,
@@ -79,7 +79,8 @@ def check_growth(table: Table, piece: Piece, wanted: int, grown: int, want: Want
     if grown > wanted and piece.has_all:
         _logger.warning(
             "table %s: %d rows that were changed or deleted were not in the replica: they came to the table without a change, for "
-            "example with a partition that was attached. The replica may lack more rows: cdcpipe-spark snapshot --table %s",
+            "example with a partition that was attached. The replica may lack more rows. "
+            "Repair: run --heal, or cdcpipe-spark snapshot --table %s",
             table,
             grown - wanted,
             table,
@@ -89,7 +90,8 @@ def check_growth(table: Table, piece: Piece, wanted: int, grown: int, want: Want
     if grown < wanted:
         _logger.warning(
             "table %s: by its key (%s), %d new rows are rows that the replica had already, and were merged with them. Either the "
-            "key was not unique at that time, or the replica differed from the table. Repair: cdcpipe-spark snapshot --table %s",
+            "key was not unique at that time, or the replica differed from the table. Repair: run --heal, "
+            "or cdcpipe-spark snapshot --table %s",
             table,
             ", ".join(piece.key),
             wanted - grown,

@@ -25,7 +25,7 @@ def test_a_table_is_named_once_with_all_that_it_means() -> None:
     (text,) = warnings_of(tables)
     assert text == (
         "tables without a primary key get a changelog and no replica, and the server refuses UPDATE and DELETE on them: public.a, "
-        "public.b; for a replica give each a primary key, then run cdcpipe-spark snapshot --table"
+        "public.b; for a replica give each a primary key; run --heal then copies it, or cdcpipe-spark snapshot --table"
     )
 
 
