@@ -12,6 +12,8 @@
 -- - They read the system catalogs only. They open and lock no table, so they never wait.
 -- - SECURITY DEFINER with a fixed search_path: everybody's DDL works, whatever privileges and settings its session has. Nobody but
 --   the owner may call the helper functions.
+-- - Functions that run for each statement are in PL/pgSQL, which keeps their plans for the session. force_generic_plan makes it plan
+--   each query once only.
 -- - An error never fails the user's DDL, unless the setting "strict" is on. It becomes a message of the kind "failure", and a WARNING.
 -- - A message is built inside an exception block (a subtransaction), but written outside of it. So no subtransaction needs an ID of
 --   its own, and a transaction with thousands of DDL statements costs other sessions nothing.
@@ -61,21 +63,16 @@ AS $cdcpipe$
     WHERE t.oid = ddl_type.type
 $cdcpipe$;
 
--- The number of key columns of an index, in the index's order. Columns that are only included are not part of it.
-CREATE OR REPLACE FUNCTION @schema@.ddl_key(numbers int2vector, count integer) RETURNS json
-LANGUAGE sql IMMUTABLE
-SET search_path = pg_catalog, pg_temp
-AS $cdcpipe$ SELECT to_json((ddl_key.numbers::int2[])[0:ddl_key.count - 1]) $cdcpipe$;
-
 -- The description of each of these relations that is a table and not temporary.
 -- The settings give values as text the form that they have in the stream.
 CREATE OR REPLACE FUNCTION @schema@.ddl_tables(relations oid[]) RETURNS json
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET jit = off
 SET "DateStyle" = 'ISO, MDY' SET "IntervalStyle" = 'postgres' SET "TimeZone" = 'UTC' SET extra_float_digits = 3
 SET bytea_output = 'hex'
 AS $cdcpipe$
-    SELECT coalesce(json_agg(json_build_object(
+BEGIN
+    RETURN (SELECT coalesce(json_agg(json_build_object(
         'oid', c.oid::bigint,
         'schema', n.nspname,
         'name', c.relname,
@@ -94,20 +91,21 @@ AS $cdcpipe$
                 'missing', CASE WHEN a.atthasmissing THEN (a.attmissingval::text::text[])[1] END,
                 'identity', CASE a.attidentity WHEN 'a' THEN 'always' WHEN 'd' THEN 'by default' END,
                 'generated', CASE a.attgenerated WHEN 's' THEN 'stored' WHEN 'v' THEN 'virtual' END,
-                'comment', col_description(c.oid, a.attnum)
+                'comment', d.description
             ) ORDER BY a.attnum), '[]')
             FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid JOIN pg_namespace tn ON tn.oid = t.typnamespace
+            LEFT JOIN pg_description d ON d.objoid = c.oid AND d.classoid = 'pg_class'::regclass AND d.objsubid = a.attnum
             WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
         'primary_key', (
             SELECT json_build_object(
-                'oid', i.indexrelid::bigint, 'name', x.relname, 'columns', @schema@.ddl_key(i.indkey, i.indnkeyatts),
+                'oid', i.indexrelid::bigint, 'name', x.relname, 'columns', to_json((i.indkey::int2[])[0:i.indnkeyatts - 1]),
                 'deferrable', NOT i.indimmediate)
             FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
             WHERE i.indrelid = c.oid AND i.indisprimary AND i.indisvalid),
-        -- The other unique indexes that ALTER TABLE … REPLICA IDENTITY USING INDEX accepts.
+        -- The other unique indexes that ALTER TABLE ... REPLICA IDENTITY USING INDEX accepts.
         'unique_indexes', (
             SELECT coalesce(json_agg(json_build_object(
-                'oid', i.indexrelid::bigint, 'name', x.relname, 'columns', @schema@.ddl_key(i.indkey, i.indnkeyatts)
+                'oid', i.indexrelid::bigint, 'name', x.relname, 'columns', to_json((i.indkey::int2[])[0:i.indnkeyatts - 1])
             ) ORDER BY i.indexrelid), '[]')
             FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
             WHERE i.indrelid = c.oid AND i.indisunique AND NOT i.indisprimary AND i.indisvalid AND i.indimmediate
@@ -119,38 +117,50 @@ AS $cdcpipe$
             'kind', CASE c.relreplident WHEN 'd' THEN 'default' WHEN 'n' THEN 'nothing' WHEN 'f' THEN 'full' ELSE 'index' END,
             'index', (SELECT i.indexrelid::bigint FROM pg_index i WHERE i.indrelid = c.oid AND i.indisreplident),
             'columns', coalesce((
-                SELECT @schema@.ddl_key(i.indkey, i.indnkeyatts) FROM pg_index i
+                SELECT to_json((i.indkey::int2[])[0:i.indnkeyatts - 1]) FROM pg_index i
                 WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate
                 AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END), '[]')),
         'partition_of', (
             SELECT json_build_object('oid', p.oid::bigint, 'schema', pn.nspname, 'name', p.relname)
             FROM pg_inherits h JOIN pg_class p ON p.oid = h.inhparent JOIN pg_namespace pn ON pn.oid = p.relnamespace
             WHERE h.inhrelid = c.oid AND c.relispartition),
-        'comment', obj_description(c.oid, 'pg_class')
+        'comment', (
+            SELECT d.description FROM pg_description d
+            WHERE d.objoid = c.oid AND d.classoid = 'pg_class'::regclass AND d.objsubid = 0)
     ) ORDER BY c.oid), '[]')
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE c.oid = ANY (ddl_tables.relations) AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
+    WHERE c.oid = ANY (ddl_tables.relations) AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't');
+END
 $cdcpipe$;
 
 -- These relations, and everything that inherits from them: a change of a partitioned table changes its partitions.
 CREATE OR REPLACE FUNCTION @schema@.ddl_family(relations oid[]) RETURNS oid[]
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET jit = off
 AS $cdcpipe$
-    WITH RECURSIVE family (oid) AS (
-        SELECT unnest(ddl_family.relations)
-        UNION
-        SELECT h.inhrelid FROM family f JOIN pg_inherits h ON h.inhparent = f.oid
-    )
-    SELECT coalesce(array_agg(f.oid), '{}') FROM family f
+DECLARE
+    children oid[] := relations;
+BEGIN
+    LOOP
+        children := ARRAY(
+            SELECT h.inhrelid FROM pg_inherits h WHERE h.inhparent = ANY (children) AND h.inhrelid <> ALL (relations));
+        EXIT WHEN cardinality(children) = 0;
+        relations := relations || children;
+    END LOOP;
+    RETURN relations;
+END
 $cdcpipe$;
 
 -- The description of each of these types that is not the row type of a table.
 CREATE OR REPLACE FUNCTION @schema@.ddl_types(types oid[]) RETURNS json
-LANGUAGE sql STABLE
+LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $cdcpipe$
-    SELECT coalesce(json_agg(json_build_object(
+BEGIN
+    IF types IS NULL THEN
+        RETURN '[]';
+    END IF;
+    RETURN (SELECT coalesce(json_agg(json_build_object(
         'oid', t.oid::bigint,
         'schema', n.nspname,
         'name', t.typname,
@@ -166,7 +176,8 @@ AS $cdcpipe$
     ) ORDER BY t.oid), '[]')
     FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace LEFT JOIN pg_class c ON c.oid = t.typrelid
     WHERE t.oid = ANY (ddl_types.types) AND (c.oid IS NULL OR c.relkind = 'c' AND c.relpersistence <> 't')
-    AND NOT n.oid = pg_my_temp_schema()
+    AND NOT n.oid = pg_my_temp_schema());
+END
 $cdcpipe$;
 
 -- The description of each of these publications. Later versions of PostgreSQL have more columns: to_jsonb(row) takes what there is.
@@ -178,6 +189,9 @@ DECLARE
     schemas json := '{}';
     described json;
 BEGIN
+    IF publications IS NULL THEN
+        RETURN '[]';
+    END IF;
     IF current_setting('server_version_num')::integer >= 150000 THEN
         SELECT coalesce(json_object_agg(s.pnpubid, s.names), '{}') INTO schemas
         FROM (SELECT s.pnpubid, json_agg(n.nspname ORDER BY n.nspname) AS names
@@ -211,27 +225,31 @@ $cdcpipe$;
 -- The text of the client's query, or null: if statements are not to be captured, or if the text seems to hold a password.
 -- The server knows the whole query only: that may be several statements, or a DO block, which also do something else.
 CREATE OR REPLACE FUNCTION @schema@.ddl_statement() RETURNS text
-LANGUAGE sql STABLE
+LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $cdcpipe$
-    SELECT CASE WHEN (@schema@.ddl_settings() ->> 'statements')::boolean
+BEGIN
+    RETURN CASE WHEN (@schema@.ddl_settings() ->> 'statements')::boolean
         AND current_query() !~* $re$password(\s|/\*.*?\*/|--[^\n]*\n)*(=|:|'|"|\$|%|\||E'|U&')$re$
         AND current_query() !~ $re$://[^/\s:@]*:[^/\s]*@$re$
-        THEN left(current_query(), 100000) END
+        THEN left(current_query(), 100000) END;
+END
 $cdcpipe$;
 
 -- The ID of the subtransaction (or the transaction) that the command runs in: the youngest ID that this session has locked, because a
 -- subtransaction unlocks its ID when it ends. A stream of large transactions needs it: there the server says which subtransaction was
 -- rolled back, but not to which one a logical message belongs.
 CREATE OR REPLACE FUNCTION @schema@.ddl_xid() RETURNS bigint
-LANGUAGE sql VOLATILE
+LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $cdcpipe$
-    SELECT coalesce((
+BEGIN
+    RETURN coalesce((
         SELECT l.transactionid::text::bigint FROM pg_locks l
         WHERE l.locktype = 'transactionid' AND l.pid = pg_backend_pid() AND l.mode = 'ExclusiveLock' AND l.granted
         ORDER BY age(l.transactionid) LIMIT 1
-    ), (pg_current_xact_id()::text::numeric % 4294967296)::bigint)
+    ), (pg_current_xact_id()::text::numeric % 4294967296)::bigint);
+END
 $cdcpipe$;
 
 -- Write a message. The content is UTF-8, whatever the database's encoding is. (With SQL_ASCII nobody knows what the bytes are.)
@@ -270,10 +288,12 @@ CREATE OR REPLACE FUNCTION @schema@.ddl_commands(
     OUT place bigint, OUT tag text, OUT object_type text, OUT oid oid, OUT identity text, OUT in_extension boolean,
     OUT relation oid, OUT type oid, OUT namespace oid, OUT publication oid)
 RETURNS SETOF record
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET jit = off
 AS $cdcpipe$
-    SELECT d.place, d.command_tag, d.object_type, d.objid, d.object_identity, d.in_extension,
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY SELECT d.place, d.command_tag, d.object_type, d.objid, d.object_identity, d.in_extension,
         d.relation, d.type, d.namespace, d.publication
     FROM (
         SELECT e.place, e.command_tag, e.object_type, e.objid, e.object_identity, e.in_extension,
@@ -294,7 +314,7 @@ AS $cdcpipe$
                 WHEN 'pg_type'::regclass THEN (
                     SELECT t.oid FROM pg_type t
                     WHERE t.oid = e.objid AND t.typnamespace <> pg_my_temp_schema() AND e.command_tag <> 'COMMENT')
-                -- ALTER TYPE … ADD ATTRIBUTE
+                -- ALTER TYPE ... ADD ATTRIBUTE
                 WHEN 'pg_class'::regclass THEN (
                     SELECT t.reltype FROM pg_class t WHERE t.oid = e.objid AND t.relkind = 'c' AND t.relpersistence <> 't')
             END AS type,
@@ -313,19 +333,21 @@ AS $cdcpipe$
             END AS publication
         FROM (SELECT c.*, c.ordinality AS place FROM pg_event_trigger_ddl_commands() WITH ORDINALITY c) e
     ) d
-    WHERE coalesce(d.relation, d.type, d.namespace, d.publication) IS NOT NULL
+    WHERE coalesce(d.relation, d.type, d.namespace, d.publication) IS NOT NULL;
+END
 $cdcpipe$;
 
 -- After a command: what it did to which tables, and the tables as they are now.
 CREATE OR REPLACE FUNCTION @schema@.ddl_command_end() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET jit = off
 AS $cdcpipe$
 DECLARE
     relations oid[];
     types oid[];
     schemas oid[];
     publications oid[];
+    objects json;
     described json;
     message json;
 BEGIN
@@ -333,8 +355,11 @@ BEGIN
         SELECT array_agg(DISTINCT t.relation) FILTER (WHERE t.relation IS NOT NULL),
             array_agg(DISTINCT t.type) FILTER (WHERE t.type IS NOT NULL),
             array_agg(DISTINCT t.namespace) FILTER (WHERE t.namespace IS NOT NULL),
-            array_agg(DISTINCT t.publication) FILTER (WHERE t.publication IS NOT NULL)
-        INTO relations, types, schemas, publications
+            array_agg(DISTINCT t.publication) FILTER (WHERE t.publication IS NOT NULL),
+            coalesce(json_agg(json_build_object(
+                'tag', t.tag, 'type', t.object_type, 'oid', t.oid::bigint, 'identity', t.identity,
+                'in_extension', t.in_extension) ORDER BY t.place), '[]')
+        INTO relations, types, schemas, publications, objects
         FROM @schema@.ddl_commands() t;
 
         IF relations IS NOT NULL OR types IS NOT NULL OR schemas IS NOT NULL OR publications IS NOT NULL
@@ -371,11 +396,7 @@ BEGIN
                 'xid', @schema@.ddl_xid(),
                 'tag', tg_tag,
                 'statement', @schema@.ddl_statement(),
-                'objects', (
-                    SELECT coalesce(json_agg(json_build_object(
-                        'tag', t.tag, 'type', t.object_type, 'oid', t.oid::bigint, 'identity', t.identity,
-                        'in_extension', t.in_extension) ORDER BY t.place), '[]')
-                    FROM @schema@.ddl_commands() t),
+                'objects', objects,
                 'tables', @schema@.ddl_tables(relations),
                 'types', @schema@.ddl_types(types),
                 'schemas', (
@@ -395,11 +416,11 @@ BEGIN
 END
 $cdcpipe$;
 
--- Before a command ends: what it dropped. A statement DROP … has only this message. For an ALTER TABLE it is a part, and the command's
+-- Before a command ends: what it dropped. A statement DROP ... has only this message. For an ALTER TABLE it is a part, and the command's
 -- own message follows.
 CREATE OR REPLACE FUNCTION @schema@.ddl_sql_drop() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET jit = off
 AS $cdcpipe$
 DECLARE
     dropped json;
@@ -467,7 +488,7 @@ $cdcpipe$;
 -- Before a command writes a table's rows anew: the stream will not have these rows. The command's own message follows.
 CREATE OR REPLACE FUNCTION @schema@.ddl_table_rewrite() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET jit = off
 AS $cdcpipe$
 DECLARE
     reasons integer := pg_event_trigger_table_rewrite_reason();
@@ -520,7 +541,7 @@ $cdcpipe$;
 
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA @schema@ FROM PUBLIC;
 
--- The triggers fire for these commands only. Drops come from many commands (DROP FUNCTION … CASCADE), so they have no list.
+-- The triggers fire for these commands only. Drops come from many commands (DROP FUNCTION ... CASCADE), so they have no list.
 -- ALWAYS: with session_replication_role = replica, too, because the rows that such a session changes are in the stream, too.
 DROP EVENT TRIGGER IF EXISTS cdcpipe_ddl_command_end;
 CREATE EVENT TRIGGER cdcpipe_ddl_command_end ON ddl_command_end

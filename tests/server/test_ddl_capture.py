@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator
 
 import postgres
+import psycopg
 import pytest
 
 from support.ddl_capture import Capture, columns, summary, table
@@ -246,3 +247,107 @@ def test_the_subtransaction_is_named(capture: Capture) -> None:
         add("f")
     first, *others = [message["xid"] for message in capture.read()]
     assert [xid - first for xid in others] == [1, 2, 1, 0]
+
+
+def test_a_prepared_transaction_tells_its_ddl(capture: Capture) -> None:
+    for statement in ("begin", "alter table t add a int", "insert into t values (2, 'two', 2)", "prepare transaction 'ddl'"):
+        capture.connection.execute(statement)
+    assert capture.read() == []
+    assert summary(capture.run("commit prepared 'ddl'")) == ["command ALTER TABLE t"]
+
+
+def test_everybody_s_ddl_is_captured_and_works(capture: Capture) -> None:
+    """A user may have no privilege on the capture, and may hide catalogs and functions behind names of its own."""
+    role = f"user_{capture.database.name}"
+    found = capture.connection.execute("select oid::regprocedure::text from pg_proc where proname = 'pg_logical_emit_message'")
+    functions = [name for (name,) in found]
+    capture.run(f"create role {role}; create schema own authorization {role}")
+    try:
+        for function in functions:
+            capture.connection.execute(f"revoke execute on function {function} from public")
+        for statement in (
+            f"set role {role}",
+            "set search_path = own, pg_catalog",
+            "create function own.json_agg(json) returns json language plpgsql as $$ begin raise 'called'; end $$",
+            "create function own.left(text, int) returns text language plpgsql as $$ begin raise 'called'; end $$",
+            "create table pg_class (id int primary key)",
+            "alter table own.pg_class add a int",
+            "drop table own.pg_class",
+            "reset role",
+        ):
+            capture.connection.execute(statement)
+        messages = capture.read()
+        assert summary(messages) == ["command CREATE TABLE pg_class", "command ALTER TABLE pg_class", "drop DROP TABLE"]
+        assert columns(messages[1], "pg_class") == ["1 id integer!", "2 a integer"]
+    finally:
+        capture.connection.execute(f"reset all; reset role; drop owned by {role} cascade; drop role {role}")
+        for function in functions:
+            capture.connection.execute(f"grant execute on function {function} to public")
+
+
+def test_a_replica_s_session_is_captured(capture: Capture) -> None:
+    capture.connection.execute("set session_replication_role = replica")
+    assert summary(capture.run("alter table t add a int")) == ["command ALTER TABLE t"]
+
+
+BROKEN = {
+    "ddl_tables": ("alter table t add a int", "ddl_command_end", "ALTER TABLE"),
+    "ddl_statement": ("drop table t", "sql_drop", "DROP TABLE"),
+}
+
+
+@pytest.mark.parametrize("function", ["ddl_tables", "ddl_statement"])
+def test_an_error_in_the_capture_does_not_fail_the_statement(capture: Capture, function: str) -> None:
+    statement, event, tag = BROKEN[function]
+    warnings: list[str] = []
+    capture.connection.add_notice_handler(lambda notice: warnings.append(notice.message_primary or ""))
+    (definition,) = capture.connection.execute(
+        "select pg_get_functiondef(oid) from pg_proc where pronamespace = 'cdcpipe'::regnamespace and proname = %s", [function]
+    ).fetchone()
+    capture.connection.execute(definition.replace("BEGIN\n", "BEGIN\n RAISE division_by_zero USING MESSAGE = 'broken';\n", 1))
+    try:
+        (message,) = capture.run(statement)
+        assert (message["kind"], message["tag"], message["event"]) == ("failure", tag, event)
+        assert (message["sqlstate"], message["error"]) == ("22012", "broken")
+        assert warnings == [f"cdcpipe: {tag} was not captured: broken"]
+        settings = '$$ select \'{"version": 1, "statements": true, "strict": true}\'::json $$'
+        capture.connection.execute(
+            f"create or replace function cdcpipe.ddl_settings() returns json language sql immutable as {settings}"
+        )
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            capture.connection.execute("create table never (id int); drop table never")
+        assert capture.read() == []
+    finally:
+        capture.install()
+
+
+def test_thousands_of_statements_need_no_subtransaction_ids(capture: Capture) -> None:
+    with capture.connection.transaction():
+        for number in range(20):
+            capture.connection.execute(f"create table n{number} (id int)")
+        ((first, last),) = capture.connection.execute(
+            "select pg_current_xact_id()::text::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+        )
+    assert {message["xid"] for message in capture.read()} == {first}
+    assert last <= first + 2  # nobody else has written meanwhile, except for the server itself
+
+
+def test_a_database_in_another_encoding(pg18: postgres.Cluster) -> None:
+    """The content is UTF-8, whatever the encoding. pgoutput does not convert it."""
+    with pg18.connect() as connection:
+        connection.execute("create database latin encoding 'latin1' locale 'C' template template0")
+    database = postgres.Database(pg18, "latin")
+    try:
+        with contextlib.closing(Capture(database)) as capture:
+            (message,) = capture.run('create table "Größe" (id int)')
+            assert summary([message]) == ["command CREATE TABLE Größe"]
+            assert message["statement"] == 'create table "Größe" (id int)'
+    finally:
+        database.drop()
+
+
+def test_odd_names(capture: Capture) -> None:
+    (message,) = capture.run('create table "a""b \'c\\\n" ("d\'""\\" int primary key)')
+    assert columns(message, "a\"b 'c\\\n") == ["1 d'\"\\ integer!"]
+    (drop,) = capture.run('drop table "a""b \'c\\\n"')
+    assert drop["dropped"][0]["name"] == "a\"b 'c\\\n"
