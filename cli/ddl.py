@@ -89,7 +89,7 @@ def install(
 )
 @connection_options
 def remove(**connection: Any) -> None:
-    """Remove DDL capture from a database, in one transaction. The schema goes, too, if nothing else is in it."""
+    """Remove DDL capture from a database. The schema goes, too, if nothing else is in it."""
     with connected(connection_parameters_of(**connection)) as server, initialising():
         schema = ddl.remove(server)
         click.echo(

@@ -14,7 +14,7 @@ from cdcpipe.sql import quote_identifier, quote_literal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["TRIGGERS", "VERSION", "Settings", "announce", "install", "remove"]
+__all__ = ["TRIGGERS", "VERSION", "Settings", "announce", "disarm", "install", "remove"]
 
 VERSION: Final = 1
 """The version of capture.sql. Each change of what it installs needs a new number."""
@@ -63,15 +63,31 @@ def announce(schema: str, kind: str, relations: str, publications: Sequence[str]
     )
 
 
+def disarm() -> str:
+    """Return the statements that drop the event triggers. Other sessions' DDL may still be running the functions."""
+    return "".join(f"DROP EVENT TRIGGER IF EXISTS {name};\n" for name in TRIGGERS)
+
+
 def remove(schema: str) -> str:
-    """Return the script that removes the capture, and its schema if that is empty then. It must run in one transaction."""
+    """Return the statement that drops the functions, after `disarm`, and the schema if it is empty then.
+
+    It first waits until the statements that were running when it began have ended, because their triggers may need the functions.
+    It does not wait longer than 5 s: a statement looks for triggers at its end, so a long one finds that there are none.
+    """
     functions = ", ".join(map(quote_literal, re.findall(r"^CREATE OR REPLACE FUNCTION @schema@\.(\w+)", _capture(), re.MULTILINE)))
-    triggers = "".join(f"DROP EVENT TRIGGER IF EXISTS {name};\n" for name in TRIGGERS)
-    return f"""{triggers}DO {_QUOTES}
+    return f"""DO {_QUOTES}
 DECLARE
     place pg_catalog.oid := (SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspname = {quote_literal(schema)});
     found pg_catalog.regprocedure;
 BEGIN
+    FOR i IN 1..500 LOOP
+        PERFORM pg_catalog.pg_stat_clear_snapshot();
+        EXIT WHEN NOT EXISTS (
+            SELECT FROM pg_catalog.pg_stat_activity a
+            WHERE a.datname = pg_catalog.current_database() AND a.pid <> pg_catalog.pg_backend_pid()
+            AND a.state = 'active' AND a.backend_xid IS NOT NULL AND a.query_start < pg_catalog.statement_timestamp());
+        PERFORM pg_catalog.pg_sleep(0.01);
+    END LOOP;
     FOR found IN SELECT p.oid FROM pg_catalog.pg_proc p WHERE p.pronamespace = place AND p.proname IN ({functions}) LOOP
         EXECUTE pg_catalog.format('DROP FUNCTION %s', found);
     END LOOP;

@@ -1,7 +1,7 @@
 """``cdcpipe ddl``: installs, removes and examines DDL capture (cdcpipe/ddl/) in a database.
 
 Every function takes an ordinary connection. The capture is found by the names of its event triggers, which exist only once in a
-database.
+database, or else by its function ``ddl_settings``.
 """
 
 from __future__ import annotations
@@ -45,6 +45,11 @@ FROM pg_catalog.pg_event_trigger e
 JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
 WHERE e.evtname IN ({", ".join(map(quote_literal, script.TRIGGERS))}) ORDER BY 1
 """
+_FIND_FUNCTIONS: Final = """
+SELECT n.nspname, pg_catalog.obj_description(s.oid, 'pg_proc')
+FROM pg_catalog.pg_proc s JOIN pg_catalog.pg_namespace n ON n.oid = s.pronamespace
+WHERE s.proname = 'ddl_settings' AND s.pronargs = 0 ORDER BY 1
+"""
 
 _MAY_WRITE: Final = """
 SELECT pg_catalog.bool_and(pg_catalog.has_function_privilege(e.evtowner, p.oid, 'EXECUTE'))
@@ -65,10 +70,11 @@ class Installed:
 
 
 def find(connection: Connection) -> Installed | None:
-    """Return what is installed in the database. Return None if none of the event triggers exists."""
+    """Return what is installed in the database, or None. The functions may be there without event triggers."""
     rows = connection.execute(_FIND)
     if not rows:
-        return None
+        found = [(schema or "", _settings(comment)) for schema, comment in connection.execute(_FIND_FUNCTIONS)]
+        return next((Installed(schema, settings, {}) for schema, settings in found if settings is not None), None)
     return Installed(
         schema=rows[0][2] or "",
         settings=_settings(rows[0][3]),
@@ -106,14 +112,20 @@ def install(connection: Connection, schema: str, settings: script.Settings, publ
 
 
 def remove(connection: Connection) -> str | None:
-    """Remove the capture in one transaction, and return its schema. Return None if there is none."""
+    """Remove the capture, and return its schema. Return None if there is none.
+
+    The event triggers go first, in a transaction of their own, so that no DDL of another session fails meanwhile. If the program is
+    killed between the two transactions, the next call removes the rest.
+    """
     _refuse_standby(connection)
     found = find(connection)
     if found is None:
         return None
-    announcement = f"{script.announce(found.schema, 'removed', _NO_TABLES, ())};\n" if found.settings is not None else ""
     with _naming_privileges(connection):
-        connection.execute(announcement + script.remove(found.schema))
+        if found.triggers:
+            announcement = script.announce(found.schema, "removed", _NO_TABLES, ()) if found.settings is not None else ""
+            connection.execute(f"{announcement};\n{script.disarm()}")
+        connection.execute(script.remove(found.schema))
     return found.schema
 
 

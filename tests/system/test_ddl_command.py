@@ -1,12 +1,18 @@
 """`cdcpipe ddl`: install, status and remove on real servers, and who may run them."""
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import postgres
 import psycopg
 import pytest
 
+from cdcpipe.ddl import script
+from cdcpipe.libpq.parameters import connection_parameters
+from cdcpipe.replication.session import connected
+from cdcpipe.subcommands import ddl
 from support.cli_process import run_cli
 from support.ddl_capture import Capture, columns, summary
 
@@ -190,3 +196,36 @@ def test_two_at_the_same_time(capture: Capture) -> None:
             with pytest.raises(psycopg.errors.LockNotAvailable):
                 other.execute(sql)
         other.execute(sql)
+
+
+def test_no_ddl_of_others_fails_while_the_capture_comes_and_goes(capture: Capture) -> None:
+    done = threading.Event()
+
+    def work(number: int) -> int:
+        rounds = 0
+        with capture.database.connect() as connection:
+            while not done.is_set():
+                connection.execute(f"create table w{number} (id int)")
+                connection.execute(f"alter table w{number} add a int")
+                connection.execute(f"drop table w{number}")
+                rounds += 1
+        return rounds
+
+    with ThreadPoolExecutor(3) as pool:
+        workers = [pool.submit(work, number) for number in range(3)]
+        try:
+            with connected(connection_parameters([("dbname", capture.database.dsn)])) as connection:
+                for _ in range(8):
+                    ddl.remove(connection)
+                    ddl.install(connection, "cdcpipe", script.Settings())
+                    ddl.install(connection, "cdcpipe", script.Settings())
+        finally:
+            done.set()
+        assert all(worker.result() for worker in workers)
+
+
+def test_what_a_killed_removal_left_is_removed(capture: Capture) -> None:
+    capture.connection.execute(script.disarm())
+    assert [level for level, _, _ in levels(status(capture.database)[1])] == ["error"] * 3
+    assert run_cli("ddl", "remove", "-d", capture.database.dsn)[0] == 0
+    assert capture.connection.execute("select count(*) from pg_namespace where nspname = 'cdcpipe'").fetchone() == (0,)
