@@ -432,27 +432,33 @@ BEGIN
     BEGIN
         SELECT json_agg(json_build_object(
                 'type', d.object_type,
-                'oid', d.objid::bigint,
-                'number', nullif(d.objsubid, 0),
+                'oid', coalesce(a.attrelid, d.objid)::bigint,
+                'number', coalesce(a.attnum, nullif(d.objsubid, 0)),
                 'schema', CASE WHEN cardinality(d.address_names) > 1 THEN d.address_names[1] ELSE d.schema_name END,
-                'name', CASE d.object_type WHEN 'table column' THEN d.address_names[2]
+                'name', CASE WHEN d.is_of_column THEN d.address_names[2]
                     ELSE coalesce(d.object_name, d.address_names[cardinality(d.address_names)]) END,
-                'column', CASE d.object_type WHEN 'table column' THEN d.address_names[3] END,
+                'column', CASE WHEN d.is_of_column THEN d.address_names[3] END,
                 'publication', CASE WHEN d.object_type LIKE 'publication %' THEN d.address_args[1] END,
                 'identity', d.object_identity,
                 'is_named', d.original) ORDER BY d.place),
-            -- What has lost a column.
-            array_agg(DISTINCT d.objid) FILTER (WHERE d.object_type = 'table column'),
+            -- What has lost a column, or the default of one.
+            array_agg(DISTINCT coalesce(a.attrelid, d.objid)) FILTER (WHERE d.is_of_column),
             array_agg(DISTINCT p.oid) FILTER (WHERE p.oid IS NOT NULL),
             bool_or(d.object_type = 'index')
         INTO dropped, relations, publications, has_index
-        FROM (SELECT o.*, o.ordinality AS place FROM pg_event_trigger_dropped_objects() WITH ORDINALITY o) d
+        FROM (
+            SELECT o.*, o.ordinality AS place, o.object_type IN ('table column', 'default value') AS is_of_column
+            FROM pg_event_trigger_dropped_objects() WITH ORDINALITY o) d
         LEFT JOIN pg_publication p ON d.object_type LIKE 'publication %' AND p.pubname = d.address_args[1]
+        LEFT JOIN pg_attribute a ON d.object_type = 'default value' AND a.attname = d.address_names[3]
+            AND a.attrelid = to_regclass(CASE WHEN d.is_of_column THEN format('%I.%I', d.address_names[1], d.address_names[2]) END)
         WHERE NOT d.is_temporary AND (
             d.object_type IN ('table', 'table column')
             -- Not the row type, the indexes and the publications of a dropped table.
             OR (d.original OR d.normal) AND d.object_type IN (
-                'type', 'composite type', 'index', 'schema', 'publication', 'publication relation', 'publication namespace'));
+                'type', 'composite type', 'index', 'schema', 'publication', 'publication relation', 'publication namespace')
+            -- The default that needed a dropped function or type.
+            OR d.normal AND d.object_type = 'default value');
 
         IF dropped IS NOT NULL THEN
             -- Nothing tells which table a dropped index was on. It is a table that this transaction has locked against everybody.

@@ -198,6 +198,18 @@ def test_what_a_drop_dropped(capture: Capture) -> None:
     assert [(each["oid"], each["schema"], each["name"]) for each in drop["dropped"]] == [(t_id, "public", "t")]
 
 
+def test_a_default_that_went_with_its_function(capture: Capture) -> None:
+    capture.run("create function f() returns text language sql as 'select 1'", "alter table t alter name set default f()")
+    (drop,) = capture.run("drop function f cascade")
+    assert [(each["type"], each["name"], each["column"], each["number"]) for each in drop["dropped"]] == [
+        ("default value", "t", "name", 2)
+    ]
+    assert [each["has_default"] for each in table(drop, "t")["columns"]] == [False, False]
+    assert summary(capture.run("alter table t alter name set default 'x'", "alter table t alter name drop default")) == [
+        "command ALTER TABLE t", "command ALTER TABLE t",
+    ]  # fmt: skip
+
+
 def test_partitions_that_come_and_go(capture: Capture) -> None:
     parent = capture.run("create table p (id int primary key) partition by list (id)")[0]["tables"][0]
     capture.run("create table p1 (id int primary key)", "insert into p1 values (1)")
