@@ -20,7 +20,7 @@ from spark_sink.schema.table import Table, Version
 from spark_sink.staging import account
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
-from support.changelog_rows import COLUMNS, KEY, SCHEMA, TABLE
+from support.changelog_rows import COLUMNS, KEY, SCHEMA, TABLE, append
 from support.cli_process import run_spark_cli
 from support.road import Road, identity_workload
 
@@ -208,8 +208,7 @@ def test_commit_times_out_of_order_and_epochs(spark: Any, tmp_path: Path) -> Non
         for row, op, epoch, lsn, time in changes
     ]
     assert COLUMNS.startswith("case int, id int, a int")
-    frame = spark.createDataFrame(rows, SCHEMA)
-    changelogs_of(spark, warehouse).append(TABLE, frame.toArrow(), frame.schema, Position(1, 0), Position(2, 50))
+    append(spark, warehouse, rows, SCHEMA, Position(1, 0), Position(2, 50))
     warehouse.record(Position(2, 50))
 
     warehouse.write_versions(Table("public", "keyless"), [Version(0, 0, 8, (), ())])

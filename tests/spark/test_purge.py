@@ -9,7 +9,6 @@ from typing import Any
 import postgres
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
@@ -27,7 +26,7 @@ from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse import appends
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
-from support.changelog_rows import EPOCH, KEY, SCHEMA, TABLE, add
+from support.changelog_rows import EPOCH, KEY, SCHEMA, TABLE, add, append
 from support.cli_process import spark_cli
 from support.snapshots import TableCopies
 
@@ -66,8 +65,7 @@ MESSAGES_SENT = [
 
 
 def add_messages(spark: SparkSession, house: Warehouse, messages: list[tuple[Any, ...]], start: int, end: int) -> None:
-    rows = spark.createDataFrame(messages, MESSAGE_SCHEMA).toArrow().cast(to_arrow_schema(MESSAGE_SCHEMA, timezone="UTC"))
-    changelogs_of(spark, house).append(MESSAGES, rows, MESSAGE_SCHEMA, Position(1, start), Position(1, end))
+    append(spark, house, messages, MESSAGE_SCHEMA, Position(1, start), Position(1, end), MESSAGES)
 
 
 def current(rows: Any) -> dict[int, int]:

@@ -16,7 +16,7 @@ from spark_sink.replica.replay import replay, without_unneeded
 from spark_sink.schema.table import Version
 from spark_sink.staging.log import Position
 from spark_sink.warehouse.warehouse import Warehouse
-from support.changelog_rows import EPOCH, TABLE, schema_of
+from support.changelog_rows import EPOCH, TABLE, append, schema_of
 
 pytestmark = pytest.mark.spark
 
@@ -49,8 +49,7 @@ def ordered(rows: Any) -> list[Row]:
 def bring(spark: Any, house: Warehouse, changes: list[Row], versions: list[Version], start: int, end: int) -> Any:
     """Merge the changes in (start, end] as micro-batches do. Return the replica, if there is one."""
     found = [each for each in changes if start < each[6] <= end]
-    rows = spark.createDataFrame(found, SCHEMA)
-    changelogs_of(spark, house).append(TABLE, rows.toArrow(), rows.schema, Position(1, start), Position(1, end))
+    append(spark, house, found, SCHEMA, Position(1, start), Position(1, end))
     house.write_versions(TABLE, [version for version in versions if version.end_lsn <= end])
     merge.bring(spark, house, TABLE, Position(1, end))
     path = house.replica(TABLE)

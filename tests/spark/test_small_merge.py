@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import file_table, rewrite
 from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog, commit_path, read_table
@@ -23,7 +22,7 @@ from spark_sink.upkeep import upkeep
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse
-from support.changelog_rows import COLUMNS, EPOCH, KEY, SCHEMA, TABLE, Source, add, comparable, schema_of
+from support.changelog_rows import COLUMNS, EPOCH, KEY, SCHEMA, TABLE, Source, add, append, comparable, schema_of
 
 pytestmark = pytest.mark.spark
 
@@ -40,8 +39,7 @@ class House:
         add(self.spark, self.warehouse, changes, start, end)
 
     def append(self, schema: str, changes: list[tuple[Any, ...]], start: int, end: int) -> None:
-        rows = self.spark.createDataFrame(changes, schema)
-        changelogs_of(self.spark, self.warehouse).append(TABLE, rows.toArrow(), rows.schema, Position(1, start), Position(1, end))
+        append(self.spark, self.warehouse, changes, schema, Position(1, start), Position(1, end))
 
     def apply(self, lsn: int) -> bool:
         """Bring the replica to a position. Return whether this took no Spark."""

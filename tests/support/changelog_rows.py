@@ -1,8 +1,13 @@
 """Builds changes of a table by hand, as a changelog holds them. Needs no server."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import MapType, StructType
 
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.schema.table import Table
@@ -116,5 +121,27 @@ def comparable(rows: Any) -> list[tuple[Any, ...]]:
 def add(spark: Any, warehouse: Warehouse, changes: list[tuple[Any, ...]], start: int, end: int, schema: str = SCHEMA) -> None:
     """Append to the changelog the changes whose transactions end in (start, end]."""
     part = [change for change in changes if start < change[7] <= end]
-    rows = spark.createDataFrame(part, schema)
-    changelogs_of(spark, warehouse).append(TABLE, rows.toArrow(), rows.schema, Position(1, start), Position(1, end))
+    append(spark, warehouse, part, schema, Position(1, start), Position(1, end))
+
+
+def append(
+    spark: Any,
+    warehouse: Warehouse,
+    changes: Sequence[tuple[Any, ...]],
+    schema: str | StructType,
+    start: Position,
+    end: Position,
+    table: Table = TABLE,
+) -> None:
+    """Append these changes to a changelog, as a micro-batch from ``start`` to ``end`` does. Starts no job of Spark."""
+    struct = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    changelogs_of(spark, warehouse).append(table, _arrow(changes, struct), struct, start, end)
+
+
+def _arrow(rows: Sequence[tuple[Any, ...]], struct: StructType) -> pa.Table:
+    schema = to_arrow_schema(struct, timezone="UTC")
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in schema]
+    for number, field_ in enumerate(struct):
+        if isinstance(field_.dataType, MapType):
+            columns[number] = [None if value is None else list(value.items()) for value in columns[number]]
+    return pa.table([pa.array(column, kind.type) for column, kind in zip(columns, schema, strict=True)], schema=schema)
