@@ -96,7 +96,7 @@ def drop(shop: Shop) -> None:
 
 @pytest.mark.parametrize("lose", [advance, drop])
 def test_all_tables_are_copied_anew_after_a_gap(shop: Shop, lose: Callable[[Shop], None]) -> None:
-    before = shop.lsn()
+    before = shop.reached
     known = {table: shop.rows(table) for table in ("kept", "quiet")}
     shop.execute(
         "update kept set v = 'lost' where id = 1", "delete from quiet where id = 1", "insert into quiet values (7, 'lost')"
