@@ -158,12 +158,15 @@ sys.exit(__main__.invoke(sys.argv[1:]))
 """
 
 
+BUSY_ROWS = 600
+
+
 def test_while_another_process_keeps_the_tables_in_step(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
     """It is killed once and started again, while writers run all the time. The tables may be ahead of the snapshot or behind it."""
     road = TableCopies(database, spark, tmp_path, f"s_{database.name}"[:63])
     road.execute(
         "create table busy (id int primary key, v text, n int); alter table busy alter v set storage external",
-        f"insert into busy select g, repeat('x', {BIG}) || g, 0 from generate_series(1, 3000) g",
+        f"insert into busy select g, repeat('x', {BIG}) || g, 0 from generate_series(1, {BUSY_ROWS}) g",
         "create publication everything for table busy",
     )
     road.prepared = road.land().prepared
@@ -175,7 +178,7 @@ def test_while_another_process_keeps_the_tables_in_step(database: postgres.Datab
     )
     arguments = ["snapshot", "-d", database.dsn, "--warehouse", str(road.warehouse), "--table", "public.busy"]
     arguments += ["--snapshot-chunk-size", "256KiB"]
-    with Launcher(config), road.pipeline(trigger_interval_s=0.2) as pipeline:
+    with Launcher(config), road.pipeline(trigger_interval_s=0.5) as pipeline:
         writer.start()
         try:
             until(lambda: pipeline.progress.changes, "the first changes", 300)
@@ -245,7 +248,7 @@ def write(database: postgres.Database, chance: random.Random, stopping: threadin
         number = 0
         while not stopping.wait(0.02):
             number += 1
-            row = chance.randint(1, 3000)
+            row = chance.randint(1, BUSY_ROWS)
             statement = chance.choice(
                 [
                     f"update busy set n = n + 1 where id between {row} and {row + 20}",
