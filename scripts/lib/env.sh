@@ -93,10 +93,11 @@ need_java() {
 }
 
 # want_quick_java: exports a JAVA_HOME whose JVMs start with a third less CPU time, because the tests start many; train_java.py
-# explains it. C1 and the serial collector suit JVMs that live for seconds on two cores.
+# explains it. C1 and the serial collector suit JVMs that live for seconds on two cores. Spark interprets expressions there, because
+# for a few rows it takes longer to generate and compile code. (A JVM's properties are defaults: a test may set others.)
 want_quick_java() {
     quick=$venv/java
-    wanted="$JAVA_HOME $(cat pyproject.toml scripts/lib/train_java.py | cksum)"
+    wanted="$JAVA_HOME $(cat pyproject.toml scripts/lib/train_java.py scripts/lib/env.sh | cksum)"
     if [ "$(cat "$quick/stamp" 2>/dev/null)" != "$wanted" ]; then
         say "writing an archive of Spark's classes into $quick (once; half a minute)"
         rm -rf "$quick"
@@ -109,7 +110,8 @@ want_quick_java() {
         # JVMs with another class path can't use the archive. They must not print a warning about it.
         cat >"$quick/bin/java" <<EOF
 #!/bin/sh
-exec "$JAVA_HOME/bin/java" -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:SharedArchiveFile="$quick/classes.jsa" -Xlog:disable -Xlog:all=error:stderr "\$@"
+exec "$JAVA_HOME/bin/java" -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:SharedArchiveFile="$quick/classes.jsa" -Xlog:disable -Xlog:all=error:stderr \\
+    -Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN "\$@"
 EOF
         chmod +x "$quick/bin/java"
         echo "$wanted" >"$quick/stamp"

@@ -22,7 +22,8 @@ def main() -> None:
     """Do once the work that most tests do, in a JVM that writes the archive when it ends."""
     archive = Path(sys.argv[1])
     options = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ArchiveClassesAtExit={archive}"
-    spark = session.build(conf={"spark.driver.extraJavaOptions": options})
+    interpreted = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+    spark = session.build(conf={"spark.driver.extraJavaOptions": options} | interpreted)
     with tempfile.TemporaryDirectory() as directory:
         place = f"delta.`{directory}/t`"
         spark.sql(f"create table {place} (id bigint, v string) using delta tblproperties ('delta.enableDeletionVectors' = 'true')")

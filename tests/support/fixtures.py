@@ -120,8 +120,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
         "spark.sql.warehouse.dir": str(warehouse),
         # Tests have few rows and many different plans. Without these options, two thirds of the time would go into JIT compilation.
         # (With only one compiler, Java reserves 48 MB for compiled code. That is too little for the whole run.)
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m",
+        # With a larger young generation, the collector runs less often.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m -Xms1g -Xmn500m",
+        # For a few rows, to generate and compile code takes longer than to interpret the expressions, and to plan a query anew
+        # after each of its stages takes longer than the stage. (The sessions that the commands start plan anew, as by default.)
         "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.adaptive.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
         # The tests share this session, so that later tests reuse compiled classes. (By default Spark keeps only 100.)
         "spark.sql.codegen.cache.maxEntries": "10000",
