@@ -186,7 +186,7 @@ def _columns(task: ChunkTask, batch: pa.RecordBatch, counts: Counter[str]) -> di
 
 
 _NO_ROWS: Final = np.zeros(0, np.int64)
-_NO_TEXTS: Final = pa.array([], pa.string())
+_NO_TEXTS: Final = pa.nulls(0, pa.string())
 _EXACT_TYPE: Final = pa.map_(pa.string(), pa.string())
 
 

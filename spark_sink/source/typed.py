@@ -9,6 +9,7 @@ TOAST value that was not sent, or for a value that its type cannot hold, the rea
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -37,13 +38,17 @@ if TYPE_CHECKING:
 __all__ = ["OLD_PREFIX", "TypedReader"]
 
 
-_OP_NAMES: Final = pa.array(list(OPS.values()))
 _OP_CODES: Final = np.zeros(256, np.int8)
 _OP_CODES[[ord(kind) for kind in OPS]] = np.arange(len(OPS))
 
 _NO_RECORDS: Final = np.zeros(0, np.int64)
 OLD_PREFIX: Final = "_cdc_old."
 """In ``_cdc_exact``, the names of an old row's columns begin with this."""
+
+
+@functools.cache
+def _op_names() -> pa.StringArray:
+    return pa.array(list(OPS.values()))  # not at import: this makes pyarrow import pandas
 
 
 class TypedReader:
@@ -80,7 +85,7 @@ class TypedReader:
         except ProtocolError as ex:
             msg = f"segment {self._slice.path} is corrupt: {ex.message}"
             raise StagingError(msg, hint=ex.hint) from ex
-        arrays["_cdc_op"] = _OP_NAMES.take(pa.array(_OP_CODES[changes.kind]))
+        arrays["_cdc_op"] = _op_names().take(pa.array(_OP_CODES[changes.kind]))
         arrays |= self._slice.metadata(record)
         self._add_lists(arrays, changes, fields, exact)
         return self._assemble(arrays, len(record))

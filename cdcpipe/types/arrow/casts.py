@@ -64,7 +64,7 @@ class Converted:
 
 
 NO_ROWS: Final = np.zeros(0, np.int64)
-NO_TEXTS: Final = pa.array([], pa.string())
+NO_TEXTS: Final = pa.nulls(0, pa.string())  # pa.array would make pyarrow import pandas
 
 YEAR_1_DAY: Final = -719_162
 YEAR_10000_DAY: Final = 2_932_897
