@@ -223,16 +223,19 @@ END
 $cdcpipe$;
 
 -- The text of the client's query, or null: if statements are not to be captured, or if the text seems to hold a password.
--- The server knows the whole query only: that may be several statements, or a DO block, which also do something else.
+-- The server knows the whole query only: that may be several statements, or a DO block, which also do something else. It is cut, because
+-- a script of a megabyte that a program sends as one query would otherwise be in the message of each of its statements.
 CREATE OR REPLACE FUNCTION @schema@.ddl_statement() RETURNS text
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $cdcpipe$
+DECLARE
+    query text := left(current_query(), 10000);
 BEGIN
     RETURN CASE WHEN (@schema@.ddl_settings() ->> 'statements')::boolean
-        AND current_query() !~* $re$password(\s|/\*.*?\*/|--[^\n]*\n)*(=|:|'|"|\$|%|\||E'|U&')$re$
-        AND current_query() !~ $re$://[^/\s:@]*:[^/\s]*@$re$
-        THEN left(current_query(), 100000) END;
+        AND query !~* $re$password(\s|/\*.*?\*/|--[^\n]*\n)*(=|:|'|"|\$|%|\||E'|U&')$re$
+        AND query !~ $re$://[^/\s:@]*:[^/\s]*@$re$
+        THEN query END;
 END
 $cdcpipe$;
 

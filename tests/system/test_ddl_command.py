@@ -99,6 +99,11 @@ def test_a_text_that_may_hold_a_password_is_left_out(capture: Capture) -> None:
     assert message["statement"] == "create table u (id int, password text)"
 
 
+def test_a_long_text_is_cut(capture: Capture) -> None:
+    (message,) = capture.run(f"create table u (id int) /* {'x' * 20_000} */")
+    assert message["statement"] == f"create table u (id int) /* {'x' * 20_000} */"[:10_000]
+
+
 def test_another_schema(capture: Capture) -> None:
     code, _, err = run_cli("ddl", "install", "-d", capture.database.dsn, "--schema", "other")
     assert (code, "is installed already, in the schema 'cdcpipe'" in err) == (2, True)
