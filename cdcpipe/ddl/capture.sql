@@ -86,7 +86,8 @@ BEGIN
                     'oid', a.atttypid::bigint, 'schema', tn.nspname, 'name', t.typname, 'modifier', a.atttypmod,
                     'text', format_type(a.atttypid, a.atttypmod)),
                 'not_null', a.attnotnull,
-                'has_default', a.atthasdef AND a.attgenerated = '',
+                -- Its own, or that of its domain.
+                'has_default', a.atthasdef AND a.attgenerated = '' OR t.typdefault IS NOT NULL,
                 -- An array with one element of the column's type. As text[], the element is the value's text.
                 'missing', CASE WHEN a.atthasmissing THEN (a.attmissingval::text::text[])[1] END,
                 'identity', CASE a.attidentity WHEN 'a' THEN 'always' WHEN 'd' THEN 'by default' END,

@@ -36,7 +36,7 @@ def parse(prefix: str, content: bytes) -> DDLMessage | None:
     if prefix != PREFIX:
         return None
     try:
-        message = json.loads(content, parse_constant=_refuse)
+        message = json.loads(content.decode(), parse_constant=_refuse)
         serialize(message)
     except (ValueError, RecursionError):
         return None

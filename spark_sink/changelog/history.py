@@ -5,7 +5,7 @@ relation id, not to a name. So a renamed table keeps its history, and a table th
 description that only repeats the previous one is no version.
 
 A column's number, and its value in earlier rows, come from the catalog (schema/column_numbers.py). They are NULL if they are not
-certain.
+certain. Where the DDL is captured (changelog/ddl_log.py), they come from there, and are certain.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pyspark.sql.types import (
 
 from cdcpipe.pgoutput.messages import Column, Relation
 from cdcpipe.types.names import format_built_in_type
+from spark_sink.changelog.ddl_log import DdlLog
 from spark_sink.changelog.interface import ChangelogState
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.schema.column_numbers import ColumnFacts, numbered
@@ -39,8 +40,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Row, SparkSession
 
+    from spark_sink.schema.ddl import Descriptions
     from spark_sink.schema.published import PublishedTables
     from spark_sink.source.contents import Contents, Use
+    from spark_sink.source.ddl import Ddl
     from spark_sink.staging.log import Segment
     from spark_sink.warehouse.warehouse import Warehouse
 
@@ -101,28 +104,37 @@ class SchemaHistory:
         self._warehouse = warehouse
         self._changelogs = changelogs_of(spark, warehouse)
         self._published = published
+        self._ddl = DdlLog(spark, warehouse)
         self._state: ChangelogState | None = None
         self._versions: dict[int, list[SchemaVersion]] | None = None
+
+    @property
+    def captured(self) -> Descriptions:
+        """What captured DDL says about the tables."""
+        return self._ddl.descriptions
 
     def record_new(
         self,
         contents: Mapping[Table, Contents],
         fields_of: Callable[[Table, Use], Sequence[StructField] | None],
         segments: Sequence[Segment],
+        ddl: Sequence[Ddl] = (),
     ) -> None:
-        """Record the versions that are new in the segments.
+        """Record the captured DDL and the versions that are new in the segments.
 
         ``fields_of`` returns the changelog's columns for the columns of a relation; None for a relation that the changelog lacks.
         """
         self._published.begin_batch()
+        self._ddl.record_new(ddl, segments)
         versions = {relation_id: list(known) for relation_id, known in self._load().items()}
         done_lsn = 0 if self._state is None else self._state.lsn
         uses = [(use, table) for table, found in contents.items() for use in found.uses if use.end_lsn > done_lsn]
         rows = []
         for use, table in sorted(uses, key=lambda item: (item[0].end_lsn, item[0].ordinal)):
             known = versions.setdefault(use.relation.relation_id, [])
-            if not known or _said(known[-1].relation) != _said(use.relation):
-                facts = self._facts(use.relation, known[-1] if known else None)
+            captured = self.captured.facts(use.relation, (use.end_lsn, use.ordinal))
+            if not known or _said(known[-1].relation) != _said(use.relation) or _has_other_columns(captured, known[-1].facts):
+                facts = captured or self._facts(use.relation, known[-1] if known else None)
                 known.append(SchemaVersion(use.end_lsn, use.ordinal, use.relation, facts))
                 rows.append(_row(known[-1], _epoch(use, segments), fields_of(table, use)))
         if rows:
@@ -179,6 +191,11 @@ def _said(relation: Relation) -> tuple[object, ...]:
     """Return the parts of a description. A description that differs in one of them is another version."""
     columns = tuple((column.name, column.type_id, column.type_modifier, column.is_key) for column in relation.columns)
     return relation.namespace, relation.name, relation.replica_identity, columns
+
+
+def _has_other_columns(facts: Sequence[ColumnFacts] | None, before: Sequence[ColumnFacts] | None) -> bool:
+    """Tell whether a column was dropped and another one added with its name and type, if both versions' facts are known."""
+    return bool(facts and before) and [fact.number for fact in facts or ()] != [fact.number for fact in before or ()]
 
 
 def _version(row: Row) -> SchemaVersion:

@@ -18,7 +18,7 @@ from spark_sink.changelog.interface import Changelogs, ChangelogState, Files, Ne
 from spark_sink.files import places
 from spark_sink.files.parquet import FileWriter, Layout, part_name
 from spark_sink.schema.table import has_key
-from spark_sink.schema.types import split_schema, typed_schema
+from spark_sink.schema.types import ENDS, split_schema, typed_schema
 from spark_sink.spark.sql import quote
 from spark_sink.warehouse import appends
 from spark_sink.warehouse.warehouse import WarehouseError
@@ -159,7 +159,7 @@ class _OldParquetChanges(OldChanges):
         end_lsn = F.col("_cdc_end_lsn")
         self.kept = changes.where(end_lsn <= lsn).count() - self.rows
         self.reason = "they are in one append with later ones, or in the newest"
-        is_beginning = F.col("_cdc_op").isin("snapshot", "truncate")
+        is_beginning = F.col("_cdc_op").isin("snapshot", *ENDS)
         self._is_needed = has_key(warehouse.versions(table))
         self._beginning: int | None = None
         if self._is_needed:  # (logical messages have no operation)

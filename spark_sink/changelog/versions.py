@@ -1,14 +1,14 @@
 """Finds the versions of tables: from which change on which columns are the key, and which values earlier rows have in new columns.
 
 **Keys.** The stream names the key (schema/keys.py), except for tables with REPLICA IDENTITY FULL or NOTHING. For these, unless the
-user has named the key, the catalog is asked whenever the server describes the table again, as it does after each ALTER TABLE. (A
-description that the launcher repeats changes nothing.) The catalog is of today. If its key can't be the key of these changes, the
-previous key is kept.
+user has named the key, captured DDL says it (schema/ddl.py). Without captured DDL the catalog is asked whenever the server
+describes the table again, as it does after each ALTER TABLE. (A description that the launcher repeats changes nothing.) The catalog
+is of today. If its key can't be the key of these changes, the previous key is kept.
 
 **Earlier rows.** PostgreSQL rewrites no rows for RENAME COLUMN and ADD COLUMN … DEFAULT, and the stream does not contain these
-commands. But the catalog numbers columns (schema/column_numbers.py). The number identifies a renamed column. For an added column,
-the catalog has the value of earlier rows. If this is not certain, a warning names the table and the columns, and the table is
-recorded as one that needs a copy (warehouse/wanted_copies.py).
+commands, unless they are captured. But the catalog numbers columns (schema/column_numbers.py). The number identifies a renamed
+column. For an added column, the catalog has the value of earlier rows. If this is not certain, a warning names the table and the
+columns, and the table is recorded as one that needs a copy (warehouse/wanted_copies.py).
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pyspark.sql.types import StructField
+
 from spark_sink.schema.keys import identifying_columns, version_of
 from spark_sink.schema.table import Fill
-from spark_sink.schema.types import as_typed, assign_columns, holds, original_name
+from spark_sink.schema.types import as_typed, assign_columns, holds, original_name, spark_type
 from spark_sink.warehouse.wanted_copies import want as want_copy
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from pyspark.sql.types import StructField, StructType
+    from pyspark.sql.types import StructType
 
     from spark_sink.changelog.history import SchemaHistory, SchemaVersion
     from spark_sink.schema.column_numbers import ColumnFacts
@@ -103,7 +105,7 @@ class TableVersions:
             ordinal = 0 if is_first else use.ordinal
             before_it = [version for version in versions if version.place < (use.end_lsn, ordinal)]
             is_remade = bool(before_it) and before_it[-1].relation_id != use.relation.relation_id
-            is_same = preceding is not None and preceding.relation == use.relation
+            is_same = preceding is not None and preceding.relation == use.relation and self._history.step(use) is None
             fills = () if is_remade or is_same else self._fills(table, use, before_it, before, columns)
             key = self._key(table, use, before_it)
             relation = as_typed(use.relation, self._warehouse.types)
@@ -120,7 +122,11 @@ class TableVersions:
         if key is not None:
             return key if set(key) <= names else ()
 
+        captured = self._history.captured.primary_key(relation, (use.end_lsn, use.ordinal))
+
         def primary_key() -> tuple[str, ...]:
+            if captured is not None and set(captured) <= names:
+                return captured
             before = known[-1] if known and known[-1].relation_id == relation.relation_id else None
             if before is None or not use.is_repeated:
                 found = self._published.primary_key(relation)
@@ -229,13 +235,15 @@ def fills_between(
     if previous.facts is None or version.facts is None:
         unknown = [name for name in new if name not in old]
         return tuple(Fill(new[name].name) for name in unknown if used & {name, new[name].name}), unknown
+    # The changelog's column may be wider by now. But these rows had this type.
+    types = {column.name: spark_type(column) for column in previous.relation.columns}
     old_numbers = {fact.number: name for name, fact in zip(old, previous.facts, strict=True)}
     fills, unknown = [], []
     for name, fact in zip(new, version.facts, strict=True):
         source = old_numbers.get(fact.number)
         if source is not None and old[source].name == new[name].name:
             continue
-        fill = _fill(new[name], None if source is None else old[source], fact)
+        fill = _fill(new[name], None if source is None else StructField(old[source].name, types[source]), fact)
         if fill is None and source == name:
             continue  # the column has another type: `_name_retyped` warns of it
         if fill is None:

@@ -230,6 +230,7 @@ def _render(found: dict[str, Any]) -> str:
         if table["last_failure"]:
             failed = f"a copy of it failed {table['failures']} times, the last time at {table['last_failure']['time']}"
             lines.append(f"           {failed}: {table['last_failure']['message']}")
+    lines += [f"dropped    {table['table']} at {table['dropped']}" for table in found["tables"] or () if table["dropped"]]
     for name, reader in found["readers"].items():
         behind = f"{reader['segments_behind']} segments, {format_size(reader['size_behind'])} behind"
         lines.append(f"reader     {name}: {reader['position']}, {behind}")

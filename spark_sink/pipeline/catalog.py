@@ -6,6 +6,7 @@
 | its changelog | shop__orders__changelog |
 | the logical messages | _cdc_message |
 | the versions of the tables' schemas | _cdc_schema_history |
+| the captured DDL | _cdc_ddl |
 
 Catalogs accept letters, digits and underscores, and some ignore case. So names are in lower case, and an underscore replaces any
 other character. If two tables get the same name, that is an error. A name that is already in use for something else is an error,
@@ -32,7 +33,7 @@ from pyspark.sql.types import ArrayType
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.files import places
-from spark_sink.schema.table import MESSAGES, SCHEMA_HISTORY, Table
+from spark_sink.schema.table import DDL, MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.schema.types import is_json, json_fields
 from spark_sink.spark.sql import literal, quote
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
@@ -52,7 +53,11 @@ __all__ = ["CatalogDatabase", "parse_database"]
 _logger = logging.getLogger(__name__)
 
 _OTHER = re.compile("[^a-z0-9_]")
-_OURS = {MESSAGES: "the changelog of logical messages", SCHEMA_HISTORY: "the history of the tables' schemas"}
+_OURS = {
+    MESSAGES: "the changelog of logical messages",
+    SCHEMA_HISTORY: "the history of the tables' schemas",
+    DDL: "the captured DDL",
+}
 
 
 _VARIANT = "_variant"

@@ -24,8 +24,10 @@ from typing import TYPE_CHECKING
 
 from cdcpipe.retry import RetryPolicy
 from spark_sink.changelog import writer as segment_writer
+from spark_sink.changelog.drops import write_drops
 from spark_sink.changelog.interface import ChangelogState
 from spark_sink.changelog.tables import changelogs_of
+from spark_sink.changelog.unknown_rows import tables_with_unknown_rows
 from spark_sink.changelog.versions import TableVersions
 from spark_sink.changelog.writer import Target
 from spark_sink.client.keyless import keyless_text
@@ -41,9 +43,11 @@ from spark_sink.schema.types import (
     split_schema,
     typed_schema,
 )
-from spark_sink.source.contents import read_contents
+from spark_sink.source.contents import Contents, read_contents
+from spark_sink.source.ddl import read_ddl
 from spark_sink.source.server import Origin
 from spark_sink.staging.log import Position
+from spark_sink.warehouse.wanted_copies import want as want_copy
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
@@ -59,6 +63,7 @@ if TYPE_CHECKING:
     from spark_sink.schema.published import PublishedTables
     from spark_sink.schema.table import Table, Version
     from spark_sink.source.contents import Use
+    from spark_sink.source.ddl import Ddl
     from spark_sink.source.server import SegmentServer
     from spark_sink.staging.log import Segment
 
@@ -157,11 +162,12 @@ class KnownTables:
 
 @dataclass(frozen=True, slots=True)
 class _Append:
-    """One append to a changelog: ``count`` changes from the segments."""
+    """One append to a changelog: ``count`` changes from the segments, and the captured DROP TABLE commands."""
 
     table: Table
     count: int
     target: Target
+    drops: Sequence[Ddl]
 
 
 class MicroBatch:
@@ -179,6 +185,7 @@ class MicroBatch:
         server: SegmentServer | None = None,
         follower: Follower | None = None,
     ) -> None:
+        self._ddl = read_ddl(segments)
         self.contents = read_contents(segments)
         """What the segments contain for each table; the logical messages count as a table."""
         self._tables = tables
@@ -189,7 +196,9 @@ class MicroBatch:
     def append(self) -> None:
         """Append new schemas to the schema history, and then to each changelog the changes of the segments that it lacks."""
         self._tables.open(self.contents)
-        self._tables.history.record_new(self.contents, self._fields, self._segments)
+        self._tables.history.record_new(self.contents, self._fields, self._segments, self._ddl)
+        self._add_dropped()
+        self._want_copies()
         try:
             _APPENDS.call(self._append, ChangedError)
         except ChangedError as ex:
@@ -197,6 +206,21 @@ class MicroBatch:
                 f"changelogs in {self._tables.warehouse.name} were changed by another program each time that changes were written",
                 hint="stop the program that alters these tables, and start again; nothing is lost",
             ) from ex
+
+    def _add_dropped(self) -> None:
+        """Add the tables that were dropped to the contents, if they have changelogs."""
+        dropped = {table: each.end_lsn for each in self._ddl for table in each.message.dropped}
+        for table, end_lsn in dropped.items():
+            if table in self.contents or self._tables.warehouse.has_changelog(table):
+                found = self.contents.setdefault(table, Contents())
+                found.last_lsn = max(found.last_lsn, end_lsn)
+
+    def _want_copies(self) -> None:
+        """Record the tables whose rows the stream does not have any more, according to captured DDL."""
+        warehouse = self._tables.warehouse
+        for table, lsn, reason in tables_with_unknown_rows(self._ddl, self._tables.history.captured):
+            if warehouse.has_changelog(table):
+                want_copy(warehouse, table, lsn, reason)
 
     def _append(self) -> None:
         """Append to the changelogs that lack changes. On ChangedError, empty the cache of table states."""
@@ -223,24 +247,31 @@ class MicroBatch:
         else:
             columns, uses = self._columns(table), self.contents[table].uses
             state.versions = self._tables.versions.record_new(table, state.versions, uses, state.done_lsn, state.columns, columns)
-            if not state.versions[-1].key:
+            if state.versions and not state.versions[-1].key:
                 self._tables.tell(table, _KEYLESS, "%s", keyless_text([str(table)]))
             schema = typed_schema(columns)
         files = state.files = self._tables.changelogs.open_files(table, schema, state.files)
         name = None if table == MESSAGES else (table.schema, table.name)
         count = self.contents[table].count
         if state.done_lsn > self._segments[0].start_lsn:  # this changelog already has some of the segments' changes
-            count = read_contents(self._segments, state.done_lsn)[table].count
+            count = read_contents(self._segments, state.done_lsn).get(table, Contents()).count
+        drops = [each for each in self._ddl if table in each.message.dropped and each.end_lsn > state.done_lsn]
         directory = places.name(files.directory)
-        return _Append(table, count, Target(name, files.schema, directory, files.layout, state.done_lsn, warehouse.types))
+        return _Append(table, count, Target(name, files.schema, directory, files.layout, state.done_lsn, warehouse.types), drops)
 
     def _commit(self, append: _Append, written: Sequence[Written]) -> None:
         """Commit the files that were written for a changelog."""
         table, end, state = append.table, self._segments[-1].end, self._tables[append.table]
         assert state.files is not None
         files = [each.file for each in written]
-        self._tables.changelogs.commit_files(table, state.files, files, self._start(state), end, append.count)
+        if append.drops:
+            files.append(write_drops(state.files, append.drops))
+        count = append.count + len(append.drops)
+        self._tables.changelogs.commit_files(table, state.files, files, self._start(state), end, count)
         state.changelog = ChangelogState(state.files.schema, end.lsn)
+        if append.drops:
+            last = append.drops[-1]
+            self._tables.warehouse.note_dropped(table, last.message.dropped[table], Position(last.epoch, last.end_lsn))
         self._tables.tell_exact(table, sum((each.exact for each in written), Counter()))
         if self._follower is not None:
             if state.has_key:

@@ -33,7 +33,7 @@ from spark_sink.pipeline.follower import Follower
 from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
 from spark_sink.replica import merge
 from spark_sink.schema.published import PublishedTables
-from spark_sink.schema.table import EXACT, MESSAGES, SCHEMA_HISTORY, Table
+from spark_sink.schema.table import DDL, EXACT, MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.source import datasource
 from spark_sink.source.offsets import is_recorded, micro_batch
 from spark_sink.source.server import serve_segments
@@ -351,7 +351,7 @@ class Pipeline:
             for table in self.warehouse.tables():
                 self._check_changelog(table, position)
         if self._names is not None:
-            self._names.register([*self.warehouse.tables(), MESSAGES, SCHEMA_HISTORY])
+            self._names.register([*self.warehouse.tables(), MESSAGES, SCHEMA_HISTORY, DDL])
         if self.warehouse.format.keeps_replicas:
             interval_s = self._replica_interval_s
             follower = Follower(self.spark, self.warehouse, self.lock, self._names, interval_s, self._take_error)
@@ -432,7 +432,7 @@ class Pipeline:
             batch = MicroBatch(self._tables, segments, server=self._server, follower=self._follower)
             batch.append()
             if self._names is not None:
-                self._names.register([*sorted(batch.contents), SCHEMA_HISTORY])
+                self._names.register([*sorted(batch.contents), SCHEMA_HISTORY, DDL])
             self.warehouse.record(end)
             counts = {table: found.count for table, found in batch.contents.items()}
             position = end

@@ -16,7 +16,7 @@ These rules hold everywhere; the changes of a key apply in the order of their po
   for a later key, because its columns were added after them, are left out: no later change could find them.
 - The last change of a key decides whether there is a row. A change of the key ends the row of the old key and begins one of the new
   key.
-- TRUNCATE ends all earlier rows. So does another table under the same name.
+- TRUNCATE ends all earlier rows. So do a captured DROP TABLE, and another table under the same name.
 - A column that an update did not send (an unchanged TOAST value) keeps its value: from an earlier change, else from the replica;
   after a change of the key, from the row of the old key. If the value is nowhere, because the row is older than the slot or the
   column was renamed since, it is NULL, and ``_cdc_unchanged`` has the column's name. (A TOAST value itself is never NULL.)

@@ -25,7 +25,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.types import ArrayType
 
-from spark_sink.schema.types import split_schema
+from spark_sink.schema.types import ENDS, split_schema
 from spark_sink.source.typed import OLD_PREFIX
 from spark_sink.spark.sql import literal, quote
 from spark_sink.spark.value_text import value_text
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Summary",
     "data_columns",
+    "ends_all",
     "exact_names",
     "key_sql",
     "key_struct",
@@ -63,7 +64,7 @@ class Summary:
 
     count: int
     truncated_at: tuple[int, int, int] | None
-    """The position of the last TRUNCATE."""
+    """The position of the last TRUNCATE or DROP TABLE. No change at or before it has a row."""
     unchanged: tuple[str, ...]
     """The columns that some update did not send."""
     has_moves: bool
@@ -150,11 +151,25 @@ def touched_keys(changes: DataFrame, key: Key) -> DataFrame:
     return _with_keys(changes, key).select(F.explode(both).alias("_cdc_touched")).distinct()
 
 
+def ends_all() -> Column:
+    """Return an expression: whether a change ends all rows before it (TRUNCATE, DROP TABLE)."""
+    return F.col("_cdc_op").isin(*ENDS)
+
+
+def _end_position() -> Column:
+    """Return an expression for the last position that such a change ends.
+
+    A DROP TABLE stands before the change with the same position, which is one of a new table with the name.
+    """
+    *before, ordinal = _POSITION
+    return F.struct(*before, F.when(F.col("_cdc_op") == "drop", F.col(ordinal) - 1).otherwise(F.col(ordinal)).alias(ordinal))
+
+
 def _lacks_key(key: Key) -> Column:
     """Return an expression: whether a change from `_with_keys` lacks a value of the key."""
     used = F.when(F.col("_cdc_op") == "delete", F.col("_cdc_old_key")).otherwise(F.col("_cdc_new_key"))
     lacks = fold(lambda a, b: a | b, (used.getField(f"k{i}").isNull() for i in range(len(key))))
-    return (F.col("_cdc_op") != "truncate") & lacks
+    return ~ends_all() & lacks
 
 
 def with_key(changes: DataFrame, key: Key) -> DataFrame:
@@ -172,7 +187,7 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
     # Only numbers and flags in this pass: Spark aggregates them fast. Lists of names take several times as long.
     row = keyed.agg(
         F.count("*").alias("count"),
-        F.count_if(F.col("_cdc_op") == "truncate").alias("truncates"),
+        F.count_if(ends_all()).alias("truncates"),
         F.count_if(leaves_out).alias("partial"),
         F.count_if(F.size(F.coalesce(F.col("_cdc_exact"), F.create_map())) > 0).alias("inexact"),
         F.max("_cdc_is_move").alias("has_moves"),
@@ -200,7 +215,7 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
 def _names(changes: DataFrame) -> tuple[tuple[int, int, int] | None, tuple[str, ...], tuple[str, ...]]:
     """Return parts of a summary: the position of the last TRUNCATE, the names of unsent columns and of columns with exact texts."""
     row = changes.agg(
-        F.max(F.when(F.col("_cdc_op") == "truncate", F.struct(*_POSITION))).alias("truncated_at"),
+        F.max(F.when(ends_all(), _end_position())).alias("truncated_at"),
         F.array_sort(F.array_distinct(F.flatten(F.collect_set("_cdc_unchanged")))).alias("unchanged"),
         exact_names().alias("exact"),
     ).collect()[0]
@@ -243,7 +258,7 @@ def reduce(changes: DataFrame, key: Key, columns: Sequence[str], summary: Summar
 
 def _events(keyed: DataFrame, summary: Summary) -> DataFrame:
     """Return an event for each key in a change: ``_cdc_key``, ``_cdc_position``, ``_cdc_gone``, ``_cdc_origin`` (the old key)."""
-    events = keyed.where(F.col("_cdc_op") != "truncate").withColumn("_cdc_position", F.struct(*_POSITION))
+    events = keyed.where(~ends_all()).withColumn("_cdc_position", F.struct(*_POSITION))
     gone = F.col("_cdc_op") == "delete"
     if not summary.has_moves:
         return events.withColumns(

@@ -80,17 +80,17 @@ def replay(
 
 
 def _check_kept(warehouse: Warehouse, table: Table, changes: DataFrame, after_lsn: int, until_lsn: int) -> None:
-    """Raise WarehouseError if changes in (after_lsn, until_lsn] have been purged, unless a later TRUNCATE ends all their rows."""
+    """Raise WarehouseError if changes in (after_lsn, until_lsn] were purged, unless a later TRUNCATE or DROP ends their rows."""
     purged_lsn = warehouse.purged_lsn(table)
     if after_lsn < purged_lsn:
         is_kept = F.col("_cdc_end_lsn").between(purged_lsn + 1, until_lsn)
-        if changes.where((F.col("_cdc_op") == "truncate") & is_kept).isEmpty():
+        if changes.where(reduction.ends_all() & is_kept).isEmpty():
             warehouse.check_changes(table, after_lsn)
 
 
 def _split(rows: DataFrame, changes: DataFrame, piece: Piece) -> tuple[DataFrame, DataFrame | None]:
     """Divide rows into those whose key is in some change, and the others. A TRUNCATE affects all rows."""
-    if not changes.where(F.col("_cdc_op") == "truncate").isEmpty():
+    if not changes.where(reduction.ends_all()).isEmpty():
         return rows, None
     touched = reduction.touched_keys(changes, piece.columns)
     key = reduction.key_struct(rows, piece.columns)

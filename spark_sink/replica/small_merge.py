@@ -10,7 +10,7 @@ because other programs may have written something unexpected to these tables. Un
 - changes that need other columns of the present rows, like an update that changed a key and left a column out;
 - changes that need other columns of the replica;
 - values with exact texts;
-- a TRUNCATE, or a snapshot;
+- a TRUNCATE, a DROP TABLE, or a snapshot;
 - keys of types that PostgreSQL and Arrow may compare in different ways;
 - large numbers of changes.
 """

@@ -11,7 +11,7 @@ from cdcpipe.lsn import LSN, format_lsn
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["EXACT", "MESSAGES", "NATIVE", "SCHEMA_HISTORY", "TYPES", "Fill", "SchemaError", "Table", "Version", "has_key"]
+__all__ = ["DDL", "EXACT", "MESSAGES", "NATIVE", "SCHEMA_HISTORY", "TYPES", "Fill", "SchemaError", "Table", "Version", "has_key"]
 
 
 class SchemaError(CdcpipeError):
@@ -39,6 +39,10 @@ MESSAGES: Final = Table("", "_cdc_message")
 
 SCHEMA_HISTORY: Final = Table("", "_cdc_schema_history")
 """The table of all versions of the tables' schemas, named likewise."""
+
+
+DDL: Final = Table("", "_cdc_ddl")
+"""The table of the captured DDL, named likewise."""
 
 
 @dataclass(frozen=True, slots=True)

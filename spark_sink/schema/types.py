@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from cdcpipe.pgoutput.messages import Column, Relation
 
 __all__ = [
+    "ENDS",
     "INEXACT_MESSAGE",
     "MESSAGE_SCHEMA",
     "METADATA_FIELDS",
@@ -85,6 +86,8 @@ INEXACT_MESSAGE: Final = "table %s, column %s: values that its type can't hold, 
 """The log message for a column with such values."""
 
 OPS: Final = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}
+ENDS: Final = ("truncate", "drop")
+"""The operations that end all rows. The stream has no DROP TABLE, so this row comes from captured DDL."""
 
 _JSON_IDS: Final = type_ids_of("json", "jsonb", "_json", "_jsonb")
 _MAX_PRECISION: Final = 38

@@ -15,7 +15,6 @@ import numpy as np
 
 from cdcpipe.pgoutput.messages import Relation, Truncate
 from cdcpipe.pipe.framing import encode_header
-from spark_sink.schema.published import is_key_told
 from spark_sink.schema.table import MESSAGES, Table
 from spark_sink.staging import index as segment_index
 from spark_sink.staging.changes import changes_of, message_of
@@ -51,7 +50,7 @@ class Contents:
     last_lsn: int = 0
     """The end LSN of the last transaction that changes the table; for a message outside of transactions, its place."""
     uses: list[Use] = field(default_factory=list)
-    """The table's descriptions in order. Each differs from the one before it, or was sent again when the key may have changed."""
+    """The table's descriptions in order. Each differs from the one before it, or the server sent it again after a change."""
 
 
 def read_contents(segments: Iterable[Segment], after_lsn: int = 0) -> dict[Table, Contents]:
@@ -88,12 +87,13 @@ def count_rows(segments: Iterable[Segment], after_lsn: int = 0) -> int:
 def _joined(uses: list[Use]) -> list[Use]:
     """Join equal descriptions that follow one another, because each segment repeats them.
 
-    A description that the server itself sent again is kept if it does not name the key: the table may have got another key there.
+    A description that the server itself sent again is kept: the table may have got another key there, or another column of the
+    same name.
     """
     joined: list[Use] = []
     for use in uses:
         is_same = bool(joined) and joined[-1].relation == use.relation
-        if is_same and (use.is_repeated or is_key_told(use.relation)):
+        if is_same and use.is_repeated:
             joined[-1] = replace(joined[-1], last_lsn=max(joined[-1].last_lsn, use.last_lsn))
         else:
             joined.append(use)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from spark_sink.client.slot_monitor import SlotReport
-    from spark_sink.schema.table import Version
+    from spark_sink.schema.table import Table, Version
     from spark_sink.staging.log import Epoch, Segment
     from spark_sink.status.ladder import Rung
     from spark_sink.warehouse.wanted_copies import WantedCopy
@@ -131,12 +131,17 @@ class Tables:
             {
                 "table": str(table),
                 "versions": len(self._versions.get(str(table), [])),
+                "dropped": self._dropped(table),
                 "purged": format_lsn(lsn) if (lsn := self.house.purged_lsn(table)) else None,
                 "changelog": self._facts(self.house.changelog(table)),
                 "replica": self._facts(self.house.replica(table)) if self.house.format.keeps_replicas else None,
             }
             for table in tables
         ]
+
+    def _dropped(self, table: Table) -> str | None:
+        position = self.house.dropped(table, self._versions.get(str(table), ()))
+        return None if position is None else str(position)
 
     def rungs(self, rows: Sequence[dict[str, Any]]) -> list[tuple[str, Position | None]]:
         """Return the position of all changelogs, and that of all replicas: the position of the replica that lacks most."""

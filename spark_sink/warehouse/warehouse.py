@@ -13,6 +13,7 @@
     changelog/NAME/                every change once (changelog/tables.py)
     changelog/_cdc_message/        every logical message once
     changelog/_cdc_schema_history/ every version of a table's schema once (changelog/history.py)
+    changelog/_cdc_ddl/            every message of captured DDL once (changelog/ddl_log.py)
     replica/NAME/                  the current rows (replica/merge.py; only with Delta Lake, with Parquet a view)
 
 If the warehouse is in an object store, locks and checkpoint are in the staging directory (`Warehouse.local_root`), and the
@@ -35,12 +36,12 @@ from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.files.places import check_store, is_local, make_directory, place, read_json, write_json
 from spark_sink.files.places import name as place_name
-from spark_sink.schema.table import EXACT, MESSAGES, SCHEMA_HISTORY, Table, Version
+from spark_sink.schema.table import DDL, EXACT, MESSAGES, SCHEMA_HISTORY, Table, Version
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse.formats import FORMATS, table_format
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
 __all__ = ["Source", "Warehouse", "WarehouseError", "decode_name", "encode_name"]
 
@@ -88,7 +89,7 @@ def encode_name(table: Table) -> str:
 
 def decode_name(name: str) -> Table:
     """Return the table for a name from ``encode_name``. Raises ValueError for any other name, and for a name that was cut."""
-    if name in (MESSAGES.name, SCHEMA_HISTORY.name):
+    if name in (DDL.name, MESSAGES.name, SCHEMA_HISTORY.name):
         return Table("", name)
     schema, dot, table = name.partition(".")
     decoded = Table(unquote(schema), unquote(table))  # for bytes that are not UTF-8, encoding does not give the same name again
@@ -292,6 +293,22 @@ class Warehouse:
         """Return the tables whose snapshot may be incomplete, each with the position of the snapshot."""
         found = _read_all(self.root / "_cdcpipe/snapshots")
         return sorted((_table(value), Position.parse(value["position"])) for value in found)
+
+    def _dropped_path(self, table: Table) -> Path:
+        return self.root / "_cdcpipe/dropped" / f"{encode_name(table)}.json"
+
+    def note_dropped(self, table: Table, relation_id: int, position: Position) -> None:
+        """Record that the table with this OID was dropped in the transaction that ends at ``position``."""
+        path = self._dropped_path(table)
+        make_directory(path.parent)
+        write_json(path, {"schema": table.schema, "name": table.name, "relation_id": relation_id, "position": str(position)})
+
+    def dropped(self, table: Table, versions: Sequence[Version]) -> Position | None:
+        """Return where the table was dropped; None if it was not, or if there are changes of another table with its name."""
+        found = read_json(self._dropped_path(table))
+        if found is None or (versions and versions[-1].relation_id != found["relation_id"]):
+            return None
+        return Position.parse(found["position"])
 
     def _purged_path(self, table: Table) -> Path:
         return self.root / "_cdcpipe/purged" / f"{encode_name(table)}.json"

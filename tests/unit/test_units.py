@@ -84,7 +84,7 @@ def test_the_command_line_of_spark_lists_what_there_is(arguments: list[str], mes
     [
         (["-S", "s", "--spill-threshold", "64X"], "K, M, G, T"),
         (["-S", "s", "--spill-threshold", "1T", "--receive-timeout", "5s"], "without a unit"),
-        (["run"], "no such command: run; the commands are checksum, decode, doctor, prepare, slot"),
+        (["run"], "no such command: run; the commands are checksum, ddl, decode, doctor, prepare, slot"),
     ],
 )
 def test_the_command_line_lists_what_there_is(arguments: list[str], message: str) -> None:

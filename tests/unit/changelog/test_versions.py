@@ -9,6 +9,7 @@ import pytest
 from spark_sink.changelog.history import SchemaHistory, SchemaVersion
 from spark_sink.changelog.versions import TableVersions, fills_between, insert_snapshot
 from spark_sink.schema.column_numbers import numbered
+from spark_sink.schema.ddl import Descriptions
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import Fill, Table, Version
 from spark_sink.schema.types import assign_columns, merge_columns
@@ -51,11 +52,21 @@ def test_values_of_rows_from_before_a_version(before: str, after: str, fills: li
     assert fills_between(versions[0], nobody_knows, columns, new) == (tuple(map(Fill, new)), new)
 
 
+def test_a_column_that_is_wider_now() -> None:
+    """Its earlier values still fit the narrower column that they come to."""
+    texts = ("id=1 a=2", "id=1 b=2")
+    before, after = (SchemaVersion(1, 0, table(text), numbered(table(text), catalog(text), None)) for text in texts)
+    columns = merge_columns(None, [table("id a:23"), table("id b:23"), table("id a:20")], widen=True)
+    assert [field.dataType.simpleString() for field in columns] == ["int", "bigint", "int"]
+    assert fills_between(before, after, columns) == ((Fill("b", "a"),), [])
+
+
 class History:
     """A schema history with one version, as far as the code under test asks it."""
 
     def __init__(self, version: SchemaVersion) -> None:
         self._version = version
+        self.captured = Descriptions()
 
     def version(self, _relation_id: int, place: tuple[int, int]) -> SchemaVersion | None:
         return self._version if self._version.place <= place else None

@@ -1,0 +1,99 @@
+"""The captured DDL: every message of ``cdcpipe ddl install``'s event triggers once, with its position.
+
+It is a changelog in the same format as the others: ``changelog/_cdc_ddl`` (changelog/tables.py). The descriptions in it are kept in
+memory. They say which columns and keys a table has at a place in the stream (schema/ddl.py).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
+
+from spark_sink.changelog.tables import changelogs_of
+from spark_sink.schema.ddl import Descriptions, parse
+from spark_sink.schema.table import DDL
+from spark_sink.staging.log import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import SparkSession
+
+    from spark_sink.source.ddl import Ddl
+    from spark_sink.staging.log import Segment
+    from spark_sink.warehouse.warehouse import Warehouse
+
+__all__ = ["DDL_SCHEMA", "DdlLog"]
+
+DDL_SCHEMA: Final = StructType(
+    [
+        StructField("kind", StringType()),
+        StructField("tag", StringType()),
+        StructField("statement", StringType()),
+        StructField("tables", ArrayType(StringType())),
+        StructField("content", StringType()),
+        StructField("_cdc_epoch", IntegerType()),
+        StructField("_cdc_end_lsn", LongType()),
+        StructField("_cdc_ordinal", IntegerType()),
+        StructField("_cdc_lsn", LongType()),
+        StructField("_cdc_xid", LongType()),
+        StructField("_cdc_commit_time", TimestampType()),
+    ]
+)
+"""``tables``: the described and the dropped ones, as "schema.name". ``content`` is the whole message, as JSON."""
+
+
+class DdlLog:
+    """Reads and writes the captured DDL of one warehouse."""
+
+    def __init__(self, spark: SparkSession, warehouse: Warehouse) -> None:
+        self._changelogs = changelogs_of(spark, warehouse)
+        self._lsn = 0
+        self._descriptions: Descriptions | None = None
+
+    @property
+    def descriptions(self) -> Descriptions:
+        """What the messages up to now say about tables."""
+        if self._descriptions is None:
+            self._descriptions = Descriptions()
+            state = self._changelogs.state(DDL)
+            if state is not None:
+                self._lsn = state.lsn
+                rows = self._changelogs.read(DDL).select("_cdc_end_lsn", "_cdc_ordinal", "content")
+                for row in rows.orderBy("_cdc_end_lsn", "_cdc_ordinal", "_cdc_lsn").collect():
+                    self._descriptions.add((row["_cdc_end_lsn"], row["_cdc_ordinal"]), parse(row["content"].encode()))
+        return self._descriptions
+
+    def record_new(self, found: Sequence[Ddl], segments: Sequence[Segment]) -> None:
+        """Record the messages of the segments that are new."""
+        descriptions = self.descriptions
+        new = [each for each in found if each.end_lsn > self._lsn]
+        if not new:
+            return
+        rows = pa.Table.from_pylist(list(map(_row, new)), to_arrow_schema(DDL_SCHEMA, timezone="UTC"))
+        start, end = Position(segments[0].epoch, max(segments[0].start_lsn, self._lsn)), segments[-1].end
+        self._changelogs.append(DDL, rows, DDL_SCHEMA, start, end)
+        self._lsn = end.lsn
+        for each in new:
+            descriptions.add(each.place, each.message)
+
+
+def _row(ddl: Ddl) -> dict[str, object]:
+    tables = [*(description.table for description in ddl.message.tables), *ddl.message.dropped]
+    return {
+        "kind": ddl.message.kind,
+        "tag": ddl.message.tag or None,
+        "statement": ddl.message.statement,
+        "tables": list(dict.fromkeys(map(str, tables))),
+        "content": ddl.content,
+        "_cdc_epoch": ddl.epoch,
+        "_cdc_end_lsn": ddl.end_lsn,
+        "_cdc_ordinal": ddl.ordinal,
+        "_cdc_lsn": ddl.lsn,
+        "_cdc_xid": ddl.xid,
+        "_cdc_commit_time": datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=ddl.commit_time_us),
+    }

@@ -1,0 +1,174 @@
+"""What captured DDL says about tables: their columns and keys from a place in the stream on. No I/O, no Spark.
+
+`cdcpipe ddl install` puts event triggers into a database. They write a logical message at the place where a command ran, with a
+description of each table as it was then (docs/operations/ddl.md). Where there is such a description, it is certain, and the catalog
+is not asked. It is not used if the stream describes the table's columns in another way: then the capture was off for a while.
+
+A column's value in earlier rows is that of its first description. The catalog loses it when the table is rewritten.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from cdcpipe.ddl import message
+from spark_sink.schema.column_numbers import ColumnFacts
+from spark_sink.schema.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cdcpipe.pgoutput.messages import Relation
+
+__all__ = ["DdlMessage", "Descriptions", "TableDescription", "parse"]
+
+_NOT_OURS: Final = "it is not a message of cdcpipe's event triggers, or one of a later version"
+_ENDS: Final = ("removed", "failure")
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    name: str
+    type_id: int
+    type_modifier: int
+    facts: ColumnFacts
+
+
+@dataclass(frozen=True, slots=True)
+class TableDescription:
+    """A table after a command. ``primary_key`` has the names of the key's columns; empty if there is none, or a deferrable one."""
+
+    relation_id: int
+    table: Table
+    columns: tuple[_Column, ...]
+    primary_key: tuple[str, ...]
+    partition_of: tuple[int, Table] | None
+    """The OID and the name of the table of which it is a partition."""
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> TableDescription:
+        """Read an object of the message's ``tables``."""
+        columns = tuple(map(_column, value["columns"]))
+        names = {column.facts.number: column.name for column in columns}
+        key = value["primary_key"]
+        is_usable, parent = key is not None and not key["deferrable"], value["partition_of"]
+        return cls(
+            int(value["oid"]),
+            _table(value),
+            columns,
+            tuple(names[number] for number in key["columns"]) if is_usable else (),
+            None if parent is None else (int(parent["oid"]), _table(parent)),
+        )
+
+    def columns_of(self, relation: Relation) -> list[_Column] | None:
+        """Return the columns of a description from the stream; None if this is not the table that it describes.
+
+        The stream may lack columns, because a publication does not have all.
+        """
+        known = {column.name: column for column in self.columns}
+        found = [known.get(column.name) for column in relation.columns]
+        looks = [None if each is None else (each.type_id, each.type_modifier) for each in found]
+        if looks != [(column.type_id, column.type_modifier) for column in relation.columns]:
+            return None
+        return [each for each in found if each is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class DdlMessage:
+    """What an event trigger has written: see docs/operations/ddl.md. ``tag`` is the command's, like ``ALTER TABLE``."""
+
+    kind: str
+    tag: str
+    statement: str | None
+    tables: tuple[TableDescription, ...]
+    dropped: Mapping[Table, int]
+    """The dropped tables with their OIDs."""
+    rewritten: tuple[Table, tuple[str, ...]] | None
+    """The table whose rows were written anew, and why: ``persistence``, ``default``, ``type``, ``access method``."""
+
+
+def parse(content: bytes) -> DdlMessage:
+    """Read a message's content. Raises ValueError for anything that the event triggers do not write.
+
+    Any session may write messages with any prefix. So a caller goes on without a message that can't be read.
+    """
+    value = message.parse(message.PREFIX, content)
+    if value is None:
+        raise ValueError(_NOT_OURS)
+    try:
+        return DdlMessage(
+            str(value["kind"]),
+            str(value.get("tag") or ""),
+            None if value.get("statement") is None else str(value["statement"]),
+            tuple(map(TableDescription.of, value.get("tables", ()))),
+            {_table(each): int(each["oid"]) for each in value.get("dropped", ()) if each["type"] == "table"},
+            None if (found := value.get("rewritten")) is None else (_table(found), tuple(map(str, found["reasons"]))),
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as ex:
+        raise ValueError(_NOT_OURS) from ex
+
+
+def _table(value: Mapping[str, Any]) -> Table:
+    return Table(str(value["schema"]), str(value["name"]))
+
+
+def _column(value: Mapping[str, Any]) -> _Column:
+    missing = value["missing"]
+    is_filled = missing is None and bool(value["has_default"] or value["identity"] or value["generated"])
+    kind = value["type"]
+    facts = ColumnFacts(int(value["number"]), None if missing is None else str(missing), is_filled)
+    return _Column(str(value["name"]), int(kind["oid"]), int(kind["modifier"]), facts)
+
+
+@dataclass(slots=True)
+class _Known:
+    """The descriptions of one table, in order, and the first facts about each of its columns."""
+
+    places: list[tuple[int, int]] = field(default_factory=list)
+    descriptions: list[TableDescription] = field(default_factory=list)
+    first: dict[int, ColumnFacts] = field(default_factory=dict)
+
+
+class Descriptions:
+    """The captured descriptions of all tables. A place is the end LSN of a transaction, and an ordinal in it."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Known] = {}
+        self._ends: list[tuple[int, int]] = []
+        """Where the capture was removed, or failed. What was described before may have changed since, without a message."""
+
+    def add(self, place: tuple[int, int], said: DdlMessage) -> None:
+        """Add a message. It stands before the change with the same place. Messages come in their order."""
+        for description in said.tables:
+            known = self._known.setdefault(description.relation_id, _Known())
+            known.places.append(place)
+            known.descriptions.append(description)
+            for column in description.columns:
+                known.first.setdefault(column.facts.number, column.facts)
+        if said.kind in _ENDS:
+            self._ends.append(place)
+
+    def facts(self, relation: Relation, place: tuple[int, int]) -> tuple[ColumnFacts, ...] | None:
+        """Return the facts of each column of a description from the stream that applies from ``place``; None if not captured."""
+        description = self.in_force(relation.relation_id, place)
+        found = None if description is None else description.columns_of(relation)
+        if found is None:
+            return None
+        first = self._known[relation.relation_id].first
+        return tuple(first[column.facts.number] for column in found)
+
+    def primary_key(self, relation: Relation, place: tuple[int, int]) -> tuple[str, ...] | None:
+        """Return the primary key at ``place``, empty if there is none; None if it was not captured."""
+        description = self.in_force(relation.relation_id, place)
+        return None if description is None or description.columns_of(relation) is None else description.primary_key
+
+    def in_force(self, relation_id: int, place: tuple[int, int]) -> TableDescription | None:
+        """Return the last description up to ``place``; None if there is none, or if the capture ended since."""
+        known = self._known.get(relation_id)
+        number = 0 if known is None else bisect_right(known.places, place)
+        if known is None or not number:
+            return None
+        is_ended = bisect_right(self._ends, place) > bisect_right(self._ends, known.places[number - 1])
+        return None if is_ended else known.descriptions[number - 1]

@@ -1,0 +1,65 @@
+"""Which tables need a copy of their rows after captured DDL."""
+
+import pytest
+
+from spark_sink.changelog.unknown_rows import tables_with_unknown_rows
+from spark_sink.schema.ddl import Descriptions
+from spark_sink.source.ddl import Ddl
+from support.ddl_messages import ddl, described
+
+
+def reasons(*messages: Ddl, known: tuple[Ddl, ...] = ()) -> list[tuple[str, int, str]]:
+    descriptions = Descriptions()
+    for each in (*known, *messages):
+        descriptions.add(each.place, each.message)
+    return [(str(table), lsn, reason) for table, lsn, reason in tables_with_unknown_rows(messages, descriptions)]
+
+
+@pytest.mark.parametrize(
+    ("why", "statement", "needs"),
+    [
+        (["default"], "alter table t add c float default random()", True),
+        (["type"], "alter table t alter a type bigint", False),
+        (["type"], "  ALTER\nTABLE t ALTER a TYPE bigint ; ", False),
+        (["type"], "alter table t alter a type int using a * 2", True),
+        (["type"], "ALTER TABLE t ALTER a TYPE int\nUSING(a * 2)", True),
+        (["type"], "alter table t alter using_it type bigint", False),
+        (["type"], "alter table t alter a type bigint; select f()", True),
+        (["type"], "do $$ begin execute x; end $$", True),
+        (["type"], "select migrate()", True),
+        (["type"], None, True),
+        (["type", "default"], "alter table t add c float default random()", True),
+        (["persistence"], "alter table t set logged", False),
+        (["access method"], "alter table t set access method heap2", False),
+        ([], None, False),
+    ],
+)
+def test_rewrites(why: list[str], statement: str | None, needs: bool) -> None:
+    rewritten = {"oid": 1, "schema": "public", "name": "t", "reasons": why}
+    found = reasons(ddl(10, 2, kind="rewrite", statement=statement, rewritten=rewritten))
+    assert [each[:2] for each in found] == ([("public.t", 10)] if needs else [])
+
+
+ROOT = described("id=1", relation_id=1, name="root")
+MIDDLE = described("id=1", relation_id=2, name="middle", parent=(1, "root"))
+ALONE = described("id=1", relation_id=3, name="p")
+PART = described("id=1", relation_id=3, name="p", parent=(2, "middle"))
+
+
+def test_partitions_that_are_attached() -> None:
+    known = (ddl(5, 0, ROOT, MIDDLE, ALONE, kind="installed"),)
+    attach, detach = ddl(10, 0, PART), ddl(20, 0, ALONE)
+    attached = [(name, 10, "public.p was attached to it") for name in ("public.middle", "public.root")]
+    assert reasons(attach, known=known) == attached
+    assert reasons(detach, known=(*known, attach)) == []
+    # Detached and attached again: nobody knows what was done to its rows meanwhile.
+    assert [each[1] for each in reasons(attach, detach, ddl(30, 0, PART), known=known)] == [10, 10, 30, 30]
+
+
+def test_partitions_that_stay_where_they_are() -> None:
+    known = (ddl(5, 0, ROOT, MIDDLE, PART, kind="installed"),)
+    assert reasons(ddl(10, 0, PART, MIDDLE, ROOT), known=known) == []
+    # A new partition is empty.
+    assert reasons(ddl(10, 0, PART, tag="CREATE TABLE")) == []
+    # A partition that was not described before may have been attached.
+    assert [each[0] for each in reasons(ddl(10, 0, PART), known=(ddl(5, 0, ROOT, MIDDLE),))] == ["public.middle", "public.root"]

@@ -1,0 +1,112 @@
+"""What captured DDL says about a table at a place; and messages that no event trigger has written."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from spark_sink.schema.column_numbers import ColumnFacts
+from spark_sink.schema.ddl import Descriptions, parse
+from spark_sink.schema.table import Table
+from support.ddl_messages import content, described, message
+from support.descriptions import table
+
+ID, A, SEVEN = ColumnFacts(1, None, is_filled=False), ColumnFacts(2, None, is_filled=False), ColumnFacts(3, "7", is_filled=False)
+
+
+def test_a_description_is_in_force_until_the_next_one() -> None:
+    found = Descriptions()
+    found.add((10, 0), message(described("id=1 a=2", key=["id"])))
+    found.add((20, 3), message(described("id=1 b=2 a=3'7", key=["b", "id"])))
+    before, after = table("id a"), table("id b a")
+    assert found.facts(before, (9, 99)) is None
+    assert found.facts(before, (10, 0)) == (ID, A)
+    assert found.facts(before, (20, 2)) == (ID, A)
+    assert found.facts(after, (20, 3)) == (ID, A, SEVEN)
+    assert [found.primary_key(before, (10, 0)), found.primary_key(after, (30, 0))] == [("id",), ("b", "id")]
+    # A publication may lack columns.
+    assert found.facts(table("a"), (30, 0)) == (SEVEN,)
+    assert found.facts(replace(after, relation_id=2), (30, 0)) is None
+
+
+@pytest.mark.parametrize("columns", ["id a x", "id c", "id:20 a"])
+def test_a_table_that_changed_without_a_message(columns: str) -> None:
+    found = Descriptions()
+    found.add((10, 0), message(described("id=1 a=2", key=["id"])))
+    assert found.facts(table(columns), (11, 0)) is None
+    assert found.primary_key(table(columns), (11, 0)) is None
+
+
+def test_the_value_of_earlier_rows_is_that_of_the_first_description() -> None:
+    """A rewrite of the table (VACUUM FULL) removes it from the catalog. The default may be another one by then."""
+    found = Descriptions()
+    found.add((10, 0), message(described("id=1")))
+    found.add((20, 0), message(described("id=1 a=3'7")))
+    found.add((30, 0), message(described("id=1 a=3!")))
+    assert found.facts(table("id a"), (30, 0)) == (ID, SEVEN)
+
+
+@pytest.mark.parametrize(
+    ("more", "is_filled"),
+    [({"has_default": True}, True), ({"identity": "always"}, True), ({"generated": "stored"}, True), ({}, False)],
+)
+def test_values_that_only_the_table_has(more: dict[str, object], is_filled: bool) -> None:
+    described_table = described("id=1 a=2")
+    described_table["columns"][1] |= more
+    found = Descriptions()
+    found.add((10, 0), message(described_table))
+    facts = found.facts(table("id a"), (10, 0))
+    assert facts is not None
+    assert facts[1].is_filled == is_filled
+
+
+@pytest.mark.parametrize("kind", ["removed", "failure"])
+def test_nothing_is_certain_after_the_capture_ended(kind: str) -> None:
+    found = Descriptions()
+    found.add((10, 0), message(described("id=1", key=["id"])))
+    found.add((20, 1), message(kind=kind))
+    relation = table("id")
+    assert [found.primary_key(relation, place) for place in ((20, 0), (20, 1), (99, 0))] == [("id",), None, None]
+    found.add((30, 0), message(described("id=1", key=["id"]), kind="installed"))
+    assert found.primary_key(relation, (30, 0)) == ("id",)
+
+
+def test_a_deferrable_key_identifies_nothing() -> None:
+    found = Descriptions()
+    found.add((10, 0), message(described("id=1", primary_key={"columns": [1], "deferrable": True})))
+    assert found.primary_key(table("id"), (10, 0)) == ()
+
+
+def test_dropped_and_rewritten_tables() -> None:
+    dropped = [
+        {"type": "table", "oid": 5, "schema": "public", "name": "t"},
+        {"type": "table column", "oid": 6, "schema": "public", "name": "u", "number": 2, "column": "a"},
+    ]
+    assert message(kind="drop", dropped=dropped).dropped == {Table("public", "t"): 5}
+    rewritten = {"oid": 5, "schema": "public", "name": "t", "reasons": ["default", "type"]}
+    assert message(kind="rewrite", rewritten=rewritten).rewritten == (Table("public", "t"), ("default", "type"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"1",
+        b"{",
+        b'{"version": 1}',
+        b'{"version": 2, "kind": "command", "tag": ""}',
+        b'{"version": 1, "kind": "command", "tag": "\\ud800"}',
+        b"[" * 100_000,
+        content({"oid": 1}),
+        content(described("id=1", key=["id"], primary_key={"columns": [9], "deferrable": False})),
+        content(described("id=1") | {"columns": [{"number": "x"}]}),
+        content(dropped=[{"type": "table"}]),
+        content(rewritten=5),
+        json.dumps({"version": 1, "kind": "command", "tables": 5}).encode(),
+    ],
+)
+def test_what_no_trigger_writes(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r"^it "):
+        parse(text)
