@@ -38,6 +38,7 @@ from spark_sink.files.places import is_local
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.schema.types import INEXACT_MESSAGE
+from spark_sink.snapshot import publication
 from spark_sink.snapshot.copy import Snapshot
 from spark_sink.snapshot.gap import GapSnapshot
 from spark_sink.snapshot.healer import Healer
@@ -197,6 +198,10 @@ class Runner:
         self._check_stopping()
         assert self._launcher.prepared is not None
         self._name_keyless(self._launcher.prepared)
+        try:
+            publication.begin(self._warehouse, config.launcher, self._launcher.prepared, self._stopping.is_set)
+        except InterruptedError:
+            self._check_stopping()
         stack.enter_context(self._monitor)
         stack.enter_context(ServerLook(self._plan, command=config.launcher.command, is_stopping=self._stopping.is_set))
         spark = stack.enter_context(self._session())  # the launcher already runs while Spark starts
@@ -321,8 +326,9 @@ class Runner:
             on_copied=pipeline.take_copied,
             is_stopping=self._stopping.is_set,
         )
-        assert self._launcher.prepared is not None
-        healer.begin(self._launcher.prepared, is_all_copied=self._snapshot.is_needed)
+        if self._snapshot.is_needed:
+            assert self._launcher.prepared is not None
+            healer.want_missing(self._launcher.prepared)
         return healer
 
     def _make_upkeep(self, spark: SparkSession, pipeline: Pipeline) -> Upkeep:

@@ -1,7 +1,6 @@
 """Copies tables anew whose rows the stream cannot tell, while the stream goes on.
 
     healer = Healer(spark, config, warehouse, schedule)
-    healer.begin(prepared)      # the first run records which tables are published
     healer.start()              # a thread, until stop()
     with healer.paused():       # another snapshot copies tables
         ...
@@ -30,7 +29,6 @@ from cdcpipe.threads import Worker
 from cdcpipe.units import format_duration
 from spark_sink.client.exported import SnapshotError
 from spark_sink.files.lock import hold_alone
-from spark_sink.schema.table import Table
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.copy import CHUNK_BYTES
 from spark_sink.snapshot.schedule import FAILURES
@@ -45,6 +43,7 @@ if TYPE_CHECKING:
 
     from spark_sink.client.prepare import Prepared
     from spark_sink.launcher.config import LauncherConfig
+    from spark_sink.schema.table import Table
     from spark_sink.snapshot.copy import SnapshotProgress
     from spark_sink.snapshot.schedule import Schedule
     from spark_sink.warehouse.wanted_copies import WantedCopy
@@ -105,18 +104,11 @@ class Healer:
 
     # --- for the owner ---
 
-    def begin(self, prepared: Prepared, *, is_all_copied: bool) -> None:
-        """Record the published tables if no run has done so. ``is_all_copied``: an initial snapshot has just copied all tables.
-
-        A table that has come into the publication since that snapshot was taken waits for a copy.
-        """
-        if publication.read(self._warehouse) is None:
-            publication.write(self._warehouse, publication.seen(prepared))
-        if is_all_copied and self._copies_new:
-            for each in prepared.tables:
-                table = Table(str(each["schema"]), str(each["name"]))
-                if not gaps.is_copied_since(self._warehouse, table, 0):
-                    wanted_copies.want(self._warehouse, table, int(prepared.wal_lsn), publication.CAME)
+    def want_missing(self, prepared: Prepared) -> None:
+        """Have the tables copied that an initial snapshot does not have: they came into the publication after it was taken."""
+        for table in publication.seen(prepared).tables:
+            if not gaps.is_copied_since(self._warehouse, table, 0):
+                wanted_copies.want(self._warehouse, table, int(prepared.wal_lsn), publication.CAME)
 
     def start(self) -> None:
         """Start the thread, and return at once."""

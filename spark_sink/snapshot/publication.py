@@ -1,5 +1,7 @@
 """Finds tables whose rows have changed without a change in the stream, by two looks at the catalog. No Spark.
 
+    begin(house, config, prepared, is_stopping)     # the first run
+    ...
     found = look(config, is_stopping)
     for finding in compare(read(house), found, lambda table: False):
         want(house, finding.table, finding.since_lsn, finding.reason)
@@ -17,9 +19,11 @@ they are. So does the first look at another server, as after pg_upgrade.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.client import keyless
@@ -37,7 +41,9 @@ if TYPE_CHECKING:
     from spark_sink.client.prepare import SlotConfig
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["Finding", "Seen", "SeenTable", "compare", "look", "read", "seen", "write"]
+__all__ = ["Finding", "Seen", "SeenTable", "begin", "compare", "look", "published", "read", "seen", "write"]
+
+_logger = logging.getLogger(__name__)
 
 _ANSWER_S: Final = 60.0
 
@@ -101,9 +107,35 @@ def look(config: SlotConfig, is_stopping: Callable[[], bool]) -> Prepared:
     return Prepared.parse(answer.output)
 
 
+def begin(house: Warehouse, config: SlotConfig, prepared: Prepared, is_stopping: Callable[[], bool]) -> None:
+    """Make the first look, unless there was one. ``prepared`` is taken in its place if the server can't be asked.
+
+    Raises InterruptedError once ``is_stopping`` is True.
+    """
+    if read(house) is not None or (house.exists and not _is_of(house, config, prepared)):
+        return
+    try:
+        found = look(config, is_stopping)
+    except CdcpipeError as ex:
+        _logger.info("cannot look at the catalog for the parts of tables: %s", ex.message)
+        found = prepared
+    write(house, seen(found))
+
+
+def _is_of(house: Warehouse, config: SlotConfig, prepared: Prepared) -> bool:
+    """Tell whether the warehouse has the changes of this slot. If not, the run is about to refuse it."""
+    source = house.source()
+    return (source.slot, source.system_id, source.database) == (config.slot, prepared.system_id, prepared.database)
+
+
+def published(found: Prepared) -> list[Mapping[str, Any]]:
+    """Return the published tables that have columns: without any there is nothing to copy."""
+    return [each for each in found.tables if each["columns"]]
+
+
 def seen(found: Prepared) -> Seen:
     """Return what is kept of an answer."""
-    tables = (SeenTable.of(each) for each in found.tables)
+    tables = (SeenTable.of(each) for each in published(found))
     return Seen(found.system_id, int(found.wal_lsn), {Table(each.schema, each.name): each for each in tables})
 
 
@@ -111,7 +143,7 @@ def compare(before: Seen | None, found: Prepared, is_keyed: Callable[[Table], bo
     """Return the tables that need a copy. ``is_keyed`` tells whether the warehouse knows a key of the table already."""
     if before is None or before.system_id != found.system_id:
         return []
-    return [finding for each in found.tables for finding in _compare(before, each, int(found.wal_lsn), is_keyed)]
+    return [finding for each in published(found) for finding in _compare(before, each, int(found.wal_lsn), is_keyed)]
 
 
 def _compare(before: Seen, found: Mapping[str, Any], lsn: int, is_keyed: Callable[[Table], bool]) -> Iterator[Finding]:

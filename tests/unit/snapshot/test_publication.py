@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
 from spark_sink.client.prepare import Prepared
+from spark_sink.launcher.config import LauncherConfig
 from spark_sink.schema.table import Table
+from spark_sink.snapshot import publication
 from spark_sink.snapshot.publication import ATTACHED, CAME, CAME_BACK, KEY, REPLACED, REWRITTEN, Finding, compare, read, seen, write
 from spark_sink.staging.log import Epoch
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
@@ -28,7 +31,7 @@ def part(relation_id: int = 100, file: int = 1, definition: str = "a", has_rows:
 
 
 def table(name: str = "t", **changes: Any) -> dict[str, Any]:
-    found = {"schema": "public", "name": name, "relation_id": 100, "replica_identity": "d", "primary_key": ["id"]}
+    found = {"schema": "public", "name": name, "relation_id": 100, "replica_identity": "d", "primary_key": ["id"], "columns": [{}]}
     return found | {"published_by": [7], "parts": [part()]} | changes
 
 
@@ -49,6 +52,7 @@ BEFORE = seen(found(table(), lsn=100))
         (table(), []),
         # Since the look before: somebody may have copied it meanwhile.
         (table("u"), [Finding(Table("public", "u"), 100, CAME)]),
+        (table("without_columns", columns=[]), []),
         (table(relation_id=101), [Finding(T, 200, REPLACED)]),
         (table(published_by=[8]), [Finding(T, 200, CAME_BACK)]),
         (table(published_by=[7, 8]), []),
@@ -101,3 +105,36 @@ def test_the_record_in_the_warehouse(tmp_path: Path) -> None:
     (tmp_path / "_cdcpipe/published.json").write_text("{}")
     with pytest.raises(WarehouseError, match="is damaged"):
         read(house)
+
+
+def test_the_first_run_makes_the_first_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a new warehouse, and in one of an older version; but not in one that the run is about to refuse."""
+    answers: list[Any] = []
+
+    def look(*_: Any) -> Prepared:
+        answer = answers.pop()
+        if isinstance(answer, Exception):
+            raise answer
+        return cast("Prepared", answer)
+
+    monkeypatch.setattr(publication, "look", look)
+    config = LauncherConfig("slot", tmp_path)
+    prepared = found({name: value for name, value in table().items() if name not in ("parts", "published_by")}, lsn=100)
+
+    new = Warehouse(tmp_path / "new", "delta")
+    answers.append(found(table()))
+    publication.begin(new, config, prepared, lambda: False)
+    assert read(new) == seen(found(table()))
+    publication.begin(new, config, prepared, lambda: False)  # asks nobody
+
+    away = Warehouse(tmp_path / "away", "delta")
+    answers.append(CdcpipeError("the server is away"))
+    publication.begin(away, config, prepared, lambda: False)
+    assert read(away) == seen(prepared)
+
+    older = Warehouse(tmp_path / "older", "delta")
+    older.open(EPOCH)
+    for other in (LauncherConfig("another", tmp_path), config):
+        answers[:] = [found(table())]
+        publication.begin(older, other, prepared, lambda: False)
+        assert (read(older) is None) == (other.slot == "another")
