@@ -33,7 +33,9 @@ from spark_sink.replica.pieces import Piece
 from spark_sink.replica.small_merge import merge_without_spark
 from spark_sink.schema.table import Table, Version
 from spark_sink.schema.types import typed_schema
+from spark_sink.snapshot import publication
 from spark_sink.staging.log import Epoch, Position
+from spark_sink.warehouse import wanted_copies
 from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse, WarehouseError
 from support import object_stores
 from support.object_stores import Store
@@ -232,6 +234,16 @@ def test_the_warehouse_knows_itself_again(house: Warehouse, tmp_path: Path) -> N
     assert again.unfinished_snapshots() == [(TABLE, Position(1, 7))]
     house.note_finished(TABLE)
     assert again.unfinished_snapshots() == []
+    wanted_copies.want(house, TABLE, 9, "it was renamed")
+    wanted_copies.note_failure(house, TABLE, "the server is away", 1.0)
+    assert [(each.table, each.why) for each in wanted_copies.waiting(again)] == [(TABLE, "it was renamed")]
+    wanted_copies.settle(house)
+    wanted_copies.give_up(house, TABLE)
+    wanted_copies.give_up(house, TABLE)
+    assert wanted_copies.waiting(again) == []
+    seen = publication.Seen("7123", 9, {})
+    publication.write(house, seen)
+    assert publication.read(again) == seen
     tmp_path.rename(tmp_path.with_name("elsewhere"))
     with pytest.raises(WarehouseError, match=f"locks of {known_as} are in its staging directory"):
         again.local_root()

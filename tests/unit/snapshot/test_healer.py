@@ -1,0 +1,232 @@
+"""The healer without Spark and without a server: what it copies together, what it does after failures, who excludes whom."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdcpipe.errors import CdcpipeError
+from cdcpipe.lsn import LSN
+from spark_sink.client.prepare import Prepared
+from spark_sink.files.lock import hold_alone
+from spark_sink.launcher.config import LauncherConfig
+from spark_sink.schema.table import Table
+from spark_sink.snapshot import healer as module
+from spark_sink.snapshot import publication
+from spark_sink.snapshot.copy import SnapshotProgress
+from spark_sink.snapshot.healer import Healer
+from spark_sink.snapshot.schedule import Hours, Schedule
+from spark_sink.staging.log import Epoch, Gap, Position
+from spark_sink.warehouse import gaps
+from spark_sink.warehouse.wanted_copies import waiting, want
+from spark_sink.warehouse.warehouse import Warehouse
+from support.descriptions import ID, version
+from support.waiting import until
+
+EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
+A, B, C, D = TABLES = [Table("public", name) for name in "abcd"]
+COPY_LSN = 1000
+
+
+class Server:
+    """Stands in for PostgreSQL and Spark: what is published, and snapshots that succeed, fail or never end."""
+
+    def __init__(self, house: Warehouse) -> None:
+        self.house = house
+        self.published = [str(table) for table in TABLES]
+        self.failing: set[str] = set()
+        self.is_locked = threading.Event()
+        self.begun: list[list[str]] = []
+        self.lsn = 100
+
+    def look(self, config: LauncherConfig, _is_stopping: Callable[[], bool]) -> Prepared:
+        assert not config.create_slot
+        names = [name.split(".") for name in self.published]
+        tables = tuple(
+            {"schema": s, "name": n, "relation_id": ord(n[0]), "replica_identity": "d", "primary_key": ["id"], "columns": [{}]}
+            for s, n in names
+        )
+        return Prepared(180000, "7123", 1, "shop", LSN(self.lsn), LSN(0), tables)
+
+    def snapshot(self, _config: Any, _house: Any, names: list[str], _chunk_bytes: int, _hold_s: float) -> Any:
+        return Snapshot(self, names)
+
+
+class Snapshot:
+    """A snapshot whose copies take no time; while a table is locked it goes on for ever."""
+
+    def __init__(self, server: Server, names: list[str]) -> None:
+        self._server, self._names = server, names
+        self.copied: dict[Table, tuple[int, Position]] = {}
+        self.tables_at_once = 0
+        self.progress = SnapshotProgress(chunks=1)
+
+    def prepare(self, _is_stopping: Callable[[], bool]) -> None:
+        self._server.begun.append(self._names)
+        if self._server.failing & set(self._names):
+            raise CdcpipeError("it can't be read")
+
+    def start(self, *_: Any) -> None:
+        assert self.tables_at_once == len(self._names)
+
+    def wait(self, timeout_s: float) -> bool:
+        if self._server.is_locked.is_set():
+            threading.Event().wait(min(timeout_s, 0.01))
+            return False
+        for name in self._names:
+            table = Table(*name.split("."))
+            self._server.house.write_versions(table, [replace(version(COPY_LSN, 0, ID), snapshot=((1, "id"),))])
+            self.copied[table] = 7, Position(1, COPY_LSN)
+        return True
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+    house = Warehouse(tmp_path / "warehouse", "delta")
+    house.open(EPOCH)
+    made = Server(house)
+    monkeypatch.setattr(module, "TableSnapshot", made.snapshot)
+    monkeypatch.setattr(publication, "look", made.look)
+    publication.write(house, publication.seen(made.look(LauncherConfig("slot", tmp_path), lambda: False)))
+    return made
+
+
+def healer(server: Server, hours: Hours | None = Hours(), tables_at_once: int = 3, **options: Any) -> Healer:  # noqa: B008 - it is frozen
+    config = LauncherConfig("slot", server.house.root, create_slot=True)
+    spark: Any = None
+    return Healer(spark, config, server.house, Schedule(hours, tables_at_once), **options)
+
+
+def wait_for(server: Server, *tables: Table) -> None:
+    for number, table in enumerate(tables):
+        want(server.house, table, 100, "it was renamed", lambda at=float(number): at)
+
+
+def test_all_that_wait_are_copied_so_many_at_a_time(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    wait_for(server, C, A, D, B)
+    copied: list[Table] = []
+    healer(server, on_copied=copied.extend).finish()
+    assert server.begun == [["public.a", "public.c", "public.d"], ["public.b"]]
+    assert copied == [A, C, D, B]
+    assert waiting(server.house) == []
+    assert caplog.messages[0] == "table public.a was copied (7 rows as of 0/3E8): it was renamed"
+    healer(server).finish()
+    assert len(server.begun) == 2
+
+
+def test_a_table_that_fails_keeps_no_other_waiting(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    wait_for(server, A, B, C, D)
+    server.failing = {"public.b"}
+    healer(server).finish()
+    assert server.begun == [["public.a", "public.b", "public.c"], ["public.a"], ["public.b"], ["public.c"], ["public.d"]]
+    [left] = waiting(server.house)
+    assert left.failures is not None
+    assert (left.table, left.failures.count, left.failures.message) == (B, 2, "it can't be read")
+    said = "not copied: public.b; it is tried again in 60 s, and the stream goes on: it can't be read"
+    assert said in caplog.messages
+    # The next run begins with it at once.
+    server.failing = set()
+    healer(server).finish()
+    assert waiting(server.house) == []
+
+
+@pytest.mark.parametrize("hours", [None, "closed"])
+def test_outside_of_the_hours_tables_wait(server: Server, hours: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.time, "localtime", lambda: type("Noon", (), {"tm_hour": 12, "tm_min": 30}))
+    wait_for(server, A)
+    healer(server, None if hours is None else Hours(13 * 60, 12 * 60)).finish()
+    assert (server.begun, [each.table for each in waiting(server.house)]) == ([], [A])
+    healer(server, Hours(12 * 60, 13 * 60)).finish()
+    assert waiting(server.house) == []
+
+
+def test_beside_another_snapshot_nothing_is_copied(server: Server) -> None:
+    wait_for(server, A)
+    with hold_alone(server.house.root / "_cdcpipe/snapshot.lock") as is_alone:
+        assert is_alone
+        healer(server).finish()
+    [left] = waiting(server.house)
+    assert (left.failures, server.begun) == (None, [])
+
+
+def test_after_a_gap_the_other_snapshot_copies_all_tables(server: Server) -> None:
+    wait_for(server, A)
+    gaps.record(server.house, [replace(EPOCH, gap=Gap(50, "it was moved", 1.0, 2.0))])
+    healer(server).finish()
+    assert server.begun == []
+    gaps.record_healed(server.house, 60)
+    healer(server).finish()
+    assert server.begun == [["public.a"]]
+
+
+def test_the_catalog_brings_tables_and_takes_them_away(server: Server) -> None:
+    wait_for(server, A)
+    server.published = ["public.b", "public.c", "public.d", "public.new"]
+    healer(server, None).finish()
+    assert [(str(each.table), each.why) for each in waiting(server.house)] == [("public.new", publication.CAME)]
+    server.published.append("public.later")
+    healer(server, copies_new=False).finish()
+    assert server.begun == [["public.new"]]
+
+
+def test_what_the_initial_snapshot_lacks_is_copied(server: Server) -> None:
+    server.house.write_versions(A, [replace(version(90, 0, ID), snapshot=((1, "id"),))])
+    made = healer(server)
+    made.want_missing(server.look(LauncherConfig("slot", server.house.root), lambda: False))
+    made.finish()
+    assert server.begun == [["public.b", "public.c", "public.d"]]
+
+
+def test_a_pause_stops_a_copy_that_is_made_afterwards(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TICK_S", 0.01)
+    server.is_locked.set()
+    wait_for(server, A)
+    made = healer(server)
+    made.start()
+    try:
+        until(lambda: server.begun, "the copy's begin")
+        with made.paused():
+            begun = len(server.begun)
+            server.is_locked.clear()
+            assert [(each.table, each.failures) for each in waiting(server.house)] == [(A, None)]
+        until(lambda: not waiting(server.house), "the copy's end")
+        assert len(server.begun) == begun + 1
+        # The stream brings a reason while nobody waits.
+        want(server.house, B, 200, "a column was computed")
+        until(lambda: not waiting(server.house), "the next copy")
+    finally:
+        made.stop()
+
+
+def test_a_copy_that_reads_nothing_is_given_up_for_now(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_STALLED_S", 0.0)
+    server.is_locked.set()
+    wait_for(server, A)
+    healer(server).finish()
+    [left] = waiting(server.house)
+    assert left.failures is not None
+    assert left.failures.message.startswith("nothing was read from the server for")
+
+
+def test_a_stop_is_no_failure(server: Server) -> None:
+    server.is_locked.set()
+    wait_for(server, A)
+    healer(server, is_stopping=lambda: bool(server.begun)).finish()
+    [left] = waiting(server.house)
+    assert (server.begun, left.failures) == ([["public.a"]], None)
+
+
+def test_a_server_that_cannot_be_asked_ends_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(*_: Any) -> Prepared:
+        raise CdcpipeError("the server is away")
+
+    monkeypatch.setattr(publication, "look", look)
+    wait_for(server, A)
+    healer(server).finish()
+    assert waiting(server.house) == []
