@@ -19,7 +19,8 @@ from spark_sink.snapshot import publication
 from spark_sink.snapshot.copy import SnapshotProgress
 from spark_sink.snapshot.healer import Healer
 from spark_sink.snapshot.schedule import Hours, Schedule
-from spark_sink.staging.log import Epoch, Gap, Position
+from spark_sink.staging.gap import Gap
+from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.wanted_copies import waiting, want
 from spark_sink.warehouse.warehouse import Warehouse
@@ -138,7 +139,7 @@ def test_a_table_that_fails_keeps_no_other_waiting(server: Server, caplog: pytes
 
 @pytest.mark.parametrize("hours", [None, "closed"])
 def test_outside_of_the_hours_tables_wait(server: Server, hours: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.time, "localtime", lambda: type("Noon", (), {"tm_hour": 12, "tm_min": 30}))
+    monkeypatch.setattr("spark_sink.snapshot.healer.time.localtime", lambda: type("Noon", (), {"tm_hour": 12, "tm_min": 30}))
     wait_for(server, A)
     healer(server, None if hours is None else Hours(13 * 60, 12 * 60)).finish()
     assert (server.begun, [each.table for each in waiting(server.house)]) == ([], [A])
