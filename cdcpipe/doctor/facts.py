@@ -6,7 +6,7 @@ If the server does not show a fact to this user, or its version does not have it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cdcpipe.lsn import LSN
 from cdcpipe.replication.tables import PublishedTable, TypeWithoutBinary
@@ -231,6 +231,8 @@ class Facts:
     restrictions: tuple[Restriction, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     without_binary: tuple[TypeWithoutBinary, ...] = ()
+    ddl_triggers: Mapping[str, str] = field(default_factory=dict)
+    """The event triggers of DDL capture, with their state as in pg_event_trigger.evtenabled; empty if it is not installed."""
     unknown_tables: tuple[str, ...] = ()
     """Those of ``asked.tables`` that can't be published, or do not exist."""
 

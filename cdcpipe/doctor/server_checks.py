@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from cdcpipe.ddl.script import TRIGGERS
 from cdcpipe.doctor.facts import Facts, SlotState, Transaction
 from cdcpipe.doctor.findings import Verdict, error, ok, warning
 from cdcpipe.doctor.words import set_globally
@@ -324,6 +325,22 @@ def slot_wal(facts: Facts) -> Iterator[Verdict]:
         yield warning(said, "its consumer is behind", "see where it is: cdcpipe-spark status, or cdcpipe slot")
 
 
+def ddl_capture(facts: Facts) -> Iterator[Verdict]:
+    """Judge whether DDL capture works as a whole, if it is installed. No other check needs it."""
+    states = facts.ddl_triggers
+    if not states:
+        return
+    silent = [name for name in TRIGGERS if states.get(name) != "A"]
+    if silent:
+        yield warning(
+            f"of DDL capture, {', '.join(silent)} {'is' if len(silent) == 1 else 'are'} missing, or not enabled always",
+            "the stream tells of some DDL and not of all",
+            "cdcpipe ddl install",
+        )
+    else:
+        yield ok("DDL is captured")
+
+
 CHECKS: Mapping[str, Callable[[Facts], Iterator[Verdict]]] = MappingProxyType(
     {
         "server.version": version,
@@ -338,6 +355,7 @@ CHECKS: Mapping[str, Callable[[Facts], Iterator[Verdict]]] = MappingProxyType(
         "server.wal_limit": wal_limit,
         "server.idle_slots": idle_slots,
         "server.transactions": transactions,
+        "server.ddl_capture": ddl_capture,
         "slot.state": slot_state,
         "slot.wal": slot_wal,
     }

@@ -10,12 +10,14 @@ import re
 import time
 from collections.abc import Mapping
 
+from cdcpipe.ddl.script import TRIGGERS
 from cdcpipe.doctor import table_survey
 from cdcpipe.doctor.facts import Asked, Facts, Role, Server, SlotState, Transaction, Unreachable, WALRate
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.lsn import LSN
 from cdcpipe.replication.session import connect, connect_walsender
+from cdcpipe.sql import quote_literal
 
 __all__ = ["survey"]
 
@@ -71,6 +73,11 @@ ORDER BY coalesce(l.pid::text, x.gid), 4 DESC NULLS LAST
 """
 """A transaction with an id holds a lock on that id. Every user may see who holds the lock, but not since when."""
 
+_DDL_TRIGGERS = (
+    "SELECT evtname, evtenabled FROM pg_catalog.pg_event_trigger"
+    f" WHERE evtname IN ({', '.join(map(quote_literal, TRIGGERS))}) ORDER BY 1"
+)
+
 
 def survey(connection: Connection, asked: Asked, *, quick: bool = False) -> Facts:
     """Return the facts about the server of ``connection``, and about the other servers that its parameters name."""
@@ -88,6 +95,7 @@ def survey(connection: Connection, asked: Asked, *, quick: bool = False) -> Fact
         replication_problem=problem,
         wal_rate=None if quick else _watch(connection, server, begun_at),
         transactions=() if server.is_standby else _transactions(connection),
+        ddl_triggers={name or "": state or "" for name, state in connection.execute(_DDL_TRIGGERS)},
         publications=tables.publications,
         tables=tables.tables,
         restrictions=tables.restrictions,

@@ -14,6 +14,7 @@ import postgres
 import psycopg
 import pytest
 
+from cdcpipe.ddl import script
 from cdcpipe.doctor import survey
 from cdcpipe.doctor.facts import Asked
 from cdcpipe.doctor.findings import Finding
@@ -95,6 +96,16 @@ def test_the_doctor_does_not_wait_for_a_locked_table(any_pg: postgres.Cluster) -
             # Twice: for publications that are there, and for one that would be made.
             assert not of(diagnose(database), "server.connection")[0].fix
             assert of(diagnose(database, publications=("new",), create=True), "tables.keys")[0].level == "ok"
+
+
+def test_ddl_capture_in_part(any_pg: postgres.Cluster) -> None:
+    with any_pg.database() as database, database.connect() as connection:
+        connection.execute("create publication p for all tables")
+        assert of(diagnose(database), "server.ddl_capture") == []
+        connection.execute(script.install("cdcpipe", script.Settings()))
+        assert of(diagnose(database), "server.ddl_capture")[0].level == "ok"
+        connection.execute("alter event trigger cdcpipe_sql_drop disable")
+        assert "cdcpipe_sql_drop" in of(diagnose(database), "server.ddl_capture")[0].message
 
 
 # --- tables ---

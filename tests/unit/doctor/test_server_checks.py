@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cdcpipe.ddl.script import TRIGGERS
 from cdcpipe.doctor import server_checks
 from cdcpipe.doctor.facts import Asked, Transaction, WALRate
 from cdcpipe.lsn import LSN
@@ -229,3 +230,16 @@ def test_slot_wal(changes: dict[str, Any], expected: str) -> None:
 def test_the_wal_of_a_slot_in_creation_is_unknown() -> None:
     judge(server_checks.slot_wal, on(slots=()))
     judge(server_checks.slot_wal, on(slots=(slot(confirmed_flush_lsn=None),)))
+
+
+def test_ddl_capture() -> None:
+    whole = dict.fromkeys(TRIGGERS, "A")
+    judge(server_checks.ddl_capture, facts())
+    judge(server_checks.ddl_capture, facts(ddl_triggers=whole), "ok DDL is captured")
+    expected = "warning cdcpipe_sql_drop is missing … of some DDL and not of all … cdcpipe ddl install"
+    judge(server_checks.ddl_capture, facts(ddl_triggers=whole | {"cdcpipe_sql_drop": "D"}), expected)
+    others = {name: state for name, state in whole.items() if name != "cdcpipe_sql_drop"}
+    judge(server_checks.ddl_capture, facts(ddl_triggers=others), expected)
+    judge(
+        server_checks.ddl_capture, facts(ddl_triggers=dict.fromkeys(TRIGGERS, "O")), "warning … are missing, or not enabled always"
+    )
