@@ -14,7 +14,7 @@ from cdcpipe.doctor.findings import Level, render, report
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.replication.session import connected, initialising
 from cdcpipe.subcommands import ddl
-from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of
+from cli.options import CONTEXT_SETTINGS, CommandGroup, connection_options, connection_parameters_of
 
 __all__ = ["command"]
 
@@ -36,6 +36,8 @@ _publications = cloup.option(
 
 @cloup.group(
     "ddl",
+    cls=CommandGroup,
+    no_args_is_help=False,
     context_settings=CONTEXT_SETTINGS,
     short_help="Have the server tell the stream what DDL does to the tables.",
     epilog=_EXAMPLE,

@@ -31,6 +31,7 @@ from cli.doctor import command as doctor_command
 from cli.interrupt import Interrupted, interrupt
 from cli.options import (
     CONTEXT_SETTINGS,
+    CommandGroup,
     connection_options,
     output_options,
     output_plugin,
@@ -50,15 +51,10 @@ STANDBY_INTERVAL_S = 0.1
 """How often a standby looks at the slot by default (``-i``). A standby should take over in well under a second."""
 
 
-class _Group(cloup.Group):
+class _Group(CommandGroup):
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage(ctx.command_path, "--slot=NAME [OPTION]...", prefix="Usage:")
         formatter.write_usage(ctx.command_path, "COMMAND [OPTION]...", prefix="   or:")
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
-            raise click.UsageError(f"no such command: {args[0]}; the commands are {', '.join(sorted(self.commands))}")
-        return super().resolve_command(ctx, args)
 
 
 _EXAMPLE = """\b

@@ -15,6 +15,7 @@ from cdcpipe.units import parse_seconds, parse_size
 
 __all__ = [
     "CONTEXT_SETTINGS",
+    "CommandGroup",
     "connection_options",
     "connection_parameters_of",
     "output_options",
@@ -31,6 +32,17 @@ Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 CONTEXT_SETTINGS = {"help_option_names": ["-?", "--help"], "max_content_width": 120}
 """The names of the help option: ``-h`` is not among them, because it means the host, as in all of PostgreSQL's programs."""
+
+
+class CommandGroup(cloup.Group):
+    """A group of commands. A command that does not exist is an error that lists those that do."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the arguments name, as click does."""
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            raise click.UsageError(f"no such command: {args[0]}; the commands are {', '.join(sorted(self.commands))}")
+        return super().resolve_command(ctx, args)
+
 
 connection_options = cloup.option_group(
     CONNECTION.title, CONNECTION.help, *(cloup.option(*option.names, **option.settings) for option in CONNECTION.options)

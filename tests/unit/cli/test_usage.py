@@ -33,6 +33,9 @@ USAGE = [
     (["-S", "s", "--table", "nodot"], "SCHEMA.NAME"),
     (["nonsense"], "nonsense"),
     (["prepare", "--nonsense"], "--nonsense"),
+    (["ddl"], "Missing command"),
+    (["ddl", "nonsense"], "install, remove, status"),
+    (["ddl", "install", "--schema"], "--schema"),
 ]
 
 
