@@ -177,7 +177,7 @@ def test_while_another_process_keeps_the_tables_in_step(database: postgres.Datab
     )
     arguments = ["snapshot", "-d", database.dsn, "--warehouse", str(road.warehouse), "--table", "public.busy"]
     arguments += ["--snapshot-chunk-size", "256KiB"]
-    with Launcher(config), road.pipeline(trigger_interval_s=0.5) as pipeline:
+    with Launcher(config), road.pipeline(trigger_interval_s=2) as pipeline:
         writer.start()
         try:
             until(lambda: pipeline.progress.changes, "the first changes", 300)
@@ -245,7 +245,7 @@ def test_stopped_in_the_middle_it_goes_on_with_the_next_chunk(
 def write(database: postgres.Database, chance: random.Random, stopping: threading.Event) -> None:
     with database.connect() as connection:
         number = 0
-        while not stopping.wait(0.02):
+        while not stopping.wait(0.05):
             number += 1
             row = chance.randint(1, BUSY_ROWS)
             statement = chance.choice(
