@@ -105,9 +105,12 @@ def _branch(epochs: Sequence[Epoch], prepared: Prepared) -> int:
     """Return the LSN up to which the log and the server's timeline have the same history.
 
     The history of the server's timeline names its ancestors, each with the LSN at which it was left. The log's epochs name the
-    timelines that it followed. It left one at the latest where the first epoch on the next one starts.
+    timelines that it followed. It left one at the latest where the first epoch on the next one starts. What came before the last
+    gap does not count, because the tables were copied since. Timelines from before pg_upgrade are another server's.
     """
     left_at = dict(prepared.timeline_history)
+    breaks = [number for number, epoch in enumerate(epochs) if epoch.gap is not None or epoch.former_system_id is not None]
+    epochs = epochs[breaks[-1] :] if breaks else epochs
     common = 0
     for number, epoch in enumerate(epochs):
         end = left_at.get(epoch.timeline)

@@ -73,6 +73,25 @@ def test_a_new_timeline_that_branches_off_before_the_logs_end_is_a_gap():
     assert "never had these" in verdict.gap.cause
 
 
+def test_an_earlier_gap_does_not_matter():
+    """The log had changes beyond the first branch, and goes on behind them on timeline 2. Now timeline 3 left that later."""
+    gap = Gap(0x480, "diverged", 0.0, 0.0, is_divergence=True)
+    log = replace(LOG, epochs=[EPOCH, replace(EPOCH, number=2, timeline=2, start_lsn=0x500, gap=gap)], end_lsn=0x700)
+    log = replace(log, account=Account(0x700, 0.0))
+    history = ((1, 0x480), (2, 0x780))
+    assert judged(log, timeline=3, timeline_history=history, confirmed_flush_lsn=LSN(0x650)) == Verdict(is_new_epoch=True)
+    lost = judged(log, timeline=3, timeline_history=((1, 0x480), (2, 0x680)), confirmed_flush_lsn=LSN(0x650)).gap
+    assert lost is not None
+    assert lost.after_lsn == 0x680
+
+
+def test_timelines_from_before_an_upgrade_do_not_matter():
+    upgraded = replace(EPOCH, number=2, system_id="8", former_system_id="7", start_lsn=0x500)
+    log = replace(LOG, epochs=[replace(EPOCH, timeline=4), upgraded], end_lsn=0x700, account=Account(0x700, 0.0))
+    server = {"system_id": "8", "timeline": 2, "timeline_history": ((1, 0x780),), "confirmed_flush_lsn": LSN(0x700)}
+    assert judged(log, **server) == Verdict(is_new_epoch=True)
+
+
 def test_a_server_that_has_gone_back_is_a_gap_from_its_slot_on():
     recorded = gone_back(LOG, replace(SERVER, confirmed_flush_lsn=LSN(0x300)), "gone back", 1700000100.0)
     assert (recorded.after_lsn, recorded.is_divergence) == (0x300, True)
