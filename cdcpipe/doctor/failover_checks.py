@@ -63,8 +63,7 @@ def slot(facts: Facts) -> Iterator[Verdict]:
         yield warning(
             f"slot {found.name!r} has not the property failover",
             f"standbys do not copy it: {_NOT_AFTER_PROMOTION}",
-            f"stop its consumer, then psql 'dbname={primary.database} replication=database' -c"
-            f" 'ALTER_REPLICATION_SLOT {found.name} (FAILOVER)'",
+            "stop its consumer, and start it with --failover yes, which cdcpipe, cdcpipe-spark land and cdcpipe-spark run have",
         )
 
 

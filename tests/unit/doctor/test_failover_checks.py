@@ -33,7 +33,7 @@ def test_servers() -> None:
     ("found", "expected"),
     [
         (primary(slot()), "ok no standby is known"),
-        (primary(slot(failover=False), physical("b")), "warning not the property failover … ALTER_REPLICATION_SLOT s (FAILOVER)"),
+        (primary(slot(failover=False), physical("b")), "warning not the property failover … start it with --failover yes"),
         (primary(slot(failover=True), physical("b")), "ok standbys copy"),
         (primary(physical("b")), "ok not there yet"),
         (primary(slot(), physical("b"), version=160009), "warning older than 17 … pg_failover_slots"),
