@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from cdcpipe.lsn import format_lsn
 from cdcpipe.retry import RetryPolicy
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.files.local import local_directory
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
     from spark_sink.source.server import SegmentServer
+    from spark_sink.staging.log import Epoch
 
 __all__ = ["Pipeline", "PipelineProgress"]
 
@@ -341,7 +343,7 @@ class Pipeline:
         reached = read_readers(self.staging).get(READER)
         self._check_copies(position, reached, removed)
         list_segments(self.staging, position)  # raises if segments that the tables still need are missing
-        gaps.record(self.warehouse, epochs)
+        _take_gaps(self.warehouse, epochs)
         position = self._behind_gap(position)
         if reached is None:
             register_reader(self.staging, READER, Position(0, 0) if removed is None else removed)
@@ -428,6 +430,8 @@ class Pipeline:
             )
         counts: dict[Table, int] = {}
         if end.lsn > position.lsn:
+            if end.epoch != position.epoch:
+                _take_gaps(self.warehouse, list_epochs(self.staging))
             segments = [segment for segment in list_segments(self.staging, position) if segment.end_lsn <= end.lsn]
             batch = MicroBatch(self._tables, segments, server=self._server, follower=self._follower)
             batch.append()
@@ -457,6 +461,15 @@ class Pipeline:
         if isinstance(ex, CdcpipeError | _StoppedError):
             return ex
         return PipelineError(f"the tables could not be brought further: {session.reason_of(ex)}")
+
+
+def _take_gaps(warehouse: Warehouse, epochs: Sequence[Epoch]) -> None:
+    """Record the gaps of the log, and warn if the tables were not copied since. The pipeline itself copies nothing."""
+    gaps.record(warehouse, epochs)
+    found = gaps.open_gap(warehouse)
+    if found is not None:
+        after = format_lsn(found.gap.after_lsn)
+        _logger.warning("the tables are not right after %s until a run has copied them anew: %s", after, found.gap.cause)
 
 
 class PipelineError(CdcpipeError):

@@ -8,6 +8,7 @@ not known.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["TablesGap", "check_known", "is_copied_since", "open_gap", "read", "record", "record_healed"]
+
+
+_WRITING = threading.Lock()
+"""A micro-batch may record a gap while a run records that others are healed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +74,12 @@ def _write(house: Warehouse, gaps: Iterable[TablesGap]) -> None:
 
 def record(house: Warehouse, epochs: Iterable[Epoch]) -> None:
     """Record the gaps of the log. Call this before changes from after a gap come to the tables."""
-    gaps = read(house)
-    known = {each.start for each in gaps}
-    new = [TablesGap(epoch.gap, epoch.start) for epoch in epochs if epoch.gap is not None and epoch.start not in known]
-    if new:
-        _write(house, [*gaps, *new])
+    with _WRITING:
+        gaps = read(house)
+        known = {each.start for each in gaps}
+        new = [TablesGap(epoch.gap, epoch.start) for epoch in epochs if epoch.gap is not None and epoch.start not in known]
+        if new:
+            _write(house, [*gaps, *new])
 
 
 def open_gap(house: Warehouse) -> TablesGap | None:
@@ -84,7 +90,8 @@ def open_gap(house: Warehouse) -> TablesGap | None:
 
 def record_healed(house: Warehouse, lsn: int) -> None:
     """Record that every published table was copied at ``lsn`` or later, so that all gaps are healed."""
-    _write(house, [each if each.healed_lsn is not None else replace(each, healed_lsn=lsn) for each in read(house)])
+    with _WRITING:
+        _write(house, [each if each.healed_lsn is not None else replace(each, healed_lsn=lsn) for each in read(house)])
 
 
 def is_copied_since(house: Warehouse, table: Table, lsn: int) -> bool:

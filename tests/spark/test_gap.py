@@ -140,6 +140,23 @@ def test_a_killed_healing_is_finished_by_the_next_run(shop: Shop, monkeypatch: p
     assert shop.state() == State.OK
 
 
+def test_a_pipeline_alone_warns_until_a_run_has_copied_the_tables(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    shop.execute("update kept set v = 'lost'")
+    advance(shop)
+    with spark_sink.Launcher(replace(shop.config.launcher, on_gap="resnapshot")) as launcher:
+        launcher.wait()
+    for _ in range(2):
+        caplog.clear()
+        spark_sink.Pipeline(shop.spark, shop.staging, shop.warehouse).process_available()
+        assert "until a run has copied them anew" in caplog.text
+        assert shop.state() == State.CRITICAL
+    shop.run()
+    shop.check()
+    caplog.clear()
+    spark_sink.Pipeline(shop.spark, shop.staging, shop.warehouse).process_available()
+    assert "copied them anew" not in caplog.text
+
+
 def fail(*_: Any) -> Any:
     raise InterruptedError("the copy begins")
 
