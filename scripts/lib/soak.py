@@ -5,7 +5,7 @@ transactions. The round kills parts of the run, or the server, at random moments
 two runs it sometimes deletes a checkpoint or a replica, or changes how batches are cut. With ``--network`` the runs reach the
 server through a proxy (faulty_proxy.py) that goes silent, breaks connections, throttles and delays at random, or does only one of
 these (weather.py). When everything is in the tables, the round compares all of it (equality.py). The seed of a round is printed: it
-decides what the round does, but not when.
+decides what the round does, but not when. With ``--failover`` the rounds are others: see failover_rounds.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import big
 import postgres
+from failover_rounds import KINDS as FAILOVER_KINDS
+from failover_rounds import FailoverError, FailoverRounds
 from soak_round import EXECUTOR, JVM_OPTIONS, KILLS, NETWORK_SETTINGS, SETTINGS, Round, SoakError
+from standbys import Pair
 from weather import KINDS
 
 if TYPE_CHECKING:
@@ -90,6 +93,27 @@ def play_big(args: argparse.Namespace) -> int:
     return 0
 
 
+def play_failover(args: argparse.Namespace, spark: SparkSession) -> int:
+    """Play rounds of failover on one pair of servers; return the exit code."""
+    rng = random.Random(args.seed)
+    deadline = time.monotonic() + 60 * args.minutes
+    directory = Path(tempfile.mkdtemp(prefix="cdcpipe-soak-"))
+    done = 0
+    print(f"rounds of failover with --seed {args.seed}, in {directory}", file=sys.stderr, flush=True)
+    try:
+        with Pair(args.postgres or "18") as pair, FailoverRounds(pair, directory, spark, args.seed) as rounds:
+            while not done or time.monotonic() < deadline:
+                kind = args.failover if args.failover in FAILOVER_KINDS else rng.choice(FAILOVER_KINDS)
+                print(rounds.play(kind), file=sys.stderr, flush=True)
+                done += 1
+    except FailoverError as ex:
+        print(f"scripts/soak: round {done + 1}, with --seed {args.seed}: {ex}", file=sys.stderr)
+        return 1
+    shutil.rmtree(directory)
+    print(f"{done} rounds of failover, nothing lost in silence")
+    return 0
+
+
 def main() -> int:
     """Play rounds until the time is over or a round fails."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -118,6 +142,13 @@ def main() -> int:
         choices=KINDS,
         help="the network between server and runs is bad, too: late (delay), broken off (resets) or silent; default: everything",
     )
+    parser.add_argument(
+        "--failover",
+        nargs="?",
+        const="mixed",
+        choices=("mixed", *FAILOVER_KINDS),
+        help="no rounds of that kind, but a primary that is killed and a standby that is promoted, again and again",
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="of the big cases (default: %(default)s)")
     args = parser.parse_args()
     if args.kill and EXECUTOR in args.kill and args.master.startswith("local["):
@@ -131,6 +162,8 @@ def main() -> int:
     done = 0
     spark = session.build(app_name="soak", format="delta", conf={"spark.sql.shuffle.partitions": "2"})
     try:
+        if args.failover:
+            return play_failover(args, spark)
         for seed in rounds(args):
             directory = Path(tempfile.mkdtemp(prefix="cdcpipe-soak-"))
             try:
