@@ -12,6 +12,7 @@ from types import MappingProxyType
 from cdcpipe.doctor.facts import Facts, Server, Unreachable
 from cdcpipe.doctor.findings import Verdict, error, ok, warning
 from cdcpipe.doctor.words import set_globally
+from cdcpipe.sql import quote_literal
 
 __all__ = ["CHECKS"]
 
@@ -107,10 +108,13 @@ def standbys(facts: Facts) -> Iterator[Verdict]:
         found = server.slot(facts.asked.slot)
         if wrong or (primary is not None and (on_primary is None or not on_primary.failover)):
             continue
-        if found is None or not found.synced:
-            what = "is not there" if found is None else "is one of its own, and no copy"
+        if found is None:
             fix = "wait for the next copy, or SELECT pg_sync_replication_slots() there"
-            yield warning(f"slot {facts.asked.slot!r} {what}", _NOT_AFTER_PROMOTION, fix, subject=server.address)
+            yield warning(f"slot {facts.asked.slot!r} is not there", _NOT_AFTER_PROMOTION, fix, subject=server.address)
+        elif not found.synced:
+            why = f"as long as it is there, nothing is copied: {_NOT_AFTER_PROMOTION}"
+            fix = f"SELECT pg_drop_replication_slot({quote_literal(found.name)}) there, if the server was the primary before"
+            yield warning(f"slot {found.name!r} is one of its own, and no copy", why, fix, subject=server.address)
         elif found.temporary or found.invalidation_reason:
             what = "is not yet a lasting copy" if found.temporary else f"is lost ({found.invalidation_reason})"
             fix = "let the slot's consumer go on; once the primary's slot has moved, the copy lasts"
