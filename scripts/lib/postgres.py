@@ -338,7 +338,7 @@ class Cluster:
             cwd="/",
             # In another process group, so that Ctrl-C at the terminal does not reach it.
             start_new_session=True,
-            **_as_server_user(),
+            **as_server_user(),
         )
         atexit.register(self.stop, "immediate")
 
@@ -355,7 +355,7 @@ class Cluster:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd="/",
-                **_as_server_user(),
+                **as_server_user(),
             )
             if done.returncode != 0:
                 output.seek(0)
@@ -444,14 +444,14 @@ def _server_user() -> pwd.struct_passwd | None:
     raise PostgresError("PostgreSQL does not run as root, and there is neither a user postgres nor a user nobody")
 
 
-def _as_server_user() -> dict[str, Any]:
+def as_server_user() -> dict[str, Any]:
     user = _server_user()
     return {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 
 
 @functools.cache
 def _version_num(postgres: Path) -> int:
-    said = subprocess.run([postgres, "--version"], capture_output=True, text=True, check=True, **_as_server_user())
+    said = subprocess.run([postgres, "--version"], capture_output=True, text=True, check=True, **as_server_user())
     # "postgres (PostgreSQL) 15.20 (Debian 15.20-1.pgdg12+1)"
     major, _, minor = said.stdout.split()[2].partition(".")
     return int(major) * 10000 + int(minor)
@@ -459,7 +459,7 @@ def _version_num(postgres: Path) -> int:
 
 @functools.cache
 def _has_setting(postgres: Path, name: str) -> bool:
-    said = subprocess.run([postgres, "--describe-config"], capture_output=True, text=True, check=True, cwd="/", **_as_server_user())
+    said = subprocess.run([postgres, "--describe-config"], capture_output=True, text=True, check=True, cwd="/", **as_server_user())
     return any(line.partition("\t")[0] == name for line in said.stdout.splitlines())
 
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from postgres import Cluster, PostgresError
 
-__all__ = ["Pair", "follow", "kill", "rebuild", "wait_for_replay"]
+__all__ = ["Pair", "become_standby", "follow", "kill", "rebuild", "wait_for_replay"]
 
 SYNCS_SLOTS = {"hot_standby_feedback": "on", "sync_replication_slots": "on"}
 """What a standby needs to keep copies of failover slots, beside a database in ``primary_conninfo``."""
@@ -68,14 +68,25 @@ def rebuild(cluster: Cluster, primary: Cluster) -> None:
     follow(cluster, primary)
 
 
+def become_standby(cluster: Cluster, primary: Cluster, slot: str = "standby") -> None:
+    """Start a former primary as a standby, with the data that it has. It was shut down in order before ``primary`` was promoted."""
+    (cluster.data / "standby.signal").touch()
+    with (cluster.data / "postgresql.auto.conf").open("a") as file:
+        file.write(f"primary_conninfo = '{primary.dsn}'\nprimary_slot_name = '{slot}'\n")
+    with primary.connect() as connection:
+        connection.execute(_MAKE_SLOT, [slot, slot])
+    cluster.resume()
+
+
+_MAKE_SLOT = (
+    "select pg_create_physical_replication_slot(%s, true) where not exists (select from pg_replication_slots where slot_name = %s)"
+)
+
+
 def follow(standby: Cluster, primary: Cluster, slot: str = "standby") -> None:
     """Let a standby follow another primary, with a database for the worker that copies slots. pg_basebackup -R writes none."""
     with primary.connect() as connection:
-        connection.execute(
-            "select pg_create_physical_replication_slot(%s, true) where not exists"
-            " (select from pg_replication_slots where slot_name = %s)",
-            [slot, slot],
-        )
+        connection.execute(_MAKE_SLOT, [slot, slot])
     # The user's name and the directory have no quotes.
     with standby.connect() as connection:
         connection.execute(f"alter system set primary_conninfo = '{primary.dsn}'")
