@@ -157,7 +157,7 @@ class FailoverRounds:
         """Play a round, and return what it saw. Raises FailoverError if something was lost in silence."""
         pair, before = self._pair, self._gaps()
         self._make_synchronous(pair.primary, is_synchronous=kind == "synchronous")
-        self._wait(self._has_copy_of_slot, "a copy of the slot on the standby")
+        self._wait(lambda: pair.has_copy_of(_SLOT), "a copy of the slot on the standby")
         if kind == "lagging":
             pair.standby.halt()
             self._go_on_for(self._rng.randint(20, 40))
@@ -201,13 +201,6 @@ class FailoverRounds:
         """Wait until the log has changes of this moment."""
         landed = self._runner.progress.launcher.transactions + 5
         self._wait(lambda: self._runner.progress.launcher.transactions >= landed, "a few transactions in the log")
-
-    def _has_copy_of_slot(self) -> bool:
-        with self._pair.primary.connect() as connection:
-            connection.execute("select pg_log_standby_snapshot()")  # a copy becomes permanent when the slot has moved beyond such
-        with self._pair.standby.connect() as connection:
-            query = "select 1 from pg_replication_slots where slot_name = %s and synced and not temporary"
-            return bool(connection.execute(query, [_SLOT]).fetchall())
 
     # --- servers and tables ---
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from postgres import Cluster, PostgresError
 
-__all__ = ["Pair", "become_standby", "follow", "kill", "rebuild", "wait_for_replay"]
+__all__ = ["Pair", "become_standby", "execute", "follow", "kill", "rebuild", "wait_for_replay"]
 
 SYNCS_SLOTS = {"hot_standby_feedback": "on", "sync_replication_slots": "on"}
 """What a standby needs to keep copies of failover slots, beside a database in ``primary_conninfo``."""
@@ -94,6 +94,13 @@ def follow(standby: Cluster, primary: Cluster, slot: str = "standby") -> None:
         connection.execute("select pg_reload_conf()")
 
 
+def execute(server: Cluster, *sql: str) -> list[Any]:
+    """Run the commands, each in a transaction of its own, and return the rows of the last one."""
+    with server.connect() as connection:
+        found = [cursor.fetchall() if cursor.description else [] for cursor in map(connection.execute, sql)]
+    return found[-1]
+
+
 def wait_for_replay(standby: Cluster, primary: Cluster) -> None:
     """Wait until the standby has replayed all WAL of the primary."""
     with primary.connect() as connection, standby.connect() as other:
@@ -131,6 +138,13 @@ class Pair:
         servers = sorted((self.primary, self.standby), key=lambda each: each.port)
         hosts, ports = (",".join(map(str, each)) for each in zip(*((s.directory, s.port) for s in servers), strict=True))
         return f"host={hosts} port={ports} user=postgres dbname=postgres target_session_attrs=read-write"
+
+    def has_copy_of(self, slot: str) -> bool:
+        """Tell whether the standby has a copy of the slot that would survive its promotion."""
+        # A copy becomes permanent when the primary's slot has moved beyond such a record.
+        execute(self.primary, "select pg_log_standby_snapshot()")
+        is_ready = f"slot_name = '{slot}' and synced and not temporary"
+        return bool(execute(self.standby, f"select 1 from pg_replication_slots where {is_ready}"))
 
     def swap(self) -> None:
         """Exchange the names of the two servers, after a promotion."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import postgres
 import pytest
-from standbys import Pair, become_standby
+from standbys import Pair, become_standby, execute
 
 from cdcpipe.errors import GapError
 from cdcpipe.lsn import LSN
@@ -51,24 +51,12 @@ class Log:
         return end.lsn
 
 
-def execute(server: postgres.Cluster, *sql: str) -> list[Any]:
-    with server.connect() as connection:
-        found = [cursor.fetchall() if cursor.description else [] for cursor in map(connection.execute, sql)]
-    return found[-1]
-
-
 def make_table(server: postgres.Cluster) -> None:
     execute(server, "create table t (id int primary key)", "create publication pub for table t")
 
 
 def rows(server: postgres.Cluster) -> list[int]:
     return [row for (row,) in execute(server, "select id from t order by id")]
-
-
-def has_copy(pair: Pair) -> bool:
-    execute(pair.primary, "select pg_log_standby_snapshot()")
-    ready = f"select 1 from pg_replication_slots where slot_name = '{SLOT}' and synced and not temporary"
-    return bool(execute(pair.standby, ready))
 
 
 def test_a_switchover_and_back(tmp_path: Path) -> None:
@@ -82,7 +70,7 @@ def test_a_switchover_and_back(tmp_path: Path) -> None:
                 until(lambda: launcher.progress.transactions == number)  # noqa: B023
                 if number == 3:
                     break
-                until(lambda: has_copy(pair), "a copy of the slot")
+                until(lambda: pair.has_copy_of(SLOT), "a copy of the slot")
                 pair.primary.halt("fast")
                 pair.standby.promote()
                 become_standby(pair.primary, pair.standby)
