@@ -78,7 +78,7 @@ def command(
     if not export_snapshot:
         _print(_report(prepare(config, in_use=in_use, quiet=quiet, with_parts=with_parts)))
         return
-    with exporting(config, (() if "*" in readable else readable) if readable else None) as (found, export):
+    with exporting(config, (() if "*" in readable else readable) if readable else None, quiet=quiet) as (found, export):
         exported = {
             "snapshot": export.snapshot.name,
             "consistent_point": format_lsn(export.snapshot.consistent_point),

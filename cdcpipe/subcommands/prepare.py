@@ -230,7 +230,9 @@ def _preparation(
 
 
 @contextmanager
-def exporting(config: SlotConfig, readable: Sequence[str] | None = None) -> Iterator[tuple[Preparation, Export]]:
+def exporting(
+    config: SlotConfig, readable: Sequence[str] | None = None, *, quiet: bool = False
+) -> Iterator[tuple[Preparation, Export]]:
     """Prepare as ``prepare`` does, and export a snapshot that other sessions can read while the context is open.
 
     ``readable`` names tables ("schema.name"; empty: all published tables). If this user may not read all of them, InitError is
@@ -260,7 +262,7 @@ def exporting(config: SlotConfig, readable: Sequence[str] | None = None) -> Iter
             given = {name: value for name, value in config.parameters.items() if name != "hostaddr"}
             parameters = network_defaults(effective_parameters(given)) | given
             # It does not matter whether another connection uses the slot, because the snapshot comes from a temporary one.
-            preparation = _preparation(connection, config, slot, server, is_shared=True)
+            preparation = _preparation(connection, config, slot, server, is_shared=True, quiet=quiet)
         yield preparation, Export(made[0], slot.is_new, parameters | connection.address, walsender)
 
 

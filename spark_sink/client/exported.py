@@ -23,7 +23,7 @@ from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
 from spark_sink.client.failure import error_of
 from spark_sink.client.prepare import Prepared, SlotConfig, creation_arguments, look_up, prepare_arguments
-from spark_sink.client.process import ANSWER_S, Child, unanswered
+from spark_sink.client.process import ANSWER_S, Child, is_report, unanswered
 from spark_sink.files.local import read_json, write_json
 from spark_sink.files.lock import hold_alone
 
@@ -125,7 +125,7 @@ class ExportedSnapshot:
     def _export(self, is_stopping: Callable[[], bool]) -> dict[str, Any]:
         """Let the server export a snapshot, and return what the subprocess prints about it."""
         config = self._config
-        arguments = [*prepare_arguments(config), "--export-snapshot", "--linger", f"{self._hold_s:g}"]
+        arguments = [*prepare_arguments(config), "--quiet", "--export-snapshot", "--linger", f"{self._hold_s:g}"]
         for table in self._tables or ("*",):
             arguments += ["--check-select", table]
         if config.create_slot:
@@ -138,7 +138,7 @@ class ExportedSnapshot:
         try:
             self._pipe = os.open(self._pipe_path, os.O_WRONLY | os.O_NONBLOCK)
             os.set_blocking(reader, True)
-            self._child = Child(arguments, command=config.command, stdin=reader, outlives_us=self._hold_s > 0)
+            self._child = Child(arguments, command=config.command, stdin=reader, tell=_tell, outlives_us=self._hold_s > 0)
         finally:
             os.close(reader)
         try:
@@ -153,11 +153,16 @@ class ExportedSnapshot:
 
     def _read(self, child: Child, is_stopping: Callable[[], bool]) -> bytes:
         """Read the JSON object that the subprocess prints before it waits; raise its error if it ends instead."""
+
+        def is_stopping_now() -> bool:
+            child.tell_news()
+            return is_stopping()
+
         deadline = time.monotonic() + ANSWER_S
         text = b""
         while not text.endswith(b"}\n"):
             try:
-                data = child.read(deadline - time.monotonic(), is_stopping)
+                data = child.read(deadline - time.monotonic(), is_stopping_now)
             except TimeoutError:
                 raise error_of(unanswered("prepare", ANSWER_S)) from None
             if not data:
@@ -235,3 +240,8 @@ class ExportedSnapshot:
 
 class SnapshotError(CdcpipeError):
     """A snapshot could not be taken or read."""
+
+
+def _tell(line: str) -> None:
+    """Log a line of the subprocess, such as what a standby waits for before it makes a slot. Its final error is raised anyway."""
+    _logger.log(logging.INFO if is_report(line) else logging.WARNING, "%s", line)

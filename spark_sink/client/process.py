@@ -74,7 +74,7 @@ class Child:
     """A running ``cdcpipe``.
 
     ``stdin`` is passed to `subprocess.Popen`. A thread calls ``tell`` with each line on stderr. With ``outlives_us`` the child
-    keeps running after this process has ended: the guard does not end it.
+    keeps running after this process has ended: the guard does not end it. Then `tell_news` calls ``tell``.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class Child:
         self._partial = b""
         # A child that outlives us could not write to a pipe any more, so its stderr is a file.
         self._errors = tempfile.TemporaryFile() if outlives_us else None  # noqa: SIM115 - closed in `close`
+        self._told_bytes = 0
         # In either case ^C at a terminal does not reach the child.
         apart: dict[str, Any] = {"start_new_session": True} if outlives_us else {"process_group": guard.group()}
         self._process = subprocess.Popen(
@@ -175,6 +176,16 @@ class Child:
                     self._lines.append(text)
                     if self._tell is not None:
                         self._tell(text)
+
+    def tell_news(self) -> None:
+        """Call ``tell`` with the new lines on the stderr of a child that outlives us, which no thread reads."""
+        if self._errors is None or self._tell is None:
+            return
+        said = os.pread(self._errors.fileno(), 1 << 16, self._told_bytes)
+        whole = said[: said.rfind(b"\n") + 1]
+        self._told_bytes += len(whole)
+        for text in _lines(whole):
+            self._tell(text)
 
     # --- pipes ---
 
