@@ -61,8 +61,8 @@ class GapSnapshot(Snapshot):
     def prepare(self, is_stopping: Callable[[], bool]) -> None:
         """Export a snapshot from after the gap. Raises InterruptedError once ``is_stopping`` is True."""
         _logger.warning("copying all tables anew: %s", self._cause)
-        # A server that was promoted may not have reached the end of the log yet.
-        while look_up(self.config, is_stopping).wal_lsn <= self._gap_end_lsn:
+        # A server that was promoted may not have reached the end of the log yet. (The snapshot itself moves the WAL on.)
+        while look_up(self.config, is_stopping).wal_lsn < self._gap_end_lsn:
             if is_stopping():
                 raise InterruptedError
             time.sleep(_LOOK_S)
