@@ -63,8 +63,6 @@ _logger = logging.getLogger(__name__)
 _READ_BYTES, _LEAST_READ_BYTES = 1 << 20, 512
 _LONGEST_POLL_S = 3600.0
 
-_AWAIT_WAL_S = 1.0
-
 _TELL_AGAIN_S = 60.0
 """How often the same failure is logged while the launcher tries again and again."""
 
