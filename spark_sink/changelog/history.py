@@ -113,19 +113,21 @@ class SchemaHistory:
         """What captured DDL says about the tables."""
         return self._ddl.descriptions
 
+    def record_ddl(self, ddl: Sequence[Ddl], segments: Sequence[Segment]) -> None:
+        """Record the captured DDL that is new in the segments."""
+        self._ddl.record_new(ddl, segments)
+
     def record_new(
         self,
         contents: Mapping[Table, Contents],
         fields_of: Callable[[Table, Use], Sequence[StructField] | None],
         segments: Sequence[Segment],
-        ddl: Sequence[Ddl] = (),
     ) -> None:
-        """Record the captured DDL and the versions that are new in the segments.
+        """Record the versions that are new in the segments.
 
         ``fields_of`` returns the changelog's columns for the columns of a relation; None for a relation that the changelog lacks.
         """
         self._published.begin_batch()
-        self._ddl.record_new(ddl, segments)
         versions = {relation_id: list(known) for relation_id, known in self._load().items()}
         done_lsn = 0 if self._state is None else self._state.lsn
         uses = [(use, table) for table, found in contents.items() for use in found.uses if use.end_lsn > done_lsn]

@@ -78,6 +78,8 @@ class ParquetChangelogs(Changelogs[Files]):
         return Files(schema, directory, _layout(schema))
 
     def _commit(self, files: Files, written: Sequence[WrittenFile], start: Position, end: Position) -> None:
+        # An append without a file would have no columns.
+        written = written or [FileWriter(places.name(files.directory), part_name(), files.layout).close()]
         _add(files.directory.parent, appends.append_name(start, end), files.directory, written)
         places.remove_tree(files.directory)  # a purge would not find these files there
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from cdcpipe.retry import RetryPolicy
 from spark_sink.changelog import writer as segment_writer
+from spark_sink.changelog.described_uses import add_described_uses
 from spark_sink.changelog.drops import write_drops
 from spark_sink.changelog.interface import ChangelogState
 from spark_sink.changelog.tables import changelogs_of
@@ -195,8 +196,10 @@ class MicroBatch:
 
     def append(self) -> None:
         """Append new schemas to the schema history, and then to each changelog the changes of the segments that it lacks."""
+        self._tables.history.record_ddl(self._ddl, self._segments)
+        add_described_uses(self.contents, self._ddl, self._tables.history)
         self._tables.open(self.contents)
-        self._tables.history.record_new(self.contents, self._fields, self._segments, self._ddl)
+        self._tables.history.record_new(self.contents, self._fields, self._segments)
         self._add_dropped()
         self._want_copies()
         try:

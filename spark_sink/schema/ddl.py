@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["DdlMessage", "Descriptions", "TableDescription", "parse"]
 
 _NOT_OURS: Final = "it is not a message of cdcpipe's event triggers, or one of a later version"
+_IDENTITIES: Final = {"default": "d", "nothing": "n", "full": "f", "index": "i"}
 _ENDS: Final = ("removed", "failure")
 
 
@@ -34,6 +35,7 @@ class _Column:
     type_id: int
     type_modifier: int
     facts: ColumnFacts
+    is_generated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,10 @@ class TableDescription:
     table: Table
     columns: tuple[_Column, ...]
     primary_key: tuple[str, ...]
+    replica_identity: str
+    """``d``, ``n``, ``f`` or ``i``, as in the stream."""
+    identity: frozenset[int]
+    """The numbers of the columns that are part of the replica identity: all with FULL."""
     partition_of: tuple[int, Table] | None
     """The OID and the name of the table of which it is a partition."""
 
@@ -54,11 +60,14 @@ class TableDescription:
         names = {column.facts.number: column.name for column in columns}
         key = value["primary_key"]
         is_usable, parent = key is not None and not key["deferrable"], value["partition_of"]
+        identity = _IDENTITIES[value["replica_identity"]["kind"]]
         return cls(
             int(value["oid"]),
             _table(value),
             columns,
             tuple(names[number] for number in key["columns"]) if is_usable else (),
+            identity,
+            frozenset(names if identity == "f" else map(int, value["replica_identity"]["columns"])),
             None if parent is None else (int(parent["oid"]), _table(parent)),
         )
 
@@ -119,7 +128,7 @@ def _column(value: Mapping[str, Any]) -> _Column:
     is_filled = missing is None and bool(value["has_default"] or value["identity"] or value["generated"])
     kind = value["type"]
     facts = ColumnFacts(int(value["number"]), None if missing is None else str(missing), is_filled)
-    return _Column(str(value["name"]), int(kind["oid"]), int(kind["modifier"]), facts)
+    return _Column(str(value["name"]), int(kind["oid"]), int(kind["modifier"]), facts, value["generated"] is not None)
 
 
 @dataclass(slots=True)
@@ -158,6 +167,17 @@ class Descriptions:
             return None
         first = self._known[relation.relation_id].first
         return tuple(first[column.facts.number] for column in found)
+
+    def facts_before(self, relation: Relation, place: tuple[int, int]) -> tuple[set[int], bool] | None:
+        """Return the numbers of the columns that a description from the stream had before ``place``, and whether these are all.
+
+        Returns None if this was not captured. ``place`` is that of a command; what its transaction did before does not count.
+        """
+        description = self.in_force(relation.relation_id, (place[0], -1))
+        found = None if description is None else description.columns_of(relation)
+        if description is None or found is None:
+            return None
+        return {column.facts.number for column in found}, len(found) == len(description.columns)
 
     def primary_key(self, relation: Relation, place: tuple[int, int]) -> tuple[str, ...] | None:
         """Return the primary key at ``place``, empty if there is none; None if it was not captured."""

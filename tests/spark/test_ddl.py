@@ -132,3 +132,19 @@ def test_tables_follow(road: CapturedRoad) -> None:
     for name in TABLES:
         first, second = (read_replica(road.spark, house, f"public.{name}") for house in (road.warehouse, again))
         assert sorted(map(str, first.collect())) == sorted(map(str, second.select(first.columns).collect())), name
+
+
+@pytest.mark.parametrize("table_format", ["delta", "parquet"])
+def test_a_command_counts_without_a_change_after_it(road: CapturedRoad, table_format: str) -> None:
+    road.execute("create table t (id int primary key, a text)", "create table keyless (a text)")
+    road.land()
+    road.install()
+    road.execute("insert into t values (1, 'x'), (2, 'y')", "insert into keyless values ('z')")
+    road.run(format=table_format)
+    road.execute("alter table t rename a to b", "alter table keyless add c int default 3", "alter table t add d int default 7")
+    road.run(format=table_format)
+    road.assert_equal("t", "id", "b", "d")
+    road.execute("alter table t drop b", "update t set d = 8 where id = 1")
+    road.run(format=table_format)
+    road.assert_equal("t", "id", "d")
+    assert road.waiting() == {}

@@ -38,6 +38,7 @@ def described(
             for each in facts
         ],
         "primary_key": {"columns": [numbers[name] for name in key], "deferrable": False} if key else None,
+        "replica_identity": {"kind": "default", "index": None, "columns": [numbers[name] for name in key]},
         "partition_of": None if parent is None else {"oid": parent[0], "schema": "public", "name": parent[1]},
     } | more
 

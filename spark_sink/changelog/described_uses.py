@@ -1,0 +1,85 @@
+"""Makes descriptions of tables from captured DDL, as if the server had sent them where the command ran. No I/O.
+
+The server describes a table again only before its next change. Until then, what a command did to the older rows would be missing: a
+renamed column, a default. So a command counts as a use of the table's new description (source/contents.py), without a change.
+
+A transaction has one such use of a table, with what the last of its commands left. No use is made where the captured description is
+not all that the stream will say: for a table that has had no change yet, that got another name, or that has generated columns. (A
+publication may have these or not.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cdcpipe.pgoutput.messages import Column, Relation
+from spark_sink.source.contents import Contents, Use
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, MutableMapping
+
+    from spark_sink.changelog.history import SchemaHistory
+    from spark_sink.schema.ddl import Descriptions, TableDescription
+    from spark_sink.schema.table import Table
+    from spark_sink.source.ddl import Ddl
+
+__all__ = ["add_described_uses"]
+
+_KINDS = ("command", "drop")
+
+
+def add_described_uses(contents: MutableMapping[Table, Contents], ddl: Iterable[Ddl], history: SchemaHistory) -> None:
+    """Add a use to the contents of each table that a transaction's commands have changed. The history has the captured DDL."""
+    last: dict[tuple[int, int], tuple[Ddl, TableDescription]] = {}
+    for each in ddl:
+        if each.message.kind in _KINDS:
+            last |= {(each.end_lsn, table.relation_id): (each, table) for table in each.message.tables}
+    relations: dict[int, Relation] = {}
+    for each, description in last.values():
+        found = contents.get(description.table)
+        previous = _relation_before(each.place, description, found, relations.get(description.relation_id), history)
+        relation = None if previous is None else _relation(description, previous, each.place, history.captured)
+        if relation is None or relation == previous:
+            continue
+        relations[relation.relation_id] = relation
+        found = contents.setdefault(description.table, Contents())
+        found.uses = sorted([*found.uses, Use(*each.place, relation, each.end_lsn)], key=lambda use: (use.end_lsn, use.ordinal))
+        found.last_lsn = max(found.last_lsn, each.end_lsn)
+
+
+def _relation_before(
+    place: tuple[int, int], description: TableDescription, contents: Contents | None, made: Relation | None, history: SchemaHistory
+) -> Relation | None:
+    """Return the description of the table before a place; ``made`` is the last one of this module, before this place."""
+    uses = [] if contents is None else contents.uses
+    before = [
+        use.relation for use in uses if (use.end_lsn, use.ordinal) < place and use.relation.relation_id == description.relation_id
+    ]
+    if before:
+        return before[-1]
+    if made is not None:
+        return made
+    version = history.version(description.relation_id, (place[0], place[1] - 1))
+    return None if version is None else version.relation
+
+
+def _relation(description: TableDescription, previous: Relation, place: tuple[int, int], captured: Descriptions) -> Relation | None:
+    """Return what the stream will say of the table; None if that is not certain."""
+    if (previous.namespace, previous.name) != (description.table.schema, description.table.name):
+        return None
+    before = captured.facts_before(previous, place)
+    if before is None or any(column.is_generated for column in description.columns):
+        return None
+    numbers, is_whole = before
+    columns = [column for column in description.columns if is_whole or column.facts.number in numbers]
+    return Relation(
+        None,
+        description.relation_id,
+        description.table.schema,
+        description.table.name,
+        description.replica_identity,
+        tuple(
+            Column(int(column.facts.number in description.identity), column.name, column.type_id, column.type_modifier)
+            for column in columns
+        ),
+    )

@@ -1,0 +1,103 @@
+"""Descriptions from captured DDL, at the place of the command, as if the server had sent them."""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from cdcpipe.pgoutput.messages import Relation
+from spark_sink.changelog.described_uses import add_described_uses
+from spark_sink.changelog.history import SchemaHistory, SchemaVersion
+from spark_sink.schema.ddl import Descriptions
+from spark_sink.schema.table import Table
+from spark_sink.source.contents import Contents, Use
+from spark_sink.source.ddl import Ddl
+from support.ddl_messages import ddl, described
+from support.descriptions import table
+
+T = Table("public", "t")
+
+
+class History:
+    """A schema history with one version at most, as far as the code under test asks it."""
+
+    def __init__(self, *messages: Ddl, relation: Relation | None = None) -> None:
+        self.captured = Descriptions()
+        for each in messages:
+            self.captured.add(each.place, each.message)
+        self._relation = relation
+
+    def version(self, _relation_id: int, place: tuple[int, int]) -> SchemaVersion | None:
+        return None if self._relation is None or place < (5, 0) else SchemaVersion(5, 0, self._relation, None)
+
+
+def uses(
+    contents: dict[Table, Contents], *messages: Ddl, known: Ddl, relation: Relation | None
+) -> list[tuple[tuple[int, int], str]]:
+    history = History(known, *messages, relation=relation)
+    add_described_uses(contents, messages, cast("SchemaHistory", cast("Any", history)))
+    found = contents.get(T, Contents())
+    assert found.last_lsn >= max((use.end_lsn for use in found.uses), default=0)
+    return [((use.end_lsn, use.ordinal), " ".join(column.name for column in use.relation.columns)) for use in found.uses]
+
+
+INSTALLED = ddl(1, 0, described("id=1 a=2", key=["id"]), kind="installed")
+ADDED = ddl(10, 2, described("id=1 a=2 b=3'7", key=["id"]))
+
+
+def test_a_command_is_a_use_of_what_it_left() -> None:
+    contents: dict[Table, Contents] = {}
+    assert uses(contents, ADDED, known=INSTALLED, relation=table("id a")) == [((10, 2), "id a b")]
+    # It says what the server will say.
+    assert contents[T].uses[0].relation == table("id a b")
+    assert contents[T].count == 0
+
+
+def test_only_the_last_command_of_a_transaction_counts() -> None:
+    """A column that another command of the same transaction renames or drops never comes to the tables."""
+    between = ddl(10, 0, described("id=1 x=2", key=["id"]))
+    assert uses({}, between, ADDED, known=INSTALLED, relation=table("id a")) == [((10, 2), "id a b")]
+    again = ddl(20, 0, described("id=1 c=2 b=3", key=["id"]))
+    assert [columns for _, columns in uses({}, ADDED, again, known=INSTALLED, relation=table("id a"))] == ["id a b", "id c b"]
+
+
+def test_changes_in_the_same_segments() -> None:
+    contents = {T: Contents(2, 30, [Use(7, 0, table("id a"), 8), Use(30, 0, table("id a b"), 30)])}
+    found = uses(contents, ADDED, known=INSTALLED, relation=None)
+    assert found == [((7, 0), "id a"), ((10, 2), "id a b"), ((30, 0), "id a b")]
+    assert contents[T].count == 2
+
+
+@pytest.mark.parametrize(
+    ("after", "relation"),
+    [
+        (described("id=1 a=2", key=["id"]), table("id a")),  # nothing has changed
+        (described("id=1 b=2", key=["id"]), None),  # it has had no change yet
+        (described("id=1 b=2", key=["id"]), table("id z")),  # it is not what was described before
+        (described("id=1 b=2", key=["id"], name="u"), table("id a")),
+    ],
+)
+def test_what_the_stream_will_say_is_not_certain(after: dict[str, Any], relation: Relation | None) -> None:
+    assert uses({}, ddl(10, 0, after), known=INSTALLED, relation=relation) == []
+
+
+def test_a_generated_column_may_be_published_or_not() -> None:
+    after = described("id=1 a=2 b=3", key=["id"])
+    after["columns"][2]["generated"] = "stored"
+    assert uses({}, ddl(10, 0, after), known=INSTALLED, relation=table("id a")) == []
+
+
+def test_a_publication_that_has_a_list_of_columns() -> None:
+    """A renamed column stays in it. A new one is not in it."""
+    after = ddl(10, 0, described("id=1 x=2 b=3", key=["id"]))
+    known = ddl(1, 0, described("id=1 a=2 hidden=4", key=["id"]), kind="installed")
+    assert uses({}, after, known=known, relation=table("id a")) == [((10, 0), "id x")]
+
+
+def test_the_identity_is_part_of_it() -> None:
+    full = described("id=1 a=2", key=["id"], replica_identity={"kind": "full", "index": None, "columns": []})
+    contents: dict[Table, Contents] = {}
+    assert uses(contents, ddl(10, 0, full), known=INSTALLED, relation=table("id a")) == [((10, 0), "id a")]
+    made = contents[T].uses[0].relation
+    assert made == replace(table("id a"), replica_identity="f", columns=made.columns)
+    assert all(column.is_key for column in made.columns)
