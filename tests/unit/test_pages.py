@@ -46,6 +46,12 @@ def test_every_page_is_linked() -> None:
     assert [page for page in PAGES if (ROOT / page) not in linked and page not in ("README.md", "docs/README.md")] == []
 
 
+def test_every_decision_has_a_number_of_its_own() -> None:
+    numbers = [path.name[:4] for path in (ROOT / "docs/decisions").glob("0*.md")]
+    assert len(numbers) > 50
+    assert len(set(numbers)) == len(numbers)
+
+
 def test_the_site_is_built(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"],
