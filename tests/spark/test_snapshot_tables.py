@@ -92,6 +92,7 @@ def test_a_replica_is_its_table_whatever_was_known_of_it(
         "update still set d = null where id = 1",
     )
     road.run()
+    assert_all_equal(road)
     road.assert_verified()
 
     # Now they are past it; nothing of what comes after it is lost, and nothing of it comes back.
