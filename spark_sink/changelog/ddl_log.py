@@ -44,7 +44,7 @@ DDL_SCHEMA: Final = StructType(
         StructField("_cdc_commit_time", TimestampType()),
     ]
 )
-"""``tables``: the described and the dropped ones, as "schema.name". ``content`` is the whole message, as JSON."""
+"""``tables``: those described, dropped or rewritten, as "schema.name". ``content`` is the whole message, as JSON."""
 
 
 class DdlLog:
@@ -83,11 +83,14 @@ class DdlLog:
 
 
 def _row(ddl: Ddl) -> dict[str, object]:
-    tables = [*(description.table for description in ddl.message.tables), *ddl.message.dropped]
+    message = ddl.message
+    tables = [*(description.table for description in message.tables), *message.dropped]
+    if message.rewritten is not None:
+        tables.append(message.rewritten[0])
     return {
-        "kind": ddl.message.kind,
-        "tag": ddl.message.tag or None,
-        "statement": ddl.message.statement,
+        "kind": message.kind,
+        "tag": message.tag or None,
+        "statement": message.statement,
         "tables": list(dict.fromkeys(map(str, tables))),
         "content": ddl.content,
         "_cdc_epoch": ddl.epoch,
