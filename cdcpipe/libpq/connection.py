@@ -72,6 +72,8 @@ class Connection:
         given = {name: value for name, value in parameters.items() if name != "replication"}
         self._settings = {"fallback_application_name": "cdcpipe", **given, "client_encoding": "UTF8", **self._MODE}
         self.notices: list[Notice] = []
+        self.told_notices: set[str] = set()
+        """The texts of notices that the user was told, once."""
         self.answer_timeout_s = min(within_s, ANSWER_TIMEOUT_S)
         """How long `execute` waits if its caller gives no limit."""
         self._while_waiting = while_waiting

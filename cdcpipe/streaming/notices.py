@@ -13,6 +13,8 @@ __all__ = ["END_STEP_S", "check_notices", "raise_end"]
 
 log = logging.getLogger(__name__)
 
+_STANDBYS = "synchronized_standby_slots"
+
 END_STEP_S = 3.0
 """How long the server has for each step of a stream's end: take the last status update, end the copy, report how it ended."""
 
@@ -22,8 +24,16 @@ def check_notices(walsender: Walsender) -> None:
 
     The server looks for the publication in the catalog as of each change. If the publication is missing there, a server of version
     18 or later only warns, and goes on without the change.
+
+    Another warning with the same SQLSTATE is logged: changes wait for the standbys of ``synchronized_standby_slots``. Only the name
+    of this setting tells the two apart, because the server translates its messages.
     """
     for notice in walsender.notices:
+        if _STANDBYS in notice.message:
+            if notice.message not in walsender.told_notices:
+                walsender.told_notices.add(notice.message)
+                log.warning("changes wait for a standby: %s", notice.message)
+            continue
         if notice.severity == "WARNING" and notice.sqlstate == NOT_IN_PREREQUISITE_STATE:
             raise _publication_gap(f"the server skips changes: {notice.message}", notice.sqlstate)
         log.info("%s from the server: %s", notice.severity.lower(), notice.message)
