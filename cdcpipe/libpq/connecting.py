@@ -33,7 +33,7 @@ def connect(settings: Mapping[str, str], deadline: float, while_waiting: Callabl
         pgconn = pq.PGconn.connect_start(conninfo.make_conninfo(**parameters).encode())
         if _poll(pgconn, timeout_s, deadline, while_waiting):
             return pgconn
-        message = pgconn.get_error_message().strip() if pgconn.status == pq.ConnStatus.BAD else ""
+        message = _in_one_line(pgconn.get_error_message()) if pgconn.status == pq.ConnStatus.BAD else ""
         silent = current_host(pgconn)
         pgconn.finish()
         if message:
@@ -46,6 +46,11 @@ def connect(settings: Mapping[str, str], deadline: float, while_waiting: Callabl
         left = rest
     msg = f"{UnreachableError.BEGINNING}{'; '.join(failures)}"
     raise UnreachableError(msg, hint="check host and port, and that the server is up")
+
+
+def _in_one_line(text: str) -> str:
+    """Return libpq's text for an error: a line for each host that was tried. A line that begins with a tab continues another."""
+    return "; ".join(text.strip().replace("\n\t", " ").split("\n"))
 
 
 def _poll(pgconn: pq.abc.PGconn, timeout_s: float, deadline: float, while_waiting: Callable[[], None] | None) -> bool:
