@@ -38,8 +38,9 @@ def kill(cluster: Cluster) -> None:
         if time.monotonic() > deadline:
             raise PostgresError(f"a process of {cluster.directory} survived SIGKILL")
         time.sleep(0.01)
-    # Where nobody reaps it, its number still exists, and the next postmaster would take it for another one.
-    (cluster.data / "postmaster.pid").unlink()
+    # Where nobody reaps it at once, its number still exists, and the next postmaster would take it for another one.
+    for left in (cluster.data / "postmaster.pid", *cluster.directory.glob(".s.PGSQL.*.lock")):
+        left.unlink()
 
 
 def _children(parent: int) -> list[int]:

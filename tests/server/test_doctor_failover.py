@@ -4,8 +4,6 @@ them.
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
 
 import postgres
@@ -16,6 +14,7 @@ from cdcpipe.doctor.facts import Asked
 from cdcpipe.doctor.findings import Finding
 from cdcpipe.libpq.parameters import connection_parameters
 from cdcpipe.subcommands.doctor import doctor
+from support.cli_process import run_cli
 from support.requirements import need
 from support.waiting import until
 
@@ -78,11 +77,9 @@ def test_a_failover_is_made_ready(pair: tuple[postgres.Cluster, postgres.Cluster
         # The primary alone shows that there is a standby, too, and not how it is set up.
         assert failover(diagnose(primary)) == [("slot", "warning", "slot 's' has not the property failover")]
 
-        stopping, _, command = fix_of(found, "not the property failover").partition(", then ")
-        assert stopping == "stop its consumer"
-        environment = os.environ | {"PGHOST": str(primary.directory), "PGPORT": str(primary.port), "PGUSER": "postgres"}
-        environment["PATH"] = f"{primary.bin('psql').parent}:{os.environ['PATH']}"
-        subprocess.run(command, shell=True, env=environment, check=True, cwd="/", stdout=subprocess.DEVNULL)
+        assert "start it with --failover yes" in fix_of(found, "not the property failover")
+        code, _, errors = run_cli("prepare", "-d", primary.dsn, "-S", "s", "--publication", "p", "--failover", "yes")
+        assert code == 0, errors
         for message in ("sync_replication_slots", "hot_standby_feedback"):
             run(standby, fix_of(found, message))
 
