@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.schema.ddl import Descriptions, parse
 from spark_sink.schema.table import DDL
+from spark_sink.schema.types import MESSAGE_SCHEMA, METADATA_PREFIX
 from spark_sink.staging.log import Position
 
 if TYPE_CHECKING:
@@ -36,12 +37,7 @@ DDL_SCHEMA: Final = StructType(
         StructField("statement", StringType()),
         StructField("tables", ArrayType(StringType())),
         StructField("content", StringType()),
-        StructField("_cdc_epoch", IntegerType()),
-        StructField("_cdc_end_lsn", LongType()),
-        StructField("_cdc_ordinal", IntegerType()),
-        StructField("_cdc_lsn", LongType()),
-        StructField("_cdc_xid", LongType()),
-        StructField("_cdc_commit_time", TimestampType()),
+        *(field for field in MESSAGE_SCHEMA if field.name.startswith(METADATA_PREFIX)),
     ]
 )
 """``tables``: those described, dropped or rewritten, as "schema.name". ``content`` is the whole message, as JSON."""

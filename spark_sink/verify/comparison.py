@@ -228,8 +228,10 @@ class _Comparison:
         return results
 
     def _compare(self, table: Table) -> TableResult:
-        version = self._house.versions(table)[-1]
-        there = self._there.get(table)
+        versions = self._house.versions(table)
+        version, there = versions[-1], self._there.get(table)
+        if there is None and self._house.dropped(table, versions) is not None and self._rows(table).isEmpty():
+            return TableResult(table, is_equal=True)
         if there is None:
             return TableResult(table, problem="there is no such table on the server: it was dropped or renamed")
         if there["relation_id"] != version.relation_id:

@@ -10,6 +10,7 @@ from spark_sink.changelog.tables import changelogs_of
 from spark_sink.replica.current import read_replica
 from spark_sink.schema.table import DDL
 from spark_sink.status.report import Tables
+from spark_sink.verify.comparison import verify
 from spark_sink.warehouse.warehouse import Warehouse
 from support.captured_road import CapturedRoad
 
@@ -109,6 +110,8 @@ def test_tables_follow(road: CapturedRoad) -> None:
     road.assert_equal("widened", "id", "a")
     assert road.replica("public.dropped").count() == 0
     assert road.waiting() == {"public.computed": "ALTER TABLE computed the values of a column anew"}
+    (gone,) = verify(road.spark, road.warehouse, ("-d", road.database.dsn), tables=["public.dropped"])
+    assert (gone.is_equal, gone.replica_rows, gone.problem) == (True, 0, None)
 
     ops = [row["_cdc_op"] for row in road.changelog("public", "dropped").orderBy("_cdc_end_lsn", "_cdc_ordinal").collect()]
     assert ops == ["insert"] * 3 + ["drop"]
