@@ -17,7 +17,8 @@ from support.snapshots import TableCopies
 
 pytestmark = pytest.mark.spark
 
-SEED = int(os.environ.get("CDCPIPE_SEED", random.randrange(10**6)))
+SEED = int(os.environ.get("CDCPIPE_SEED", "7"))
+"""Give another one to look for faults: one round takes two minutes, and only a few can be in the suite."""
 STEPS = int(os.environ.get("CDCPIPE_STEPS", "60"))
 NUMBERS, TEXTS = ("a", "b", "c"), ("t", "u", "v")
 """The names that columns may have. A column of one kind never gets a name of the other."""
