@@ -14,23 +14,18 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from cdcpipe.ddl.message import PREFIX
-from cdcpipe.errors import ProtocolError
 from cdcpipe.lsn import format_lsn
-from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import LogicalMessage
 from spark_sink.schema.ddl import parse
-from spark_sink.source.slices import UNIX_2000_US
-from spark_sink.staging import index as segment_index
+from spark_sink.source.slices import MESSAGE_PREFIX_POS, UNIX_2000_US, OpenSlice, Slice
 from spark_sink.staging.index import NO_TRANSACTION
-from spark_sink.staging.log import StagingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
     from spark_sink.schema.ddl import DdlMessage
-    from spark_sink.staging.index import SegmentIndex
     from spark_sink.staging.log import Segment
 
 __all__ = ["Ddl", "read_ddl"]
@@ -38,8 +33,6 @@ __all__ = ["Ddl", "read_ddl"]
 _logger = logging.getLogger(__name__)
 
 _PREFIX: Final = np.frombuffer(PREFIX.encode() + b"\0", np.uint8)
-_PREFIX_POS: Final = 10
-"""Where the prefix begins in "Byte1('M'), Int8 flags, Int64 LSN, String prefix, Int32 length of the content, the content"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,56 +56,45 @@ class Ddl:
 
 
 def read_ddl(segments: Iterable[Segment]) -> list[Ddl]:
-    """Return the captured DDL of the segments, in order."""
-    found = []
-    for segment, index, number, raw in _messages(segments):
-        record = int(index.messages()[0][number])
-        transaction, lsn = int(index.transaction[record]), int(index.message_lsn[number])
-        try:
-            message = parse(raw)
-        except ValueError as ex:
-            _logger.warning("a logical message with the prefix of captured DDL, at %s, is not used: %s", format_lsn(lsn), ex)
-            continue
-        found.append(
-            Ddl(
-                segment.epoch,
-                int(index.end_lsn[transaction]),
-                int(index.ordinal[record]),
-                lsn,
-                int(index.xid[transaction]),
-                int(index.commit_time_us[transaction]) + UNIX_2000_US,
-                raw.decode(),
-                message,
-            )
-        )
-    return found
+    """Return the captured DDL of the segments, in order.
 
-
-def _messages(segments: Iterable[Segment]) -> Iterator[tuple[Segment, SegmentIndex, int, bytes]]:
-    """Yield the content of each message with the prefix, with its number among the segment's messages.
-
-    Messages outside of transactions are not among them, because no command writes such.
+    Messages outside of transactions are not part of it, because no command writes such.
     """
+    found = []
     for segment in segments:
-        index = segment_index.load(segment.path)
-        records = index.messages()[0]
-        inside = np.flatnonzero(index.transaction[records] != NO_TRANSACTION)
-        if not len(inside):
-            continue
-        data = segment_index.map_segment(segment.path)
-        for number in inside[_has_prefix(index, data, records[inside])].tolist():
-            start = int(index.offset[records[number]])
-            try:
-                message = decode(bytes(data[start : start + int(index.length[records[number]])]))
-            except ProtocolError as ex:
-                msg = f"segment {segment.path} is corrupt at byte {start}: {ex.message}"
-                raise StagingError(msg, hint="restore the file from a copy of the staging directory") from ex
+        opened = OpenSlice(Slice(str(segment.path), segment.epoch, segment.start_lsn, segment.end_lsn))
+        index, (records, places) = opened.index, opened.index.messages()
+        for number in _captured(opened, records).tolist():
+            record, lsn = int(records[number]), int(index.message_lsn[number])
+            message = opened.message(record)
             assert isinstance(message, LogicalMessage)
-            yield segment, index, number, message.content
-
-
-def _has_prefix(index: SegmentIndex, data: memoryview, records: NDArray[np.int64]) -> NDArray[np.bool_]:
-    found = index.length[records] >= _PREFIX_POS + len(_PREFIX)
-    start = index.offset[records[found]] + _PREFIX_POS
-    found[found] = (np.frombuffer(data, np.uint8)[start[:, None] + np.arange(len(_PREFIX))] == _PREFIX).all(axis=1)
+            try:
+                captured = parse(message.content)
+            except ValueError as ex:
+                _logger.warning("a logical message with the prefix of captured DDL, at %s, is not used: %s", format_lsn(lsn), ex)
+                continue
+            transaction = int(index.transaction[record])
+            found.append(
+                Ddl(
+                    segment.epoch,
+                    int(places[number]),
+                    int(index.ordinal[record]),
+                    lsn,
+                    int(index.xid[transaction]),
+                    int(index.commit_time_us[transaction]) + UNIX_2000_US,
+                    message.content.decode(),
+                    captured,
+                )
+            )
     return found
+
+
+def _captured(opened: OpenSlice, records: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return which of the messages have the prefix and are in transactions, as indexes into their ``records``."""
+    index = opened.index
+    is_wanted = (index.transaction[records] != NO_TRANSACTION) & (index.length[records] >= MESSAGE_PREFIX_POS + len(_PREFIX))
+    numbers = np.flatnonzero(is_wanted)
+    start = index.offset[records[numbers]] + MESSAGE_PREFIX_POS
+    segment = np.frombuffer(opened.segment, np.uint8)
+    has_prefix: NDArray[np.bool_] = (segment[start[:, None] + np.arange(len(_PREFIX))] == _PREFIX).all(axis=1)
+    return numbers[has_prefix]

@@ -10,7 +10,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from cdcpipe.types.arrow.buffers import gather
 from spark_sink.schema.types import MESSAGE_SCHEMA
-from spark_sink.source.slices import UNIX_2000_US, OpenSlice, Slice
+from spark_sink.source.slices import MESSAGE_PREFIX_POS, UNIX_2000_US, OpenSlice, Slice
 from spark_sink.staging.index import NO_TRANSACTION
 from spark_sink.staging.log import StagingError
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["MessageReader"]
 
 
-_PREFIX_POS: Final = 10
-"""Where the prefix begins in "Byte1('M'), Int8 flags, Int64 LSN, String prefix, Int32 length of the content, the content"."""
 _PREFIX_BYTES: Final = 128
 """The end of a prefix is searched in this many bytes first."""
 
@@ -74,7 +72,7 @@ class MessageReader:
     def _gather(self, record: Array) -> tuple[pa.StringArray, pa.BinaryArray]:
         """Return the prefixes and the contents. Contents may be large: they are copied once, from the mapped segment to Arrow."""
         segment, index = self._slice.segment, self._slice.index
-        start = index.offset[record] + _PREFIX_POS
+        start = index.offset[record] + MESSAGE_PREFIX_POS
         end = index.offset[record] + index.length[record]
         prefix_end = np.array([self._prefix_end(*ends) for ends in zip(start.tolist(), end.tolist(), strict=True)], np.int64)
         content = prefix_end + 5

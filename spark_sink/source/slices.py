@@ -31,6 +31,7 @@ __all__ = [
     "BATCH_BYTES",
     "BATCH_ROWS",
     "BATCH_SPAN_BYTES",
+    "MESSAGE_PREFIX_POS",
     "UNIX_2000_US",
     "OpenSlice",
     "RelationVersion",
@@ -44,6 +45,8 @@ BATCH_ROWS: Final = 1 << 16
 BATCH_BYTES: Final = 64 << 20
 BATCH_SPAN_BYTES: Final = 1 << 30
 """The most bytes between the first and the last record of a batch: buffers.MAX_SPAN_BYTES minus one record of 1 GiB."""
+MESSAGE_PREFIX_POS: Final = 10
+"""Where the prefix begins in "Byte1('M'), Int8 flags, Int64 LSN, String prefix, Int32 length of the content, the content"."""
 UNIX_2000_US: Final = 946_684_800_000_000
 
 
