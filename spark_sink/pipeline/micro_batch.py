@@ -186,9 +186,9 @@ class MicroBatch:
         server: SegmentServer | None = None,
         follower: Follower | None = None,
     ) -> None:
-        self._ddl = read_ddl(segments)
         self.contents = read_contents(segments)
         """What the segments contain for each table; the logical messages count as a table."""
+        self._ddl = read_ddl(segments) if MESSAGES in self.contents else []
         self._tables = tables
         self._segments = segments
         self._server = server

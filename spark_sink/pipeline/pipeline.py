@@ -436,7 +436,8 @@ class Pipeline:
             batch = MicroBatch(self._tables, segments, server=self._server, follower=self._follower)
             batch.append()
             if self._names is not None:
-                self._names.register([*sorted(batch.contents), SCHEMA_HISTORY, DDL])
+                captured = [DDL] if MESSAGES in batch.contents else []  # it comes in messages
+                self._names.register([*sorted(batch.contents), SCHEMA_HISTORY, *captured])
             self.warehouse.record(end)
             counts = {table: found.count for table, found in batch.contents.items()}
             position = end
