@@ -34,31 +34,26 @@ def add_described_uses(contents: MutableMapping[Table, Contents], ddl: Iterable[
     for each in ddl:
         if each.message.kind in _KINDS:
             last |= {(each.end_lsn, table.relation_id): (each, table) for table in each.message.tables}
-    relations: dict[int, Relation] = {}
     for each, description in last.values():
-        found = contents.get(description.table)
-        previous = _relation_before(each.place, description, found, relations.get(description.relation_id), history)
+        previous = _relation_before(each.place, description, contents.get(description.table), history)
         relation = None if previous is None else _relation(description, previous, each.place, history.captured)
         if relation is None or relation == previous:
             continue
-        relations[relation.relation_id] = relation
         found = contents.setdefault(description.table, Contents())
         found.uses = sorted([*found.uses, Use(*each.place, relation, each.end_lsn)], key=lambda use: (use.end_lsn, use.ordinal))
         found.last_lsn = max(found.last_lsn, each.end_lsn)
 
 
 def _relation_before(
-    place: tuple[int, int], description: TableDescription, contents: Contents | None, made: Relation | None, history: SchemaHistory
+    place: tuple[int, int], description: TableDescription, contents: Contents | None, history: SchemaHistory
 ) -> Relation | None:
-    """Return the description of the table before a place; ``made`` is the last one of this module, before this place."""
+    """Return the description of the table before a place."""
     uses = [] if contents is None else contents.uses
     before = [
         use.relation for use in uses if (use.end_lsn, use.ordinal) < place and use.relation.relation_id == description.relation_id
     ]
     if before:
         return before[-1]
-    if made is not None:
-        return made
     version = history.version(description.relation_id, (place[0], place[1] - 1))
     return None if version is None else version.relation
 
@@ -67,7 +62,7 @@ def _relation(description: TableDescription, previous: Relation, place: tuple[in
     """Return what the stream will say of the table; None if that is not certain."""
     if (previous.namespace, previous.name) != (description.table.schema, description.table.name):
         return None
-    before = captured.facts_before(previous, place)
+    before = captured.numbers_before(previous, place)
     if before is None or any(column.is_generated for column in description.columns):
         return None
     numbers, is_whole = before

@@ -168,7 +168,7 @@ class Descriptions:
         first = self._known[relation.relation_id].first
         return tuple(first[column.facts.number] for column in found)
 
-    def facts_before(self, relation: Relation, place: tuple[int, int]) -> tuple[set[int], bool] | None:
+    def numbers_before(self, relation: Relation, place: tuple[int, int]) -> tuple[set[int], bool] | None:
         """Return the numbers of the columns that a description from the stream had before ``place``, and whether these are all.
 
         Returns None if this was not captured. ``place`` is that of a command; what its transaction did before does not count.
