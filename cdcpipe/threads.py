@@ -9,6 +9,7 @@ worker.is_alive()   # still True
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 __all__ = ["Worker"]
 
@@ -20,10 +21,9 @@ class Worker(threading.Thread):  # noqa: TID251 - the one subclass that the rule
     (https://github.com/python/cpython/issues/90882). Its owner then releases what the thread still uses, or does not stop it.
     """
 
-    def start(self) -> None:
-        """Start the thread. Raises RuntimeError at the second call."""
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._has_ended = threading.Event()
-        super().start()
 
     def run(self) -> None:
         """Call the target."""
@@ -39,6 +39,11 @@ class Worker(threading.Thread):  # noqa: TID251 - the one subclass that the rule
         if self is threading.current_thread():
             raise RuntimeError("cannot join the current thread")
         self._has_ended.wait(timeout)
+
+    def join_if_started(self) -> None:
+        """Wait until the target has ended. Return at once before ``start``."""
+        if self.ident is not None:
+            self.join()
 
     def is_alive(self) -> bool:
         """Return whether the target is running."""

@@ -148,8 +148,7 @@ class SlotMonitor:
             self._changed.notify_all()
             if self._child is not None:
                 self._child.kill()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread.join_if_started()
 
     def __enter__(self) -> Self:
         return self.start()

@@ -130,8 +130,7 @@ class Launcher:
     def stop(self) -> None:
         """Ask the launcher to end, and wait until it has ended. Call ``wait`` to learn whether there was an error."""
         self.request_stop()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread.join_if_started()
 
     def __enter__(self) -> Self:
         return self.start()

@@ -146,8 +146,7 @@ class Runner:
     def stop(self) -> None:
         """End cleanly, and return when that is done. ``wait`` raises the error, if there was one."""
         self.request_stop()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread.join_if_started()
 
     def __enter__(self) -> Self:
         return self.start()

@@ -117,8 +117,7 @@ class Healer:
     def stop(self) -> None:
         """Stop the copy, and end the thread. What is not copied is left to the next run."""
         self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread.join_if_started()
 
     def look_soon(self) -> None:
         """Look at the catalog sooner: the stream has brought a table that the pipeline did not know."""

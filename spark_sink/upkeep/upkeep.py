@@ -131,8 +131,7 @@ class Upkeep:
     def stop(self) -> None:
         """End the thread. Waits until it has finished the current table."""
         self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread.join_if_started()
 
     def _run(self) -> None:
         while not self._stopping.is_set():

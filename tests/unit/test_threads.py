@@ -46,6 +46,21 @@ def test_it_is_alive_after_an_interrupted_join() -> None:
     assert not worker.is_alive()
 
 
+def test_a_second_start_changes_nothing() -> None:
+    ending = threading.Event()
+    worker = Worker(target=ending.wait, daemon=True)
+    worker.join_if_started()
+    worker.start()
+    with pytest.raises(RuntimeError):
+        worker.start()
+    assert worker.is_alive()
+    waiting = Worker(target=worker.join_if_started)
+    waiting.start()
+    ending.set()
+    waiting.join(60)
+    assert not waiting.is_alive()
+
+
 def test_a_join_ends_with_its_time() -> None:
     ending = threading.Event()
     worker = Worker(target=ending.wait, daemon=True)
