@@ -7,13 +7,16 @@ EXCLUSIVE on the table (an open ALTER TABLE, VACUUM FULL, a prepared transaction
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from cdcpipe.sql import quote_literal
 
 __all__ = [
+    "FIRST_USER_OID",
     "has_deferrable_key",
+    "has_identity",
     "identity_of",
     "is_identity_index",
     "key_numbers",
@@ -26,7 +29,7 @@ __all__ = [
 _SCHEMAS_LISTS_FILTERS_SINCE: Final = 150000
 _GENERATED_COLUMNS_SINCE: Final = 180000
 
-_FIRST_USER_OID: Final = 16384
+FIRST_USER_OID: Final = 16384
 """Tables with a smaller OID were created by initdb. The server does not publish them."""
 
 _PUBLISHED: Final = """(
@@ -73,13 +76,11 @@ _EXISTING: Final = """
 _EXISTING_NAMED: Final = "SELECT r.prpubid, r.prrelid FROM pg_catalog.pg_publication_rel r JOIN publication p ON p.oid = r.prpubid"
 
 _NEW: Final = """
-    SELECT 0::pg_catalog.oid AS oid, {all_tables} AS puballtables, false AS pubviaroot, true AS pubupdate, true AS pubdelete,
+    SELECT 0::pg_catalog.oid AS oid, {all_tables} AS puballtables, {via_root} AS pubviaroot, {has_updates} AS pubupdate,
+        {has_updates} AS pubdelete,
         false AS has_generated
 """
-_NEW_NAMED: Final = """
-    SELECT 0::pg_catalog.oid, c.oid FROM publishable c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-    JOIN pg_catalog.pg_class t ON t.oid = c.oid WHERE (n.nspname, t.relname) IN ({tables})
-"""
+_NEW_NAMED: Final = "SELECT 0::pg_catalog.oid, c.oid FROM publishable c WHERE c.oid IN ({relation_ids})"
 
 _SCHEMAS: Final = """
     UNION
@@ -120,7 +121,7 @@ def published(publications: Iterable[str], server_version: int, *, filters: bool
     return _PUBLISHED.format(
         publication=_EXISTING.format(names=", ".join(map(quote_literal, publications)), has_generated=has_generated),
         named=_EXISTING_NAMED,
-        first_user_oid=_FIRST_USER_OID,
+        first_user_oid=FIRST_USER_OID,
         schemas=_SCHEMAS if has_details else "",
         details=_DETAILS if has_details else "",
         list="r.prattrs" if has_details else "NULL::int2[]",
@@ -128,19 +129,28 @@ def published(publications: Iterable[str], server_version: int, *, filters: bool
     )
 
 
-def published_by_new(tables: Iterable[tuple[str, str]]) -> str:
-    """Return a subquery as `published` does, for a publication of ``tables`` (schema, name) that is still to be created.
+def published_by_new(
+    relation_ids: Iterable[int] | None,
+    *,
+    via_root: bool = False,
+    has_updates: bool = True,
+    column_lists: Mapping[int, Iterable[int]] = MappingProxyType({}),
+) -> str:
+    """Return a subquery as `published` does, for a publication that is still to be created.
 
-    If ``tables`` is empty, the publication is for all tables. Tables that can't be published are left out.
+    It is for the tables with these OIDs; None means all tables. Tables that can't be published are left out. ``has_updates``:
+    updates and deletes are published. ``column_lists`` has the numbers of the published columns of the tables that get a list.
     """
-    named = ", ".join(f"({quote_literal(schema)}, {quote_literal(name)})" for schema, name in tables)
+    lists = "".join(
+        f" WHEN {relation_id} THEN '{{{','.join(map(str, numbers))}}}'::int2[]" for relation_id, numbers in column_lists.items()
+    )
     return _PUBLISHED.format(
-        publication=_NEW.format(all_tables="false" if named else "true"),
-        named=_NEW_NAMED.format(tables=named or "(NULL, NULL)"),
-        first_user_oid=_FIRST_USER_OID,
+        publication=_NEW.format(all_tables=relation_ids is None, via_root=via_root, has_updates=has_updates),
+        named=_NEW_NAMED.format(relation_ids=", ".join(map(str, relation_ids or ())) or "NULL"),
+        first_user_oid=FIRST_USER_OID,
         schemas="",
         details="",
-        list="NULL::int2[]",
+        list=f"CASE n.relation::int8{lists} END" if lists else "NULL::int2[]",
         filters="NULL::text[]",
     )
 
@@ -212,3 +222,8 @@ def is_identity_index(index: str, relation: str) -> str:
         f"{index}.indrelid = {relation}.oid AND {index}.indisvalid AND {index}.indimmediate AND CASE {relation}.relreplident"
         f" WHEN 'd' THEN {index}.indisprimary WHEN 'i' THEN {index}.indisreplident ELSE false END"
     )
+
+
+def has_identity(relation: str) -> str:
+    """Return a condition that is true if each row of the table has a replica identity; ``relation`` is an alias of pg_class."""
+    return f"({relation}.relreplident = 'f' OR EXISTS (SELECT FROM pg_catalog.pg_index i WHERE {is_identity_index('i', relation)}))"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cdcpipe.pgoutput.transactions import SPILL_THRESHOLD
+from cdcpipe.publishing import NewPublication
 
 __all__ = ["PollConfig", "SlotConfig", "StreamConfig", "StreamOptions"]
 
@@ -15,7 +16,7 @@ class SlotConfig:
     """A slot of a server. With ``create`` the slot and its publications are created if they do not exist.
 
     - ``parameters`` are libpq's (see ``connection_parameters``).
-    - ``tables`` are the tables (schema, name) of a publication that has to be created; empty for all tables.
+    - ``new_publication`` says what a publication that has to be created publishes.
     - ``create_timeout_s`` limits the wait for running transactions.
     - ``failover``: whether a primary's standbys are to keep a copy of the slot. None: a new pgoutput slot gets this property where
       the server has it. True also turns it on for an existing slot.
@@ -26,7 +27,7 @@ class SlotConfig:
     create: bool = False
     plugin: str = "pgoutput"
     publications: tuple[str, ...] = ()
-    tables: tuple[tuple[str, str], ...] = ()
+    new_publication: NewPublication = field(default_factory=NewPublication)
     create_timeout_s: float | None = 60.0
     failover: bool | None = None
 

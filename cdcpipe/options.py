@@ -8,10 +8,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from cdcpipe.exposition import parse_address
+from cdcpipe.logs import FORMATS
+from cdcpipe.publishing import KEYLESS, REFUSE
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CONNECTION", "CREATED_TABLE", "CREATE_SLOT", "FAILOVER", "PUBLICATION", "SLOT", "Option", "OptionGroup"]
+__all__ = [
+    "CONNECTION",
+    "CREATE_SLOT",
+    "FAILOVER",
+    "LOG_FORMAT",
+    "METRICS",
+    "NEW_PUBLICATION",
+    "PUBLICATION",
+    "SLOT",
+    "Option",
+    "OptionGroup",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +83,45 @@ CREATE_SLOT: Final = _option(
     "-c", "--create-slot", is_flag=True, help="Make the publications and the slot, in this order, if they do not exist."
 )
 
-CREATED_TABLE: Final = _option(
-    "--table",
-    "tables",
-    multiple=True,
-    metavar="SCHEMA.NAME",
-    help="With -c, publish this table, and not all tables, in a publication that does not exist; repeatable.",
+NEW_PUBLICATION: Final = (
+    _option(
+        "--table",
+        "tables",
+        multiple=True,
+        metavar="SCHEMA.NAME",
+        help="With -c, publish this table, or with * those that match, and not all tables, in a publication that does not exist;"
+        " repeatable.",
+    ),
+    _option(
+        "--exclude-table",
+        "exclude_tables",
+        multiple=True,
+        metavar="SCHEMA.NAME",
+        help="With -c, leave this table, or with * those that match, out of a publication that does not exist; repeatable.",
+    ),
+    _option(
+        "--keyless",
+        metavar="|".join(KEYLESS),
+        default=REFUSE,
+        show_default=True,
+        help="With -c, if the server would refuse UPDATE and DELETE on tables without a key: create no publication; or publish"
+        " their INSERT and TRUNCATE alone, in a second publication NAME_keyless; or set REPLICA IDENTITY FULL on them.",
+    ),
+    _option(
+        "--via-root",
+        is_flag=True,
+        help="With -c, publish a partitioned table as one table, not as its partitions.",
+    ),
+    _option(
+        "--exclude-column",
+        "exclude_columns",
+        multiple=True,
+        metavar="SCHEMA.TABLE.COLUMN",
+        help="With -c, leave this column, or with * those that match, out of what the table publishes, so that it never leaves the"
+        " server (PostgreSQL 15); repeatable.",
+    ),
 )
-"""The options that say what a new publication publishes."""
+"""The options that say what a publication publishes that -c has to create."""
 
 FAILOVER: Final = _option(
     "--failover",
@@ -84,3 +130,20 @@ FAILOVER: Final = _option(
     help="Let the primary's standbys keep a copy of the slot, so that it survives a failover; yes also changes an existing slot.",
 )
 """Its value is yes or no: each command line adds the type."""
+
+METRICS: Final = _option(
+    "--metrics",
+    type=parse_address,
+    metavar="[HOST:]PORT",
+    show_default="none; the host is 127.0.0.1",
+    help="Serve metrics in the OpenMetrics format, for Prometheus, at http://HOST:PORT/metrics.",
+)
+
+LOG_FORMAT: Final = _option(
+    "--log-format",
+    metavar="|".join(FORMATS),
+    default=FORMATS[0],
+    show_default=True,
+    help="Write each line on stderr as text, or as a JSON object with time, level, part and message.",
+)
+"""Each command line adds the type, and sets the format before it reads the other options: it counts for mistakes in these, too."""

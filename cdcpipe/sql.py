@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from cdcpipe.errors import InvalidArgumentsError
 
-__all__ = ["SESSION_SETTINGS", "TRIM_NUMBERS", "patient", "quote_identifier", "quote_literal", "reading_rows"]
+__all__ = ["SESSION_SETTINGS", "TRIM_NUMBERS", "patient", "quote_identifier", "quote_literal", "quote_table", "reading_rows"]
 
 SESSION_SETTINGS: Mapping[str, str] = {
     "DateStyle": "ISO",
@@ -67,6 +67,11 @@ def quote_identifier(name: str) -> str:
     """Return ``name`` as a quoted identifier."""
     _refuse_nul(name)
     return '"' + name.replace('"', '""') + '"'
+
+
+def quote_table(schema: str, name: str) -> str:
+    """Return the quoted name of a table with its schema."""
+    return f"{quote_identifier(schema)}.{quote_identifier(name)}"
 
 
 def quote_literal(value: str) -> str:

@@ -28,6 +28,7 @@ import cloup
 from cdcpipe.errors import CommandError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.lsn import LSN
+from cdcpipe.masks import Masks
 from cdcpipe.replication.session import connected
 from cdcpipe.subcommands.checksum import Checksums, ServerTable, find_slot_state
 from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of
@@ -78,6 +79,7 @@ class _Server:
                     [(str(schema), str(name)) for schema, name in request["begin"]],
                     request.get("publications") or [],
                     trim_numbers=bool(request.get("trim_numbers")),
+                    masks=Masks.of(request.get("masks") or {}),
                 )
             if "slot" in request:
                 return self._slot(str(request["slot"]), request["publications"], LSN.parse(request["upto"]))
@@ -91,9 +93,9 @@ class _Server:
             return self._checksums.rows(table, key, [str(bucket) for bucket in request["buckets"]])
         return self._checksums.buckets(table, key)
 
-    def _begin(self, tables: list[tuple[str, str]], publications: list[str], *, trim_numbers: bool) -> dict[str, Any]:
+    def _begin(self, tables: list[tuple[str, str]], publications: list[str], *, trim_numbers: bool, masks: Masks) -> dict[str, Any]:
         system_id, database = self._checksums.system()
-        snapshot, found = self._checksums.begin(tables, publications, trim_numbers=trim_numbers)
+        snapshot, found = self._checksums.begin(tables, publications, trim_numbers=trim_numbers, masks=masks)
         self._tables = {(table.schema, table.name): table for table in found}
         return {
             "system_id": system_id,
@@ -109,6 +111,8 @@ class _Server:
                     "columns": [list(column) for column in table.columns],
                     "row_estimate": table.row_estimate,
                     "published_as": table.published_as,
+                    "hashed": sorted(table.hashed),
+                    "left_out": list(table.left_out),
                 }
                 for table in found
             ],

@@ -11,10 +11,17 @@ import cloup
 
 from cdcpipe.doctor.facts import Asked
 from cdcpipe.doctor.findings import Level, render, report
-from cdcpipe.options import CREATED_TABLE, PUBLICATION
+from cdcpipe.options import PUBLICATION
 from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.publishing import NewPublication, with_companions
 from cdcpipe.subcommands.doctor import doctor
-from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of, parse_table, slot_option
+from cli.options import (
+    CONTEXT_SETTINGS,
+    connection_options,
+    connection_parameters_of,
+    new_publication_options,
+    slot_option,
+)
 
 __all__ = ["command"]
 
@@ -38,7 +45,7 @@ Example:
     cloup.option(
         "-c", "--create-slot", is_flag=True, help="Judge a start with -c, which makes publications and slot that are not there."
     ),
-    cloup.option(*CREATED_TABLE.names, **CREATED_TABLE.settings),
+    *new_publication_options,
     cloup.option("-P", "--plugin", metavar="NAME", default="pgoutput", show_default=True, help="Judge a slot with this plugin."),
     cloup.option("--copy", is_flag=True, help="Judge a start that copies the tables first, and so has to read them."),
 )
@@ -53,6 +60,10 @@ def command(
     publications: tuple[str, ...],
     create_slot: bool,
     tables: tuple[str, ...],
+    exclude_tables: tuple[str, ...],
+    keyless: str,
+    via_root: bool,
+    exclude_columns: tuple[str, ...],
     plugin: str,
     copy: bool,
     quick: bool,
@@ -65,7 +76,14 @@ def command(
     several hosts, it also checks the settings that a failover from the primary to a standby needs. The exit code is 1 if an error
     is found.
     """
-    asked = Asked(slot, plugin, publications, tuple(parse_table(table) for table in tables), create_slot, copy)
+    new = NewPublication.of(
+        tables=tables,
+        exclude_tables=exclude_tables,
+        keyless=keyless,
+        via_root=via_root,
+        exclude_columns=exclude_columns,
+    )
+    asked = Asked(slot, plugin, with_companions(publications, new), new, create_slot, copy)
     found = doctor(connection_parameters_of(**connection), asked, quick=quick)
     if as_json:
         click.echo(json.dumps(report(found.findings, server=found.server), indent=1, ensure_ascii=False))

@@ -7,6 +7,7 @@ other meanings among these ten.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import signal
@@ -18,16 +19,17 @@ from typing import Any, NoReturn
 import click
 import cloup
 
+from cdcpipe import logs
 from cdcpipe.config import PollConfig, StreamConfig, StreamOptions
 from cdcpipe.errors import CdcpipeError
+from cdcpipe.exposition import Address, serving
 from cdcpipe.lsn import LSN, format_lsn
+from cdcpipe.options import LOG_FORMAT, METRICS
 from cdcpipe.pipe.exitcode import ExitCode
-from cdcpipe.subcommands.prepare import poll_until_free, stream
+from cdcpipe.streaming.metrics import StreamMetrics
+from cdcpipe.subcommands.poll import poll_until_free
+from cdcpipe.subcommands.stream import stream
 from cdcpipe.units import parse_seconds
-from cli.checksum import command as checksum_command
-from cli.ddl import command as ddl_command
-from cli.decode import command as decode_command
-from cli.doctor import command as doctor_command
 from cli.interrupt import Interrupted, interrupt
 from cli.options import (
     CONTEXT_SETTINGS,
@@ -40,8 +42,6 @@ from cli.options import (
     slot_options,
     whole_options,
 )
-from cli.prepare import command as prepare_command
-from cli.slot import command as slot_command
 
 __all__ = ["main", "run"]
 
@@ -51,7 +51,31 @@ STANDBY_INTERVAL_S = 0.1
 """How often a standby looks at the slot by default (``-i``). A standby should take over in well under a second."""
 
 
+COMMANDS = ("checksum", "ddl", "decode", "doctor", "prepare", "slot")
+"""The module of a subcommand in `cli` has its name, and a click command called ``command``."""
+
+
 class _Group(CommandGroup):
+    """The main command. A subcommand is imported only when it is called or listed, so that a stream starts sooner."""
+
+    def load(self, names: Sequence[str] = COMMANDS) -> None:
+        """Import subcommands, and add them to the group."""
+        for name in names:
+            if name not in self.commands:
+                self.add_command(importlib.import_module(f"cli.{name}").command)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        self.load()
+        return super().list_commands(ctx)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        self.load(args[:1] if args and args[0] in COMMANDS else COMMANDS)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.load()
+        super().format_commands(ctx, formatter)
+
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage(ctx.command_path, "--slot=NAME [OPTION]...", prefix="Usage:")
         formatter.write_usage(ctx.command_path, "COMMAND [OPTION]...", prefix="   or:")
@@ -182,6 +206,18 @@ Example:
         help="With -L or --standby, look this often.",
     ),
 )
+@cloup.option_group(
+    "Monitoring",
+    cloup.option(*METRICS.names, **METRICS.settings),
+    cloup.option(
+        *LOG_FORMAT.names,
+        type=click.Choice(logs.FORMATS),
+        is_eager=True,
+        expose_value=False,
+        callback=lambda _ctx, _param, name: logs.use(name),
+        **LOG_FORMAT.settings,
+    ),
+)
 @cloup.option(
     "-v", "--verbose", count=True, help="Say on stderr what is configured and what happens; -vv: each status update, too."
 )
@@ -195,14 +231,6 @@ def cdcpipe(ctx: click.Context, /, **options: Any) -> ExitCode | None:
     if ctx.invoked_subcommand is not None:
         return None
     return run(**options)
-
-
-cdcpipe.add_command(prepare_command)
-cdcpipe.add_command(checksum_command)
-cdcpipe.add_command(ddl_command)
-cdcpipe.add_command(decode_command)
-cdcpipe.add_command(doctor_command)
-cdcpipe.add_command(slot_command)
 
 
 def run(
@@ -237,6 +265,7 @@ def run(
     expect_lsn: LSN | None,
     idle_positions: bool,
     receive_timeout: float,
+    metrics: Address | None,
     **slot_options: Any,
 ) -> ExitCode:
     """Run one stream or one poll. The arguments are the options of the command line."""
@@ -253,10 +282,7 @@ def run(
     pgoutput_options = _pgoutput_options(
         proto_version=proto_version, binary=binary, messages=messages, streaming=streaming, two_phase=two_phase, origin=origin
     )
-    poll = PollConfig(
-        duration_s=poll_duration,
-        interval_s=poll_interval if poll_interval is not None else STANDBY_INTERVAL_S if standby else 1.0,
-    )
+    poll = PollConfig(poll_duration, poll_interval if poll_interval is not None else STANDBY_INTERVAL_S if standby else 1.0)
     config = StreamConfig(
         slot=slot,
         options=pgoutput_options | parse_options(plugin_options),
@@ -285,8 +311,15 @@ def run(
     _log_configuration(config, poll if poll_mode or standby else None)
     if poll_mode:
         return poll_until_free(slot, poll)
+    return _stream(config, metrics)
+
+
+def _stream(config: StreamConfig, metrics: Address | None) -> ExitCode:
+    """Run the stream, and serve its metrics."""
+    measured = StreamMetrics(config.slot.slot)
     try:
-        return stream(config)
+        with serving(metrics, measured.collect):
+            return stream(config, measured)
     except Interrupted:  # before the stream has begun; the exit code is the same as during the stream
         return ExitCode.SUCCESS
 
@@ -318,13 +351,15 @@ def _check_fd(fd: int) -> None:
 def _log_to_stderr(verbose: int) -> None:
     level = logging.WARNING if not verbose else logging.INFO if verbose == 1 else logging.DEBUG
     logging.basicConfig(stream=sys.stderr, level=level, format="cdcpipe: %(message)s", force=True)
+    if logs.is_json():
+        logging.root.handlers[0].setFormatter(logs.JsonFormatter())
 
 
 def _log_configuration(config: StreamConfig, poll: PollConfig | None) -> None:
     """Log the whole configuration. It can't contain a password."""
     slot = config.slot
     log.info("slot %s, create %s, plugin for a new slot %s", slot.slot, slot.create, slot.plugin)
-    log.info("publications %s, tables %s", list(slot.publications), [".".join(table) for table in slot.tables])
+    log.info("publications %s, a new one has %s", list(slot.publications), slot.new_publication)
     log.info(
         "plugin options %s",
         " ".join(key if value is None else f"{key}={value}" for key, value in config.options.items()) or "none",
@@ -380,7 +415,10 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
 
 def _complain(message: str, hint: str | None, code: ExitCode) -> ExitCode:
     """Write an error and its hint to stderr, and return the exit code."""
-    lines = [f"cdcpipe: error: {message}"] + ([f"cdcpipe: hint: {hint}"] if hint else [])
+    if logs.is_json():
+        lines = [logs.line("error", "cdcpipe", message, hint=hint, exit_code=int(code))]
+    else:
+        lines = [f"cdcpipe: error: {message}"] + ([f"cdcpipe: hint: {hint}"] if hint else [])
     with suppress(OSError):  # stderr may be closed; the exit code still tells of the error
         sys.stderr.write("\n".join(lines) + "\n")
         sys.stderr.flush()

@@ -10,7 +10,8 @@ import cloup
 
 from cdcpipe.config import SlotConfig
 from cdcpipe.libpq.parameters import connection_parameters
-from cdcpipe.options import CONNECTION, CREATE_SLOT, CREATED_TABLE, FAILOVER, PUBLICATION, SLOT
+from cdcpipe.options import CONNECTION, CREATE_SLOT, FAILOVER, NEW_PUBLICATION, PUBLICATION, SLOT
+from cdcpipe.publishing import NewPublication, with_companions
 from cdcpipe.units import parse_seconds, parse_size
 
 __all__ = [
@@ -18,10 +19,10 @@ __all__ = [
     "CommandGroup",
     "connection_options",
     "connection_parameters_of",
+    "new_publication_options",
     "output_options",
     "output_plugin",
     "parse_options",
-    "parse_table",
     "slot_config",
     "slot_option",
     "slot_options",
@@ -48,6 +49,9 @@ connection_options = cloup.option_group(
     CONNECTION.title, CONNECTION.help, *(cloup.option(*option.names, **option.settings) for option in CONNECTION.options)
 )
 
+new_publication_options = tuple(cloup.option(*option.names, **option.settings) for option in NEW_PUBLICATION)
+"""The options for a publication that has to be created. `NewPublication.of` takes their values."""
+
 slot_option = cloup.option(*SLOT.names, required=True, **SLOT.settings)
 
 
@@ -58,7 +62,7 @@ def slot_options(*, is_required: bool) -> Decorator:
         cloup.option(*SLOT.names, required=is_required, **SLOT.settings),
         cloup.option(*PUBLICATION.names, **PUBLICATION.settings),
         cloup.option(*CREATE_SLOT.names, **CREATE_SLOT.settings),
-        cloup.option(*CREATED_TABLE.names, **CREATED_TABLE.settings),
+        *new_publication_options,
         cloup.option(
             "-P",
             "--plugin",
@@ -154,15 +158,6 @@ def _parse_parameter(text: str) -> tuple[str, str]:
     return key, value
 
 
-def parse_table(text: str) -> tuple[str, str]:
-    """Return the schema and the name of a table given as SCHEMA.NAME."""
-    schema, dot, name = text.partition(".")
-    if not schema or not dot or not name:
-        msg = f"--table takes SCHEMA.NAME, not {text!r}"
-        raise click.UsageError(msg)
-    return schema, name
-
-
 def slot_config(
     *,
     slot: str | None,
@@ -172,18 +167,29 @@ def slot_config(
     failover: str | None,
     publications: Sequence[str],
     tables: Sequence[str],
+    exclude_tables: Sequence[str],
+    keyless: str,
+    via_root: bool,
+    exclude_columns: Sequence[str],
     **connection: Any,
 ) -> SlotConfig:
     """Build the slot's configuration from ``slot_options`` and ``connection_options``."""
     if not slot:
         raise click.UsageError("--slot NAME has to be given")
+    new = NewPublication.of(
+        tables=tables,
+        exclude_tables=exclude_tables,
+        keyless=keyless,
+        via_root=via_root,
+        exclude_columns=exclude_columns,
+    )
     return SlotConfig(
         parameters=connection_parameters_of(**connection),
         slot=slot,
         create=create_slot,
         plugin=plugin or "pgoutput",
-        publications=tuple(publications),
-        tables=tuple(parse_table(table) for table in tables),
+        publications=with_companions(publications, new),
+        new_publication=new,
         create_timeout_s=create_timeout or None,
         failover=None if failover is None else failover == "yes",
     )

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
+from cdcpipe.publishing import NewPublication
+from cdcpipe.replication.selection import Selection
 from cdcpipe.replication.tables import PublishedTable, TypeWithoutBinary
 
 __all__ = [
@@ -32,13 +35,14 @@ __all__ = [
 class Asked:
     """The task that the user plans: to stream from a slot.
 
-    With ``create`` the slot is created first, with ``copy`` the tables are copied first.
+    ``new`` says what a publication that does not exist will publish. With ``create`` the slot is created first, with ``copy`` the
+    tables are copied first.
     """
 
     slot: str
     plugin: str = "pgoutput"
     publications: tuple[str, ...] = ()
-    tables: tuple[tuple[str, str], ...] = ()
+    new: NewPublication = field(default_factory=NewPublication)
     create: bool = False
     copy: bool = False
 
@@ -233,8 +237,10 @@ class Facts:
     without_binary: tuple[TypeWithoutBinary, ...] = ()
     ddl_triggers: Mapping[str, str] = field(default_factory=dict)
     """The event triggers of DDL capture, with their state as in pg_event_trigger.evtenabled; empty if it is not installed."""
-    unknown_tables: tuple[str, ...] = ()
-    """Those of ``asked.tables`` that can't be published, or do not exist."""
+    selection: Selection | None = None
+    """The tables of a publication that has to be created; None if there is none to create, or no tables were found."""
+    selection_problem: CdcpipeError | None = None
+    """Why no tables were found."""
 
     @property
     def slot(self) -> SlotState | None:

@@ -101,7 +101,8 @@ def survey(connection: Connection, asked: Asked, *, quick: bool = False) -> Fact
         restrictions=tables.restrictions,
         left_out=tables.left_out,
         without_binary=tables.without_binary,
-        unknown_tables=tables.unknown,
+        selection=tables.selection,
+        selection_problem=tables.selection_problem,
     )
 
 

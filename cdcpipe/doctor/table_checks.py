@@ -7,8 +7,10 @@ from types import MappingProxyType
 
 from cdcpipe.doctor.facts import Facts, Partition, Restriction, Table
 from cdcpipe.doctor.findings import Verdict, error, ok, warning
-from cdcpipe.doctor.words import listed, table_name
-from cdcpipe.sql import quote_identifier
+from cdcpipe.doctor.words import listed
+from cdcpipe.publishing import FULL
+from cdcpipe.replication.new_publications import contents, identity_statements
+from cdcpipe.sql import quote_identifier, quote_table
 from cdcpipe.units import format_size
 
 __all__ = ["CHECKS"]
@@ -43,28 +45,32 @@ def publications(facts: Facts) -> Iterator[Verdict]:
             yield error(f"{what} is not there", reason, f"let an administrator run {_create_publication(facts, name)}")
         else:
             yield ok(f"{what} is not there: -c makes it")
-    for name in facts.unknown_tables:
-        fix = "name an ordinary or partitioned table: --table SCHEMA.NAME"
-        yield error(
-            "it can't be published", "it is not there, or a view, a foreign, unlogged or temporary table", fix, subject=name
-        )
+    if facts.selection_problem is not None:
+        yield error(facts.selection_problem.message, "-c can't create the publication", facts.selection_problem.hint or "")
 
 
 def _cannot_create(facts: Facts) -> str | None:
     role = facts.role
     if role.is_superuser:
         return None
-    if not facts.asked.tables:
+    if facts.selection is None or facts.selection.is_all:
         return f"a publication of all tables takes a superuser, which {role.name} is not"
     if not role.can_create:
         return f"{role.name} may not make objects in database {facts.server.database}"
-    foreign = [table.name for table in facts.tables if not table.is_owned]
+    foreign = [table.full_name for table in facts.selection.tables if not table.is_owned]
     return f"{role.name} does not own {listed(foreign)}" if foreign else None
 
 
 def _create_publication(facts: Facts, name: str) -> str:
-    tables = ", ".join(table_name(*table) for table in facts.asked.tables)
-    return f"CREATE PUBLICATION {quote_identifier(name)} FOR {f'TABLE {tables}' if tables else 'ALL TABLES'}"
+    if facts.selection is None:
+        return f"CREATE PUBLICATION {quote_identifier(name)} FOR ALL TABLES"
+    wanted = facts.asked.new
+    return "; ".join(
+        (
+            *identity_statements(facts.selection, wanted),
+            *(each.statement for each in contents(name, facts.selection, wanted)),
+        )
+    )
 
 
 def operations(facts: Facts) -> Iterator[Verdict]:
@@ -136,13 +142,17 @@ def _each(
 def identity(facts: Facts) -> Iterator[Verdict]:
     """Judge whether the publication makes the server refuse the application's UPDATE and DELETE."""
     found = [table for table in facts.tables if table.published.refused]
+    if facts.asked.create and facts.asked.new.keyless == FULL and facts.selection is not None and not facts.publications:
+        if found:
+            yield ok(f"-c sets REPLICA IDENTITY FULL on {listed(facts.selection.lacking)}")
+        return
     for table in found:
         refused = " and ".join(table.published.refused)
         partitions = [each for each in table.partitions if each.identity is None]
         yield error(
             f"{_lack(table, partitions)}, and the publication has {refused}",
             f"the server refuses {refused} on it, to every application",
-            "; ".join(f"ALTER TABLE {table_name(each.schema, each.name)} REPLICA IDENTITY FULL" for each in partitions[:3])
+            "; ".join(f"ALTER TABLE {quote_table(each.schema, each.name)} REPLICA IDENTITY FULL" for each in partitions[:3])
             + ("; …" if len(partitions) > 3 else "")
             + "; or give it a primary key",
             subject=table.name,
@@ -209,7 +219,7 @@ def partitions(facts: Facts) -> Iterator[Verdict]:
                     f"partition {each.schema}.{each.name} identifies rows by {listed(each.identity or ())},"
                     f" and the table by {listed(table.identity)}",
                     "of its updated and deleted rows the server does not send the table's key",
-                    f"ALTER TABLE {table_name(each.schema, each.name)} REPLICA IDENTITY FULL",
+                    f"ALTER TABLE {quote_table(each.schema, each.name)} REPLICA IDENTITY FULL",
                     subject=table.name,
                 )
 
@@ -229,7 +239,7 @@ def generated(facts: Facts) -> Iterator[Verdict]:
                     f"its replica identity has the generated column {listed(missing)}, which is not published",
                     "the server refuses UPDATE and DELETE on it, to every application",
                     f"ALTER PUBLICATION {_first_publication(facts)} SET (publish_generated_columns = stored), or another"
-                    f" replica identity: ALTER TABLE {table_name(each.schema, each.name)} REPLICA IDENTITY USING INDEX …",
+                    f" replica identity: ALTER TABLE {quote_table(each.schema, each.name)} REPLICA IDENTITY USING INDEX …",
                     subject=table.name,
                 )
 
@@ -259,7 +269,7 @@ def restrictions(facts: Facts) -> Iterator[Verdict]:
 
 def _clashes(found: Restriction, partition: Partition) -> Iterator[Verdict]:
     """Yield a verdict for each conflict of a publication's column list and row filter with a table's or partition's identity."""
-    table, name = table_name(partition.schema, partition.name), f"{found.schema}.{found.name}"
+    table, name = quote_table(partition.schema, partition.name), f"{found.schema}.{found.name}"
     publication = quote_identifier(found.publication)
     refused = " and ".join(kind.upper() for kind in _NEED_IDENTITY if kind in found.operations)
     why = f"the server refuses {refused} on it, to every application"
@@ -275,7 +285,7 @@ def _clashes(found: Restriction, partition: Partition) -> Iterator[Verdict]:
     missing = [column for column in partition.identity if column not in found.columns]
     if is_full or missing:
         lacks = "some columns, and the replica identity is FULL" if is_full else f"{listed(missing)} of the replica identity"
-        root = table_name(found.schema, found.name)
+        root = quote_table(found.schema, found.name)
         columns = "" if is_full else f" ({', '.join(map(quote_identifier, (*found.columns, *missing)))})"
         where = "" if found.filtered_by is None else " WHERE (…as before…)"
         alter = f"ALTER PUBLICATION {publication}"
@@ -301,7 +311,7 @@ def left_out(facts: Facts) -> Iterator[Verdict]:
         what = f"it is {'a foreign table' if each.kind == 'foreign' else 'unlogged'}"
         what += f", and a partition of {each.parent}" if each.parent else ""
         fix = (
-            f"ALTER TABLE {table_name(each.schema, each.name)} SET LOGGED"
+            f"ALTER TABLE {quote_table(each.schema, each.name)} SET LOGGED"
             if each.kind == "unlogged"
             else "stream it from the server that has it"
         )
@@ -320,7 +330,7 @@ def binary(facts: Facts) -> Iterator[Verdict]:
 
 
 def _sql(table: Table) -> str:
-    return table_name(table.published.schema, table.published.name)
+    return quote_table(table.published.schema, table.published.name)
 
 
 CHECKS: Mapping[str, Callable[[Facts], Iterator[Verdict]]] = MappingProxyType(

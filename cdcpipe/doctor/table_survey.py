@@ -7,9 +7,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cdcpipe.catalog_sql import identity_of, leaves_of, published, published_by_new
+from cdcpipe.catalog_sql import identity_of, leaves_of, published
 from cdcpipe.doctor.facts import Asked, LeftOut, Partition, Publication, Restriction, Table
+from cdcpipe.errors import CdcpipeError, InitError
 from cdcpipe.libpq.connection import Connection
+from cdcpipe.publishing import own
+from cdcpipe.replication.new_publications import contents
+from cdcpipe.replication.selection import Selection, select
 from cdcpipe.replication.tables import PublishedTable, TypeWithoutBinary, describe, types_without_binary, unreadable
 from cdcpipe.sql import quote_literal
 
@@ -27,7 +31,8 @@ class Tables:
     restrictions: tuple[Restriction, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     without_binary: tuple[TypeWithoutBinary, ...] = ()
-    unknown: tuple[str, ...] = ()
+    selection: Selection | None = None
+    selection_problem: CdcpipeError | None = None
 
 
 def survey(connection: Connection, asked: Asked) -> Tables:
@@ -37,16 +42,25 @@ def survey(connection: Connection, asked: Asked) -> Tables:
     version = connection.server_version
     publications = _publications(connection, asked.publications)
     names = [publication.name for publication in publications]
-    new = [published_by_new(asked.tables)] if asked.create and len(names) < len(asked.publications) else []
+    selection, problem = None, None
+    if len(names) < len(asked.publications):
+        try:
+            selection = select(connection, asked.new)
+        except InitError as ex:
+            problem = ex
+    missing = own([name for name in asked.publications if name not in names])
+    made = contents(missing[0], selection, asked.new) if missing and selection is not None else []
+    new = [each.source for each in made] if asked.create else []
     sources = ([published(names, version)] if names else []) + new
     tables = {table.relation_id: table for source in reversed(sources) for table in describe(connection, source)}
     return Tables(
         publications=publications,
         tables=_tables(connection, tables, _column_sets(connection, [published([name], version) for name in names] + new)),
         restrictions=_restrictions(connection, names) if names and version >= _SCHEMAS_LISTS_FILTERS_SINCE else (),
-        left_out=_left_out(connection, publications, asked.tables if new else None),
+        left_out=_left_out(connection, publications, selection if new else None),
         without_binary=tuple(each for source in sources for each in types_without_binary(connection, source)),
-        unknown=_unknown(connection, asked.tables) if new else (),
+        selection=selection,
+        selection_problem=problem if asked.create else None,
     )
 
 
@@ -119,11 +133,11 @@ def _tables(connection: Connection, found: Mapping[int, PublishedTable], column_
         f" ({pages}) * pg_catalog.current_setting('block_size')::int8, {identity_of('c')}::text, {_partitions('c.oid')}"
         f" FROM pg_catalog.pg_class c WHERE c.oid IN ({', '.join(map(str, found))})"
     )
-    hidden = set(unreadable(connection, list(found.values())))
+    hidden = {(each.schema, each.name) for each in unreadable(connection, list(found.values()))}
     tables = [
         Table(
             published=(published := found[int(oid or 0)]),
-            is_readable=f"{published.schema}.{published.name}" not in hidden,
+            is_readable=(published.schema, published.name) not in hidden,
             hides_rows=hides_rows == "t",
             is_owned=is_owned == "t",
             size_bytes=int(size or 0),
@@ -171,22 +185,20 @@ def _restrictions(connection: Connection, names: Sequence[str]) -> tuple[Restric
     )
 
 
-def _left_out(
-    connection: Connection, publications: Sequence[Publication], new: Sequence[tuple[str, str]] | None
-) -> tuple[LeftOut, ...]:
+def _left_out(connection: Connection, publications: Sequence[Publication], new: Selection | None) -> tuple[LeftOut, ...]:
     """Return the tables that publications of all tables, of schemas and of partitioned tables leave out.
 
     ``new`` are the tables of a publication still to be created.
     """
-    is_all = any(each.all_tables for each in publications) or (new is not None and not new)
+    is_all = any(each.all_tables for each in publications) or (new is not None and new.is_all)
+    oids = ", ".join(str(each.relation_id) for each in new.tables) if new is not None and new.tables else "NULL"
     schemas = _sql_list({schema for each in publications for schema in each.schemas}) or "NULL"
     names = _sql_list(each.name for each in publications) or "NULL"
     rows = connection.execute(
         "WITH RECURSIVE part (root, oid) AS ("
         " SELECT r.prrelid, r.prrelid FROM pg_catalog.pg_publication_rel r"
         f"  JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid AND p.pubname IN ({names})"
-        "  UNION SELECT c.oid, c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
-        f"  WHERE (n.nspname, c.relname) IN ({_pairs(new or ())})"
+        f"  UNION SELECT c.oid, c.oid FROM pg_catalog.pg_class c WHERE c.oid IN ({oids})"
         " UNION SELECT part.root, i.inhrelid FROM part JOIN pg_catalog.pg_inherits i ON i.inhparent = part.oid)"
         " SELECT n.nspname, c.relname, CASE c.relkind WHEN 'f' THEN 'foreign' ELSE 'unlogged' END,"
         "  min(rn.nspname || '.' || root.relname)"
@@ -198,19 +210,3 @@ def _left_out(
         f" AND ({is_all} OR n.nspname IN ({schemas}) OR root.oid IS NOT NULL) GROUP BY 1, 2, 3 ORDER BY 1, 2"
     )
     return tuple(LeftOut(schema or "", name or "", kind or "", parent) for schema, name, kind, parent in rows)
-
-
-def _unknown(connection: Connection, tables: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """Return those of the tables that can't be published."""
-    if not tables:
-        return ()
-    rows = connection.execute(
-        f"SELECT v.schema, v.name FROM (VALUES {_pairs(tables)}) AS v (schema, name) WHERE NOT EXISTS ("
-        " SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
-        " WHERE n.nspname = v.schema AND c.relname = v.name AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p')"
-    )
-    return tuple(f"{schema}.{name}" for schema, name in rows)
-
-
-def _pairs(tables: Sequence[tuple[str, str]]) -> str:
-    return ", ".join(f"({quote_literal(schema)}, {quote_literal(name)})" for schema, name in tables) or "(NULL, NULL)"

@@ -21,7 +21,7 @@ from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError, Serve
 from cdcpipe.libpq import hosts
 from cdcpipe.libpq.connecting import connect, current_host, named_hosts
 from cdcpipe.libpq.parameters import effective_parameters
-from cdcpipe.libpq.server_errors import lost_error, server_error
+from cdcpipe.libpq.server_errors import Failure, lost_error, server_error
 from cdcpipe.libpq.waiting import NO_LIMIT, OverdueError, wait
 from cdcpipe.sql import quote_identifier, quote_literal
 
@@ -81,7 +81,7 @@ class Connection:
         self._pgconn.nonblocking = 1
         self._pgconn.notice_handler = self._on_notice
 
-    def _on_notice(self, result: pq.abc.PGresult) -> None:
+    def _on_notice(self, result: Failure) -> None:
         fields = [
             (result.error_field(code) or b"").decode("utf-8", "replace")
             for code in (

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from psycopg import pq
 
 from cdcpipe import sqlstate
 from cdcpipe.errors import ConnectionClosedError, ServerError
 
-__all__ = ["connection_hint", "lost_error", "server_error"]
+__all__ = ["Failure", "connection_hint", "loss", "lost_error", "server_error"]
+
+
+class Failure(Protocol):
+    """What the server says of an error: a result of libpq, or `cdcpipe.libpq.direct_copy.Fields`."""
+
+    @property
+    def error_message(self) -> bytes:
+        """The text if there are no fields."""
+
+    def error_field(self, code: pq.DiagnosticField, /) -> bytes | None:
+        """Return a field."""
+
 
 _HINTS = {
     sqlstate.INVALID_PASSWORD: "set PGPASSWORD, or use a password file or a service file",
@@ -25,7 +39,7 @@ _HINTS = {
 """SQLSTATE → what the user can do."""
 
 
-def server_error(result: pq.abc.PGresult) -> ServerError | ConnectionClosedError:
+def server_error(result: Failure) -> ServerError | ConnectionClosedError:
     """Return the error for a failed result.
 
     If the server has ended the session, this is a ConnectionClosedError, because the data has no error.
@@ -42,15 +56,19 @@ def server_error(result: pq.abc.PGresult) -> ServerError | ConnectionClosedError
     return ServerError(message, sqlstate=state, hint=hint or None)
 
 
-def _field(result: pq.abc.PGresult, code: pq.DiagnosticField) -> str:
+def _field(result: Failure, code: pq.DiagnosticField) -> str:
     return (result.error_field(code) or b"").decode("utf-8", "replace").strip()
 
 
 def lost_error(pgconn: pq.abc.PGconn) -> ConnectionClosedError:
     """Return the error for a lost connection."""
     message = pgconn.get_error_message().strip()
-    first_line = message.splitlines()[0] if message else "connection lost"
-    return ConnectionClosedError(f"the connection to the server was lost: {first_line}")
+    return loss(message.splitlines()[0] if message else "connection lost")
+
+
+def loss(how: str) -> ConnectionClosedError:
+    """Return the error for a connection that was lost in this way."""
+    return ConnectionClosedError(f"the connection to the server was lost: {how}")
 
 
 def connection_hint(message: str) -> str:

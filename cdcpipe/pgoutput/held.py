@@ -202,6 +202,11 @@ class HeldTransactions:
         """Return how many bytes of memory are left; negative if there are too many."""
         return self._spill_threshold - sum(len(held.buffer) for held in self.all())
 
+    def sizes(self) -> tuple[int, int]:
+        """Return how many bytes are in memory, and how many in spills. Another thread may ask."""
+        spills = [held.spill for held in self.all()]
+        return self._spill_threshold - self.free_bytes(), sum(spill.size for spill in spills if spill is not None)
+
     def close(self) -> None:
         """Drop all of them."""
         for held in self.all():

@@ -328,6 +328,11 @@ class Transactions:
                 taken += piece
         return bytes(taken)
 
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How many bytes of transactions in progress are in memory, and how many in files. Another thread may ask."""
+        return self._held.sizes()
+
     def close(self) -> None:
         """Drop all held transactions."""
         self._held.close()

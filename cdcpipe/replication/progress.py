@@ -78,7 +78,8 @@ class Progress:
         self._asked_lsn = 0
         """The highest feedback, limited to what was written."""
         self._idle_lsn = 0
-        self._heard_at = now
+        self.heard_at = now
+        """When the server has last sent something, or the loop was last not reading from it."""
         self._sent_at = now
         self._reply_wanted = False
         self._feedback_due_at = NEVER
@@ -137,7 +138,7 @@ class Progress:
 
     def heard(self, now: float) -> None:
         """Restart the silence timer: the server has sent something, or the loop was not reading from it."""
-        self._heard_at = now
+        self.heard_at = now
 
     # Events from the consumer
 
@@ -229,13 +230,13 @@ class Progress:
         if self.status_interval_s > 0:
             due_at = min(due_at, self._sent_at + self.status_interval_s)
         if self.silence_limit_s > 0:
-            half = self._heard_at + self.silence_limit_s / 2
-            due_at = min(due_at, half if self._sent_at < half else self._heard_at + self.silence_limit_s)
+            half = self.heard_at + self.silence_limit_s / 2
+            due_at = min(due_at, half if self._sent_at < half else self.heard_at + self.silence_limit_s)
         return due_at
 
     def is_lost(self, now: float) -> bool:
         """Tell whether the server has been silent for longer than the limit."""
-        return 0 < self.silence_limit_s <= now - self._heard_at
+        return 0 < self.silence_limit_s <= now - self.heard_at
 
     def status(self, now: float) -> Status:
         """Return the status update to send now, and restart the timer.
@@ -245,7 +246,7 @@ class Progress:
         "no opinion". The server can then shut down, and keeps everything that was not confirmed.
         """
         no_opinion = self._reply_wanted and self.is_outstanding
-        silent = self.silence_limit_s > 0 and now - self._heard_at >= self.silence_limit_s / 2
+        silent = self.silence_limit_s > 0 and now - self.heard_at >= self.silence_limit_s / 2
         self._sent_at = now
         self._reply_wanted = False
         self._feedback_due_at = NEVER

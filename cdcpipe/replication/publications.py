@@ -6,38 +6,51 @@ not a walsender's (replication/slots.py says why).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 
 from cdcpipe import sqlstate
 from cdcpipe.errors import InitError, ServerError
 from cdcpipe.libpq.connection import Connection
+from cdcpipe.publishing import FULL, INSERT_ONLY, NewPublication
 from cdcpipe.replication import table_locks
+from cdcpipe.replication.new_publications import contents, identity_statements, split_note, unnamed_companion
+from cdcpipe.replication.selection import Selection
 from cdcpipe.replication.server import is_standby
 from cdcpipe.sql import quote_identifier, quote_literal
 
 __all__ = ["check_publications", "create_publication", "missing_publications"]
 
+log = logging.getLogger(__name__)
 
-def create_publication(connection: Connection, name: str, tables: Sequence[tuple[str, str]]) -> None:
-    """Create a publication for ``tables`` (schema, name). If ``tables`` is empty, it is for all tables."""
-    what = ", ".join(f"{quote_identifier(schema)}.{quote_identifier(table)}" for schema, table in tables)
-    target = f"FOR TABLE {what}" if what else "FOR ALL TABLES"
+
+def create_publication(connection: Connection, name: str, selection: Selection, wanted: NewPublication) -> None:
+    """Create a publication, with its companion if it gets one, and set replica identities if asked to, in one transaction."""
+    made = contents(name, selection, wanted)
+    statements = [*identity_statements(selection, wanted), *(each.statement for each in made)]
     try:
-        with table_locks.naming_locks(connection, tables):
-            # The command locks the tables. While it waits for a lock, every later request for that table waits behind it.
+        with table_locks.naming_locks(connection, [(each.schema, each.name) for each in selection.tables]):
+            # The commands lock the tables. While they wait for a lock, every later request for that table waits behind them.
             limit = quote_literal(table_locks.LOCK_TIMEOUT)
-            connection.execute(f"SET LOCAL lock_timeout = {limit}; CREATE PUBLICATION {quote_identifier(name)} {target}")
+            connection.execute(f"SET LOCAL lock_timeout = {limit}; {'; '.join(statements)}")
     except ServerError as ex:
         if ex.sqlstate == sqlstate.DUPLICATE_OBJECT:
             return
         if ex.sqlstate == sqlstate.READ_ONLY_SQL_TRANSACTION and is_standby(connection):
             raise InitError(
                 f"there is no publication {name!r}, and a standby can't make one",
-                hint=f"on the primary: CREATE PUBLICATION {quote_identifier(name)} {target}; start again once the standby has it",
+                hint=f"on the primary: {'; '.join(statements)}; start again once the standby has it",
             ) from ex
         msg = f"publication {name!r} could not be created: {ex.message}"
-        hint = "a publication of all tables takes a superuser: name the tables (--table SCHEMA.NAME)" if not what else ex.hint
-        raise InitError(msg, hint=hint) from ex
+        hint = "a publication of all tables takes a superuser: name tables of yours (--table SCHEMA.NAME, or --table 'SCHEMA.*')"
+        raise InitError(msg, hint=hint if made[0].is_all else ex.hint) from ex
+    keyless = ", ".join(selection.lacking)
+    if wanted.keyless == FULL and keyless:
+        log.warning("REPLICA IDENTITY FULL is set now on the tables that have no key: %s", keyless)
+    if wanted.keyless == INSERT_ONLY and keyless:
+        log.warning("publication %r has only INSERT and TRUNCATE of the tables that have no key: %s", made[1].name, keyless)
+    if (note := split_note(selection, wanted)) is not None:
+        log.warning("%s", note)
 
 
 def missing_publications(connection: Connection, names: Iterable[str]) -> list[str]:
@@ -59,4 +72,10 @@ def check_publications(connection: Connection, names: Sequence[str]) -> None:
         raise InitError(
             msg,
             hint="CREATE PUBLICATION, or -c with --table; a slot sees only publications that are older than its position",
+        )
+    if (second := unnamed_companion(connection, names)) is not None:
+        raise InitError(
+            f"publication {second!r}, which has tables without a key, belongs to a publication of this stream, and is not named",
+            hint=f"name it: --publication {second}; for a stream without these tables: COMMENT ON PUBLICATION"
+            f" {quote_identifier(second)} IS NULL",
         )

@@ -188,10 +188,12 @@ def slot_in_use_message(slot: Slot) -> str:
     return f"replication slot {slot.name!r} is in use by server process {slot.active_pid}"
 
 
-def start_stream(walsender: Walsender, slot: str, start_lsn: int, options: Mapping[str, str | None]) -> None:
-    """Run START_REPLICATION. Raises SlotDoesNotExistError, SlotInUseError or InitError."""
+def start_stream(
+    walsender: Walsender, slot: str, start_lsn: int, options: Mapping[str, str | None], *, may_be_direct: bool = False
+) -> None:
+    """Run START_REPLICATION. Raises SlotDoesNotExistError, SlotInUseError or InitError. ``may_be_direct``: see `Walsender`."""
     try:
-        walsender.execute(start_replication(slot, start_lsn, options))
+        walsender.start_copy(start_replication(slot, start_lsn, options), may_be_direct=may_be_direct)
     except ServerError as ex:
         if ex.sqlstate == sqlstate.UNDEFINED_OBJECT:
             raise missing_slot_error(slot) from ex

@@ -6,28 +6,31 @@ Every function takes an ordinary ``Connection``. ``source`` is a subquery of `ca
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from cdcpipe.catalog_sql import has_deferrable_key, is_identity_index, leaves_of, primary_key_of, published
+from cdcpipe.catalog_sql import has_deferrable_key, has_identity, leaves_of, primary_key_of, published
 from cdcpipe.errors import InitError
 from cdcpipe.libpq.connection import Connection
+from cdcpipe.sql import quote_identifier, quote_table
 
 __all__ = [
     "PublishedTable",
     "TableColumn",
     "TypeWithoutBinary",
+    "Unreadable",
     "check_binary_forms",
     "check_readable",
     "describe",
+    "few",
     "published_tables",
     "types_without_binary",
     "unreadable",
 ]
 
 
-_SHOWN_TABLES = 5
+_SHOWN: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,14 @@ class TypeWithoutBinary(NamedTuple):
     type_name: str
 
 
+class Unreadable(NamedTuple):
+    """A table that this user may not read. ``has_usage``: it may use the table's schema."""
+
+    schema: str
+    name: str
+    has_usage: bool
+
+
 def published_tables(connection: Connection, names: Sequence[str]) -> list[PublishedTable]:
     """Return the tables of the publications, by name."""
     return describe(connection, published(names, connection.server_version))
@@ -83,15 +94,11 @@ def published_tables(connection: Connection, names: Sequence[str]) -> list[Publi
 
 def describe(connection: Connection, source: str) -> list[PublishedTable]:
     """Return the tables of ``source``, by name."""
-    has_identity = (
-        "SELECT bool_and(leaf.relreplident = 'f'"
-        f" OR EXISTS (SELECT FROM pg_catalog.pg_index i WHERE {is_identity_index('i', 'leaf')}))"
-        f" FROM pg_catalog.pg_class leaf WHERE leaf.oid IN {leaves_of('c.oid')}"
-    )
+    is_identified = f"SELECT bool_and({has_identity('leaf')}) FROM pg_catalog.pg_class leaf WHERE leaf.oid IN {leaves_of('c.oid')}"
     rows = connection.execute(
         f"SELECT n.nspname, c.relname, c.oid, c.relreplident, {primary_key_of('c.oid')}::text, {has_deferrable_key('c.oid')},"
         # For a partitioned table, the identities of its partitions decide.
-        f" CASE WHEN coalesce(({has_identity}), true) THEN '[]'::json ELSE (SELECT json_agg(v.command) FROM (VALUES"
+        f" CASE WHEN coalesce(({is_identified}), true) THEN '[]'::json ELSE (SELECT json_agg(v.command) FROM (VALUES"
         "   ('UPDATE', p.has_updates), ('DELETE', p.has_deletes)) AS v (command, is_published) WHERE v.is_published) END::text,"
         " (SELECT json_agg(json_build_array(a.attname, a.attnum, a.atttypid::int8, a.atttypmod,"
         "    (a.attmissingval::text::text[])[1],"
@@ -154,26 +161,45 @@ def types_without_binary(connection: Connection, source: str) -> list[TypeWithou
 
 
 def check_readable(connection: Connection, tables: Sequence[PublishedTable]) -> None:
-    """Raise InitError unless this user may read the published columns of all the tables. The error names the others."""
-    names = unreadable(connection, tables)
-    if names:
-        user = connection.execute("SELECT current_user")[0][0]
-        shown = ", ".join(names[:_SHOWN_TABLES]) + (f" and {len(names) - _SHOWN_TABLES} more" if len(names) > _SHOWN_TABLES else "")
-        raise InitError(f"user {user!r} may not read {shown}", hint="GRANT it SELECT on the tables, and USAGE on their schemas")
+    """Raise InitError unless this user may read the published columns of all the tables. It has the GRANT for the others."""
+    found = unreadable(connection, tables)
+    if found:
+        user = connection.execute("SELECT current_user")[0][0] or ""
+        names = [f"{each.schema}.{each.name}" for each in found]
+        raise InitError(f"user {user!r} may not read {few(names)}", hint="; ".join(_grants(user, found)))
 
 
-def unreadable(connection: Connection, tables: Sequence[PublishedTable]) -> list[str]:
-    """Return the tables (``schema.name``) of which this user may not read every published column."""
+def _grants(user: str, found: Sequence[Unreadable]) -> Iterator[str]:
+    """Yield the SQL that lets the user read the tables: each of them, or if they are many, all of their schemas."""
+    role = quote_identifier(user)
+    schemas = sorted({each.schema for each in found if not each.has_usage})
+    if schemas:
+        yield f"GRANT USAGE ON SCHEMA {', '.join(map(quote_identifier, schemas))} TO {role}"
+    if len(found) <= _SHOWN:
+        what = ", ".join(quote_table(each.schema, each.name) for each in found)
+    else:
+        what = f"ALL TABLES IN SCHEMA {', '.join(quote_identifier(schema) for schema in sorted({each.schema for each in found}))}"
+    yield f"GRANT SELECT ON {what} TO {role}"
+
+
+def few(names: Sequence[str]) -> str:
+    """Return the names for a message, in order: all, or the first 20 and the number of all."""
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown}, … ({len(names)} in all)"
+
+
+def unreadable(connection: Connection, tables: Sequence[PublishedTable]) -> list[Unreadable]:
+    """Return the tables of which this user may not read every published column."""
     columns = ", ".join(
         f"({table.relation_id}::pg_catalog.oid, {column.number}::pg_catalog.int2)" for table in tables for column in table.columns
     )
     if not columns:
         return []
     rows = connection.execute(
-        "SELECT DISTINCT n.nspname, c.relname"
+        "SELECT DISTINCT n.nspname, c.relname, pg_catalog.has_schema_privilege(n.oid, 'USAGE')"
         f" FROM (VALUES {columns}) AS v (relation, attribute)"
         " JOIN pg_catalog.pg_class c ON c.oid = v.relation JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
         " WHERE NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE')"
         "   OR NOT pg_catalog.has_column_privilege(c.oid, v.attribute, 'SELECT') ORDER BY 1, 2"
     )
-    return [f"{schema}.{name}" for schema, name in rows]
+    return [Unreadable(schema or "", name or "", has_usage == "t") for schema, name, has_usage in rows]

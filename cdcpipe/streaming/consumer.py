@@ -39,6 +39,8 @@ class RecordsOut:
         self._output = Output(fd)
         self.is_closed = False
         """Whether the descriptor was closed, so that the reader sees the end of the records."""
+        self.bytes = self.transactions = 0
+        """How many bytes were queued, and how many transactions (and records outside of one) were written completely."""
 
     @property
     def fd(self) -> int:
@@ -52,6 +54,7 @@ class RecordsOut:
 
     def put(self, chunk: bytes, ends: list[int]) -> None:
         """Queue a chunk. ``ends`` are the ends of the transactions whose last record is in the chunk."""
+        self.bytes += len(chunk)
         if self._check is None:
             self._output.put(chunk, ends)
         else:
@@ -71,6 +74,7 @@ class RecordsOut:
         """Write as much as the consumer takes without waiting."""
         ends = self._output.write()
         if ends:
+            self.transactions += len(ends)
             self._progress.written(ends)
             if self._auto_feedback:
                 self._progress.confirm_written(time.monotonic())

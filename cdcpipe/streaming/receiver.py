@@ -1,16 +1,23 @@
 """Turns the server's messages into chunks of the pipe's bytes. Only the code in `Receiver.receive` runs for each record.
 
 libpq ─▶ tracker ─▶ (whole transactions) ─▶ (output plugin) ─▶ pieces ─▶ a chunk, with the ends of the transactions in it
+
+If the process reads the socket itself (`DirectCopy`), and much is there, `Receiver.receive` takes many records at once (`Run`).
+Then Python code looks only at the records between the changes.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import struct
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cdcpipe.config import StreamOptions
+from cdcpipe.errors import ProtocolError
+from cdcpipe.libpq.direct_copy import DirectCopy
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.pipe.framing import RecordReader
@@ -19,7 +26,12 @@ from cdcpipe.replication.copydata import WAL_DATA, WAL_DATA_HEADER_BYTES, parse_
 from cdcpipe.replication.progress import Progress
 from cdcpipe.streaming.notices import check_notices, raise_end
 
+if TYPE_CHECKING:
+    from cdcpipe.streaming.wal_data import Run
+
 __all__ = ["Feeder", "Receiver"]
+
+log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 128 << 10
 """Records are joined up to this size before they are written."""
@@ -28,8 +40,14 @@ MAX_CHUNK_RECORDS = 4096
 LONG_RECORD_BYTES = 8 << 10
 """For records longer than this, saving a copy is worth more than saving a call."""
 
+LEAST_RUN_BYTES = 24 << 10
+"""With fewer bytes at hand, taking the records one by one is faster than looking for a run."""
+LEAST_RUN_RECORDS = 64
+"""After a shorter run, the next records are taken one by one."""
+ONE_BY_ONE_RECORDS = 512
 
-class _Layouts(dict[int, tuple[Callable[[memoryview], tuple[int, int, int, Any]], bytes]]):
+
+class _Layouts(dict[int, tuple[Callable[[memoryview | bytes], tuple[int, int, int, Any]], bytes]]):
     """Maps the length of a CopyData message to the function that takes it apart, and to the end of its record's header line.
 
     In one call, the function returns the message's kind, the two halves of walStart that a header prints, and the record. (Slicing
@@ -40,7 +58,7 @@ class _Layouts(dict[int, tuple[Callable[[memoryview], tuple[int, int, int, Any]]
         super().__init__()
         self._extra = extra  # the number of bytes after the record that the length in its header includes
 
-    def __missing__(self, length: int) -> tuple[Callable[[memoryview], tuple[int, int, int, Any]], bytes]:
+    def __missing__(self, length: int) -> tuple[Callable[[memoryview | bytes], tuple[int, int, int, Any]], bytes]:
         record_bytes = length - WAL_DATA_HEADER_BYTES
         suffix = b" %d\n" % (record_bytes + self._extra)
         if record_bytes < 0:
@@ -107,8 +125,12 @@ class Receiver:
         """Whether the pipe's bytes are a header line and the record, as in `Transactions`."""
         self._layouts = _Layouts(int(options.write_newline))
         self._block_suffixes = _BlockSuffixes()
+        self._run_class: type[Run] | None = None
+        self._can_load = True
         self.has_more = True
         """Whether libpq or the socket may have another message."""
+        self.records = 0
+        """How many records the server has sent."""
 
     @property
     def is_taking(self) -> bool:
@@ -122,6 +144,11 @@ class Receiver:
             self._progress.heard(time.monotonic())  # the loop did not read meanwhile, so the silence does not count
             self.queue()
             return 0
+        most = MAX_CHUNK_RECORDS
+        if self._walsender.direct is not None and not self._walsender.notices:
+            size, most = self._receive_run(self._walsender.direct)
+            if not most:
+                return size
         receive, notices, add, append = self._walsender.receive, self._walsender.notices, self._add, self._pieces.append
         tracker, transactions, is_plain = self._tracker, self._transactions, self._is_plain
         row_kinds, observe, feed = tracker.row_kinds, tracker.observe, self._feeder.feed if self._feeder else None
@@ -132,10 +159,10 @@ class Receiver:
         hold = block.append
         size = count = 0
         self.has_more = True
-        while size < CHUNK_BYTES and count < MAX_CHUNK_RECORDS:
+        while size < CHUNK_BYTES and count < most:
             length, data = receive(1)
             if length <= 0:
-                length, data = self._read_on(length)
+                length, data = self._read_on(length, has_taken=count > 0)
                 if not length:
                     self.has_more = False
                     break
@@ -185,15 +212,107 @@ class Receiver:
             else:
                 add(high << 32 | low, body)
         self._keep(block)
+        self.records += count
         if size:
             self._progress.heard(time.monotonic())
         self.queue()
         return size
 
-    def _read_on(self, length: int) -> tuple[int, Any]:
-        """Read the socket if ``length`` is 0, and return as libpq does. If it is -1, raise the error that ended the copy."""
+    def _receive_run(self, direct: DirectCopy) -> tuple[int, int]:
+        """Queue many records at once. Return their size in bytes, and how many records to take one by one before the next run.
+
+        Nothing is to be taken one by one if the run was long. `_take_run` and `_keep_run` leave the other records in the buffer.
+        """
+        if direct.buffered_bytes < LEAST_RUN_BYTES:
+            direct.fill()
+        if direct.buffered_bytes < LEAST_RUN_BYTES:
+            return 0, MAX_CHUNK_RECORDS
+        if self._run_class is None and self._can_load:
+            self._load()
+        if self._run_class is None:
+            return 0, MAX_CHUNK_RECORDS
+        begin = direct.begin
+        run = self._run_class(direct.buffer, begin, direct.end)
+        if not len(run):
+            return 0, 1
+        is_block = self._transactions is not None and self._transactions.block_xid is not None
+        try:
+            count = self._keep_run(run, direct) if is_block else self._take_run(run, direct)
+        finally:
+            size = direct.begin - begin
+        self.records += count
+        if size:
+            self._progress.heard(time.monotonic())
+            self.queue()
+        # Before the next records are read, they should gather again.
+        self.has_more = self.is_taking or direct.has_message
+        is_long = count >= LEAST_RUN_RECORDS or self.is_taking or self._tracker.is_finished
+        return size, 0 if is_long else ONE_BY_ONE_RECORDS
+
+    def _load(self) -> None:
+        """Import numpy, once a stream has many records: that takes 0.1 s."""
+        self._can_load = False
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads would cost more than the import
+        try:
+            from cdcpipe.streaming.wal_data import Run
+        except ImportError as ex:
+            log.info("records are taken one by one: %s", ex)
+        else:
+            self._run_class = Run
+
+    def _take_run(self, run: Run, direct: DirectCopy) -> int:
+        """Queue records that need not be held. Return how many of the run were taken."""
+        tracker, transactions = self._tracker, self._transactions
+        passed = 0
+        for i in run.others(tracker.row_kinds):
+            if passed < i and not (transactions is None or transactions.is_direct):
+                break
+            lsn, body = run.record(i)
+            try:
+                is_beyond = tracker.observe(lsn, body)
+            except ProtocolError:
+                self._add_run(run, i, direct, i + 1)
+                raise
+            if is_beyond or not (transactions is None or transactions.lets_by(body)):
+                self._add_run(run, i, direct, i + 1)
+                if not is_beyond:
+                    self._hand_over([], lsn, body)
+                return i + 1
+            passed = i + 1
+            if tracker.is_finished:
+                break
+        else:
+            if transactions is None or transactions.is_direct:
+                passed = len(run)
+        self._add_run(run, passed, direct, passed)
+        return passed
+
+    def _add_run(self, run: Run, count: int, direct: DirectCopy, taken: int) -> None:
+        """Add the first ``count`` records of a run to the chunk. ``taken`` of the run are taken out of the buffer."""
+        if taken:
+            direct.begin = int(run.ends[taken - 1])
+        self._pieces.append(run.framed(count))
+
+    def _keep_run(self, run: Run, direct: DirectCopy) -> int:
+        """Hand over changes of a stream block. Return how many of the run were taken."""
+        assert self._transactions is not None
+        xid = self._transactions.block_xid
+        assert xid is not None
+        count = run.count_of_xid(xid, self._tracker.row_kinds)
+        if count:
+            direct.begin = int(run.ends[count - 1])
+            self._transactions.keep(bytes(run.framed(count, without_xid=True)))
+        return count
+
+    def _read_on(self, length: int, *, has_taken: bool) -> tuple[int, Any]:
+        """Read the socket if ``length`` is 0, and return as libpq does. If it is -1, raise the error that ended the copy.
+
+        A direct copy was read just before. After the records from then, others should gather.
+        """
         data: Any = None
         if length == 0:
+            if has_taken and self._walsender.direct is not None:
+                return 0, None
             try:
                 self._walsender.consume_input()
             except Walsender.Lost:
@@ -241,7 +360,7 @@ class Receiver:
                     self._add(lsn, record)
         return len(taken)
 
-    def _keepalive(self, data: memoryview) -> None:
+    def _keepalive(self, data: memoryview | bytes) -> None:
         message = parse_keepalive(data)
         self.queue()
         self._progress.heard(time.monotonic())

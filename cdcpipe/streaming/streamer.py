@@ -17,6 +17,7 @@ import logging
 import select
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from cdcpipe.config import StreamOptions
 from cdcpipe.errors import CdcpipeError, CommandClosedError, ConnectionClosedError, OutputError, ServerError
@@ -32,7 +33,7 @@ from cdcpipe.streaming.receiver import Feeder, Receiver
 from cdcpipe.streaming.signals import StopSignals
 from cdcpipe.streaming.status import StatusUpdates
 
-__all__ = ["Streamer"]
+__all__ = ["StreamState", "Streamer"]
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,22 @@ _KEEP_STDIN_OPEN = (
 
 class _Stopped(BaseException):
     """Ends the stream while a record is being rendered."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """How far a stream is. Counts are since its start; ``records`` are the server's, before an output plugin."""
+
+    received_lsn: int
+    written_lsn: int
+    confirmed_lsn: int
+    records: int
+    transactions: int
+    bytes: int
+    pending_bytes: int
+    held_bytes: int
+    spilled_bytes: int
+    heard_at: float
 
 
 class Streamer:
@@ -75,6 +92,7 @@ class Streamer:
         self._progress = progress
         self._tracker = tracker
         self._options = options
+        self._transactions = transactions
         self._confirmed_on_server = confirmed_on_server
         self._records = RecordsOut(options.out_fd, progress, auto_feedback=options.auto_feedback, check=check)
         self._commands = CommandsIn(options.command_fd, progress)
@@ -132,6 +150,23 @@ class Streamer:
     def stay_alive(self) -> None:
         """Send status updates while a check waits for its answer."""
         self._status.send_if_due(time.monotonic())
+
+    def state(self) -> StreamState:
+        """Return how far the stream is. Another thread may ask: each number is right, but they may be a moment apart."""
+        progress, records = self._progress, self._records
+        held, spilled = (0, 0) if self._transactions is None else self._transactions.sizes
+        return StreamState(
+            progress.received_lsn,
+            progress.written_lsn,
+            progress.confirmed_lsn,
+            self._receiver.records,
+            records.transactions,
+            records.bytes,
+            records.pending_bytes,
+            held,
+            spilled,
+            progress.heard_at,
+        )
 
     def _finish(self) -> None:
         """Write the records that are held, send the last feedback, and end the stream so that the server has read the feedback."""

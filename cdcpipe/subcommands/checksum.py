@@ -18,6 +18,9 @@ not keep the scale of its numbers.
 The checksums leave out what a publication does not send: rows that its row filter excludes, columns that are not in its column
 list, and generated columns.
 
+A copy may mask columns (cdcpipe/masks.py). A hashed column counts with its hash, which the server computes: the statement has two
+texts from which everybody can compute hashes with this key. A column that is masked otherwise is left out.
+
 The snapshot is that of a REPEATABLE READ transaction. It is taken after the tables are locked (ACCESS SHARE) against ALTER and
 TRUNCATE, because their effects are visible in older snapshots. `Snapshot` describes by transaction ids what it sees. An LSN can't
 describe it, because transactions do not become visible in the order of their commits in the WAL.
@@ -25,6 +28,7 @@ describe it, because transactions do not become visible in the order of their co
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -34,17 +38,22 @@ from cdcpipe.errors import InitError, InvalidArgumentsError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.libpq.waiting import NO_LIMIT
 from cdcpipe.lsn import LSN
+from cdcpipe.masks import HASH, NO_MASKS, Masks
 from cdcpipe.replication import table_locks
 from cdcpipe.replication.commands import publication_names
 from cdcpipe.replication.server import current_lsn
 from cdcpipe.replication.slots import check_usable, find_slot, missing_slot_error
 from cdcpipe.sql import TRIM_NUMBERS, quote_identifier, quote_literal, reading_rows
+from cdcpipe.types.pg_type import type_ids_of
 from cdcpipe.types.table import ARRAYS, NUMERIC_IDS, OUTPUT, TYPES, UNKNOWN
 
 __all__ = ["Checksums", "ServerTable", "SlotState", "Snapshot"]
 
 _BUCKET_DIGITS = 3
 _SUM_DIGITS = 15  # 60 bits: positive as a bigint, and PostgreSQL adds bigints up in 128 bits
+
+[_TEXT_ID] = type_ids_of("text")
+_BLOCK_BYTES = 64
 
 _BEGINNING_AND_END = (ord("B"), ord("C"))
 
@@ -75,6 +84,12 @@ class ServerTable:
     """The FROM clause, with a WHERE if there is a row filter."""
     trim_numbers: bool = False
     """Whether 1.50 counts as equal to 1.5."""
+    hashed: frozenset[str] = frozenset()
+    """The columns whose text is masked with its hash. As columns they are texts."""
+    left_out: tuple[str, ...] = ()
+    """The columns that are masked otherwise. They are not among ``columns``."""
+    masks: Masks = NO_MASKS
+    """With the key of the hashes."""
     published_as: tuple[str, str] | None = None
     """For a partition whose rows are published as rows of a partitioned table: the schema and name of that table."""
 
@@ -105,9 +120,15 @@ class Checksums:
         return self._connection.execute("SELECT system_identifier FROM pg_control_system()")[0][0] or "", self._connection.database
 
     def begin(
-        self, tables: Collection[tuple[str, str]], publications: Sequence[str], *, trim_numbers: bool = False
+        self,
+        tables: Collection[tuple[str, str]],
+        publications: Sequence[str],
+        *,
+        trim_numbers: bool = False,
+        masks: Masks = NO_MASKS,
     ) -> tuple[Snapshot, list[ServerTable]]:
-        """Lock the tables that exist, and take a snapshot. Return the snapshot and these tables."""
+        """Lock the tables that exist, and take a snapshot. Return the snapshot and these tables, masked as the copy is."""
+        masks = masks.with_key()
         execute = self._connection.execute
         execute("ROLLBACK")
         self._connection.notices.clear()
@@ -141,6 +162,7 @@ class Checksums:
             table = _server_table(facts, published.get(name))
             above = [ancestor for ancestor in map(tuple, json.loads(ancestors or "[]")) if ancestor in published]
             root = above[-1] if above and name not in published else None
+            table = _masked(table, masks)
             found.append(replace(table, trim_numbers=trim_numbers, published_as=root))
         return snapshot, found
 
@@ -220,6 +242,27 @@ def _server_table(row: Sequence[str | None], published: tuple[set[str], list[str
     )
 
 
+def _masked(table: ServerTable, masks: Masks) -> ServerTable:
+    """Return the table without the columns whose values the copy does not have, and with the hashes of others."""
+    kinds = masks.kinds(table.schema, table.name, [name for name, _, _ in table.columns])
+    columns = [
+        (name, _TEXT_ID, -1) if name in kinds else (name, type_id, modifier)
+        for name, type_id, modifier in table.columns
+        if kinds.get(name, HASH) == HASH
+    ]
+    hashed = frozenset(name for name, _, _ in columns if name in kinds)
+    left_out = tuple(name for name, _, _ in table.columns if name in kinds and name not in hashed)
+    return replace(table, columns=tuple(columns), hashed=hashed, left_out=left_out, masks=masks)
+
+
+def _hmac(text: str, key: bytes) -> str:
+    """Return the expression for the HMAC-SHA256 of a text, as hexadecimal digits (RFC 2104). NULL stays NULL."""
+    block = (key if len(key) <= _BLOCK_BYTES else hashlib.sha256(key).digest()).ljust(_BLOCK_BYTES, b"\0")
+    inner, outer = (bytes(byte ^ pad for byte in block).hex() for pad in (0x36, 0x5C))
+    digest = f"sha256('\\x{inner}'::bytea || convert_to({text}, 'UTF8'))"
+    return f"encode(sha256('\\x{outer}'::bytea || {digest}), 'hex')"
+
+
 def _qualified(schema: str | None, name: str | None) -> str:
     return f"{quote_identifier(schema or '')}.{quote_identifier(name or '')}"
 
@@ -227,6 +270,8 @@ def _qualified(schema: str | None, name: str | None) -> str:
 def _text(table: ServerTable, name: str, type_id: int) -> str:
     """Return the expression for a column's text. It is NULL for a NULL value."""
     column = quote_identifier(name)
+    if name in table.hashed:
+        return _hmac(OUTPUT.format(column), table.masks.key)
     text = TYPES.get(type_id, UNKNOWN).canonical.format(column)
     element = TYPES.get(ARRAYS.get(type_id, 0), UNKNOWN).canonical
     if element != OUTPUT:

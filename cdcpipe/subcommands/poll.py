@@ -10,14 +10,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from cdcpipe.config import PollConfig
+from cdcpipe.config import PollConfig, SlotConfig
 from cdcpipe.errors import SlotInUseError
 from cdcpipe.libpq.connection import ANSWER_TIMEOUT_S, Connection
 from cdcpipe.libpq.waiting import NO_LIMIT
+from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.replication.session import connected, initialising
 from cdcpipe.replication.slots import Slot, find_slot, missing_slot_error, slot_in_use_message
+from cdcpipe.subcommands.creation import find_or_create_slot
 
-__all__ = ["LOOK_S", "wait_until_free"]
+__all__ = ["LOOK_S", "poll_until_free", "wait_until_free"]
 
 log = logging.getLogger(__name__)
 
@@ -56,3 +60,18 @@ def wait_until_free(
             raise SlotInUseError(f"{state}, and was for {waited_s:.1f} s", hint="wait longer (-u), or stop that consumer")
         remaining_s = config.interval_s if config.duration_s is None else config.duration_s - waited_s
         sleep(max(0.0, min(config.interval_s, remaining_s)))
+
+
+def poll_until_free(config: SlotConfig, poll: PollConfig) -> ExitCode:
+    """Run poll mode. It uses no walsender, and needs no special role unless it creates a slot.
+
+    If it creates a slot, the duration also limits the wait for running transactions.
+    """
+    within_s = NO_LIMIT if poll.duration_s is None else max(poll.duration_s, LOOK_S)
+    with connected(config.parameters, within_s=within_s) as connection, initialising():
+        if config.create:
+            if poll.duration_s is not None:
+                config = replace(config, create_timeout_s=max(poll.duration_s, 0.1))
+            find_or_create_slot(connection, config, list(config.publications))
+        wait_until_free(connection, config.slot, poll)
+    return ExitCode.SUCCESS

@@ -1,0 +1,58 @@
+"""What goes to stderr, as text for people or as JSON for programs: ``--log-format``. Imports no library for command lines.
+
+With ``json`` each line is an object:
+
+    {"time": "2026-03-01T12:00:00.000Z", "level": "warning", "part": "cdcpipe.streaming.status", "message": "…"}
+
+An error that ends a command has ``hint`` and ``exit_code``, too. Messages have no values of rows, in either format.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Final
+
+__all__ = ["FORMATS", "JsonFormatter", "is_json", "line", "show", "use"]
+
+FORMATS: Final = ("text", "json")
+
+_format = "text"
+
+
+def use(name: str) -> str:
+    """Set the format of this process to one of `FORMATS`, and return it."""
+    global _format  # noqa: PLW0603 - a process has one stderr
+    _format = name
+    return name
+
+
+def is_json() -> bool:
+    """Return whether each line on stderr has to be a JSON object."""
+    return _format == "json"
+
+
+def line(level: str, part: str, message: str, *, at: float | None = None, **more: object) -> str:
+    """Return a line of JSON, without a newline. Members that are None are left out."""
+    moment = datetime.now(UTC) if at is None else datetime.fromtimestamp(at, UTC)
+    time = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    found = {"time": time, "level": level, "part": part, "message": message, **more}
+    return json.dumps({key: value for key, value in found.items() if value is not None}, ensure_ascii=False)
+
+
+def show(text: str) -> None:
+    """Write a line to stderr. On a terminal it takes the place of a live line, such as a progress."""
+    start = "\r\x1b[K" if sys.stderr.isatty() and not is_json() else ""
+    sys.stderr.write(f"{start}{text}\n")
+    sys.stderr.flush()
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats the records of Python's logging as such lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        stack = None if record.exc_info is None else self.formatException(record.exc_info)
+        return line(record.levelname.lower(), record.name, record.getMessage(), at=record.created, stack=stack)

@@ -1,0 +1,136 @@
+"""Which columns of a copy are masked, and how. No values here: spark_sink/schema/masking.py masks them.
+
+    masks = Masks.of({"public.person.ssn": "hash", "*.*.password": "null"})
+    masks.kinds("public", "person", ["id", "ssn"])      # {"ssn": "hash"}
+
+A masked column is a text in the copy, whatever its type is on the server.
+
+- ``null``: each value is NULL. ``redact``: each value but NULL is ``***``. ``hash``: each value but NULL is the HMAC-SHA256 of its
+  text, in hexadecimal digits, with the key in the environment variable CDCPIPE_MASK_KEY.
+- Names are patterns, as those of ``--exclude-column``. A pattern without ``*`` must find its column in each description of the
+  table. Otherwise somebody has renamed or dropped the column, and the values may be in another one: the pipeline stops.
+- If several patterns match, the one counts that shows the least.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Self
+
+from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.publishing import ColumnPattern
+
+__all__ = ["HASH", "KEY_VARIABLE", "NO_MASKS", "NULL", "OFF", "REDACT", "Masks", "parse_masks"]
+
+NULL, REDACT, HASH, OFF = "null", "redact", "hash", "off"
+_KINDS: Final = (NULL, REDACT, HASH)
+"""The one that shows least comes first."""
+
+KEY_VARIABLE: Final = "CDCPIPE_MASK_KEY"
+_LEAST_KEY_BYTES: Final = 16
+_CHECKED: Final = b"cdcpipe: which key is it?"
+
+
+def parse_masks(texts: Iterable[str]) -> dict[str, str]:
+    """Return the masks of ``--mask SCHEMA.TABLE.COLUMN=KIND``, by the pattern. Raises InvalidArgumentsError."""
+    found = {}
+    for text in texts:
+        pattern, _, kind = text.rpartition("=")
+        if kind not in (*_KINDS, OFF):
+            msg = f"--mask takes SCHEMA.TABLE.COLUMN={'|'.join((*_KINDS, OFF))}, not {text!r}"
+            raise InvalidArgumentsError(msg, hint="for example public.person.ssn=hash")
+        ColumnPattern.parse(pattern, "--mask")
+        found[pattern] = kind
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """The masks of a warehouse. It may be pickled for executors; then `with_key` has put the key in."""
+
+    rules: tuple[tuple[ColumnPattern, str], ...] = ()
+    key: bytes = field(default=b"", repr=False)
+
+    @classmethod
+    def of(cls, kinds: Mapping[str, str]) -> Self:
+        """Return the masks of these patterns; ``off`` is none."""
+        return cls(tuple((ColumnPattern.parse(text, "--mask"), kind) for text, kind in sorted(kinds.items()) if kind != OFF))
+
+    @property
+    def as_kinds(self) -> dict[str, str]:
+        """The patterns with their kinds, as text."""
+        return {pattern.text: kind for pattern, kind in self.rules}
+
+    def check_there(self, schema: str, table: str, columns: Collection[str]) -> None:
+        """Raise InvalidArgumentsError if a column that is named without ``*`` is not there."""
+        for pattern, kind in self.rules:
+            is_exact = pattern.table.is_exact and pattern.column.is_exact and pattern.table.matches(schema, table)
+            if is_exact and not any(map(pattern.column.matches, columns)):
+                raise InvalidArgumentsError(
+                    f"table {schema}.{table} has no column {pattern.column.pieces[0]!r}, which --mask names: if it was renamed, its"
+                    " values would be shown",
+                    hint="name the new column, too; and so that the old one need not be there, write a * into its name:"
+                    f" --mask {pattern.text}=off --mask '{pattern.text}*={kind}'",
+                )
+
+    def check_renamed(self, before: tuple[str, str], now: tuple[str, str], columns: Collection[str]) -> None:
+        """Raise InvalidArgumentsError if a table's columns were masked under another name of the table, and are not any more."""
+        shown = self.kinds(*before, columns).keys() - self.kinds(*now, columns).keys()
+        if shown:
+            name, former = ".".join(now), ".".join(before)
+            first = min(shown)
+            raise InvalidArgumentsError(
+                f"table {name} was {former}, and --mask names its {', '.join(sorted(shown))} under the former name only: the values"
+                " would be shown",
+                hint=f"mask the columns under the new name, too: --mask {name}.{first}={self.kinds(*before, columns)[first]}",
+            )
+
+    def kinds(self, schema: str, table: str, columns: Collection[str]) -> dict[str, str]:
+        """Return the masked ones of a table's columns, with their kinds."""
+        found: dict[str, str] = {}
+        for pattern, kind in self.rules:
+            if not pattern.table.matches(schema, table):
+                continue
+            names = [name for name in columns if pattern.column.matches(name)]
+            for name in names:
+                found[name] = min(kind, found.get(name, kind), key=_KINDS.index)
+        return found
+
+    def check_key(self, schema: str, table: str, columns: Collection[str], key: Collection[str]) -> None:
+        """Raise InvalidArgumentsError if the rows of a table could not be told apart any more."""
+        kinds = self.kinds(schema, table, columns)
+        lost = [name for name in key if kinds.get(name, HASH) != HASH]
+        if lost:
+            raise InvalidArgumentsError(
+                f"table {schema}.{table}: {kinds[lost[0]]} masks the key's {', '.join(lost)}, which tells rows apart",
+                hint="mask columns of a key with hash",
+            )
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether a column is hashed."""
+        return any(kind == HASH for _, kind in self.rules)
+
+    def with_key(self) -> Masks:
+        """Return the same with the key from the environment, if it is needed. Raises InvalidArgumentsError if it is not there."""
+        if self.key or not self.needs_key:
+            return self
+        key = os.environb.get(KEY_VARIABLE.encode(), b"")
+        if len(key) < _LEAST_KEY_BYTES:
+            what = "is not set" if not key else f"has {len(key)} bytes; a key has at least {_LEAST_KEY_BYTES}"
+            msg = f"the environment variable {KEY_VARIABLE}, with the key of hashed columns, {what}"
+            raise InvalidArgumentsError(
+                msg, hint=f"{KEY_VARIABLE}=$(openssl rand -hex 32); keep it: another key gives other hashes"
+            )
+        return replace(self, key=key)
+
+    @property
+    def fingerprint(self) -> str | None:
+        """What tells one key from another; None if no column is hashed."""
+        return hmac.digest(self.with_key().key, _CHECKED, "sha256").hex()[:16] if self.needs_key else None
+
+
+NO_MASKS: Final = Masks()

@@ -1,0 +1,112 @@
+"""Finds the slot of a stream, or creates it with its publications; checks that the publications exist."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from cdcpipe.catalog_sql import published
+from cdcpipe.config import SlotConfig
+from cdcpipe.libpq.connection import Connection
+from cdcpipe.publishing import REFUSE, own
+from cdcpipe.replication.failover import failover_of_existing_slot, failover_of_new_slot
+from cdcpipe.replication.new_publications import check_companions, check_left_out, contents, differences
+from cdcpipe.replication.publications import check_publications, create_publication, missing_publications
+from cdcpipe.replication.selection import check_identities, check_owned, select
+from cdcpipe.replication.server import check_wal_level, is_standby
+from cdcpipe.replication.slot_creation import NewSlot, create_slot
+from cdcpipe.replication.slots import Slot, check_usable, find_slot, missing_slot_error
+from cdcpipe.replication.tables import PublishedTable, describe, published_tables
+
+__all__ = ["check_published", "find_or_create_slot"]
+
+log = logging.getLogger(__name__)
+
+
+def find_or_create_slot(
+    connection: Connection,
+    config: SlotConfig,
+    publications: list[str],
+    make: Callable[[NewSlot], None] | None = None,
+    check: Callable[[list[PublishedTable]], None] | None = None,
+) -> Slot:
+    """Return the slot's state. If the slot does not exist and the configuration asks for it, create publications and slot first.
+
+    The publications are created before the slot. For changes older than a publication, the publication does not exist.
+    ``make`` replaces the SQL function that creates the slot. ``check`` gets the tables of the stream before anything is made, and
+    may refuse them.
+    """
+    slot = find_slot(connection, config.slot)
+    if config.plugin == "pgoutput":
+        check_left_out(connection, publications, config.new_publication)
+        for text in differences(connection, publications, config.new_publication):
+            log.warning("%s", text)
+    if slot is None:
+        check_wal_level(connection)  # where there is a logical slot, the server has this level
+        if not config.create:
+            raise missing_slot_error(config.slot)
+        failover = failover_of_new_slot(connection, config.plugin, config.failover)
+        new = NewSlot(config.slot, config.plugin, failover, is_standby(connection), config.create_timeout_s)
+        if config.plugin == "pgoutput":
+            _create_publications(connection, config, publications, check)
+        log.info("creating replication slot %r with plugin %s", config.slot, config.plugin)
+        if make is None:
+            is_new = create_slot(connection, new)
+        else:
+            make(new)
+            is_new = True
+        slot = find_slot(connection, config.slot)
+        if slot is None:
+            raise missing_slot_error(config.slot)
+        slot = replace(slot, is_new=is_new)
+    check_usable(connection, slot)
+    if not slot.is_new and failover_of_existing_slot(connection, config.parameters, slot, config.failover):
+        slot = replace(slot, failover=True)
+    return slot
+
+
+def _create_publications(
+    connection: Connection,
+    config: SlotConfig,
+    publications: list[str],
+    check: Callable[[list[PublishedTable]], None] | None,
+) -> None:
+    """Create the publications that do not exist. Whatever can be refused is refused before the first one is created."""
+    wanted = config.new_publication
+    missing = missing_publications(connection, publications)
+    check_companions(publications, missing, wanted)
+    selection = select(connection, wanted) if missing else None
+    sources = [published(publications, connection.server_version)]
+    if selection is not None:
+        made = contents(missing[0], selection, wanted)
+        if not made[0].is_all:
+            check_owned(connection, selection)
+        if wanted.keyless == REFUSE:
+            check_identities(missing[0], selection)
+        sources += [each.source for each in made]
+    if check is not None:
+        check([table for source in sources for table in describe(connection, source)])
+    if selection is not None:
+        for name in own(missing):
+            log.info("creating publication %r", name)
+            create_publication(connection, name, selection, wanted)
+
+
+def check_published(connection: Connection, publications: list[str], *, is_told: bool = False) -> list[PublishedTable]:
+    """Check the publications, and return their tables.
+
+    Unless ``is_told``, warn of tables on which the server refuses UPDATE or DELETE.
+    """
+    check_publications(connection, publications)
+    tables = published_tables(connection, publications)
+    for table in tables:
+        if table.refused and not is_told:
+            log.warning(
+                "table %s.%s has no usable replica identity: the server refuses %s on it while that is published;"
+                " give it a primary key (one that is not deferrable), or ALTER TABLE … REPLICA IDENTITY FULL",
+                table.schema,
+                table.name,
+                " and ".join(table.refused),
+            )
+    return tables

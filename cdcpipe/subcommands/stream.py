@@ -1,0 +1,286 @@
+"""Leads from a configuration to a stream: connects, checks, creates what is missing, starts the stream and runs it.
+
+This module checks before the first record everything that can be known by then. The server would report such problems late, in
+mid-stream, or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from cdcpipe.config import SlotConfig, StreamConfig
+from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError
+from cdcpipe.libpq.connection import Connection, Rows
+from cdcpipe.libpq.waiting import NO_LIMIT
+from cdcpipe.libpq.walsender import Walsender
+from cdcpipe.lsn import format_lsn
+from cdcpipe.pgoutput import options as pgoutput_options
+from cdcpipe.pgoutput.transactions import Transactions
+from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.plugins import load, names
+from cdcpipe.plugins.base import OutputPlugin
+from cdcpipe.plugins.renderer import Renderer
+from cdcpipe.replication.boundaries import tracker_for
+from cdcpipe.replication.commands import parse_publication_names, publication_names
+from cdcpipe.replication.opening import OpeningWalsender
+from cdcpipe.replication.progress import Progress
+from cdcpipe.replication.server import check_start, expect_system
+from cdcpipe.replication.session import connect, initialising
+from cdcpipe.replication.slots import Slot, check_free, check_no_gap, find_slot, start_stream
+from cdcpipe.replication.strict_progress import StrictProgress
+from cdcpipe.replication.tables import check_binary_forms
+from cdcpipe.replication.timeline_guard import guard_timeline
+from cdcpipe.streaming.metrics import StreamMetrics
+from cdcpipe.streaming.receiver import Feeder
+from cdcpipe.streaming.streamer import Streamer
+from cdcpipe.subcommands.creation import check_published, find_or_create_slot
+from cdcpipe.subcommands.poll import wait_until_free
+
+__all__ = ["CATALOG_TIMEOUT_S", "stream"]
+
+log = logging.getLogger(__name__)
+
+
+CATALOG_TIMEOUT_S = 10.0
+"""How long a stream waits for the catalog. Two tries take much less than the default wal_sender_timeout of a server."""
+
+
+def stream(config: StreamConfig, metrics: StreamMetrics | None = None) -> ExitCode:
+    """Connect, check, start the stream and run it until it ends. If an error ends it, raise this error.
+
+    ``metrics`` follow the stream.
+    """
+    catalog = _Catalog(config.slot)
+    publications = _publications(config)
+    # Find a mistake in the output plugin's name or options before a slot is created. (Without a publication, the name may be that
+    # of the server's plugin, which has its own options.)
+    if config.output is not None and (publications or config.output not in names()):
+        _output_plugin(config, catalog)
+    # With this setting, names of tables, types etc. in values (regclass, …) are always qualified. (With publications, the slot has
+    # to be one of pgoutput.)
+    settings = {"search_path": ""} if publications and config.output is None else {}
+    opening = OpeningWalsender(config.slot.parameters, settings, config.silence_limit_s or NO_LIMIT)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.closing(catalog))
+        stack.enter_context(opening)
+        with initialising():
+            slot = find_or_create_slot(catalog.connection, config.slot, publications)
+            server_options, make_feeder = _plugin(config, catalog, slot, publications)
+            if slot.plugin == "pgoutput" and pgoutput_options.setting(server_options, "binary") == "on":
+                check_binary_forms(catalog.connection, publications)
+            transactions = _transactions(config, slot, server_options)
+            if slot.plugin == "pgoutput":
+                _check_two_phase(config, slot, server_options)
+            walsender, system = opening.wait()
+            log.info("server %s, system %s, timeline %d", walsender.server_version, system.system_id, system.timeline)
+            if config.expected_system is not None:
+                expect_system(system, config.expected_system)
+            if config.start_lsn:
+                check_start(catalog.connection, config.start_lsn)
+            _start(walsender, catalog, config, slot, server_options, may_be_direct=_has_runs(config, slot, make_feeder is not None))
+            if config.expected_lsn is not None:
+                check_no_gap(catalog.connection, config.slot.slot, config.expected_lsn)
+            guard = None
+            if config.expected_system is not None:
+                guard = guard_timeline(catalog.connection, system, config.expected_system)
+        if make_feeder is None:
+            catalog.close()
+        progress = (StrictProgress if config.idle_positions else Progress)(
+            time.monotonic(),
+            feedback_interval_s=config.feedback_interval_s,
+            status_interval_s=config.status_interval_s,
+            silence_limit_s=config.silence_limit_s,
+        )
+        streamer = Streamer(
+            walsender,
+            progress,
+            tracker_for(slot.plugin or "", server_options, progress, config.end_lsn, transactions),
+            config.stream,
+            confirmed_on_server=catalog.confirmed_flush_lsn,
+            make_feeder=make_feeder,
+            transactions=transactions,
+            check=None if guard is None else guard.check,
+        )
+        if metrics is not None:
+            metrics.follow(streamer)
+        timeout_s = min(CATALOG_TIMEOUT_S, config.silence_limit_s or NO_LIMIT)
+        catalog.limit_waits(streamer.keep_serving, timeout_s)
+        if guard is not None:
+            stack.callback(guard.close)
+            guard.serve_meanwhile(streamer.stay_alive, timeout_s)
+        return streamer.run()
+
+
+def _has_runs(config: StreamConfig, slot: Slot, is_rendered: bool) -> bool:
+    """Return whether the stream's records can be taken many at once (cdcpipe/streaming/wal_data.py)."""
+    is_plain = config.stream.write_header and not config.stream.write_newline
+    return slot.plugin == "pgoutput" and not is_rendered and is_plain and importlib.util.find_spec("numpy") is not None
+
+
+def _start(
+    walsender: Walsender,
+    catalog: _Catalog,
+    config: StreamConfig,
+    slot: Slot,
+    options: Mapping[str, str | None],
+    *,
+    may_be_direct: bool,
+) -> None:
+    """Start the stream. A standby first waits until the slot is free, and waits again if another process takes it first."""
+    while True:
+        if config.standby is not None:
+            slot = wait_until_free(catalog.connection, config.slot.slot, config.standby)
+        check_free(slot)
+        try:
+            start_stream(walsender, config.slot.slot, config.start_lsn, options, may_be_direct=may_be_direct)
+        except CdcpipeError as ex:
+            if config.standby is None or ex.exit_code != ExitCode.SLOT_IN_USE:
+                raise
+        else:
+            log.info("streaming from slot %r (%s), start %s", slot.name, slot.plugin, format_lsn(config.start_lsn))
+            return
+
+
+def _publications(config: StreamConfig) -> list[str]:
+    value = config.options.get("publication_names")
+    return parse_publication_names(value) if value else list(config.slot.publications)
+
+
+def _plugin(
+    config: StreamConfig, catalog: _Catalog, slot: Slot, publications: list[str]
+) -> tuple[dict[str, str | None], Callable[[Callable[[int, bytes], None]], Feeder] | None]:
+    """Return the options for the server's plugin, and the function that makes the feeder (None: nothing is rendered here)."""
+    options = dict(config.options)
+    if slot.plugin != "pgoutput":
+        if config.slot.publications:
+            msg = f"replication slot {slot.name!r} has the plugin {slot.plugin}, which knows no publications"
+            raise InitError(msg, hint="leave --publication out, or name a slot with pgoutput")
+        if config.output not in (None, slot.plugin):
+            msg = f"replication slot {slot.name!r} has the plugin {slot.plugin}: only pgoutput's can be rendered as {config.output}"
+            raise InitError(msg, hint="name a slot with pgoutput, or create one: -c -P pgoutput")
+        return {**config.output_options, **options}, None
+
+    # A caller that passes the expected system has run `cdcpipe prepare`, which has reported the tables already.
+    check_published(catalog.connection, publications, is_told=config.expected_system is not None)
+    version = catalog.connection.server_version
+    defaults: dict[str, str | None] = {"publication_names": publication_names(publications)}
+    if config.output is None:
+        return pgoutput_options.complete(defaults | options, version), None
+
+    given = {name: value for name, value in options.items() if name in pgoutput_options.NAMES}
+    plugin = _output_plugin(config, catalog)
+    asked = defaults | dict(plugin.pgoutput_options) | given
+    is_parallel = pgoutput_options.setting(asked, "streaming") == "parallel"
+    completed = pgoutput_options.complete(asked, version)
+    return completed, lambda write: Renderer(plugin, write, streaming_parallel=is_parallel)
+
+
+def _output_plugin(config: StreamConfig, catalog: _Catalog) -> OutputPlugin:
+    """Make the output plugin that runs in this process. Raises InvalidArgumentsError for options that it does not support."""
+    assert config.output is not None
+    options = {name: value for name, value in config.options.items() if name not in pgoutput_options.NAMES}
+    plugin = load(config.output, {**config.output_options, **options}, catalog.query)
+    if not config.whole_transactions:
+        asked = {**plugin.pgoutput_options, **config.options}
+        plugin.check_callbacks(option for option in ("two_phase", "streaming") if pgoutput_options.setting(asked, option) != "off")
+    return plugin
+
+
+def _transactions(config: StreamConfig, slot: Slot, options: Mapping[str, str | None]) -> Transactions | None:
+    """Return the object that assembles whole transactions, or None if the configuration does not ask for it."""
+    if not config.whole_transactions:
+        return None
+    if slot.plugin != "pgoutput":
+        msg = f"replication slot {slot.name!r} has the plugin {slot.plugin}: only pgoutput's transactions can be put together"
+        raise InitError(msg, hint="leave --whole-transactions out, or name a slot with pgoutput")
+    return Transactions(
+        streaming_parallel=pgoutput_options.setting(options, "streaming") == "parallel",
+        spill_threshold=config.spill_threshold,
+    )
+
+
+def _check_two_phase(config: StreamConfig, slot: Slot, options: Mapping[str, str | None]) -> None:
+    """Refuse a slot that sends prepared transactions without being asked. Warn if this stream switches a slot to them for good."""
+    is_asked = pgoutput_options.setting(options, "two_phase") == "on"
+    if slot.two_phase and not is_asked and not config.whole_transactions:
+        msg = f"replication slot {slot.name!r} sends prepared transactions when they are prepared, which was not asked for"
+        raise InitError(
+            msg, hint="--two-phase takes them as they come, --whole-transactions when they are committed; or make a new slot"
+        )
+    if is_asked and not slot.two_phase:
+        log.warning("replication slot %r sends prepared transactions when they are prepared from now on, for good", slot.name)
+
+
+class _Catalog:
+    """An ordinary connection for SQL, open while it is needed.
+
+    The walsender's connection can't serve: it must run no SQL before it streams, and then it is busy streaming.
+    """
+
+    def __init__(self, config: SlotConfig) -> None:
+        self._config = config
+        self._connection: Connection | None = None
+        self._within_s = NO_LIMIT
+        self._while_waiting: Callable[[], None] | None = None
+
+    @property
+    def connection(self) -> Connection:
+        """The connection. It is opened if it is not open."""
+        if self._connection is None:
+            self._connection = self._connect(self._within_s)
+        return self._connection
+
+    def _connect(self, within_s: float) -> Connection:
+        return connect(self._config.parameters, within_s=within_s, while_waiting=self._while_waiting)
+
+    def limit_waits(self, while_waiting: Callable[[], None], within_s: float) -> None:
+        """From now on, limit each answer to ``within_s``, and call ``while_waiting`` repeatedly during each wait."""
+        self._while_waiting, self._within_s = while_waiting, within_s
+        if self._connection is not None:
+            self._connection.serve_meanwhile(while_waiting, within_s)
+
+    def close(self) -> None:
+        """Close the connection. The next query opens it again."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def query(self, sql: str) -> Rows:
+        """Run one query for an output plugin and return its rows. The connection stays open for the next query.
+
+        A server or a network may drop an idle connection. If the connection is lost, the query is tried once more on a new one.
+        """
+        try:
+            return self.connection.execute(sql)
+        except ConnectionClosedError as ex:
+            log.info("the catalog is asked on a new connection: %s", ex)
+            self.close()
+        try:
+            return self.connection.execute(sql)
+        except InitError as ex:
+            raise ConnectionClosedError(f"the server's catalog can't be asked: {ex.message}", hint=ex.hint) from ex
+
+    def confirmed_flush_lsn(self, within_s: float) -> int:
+        """Return the slot's confirmed position on the server. Return 0 if there is none, or if the answer takes too long.
+
+        ``within_s`` limits everything together: the connection, its settings and the query. A late query is not cancelled, because
+        that would take longer, and because this connection is used no more.
+        """
+        deadline = time.monotonic() + within_s
+
+        def raise_if_late() -> None:
+            if time.monotonic() >= deadline:
+                raise ConnectionClosedError(f"the server has not answered within {within_s:g} s", hint="check the network")
+
+        self.limit_waits(raise_if_late, max(within_s, 0.0))
+        try:
+            slot = find_slot(self.connection, self._config.slot)
+        except CdcpipeError as ex:
+            log.info("the slot's position can't be asked for: %s", ex)
+            self.close()
+            return 0
+        return int(slot.confirmed_flush_lsn or 0) if slot else 0
