@@ -3,7 +3,7 @@
     from spark_sink import LauncherConfig, RunConfig, run                        # all that `cdcpipe-spark run` does
     from spark_sink import Runner                                                # the same, with progress and a way to stop it
     from spark_sink import Launcher, Pipeline                                    # its two halves: land a slot, write the tables
-    from spark_sink import build_session, read_replica, read_as_of, register_views, register_source     # read the tables
+    from spark_sink import build_session, read_replica, read_as_of, read_history, register_views, register_source  # read the tables
 
 Each name is imported at its first use, because the launcher needs no pyspark.
 """
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from spark_sink.pipeline.runner import Runner, run
     from spark_sink.replica.as_of import read_as_of
     from spark_sink.replica.current import read_replica, register_views
+    from spark_sink.replica.history import read_history
     from spark_sink.source.datasource import register as register_source
     from spark_sink.spark.session import build as build_session
     from spark_sink.staging.filler import SealPolicy
@@ -36,6 +37,7 @@ __all__ = [
     "SealPolicy",
     "build_session",
     "read_as_of",
+    "read_history",
     "read_replica",
     "register_source",
     "register_views",
@@ -52,6 +54,7 @@ _HOMES = {
     "SealPolicy": ("staging.filler", "SealPolicy"),
     "build_session": ("spark.session", "build"),
     "read_as_of": ("replica.as_of", "read_as_of"),
+    "read_history": ("replica.history", "read_history"),
     "read_replica": ("replica.current", "read_replica"),
     "register_source": ("source.datasource", "register"),
     "register_views": ("replica.current", "register_views"),

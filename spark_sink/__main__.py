@@ -6,7 +6,6 @@ need no Spark. An error is reported as one line on stderr, with a hint, and as o
 
 from __future__ import annotations
 
-import importlib
 import logging
 import signal
 import sys
@@ -15,9 +14,11 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 import cloup
 
+from cdcpipe import logs
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.commands import signals
+from spark_sink.commands.all_commands import COMMANDS, load
 from spark_sink.commands.options import CONTEXT_SETTINGS
 
 if TYPE_CHECKING:
@@ -27,17 +28,6 @@ __all__ = ["main"]
 
 _logger = logging.getLogger("cdcpipe-spark")
 
-_COMMANDS = {
-    "as-of": "Show a table as it was at a time or an LSN.",
-    "doctor": "Find what would go wrong with a pipeline, and say how to mend it.",
-    "land": "Take a slot's changes to a staging directory; needs no Spark.",
-    "purge": "Remove old changes from the changelogs.",
-    "run": "Take a slot's changes to Spark tables, by way of a staging directory.",
-    "snapshot": "Copy tables into an existing warehouse, anew or for the first time.",
-    "status": "Show how far each stage is, and the last error; needs no Spark.",
-    "verify": "Compare the replicas with PostgreSQL.",
-}
-
 _EXAMPLE = """\b
 Example:
   cdcpipe-spark status --warehouse warehouse
@@ -46,24 +36,20 @@ Example:
 
 class _Group(cloup.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return list(_COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        if cmd_name not in _COMMANDS:
-            return None
-        command = importlib.import_module(f"spark_sink.commands.{cmd_name.replace('-', '_')}").command
-        assert isinstance(command, click.Command)
-        return command
+        return load(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
-            raise click.UsageError(f"no such command: {args[0]}; the commands are {', '.join(_COMMANDS)}")
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise click.UsageError(f"no such command: {args[0]}; the commands are {', '.join(COMMANDS)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         """List the commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 @cloup.group(cls=_Group, context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
@@ -104,6 +90,9 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
 
 def _complain(message: str, hint: str | None, code: ExitCode) -> ExitCode:
     """Print the error and the hint on stderr, and return the exit code."""
+    if logs.is_json():
+        click.echo(logs.line("error", "cdcpipe-spark", message, hint=hint, exit_code=int(code)), err=True)
+        return code
     click.echo(f"cdcpipe-spark: error: {message}", err=True)
     if hint:
         click.echo(f"cdcpipe-spark: hint: {hint}", err=True)

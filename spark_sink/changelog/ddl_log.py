@@ -82,7 +82,7 @@ def _row(ddl: Ddl) -> dict[str, object]:
     message = ddl.message
     tables = [*(description.table for description in message.tables), *message.dropped]
     if message.rewritten is not None:
-        tables.append(message.rewritten[0])
+        tables.append(message.rewritten[1])
     return {
         "kind": message.kind,
         "tag": message.tag or None,

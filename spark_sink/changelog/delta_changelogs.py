@@ -17,11 +17,13 @@ from spark_sink.changelog.interface import Changelogs, ChangelogState, Files, Ne
 from spark_sink.delta import file_table
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
+from spark_sink.delta.comments import set_comments
 from spark_sink.delta.schema import INDEXED_COLUMNS
 from spark_sink.files import places
 from spark_sink.schema.table import has_key
-from spark_sink.schema.types import typed_schema
+from spark_sink.schema.types import replica_schema, typed_schema
 from spark_sink.spark.sql import literal
+from spark_sink.warehouse import stored_histories
 from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from spark_sink.files.parquet import Layout, WrittenFile
     from spark_sink.schema.table import Table
     from spark_sink.staging.log import Position
+    from spark_sink.warehouse.comments import Comments
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["DeltaChangelogs", "DeltaFiles"]
@@ -104,7 +107,9 @@ class DeltaChangelogs(Changelogs[DeltaFiles]):
         replica = None
         if replica_properties is not None:
             path = paths[1] if directory == paths[0] else directory.with_name("replica")
-            replica = file_table.define(path, columns, replica_properties, like=made)
+            replica = file_table.define(
+                path, replica_schema(columns, keeps_deleted=self._warehouse.keeps_deleted), replica_properties, like=made
+            )
         return _NewDeltaTable(made, replica, paths)
 
     def snapshot_layout(self, table: Table, schema: StructType) -> Layout:
@@ -118,8 +123,12 @@ class DeltaChangelogs(Changelogs[DeltaFiles]):
         file_table.commit(file_table.open_table(path), files, position, is_reached=False)
 
     def old_changes(self, table: Table, lsn: int) -> OldChanges:
-        """Return the old changes that the replica has already."""
+        """Return the old changes that the replica and the stored history have already."""
         return _OldDeltaChanges(self._spark, self._warehouse, table, lsn, self.read(table))
+
+    def comment(self, table: Table, comments: Comments) -> None:
+        """Redefine the table, without Spark."""
+        set_comments(self._warehouse.changelog(table), comments.table, comments.columns)
 
     def naming_sql(self, name: str, path: Path) -> str:
         """Name an external table: the catalog has only its location."""
@@ -191,13 +200,13 @@ def _move(made: Path, target: Path) -> None:
 
 
 class _OldDeltaChanges(OldChanges):
-    """The old changes of a Delta changelog. Changes that the replica does not have yet stay, as it gets them from nowhere else."""
+    """The old changes of a Delta changelog. Changes that the replica or the history does not have yet stay."""
 
     def __init__(self, spark: SparkSession, warehouse: Warehouse, table: Table, lsn: int, changes: DataFrame) -> None:
         self.table = table
         self._spark = spark
         self._warehouse = warehouse
-        limit, end_lsn = self._limit(lsn), F.col("_cdc_end_lsn")
+        (limit, what), end_lsn = self._limit(lsn), F.col("_cdc_end_lsn")
         found = (
             changes.where(end_lsn <= lsn)
             .agg(
@@ -210,19 +219,28 @@ class _OldDeltaChanges(OldChanges):
         self.lsn = found["last"] or 0
         self.rows = found["rows"]
         self.kept = found["old"] - found["rows"]
-        self.reason = f"the replica is at {format_lsn(limit)}" if limit else "there is no replica"
+        self.reason = f"the {what} is at {format_lsn(limit)}" if limit else f"there is no {what}"
 
-    def _limit(self, lsn: int) -> int:
-        """Return the LSN up to which changes may be removed: ``lsn``, or that of the replica if it is lower."""
-        if not has_key(self._warehouse.versions(self.table)):
-            return lsn
-        return min(lsn, delta_log.newest_lsn(self._warehouse.replica(self.table)) or 0)
+    def _limit(self, lsn: int) -> tuple[int, str]:
+        """Return the LSN up to which changes may be removed, and which table has only the changes up to there.
+
+        It is ``lsn``, or that of the replica or of the stored history if it is lower.
+        """
+        versions = self._warehouse.versions(self.table)
+        if not has_key(versions):
+            return lsn, "replica"
+        limits = [(lsn, "replica"), (delta_log.newest_lsn(self._warehouse.replica(self.table)) or 0, "replica")]
+        if self._warehouse.keeps_history:
+            history = stored_histories.facts(self._warehouse, self.table)
+            limits.append((0 if history is None else history.known_lsn(versions), "history"))
+        return min(limits, key=lambda each: each[0])
 
     def check(self) -> None:
-        """Raise WarehouseError if the replica has been set back since, or removed."""
-        if self._limit(self.lsn) < self.lsn:
+        """Raise WarehouseError if the replica or the history has been set back since, or removed."""
+        limit, what = self._limit(self.lsn)
+        if limit < self.lsn:
             raise WarehouseError(
-                f"the replica of {self.table} was at {format_lsn(self.lsn)} a moment ago, but now it is before", hint="try again"
+                f"the {what} of {self.table} was at {format_lsn(self.lsn)} a moment ago, but now it is before", hint="try again"
             )
 
     def remove(self) -> None:

@@ -4,8 +4,8 @@ The server describes a table again only before its next change. Until then, what
 renamed column, a default. So a command counts as a use of the table's new description (source/contents.py), without a change.
 
 A transaction has one such use of a table, with what the last of its commands left. No use is made where the captured description is
-not all that the stream will say: for a table that has had no change yet, that got another name, or that has generated columns. (A
-publication may have these or not.)
+not all that the stream will say: for a table that has had no change yet, unless a snapshot has copied it; for one that goes on in
+other tables under another name, or that has generated columns. (A publication may have these or not.)
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cdcpipe.pgoutput.messages import Column, Relation
+from spark_sink.schema.table import Table
 from spark_sink.source.contents import Contents, Use
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, MutableMapping
 
     from spark_sink.changelog.history import SchemaHistory
-    from spark_sink.schema.ddl import Descriptions, TableDescription
-    from spark_sink.schema.table import Table
+    from spark_sink.schema.ddl import TableDescription
+    from spark_sink.schema.names import Names
     from spark_sink.source.ddl import Ddl
 
 __all__ = ["add_described_uses"]
@@ -28,20 +29,34 @@ __all__ = ["add_described_uses"]
 _KINDS = ("command", "drop")
 
 
-def add_described_uses(contents: MutableMapping[Table, Contents], ddl: Iterable[Ddl], history: SchemaHistory) -> None:
-    """Add a use to the contents of each table that a transaction's commands have changed. The history has the captured DDL."""
+def add_described_uses(contents: MutableMapping[Table, Contents], ddl: Iterable[Ddl], history: SchemaHistory, names: Names) -> None:
+    """Add a use to the contents of each table that a transaction's commands have changed.
+
+    The history has the captured DDL, and ``names`` has the names that it has given to tables.
+    """
     last: dict[tuple[int, int], tuple[Ddl, TableDescription]] = {}
     for each in ddl:
         if each.message.kind in _KINDS:
             last |= {(each.end_lsn, table.relation_id): (each, table) for table in each.message.tables}
     for each, description in last.values():
-        previous = _relation_before(each.place, description, contents.get(description.table), history)
-        relation = None if previous is None else _relation(description, previous, each.place, history.captured)
+        home = names.shown(names.home(description.relation_id, description.table, each.place))
+        previous = _relation_before(each.place, description, contents.get(home), history)
+        if previous is not None and not _is_same_table(previous, description, each.place, names):
+            continue
+        relation = _relation(description, home, previous, each.place, history)
         if relation is None or relation == previous:
             continue
-        found = contents.setdefault(description.table, Contents())
+        found = contents.setdefault(home, Contents())
         found.uses = sorted([*found.uses, Use(*each.place, relation, each.end_lsn)], key=lambda use: (use.end_lsn, use.ordinal))
         found.last_lsn = max(found.last_lsn, each.end_lsn)
+
+
+def _is_same_table(previous: Relation, description: TableDescription, place: tuple[int, int], names: Names) -> bool:
+    """Tell whether the changes after a description go to the same table of the warehouse as those before it."""
+    former = Table(previous.namespace, previous.name)
+    return former == description.table or names.home(description.relation_id, former, place) == names.home(
+        description.relation_id, description.table, place
+    )
 
 
 def _relation_before(
@@ -58,11 +73,27 @@ def _relation_before(
     return None if version is None else version.relation
 
 
-def _relation(description: TableDescription, previous: Relation, place: tuple[int, int], captured: Descriptions) -> Relation | None:
-    """Return what the stream will say of the table; None if that is not certain."""
-    if (previous.namespace, previous.name) != (description.table.schema, description.table.name):
+def _copied_before(
+    description: TableDescription, home: Table, previous: Relation | None, place: tuple[int, int], history: SchemaHistory
+) -> tuple[set[int], bool] | None:
+    """Do the same as `Descriptions.numbers_before` for a table that a snapshot has copied, and that has not been altered since."""
+    before = place[0], -1
+    copied = history.copied(home, description.relation_id, before)
+    if copied is None or copied.facts is None:
         return None
-    before = captured.numbers_before(previous, place)
+    if history.as_copied(home, copied.relation if previous is None else previous, before) is None:
+        return None
+    numbers = {fact.number for fact in copied.facts}
+    # A publication with a list of columns lacks some. It will not have the new ones either.
+    return numbers, all(column.facts.number in numbers or column.facts.number > max(numbers) for column in description.columns)
+
+
+def _relation(
+    description: TableDescription, home: Table, previous: Relation | None, place: tuple[int, int], history: SchemaHistory
+) -> Relation | None:
+    """Return what the stream will say of the table; None if that is not certain. Its changes so far are in ``home``."""
+    before = None if previous is None else history.captured.numbers_before(previous, place)
+    before = before or _copied_before(description, home, previous, place, history)
     if before is None or any(column.is_generated for column in description.columns):
         return None
     numbers, is_whole = before

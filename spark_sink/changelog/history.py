@@ -5,12 +5,14 @@ relation id, not to a name. So a renamed table keeps its history, and a table th
 description that only repeats the previous one is no version.
 
 A column's number, and its value in earlier rows, come from the catalog (schema/column_numbers.py). They are NULL if they are not
-certain. Where the DDL is captured (changelog/ddl_log.py), they come from there, and are certain.
+certain. Where the DDL is captured (changelog/ddl_log.py), they come from there, and are certain. That also holds for the last
+version before the first captured command. What the catalog said of that version does not count any more: it may have been asked
+after later commands.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +33,7 @@ from cdcpipe.types.names import format_built_in_type
 from spark_sink.changelog.ddl_log import DdlLog
 from spark_sink.changelog.interface import ChangelogState
 from spark_sink.changelog.tables import changelogs_of
-from spark_sink.schema.column_numbers import ColumnFacts, numbered
+from spark_sink.schema.column_numbers import ColumnFacts, looks, numbered
 from spark_sink.schema.table import SCHEMA_HISTORY, Table
 from spark_sink.staging.log import Position
 
@@ -116,6 +118,8 @@ class SchemaHistory:
     def record_ddl(self, ddl: Sequence[Ddl], segments: Sequence[Segment]) -> None:
         """Record the captured DDL that is new in the segments."""
         self._ddl.record_new(ddl, segments)
+        for relation_id in {table.relation_id for each in ddl for table in each.message.tables}:
+            self._load()[relation_id] = [self._corrected(version) for version in self._load().get(relation_id, [])]
 
     def record_new(
         self,
@@ -134,10 +138,9 @@ class SchemaHistory:
         rows = []
         for use, table in sorted(uses, key=lambda item: (item[0].end_lsn, item[0].ordinal)):
             known = versions.setdefault(use.relation.relation_id, [])
-            captured = self.captured.facts(use.relation, (use.end_lsn, use.ordinal))
-            if not known or _said(known[-1].relation) != _said(use.relation) or _has_other_columns(captured, known[-1].facts):
-                facts = captured or self._facts(use.relation, known[-1] if known else None)
-                known.append(SchemaVersion(use.end_lsn, use.ordinal, use.relation, facts))
+            is_new, facts = self._is_new(table, use, known)
+            if is_new:
+                known.append(self._corrected(SchemaVersion(use.end_lsn, use.ordinal, use.relation, facts)))
                 rows.append(_row(known[-1], _epoch(use, segments), fields_of(table, use)))
         if rows:
             end = segments[-1].end
@@ -159,10 +162,14 @@ class SchemaHistory:
         known = (self._versions or {}).get(version.relation.relation_id, [])
         return [other for other in known if other.place < version.place]
 
+    def until(self, relation_id: int, place: tuple[int, int]) -> list[SchemaVersion]:
+        """Return the relation's versions up to a place among the table's changes."""
+        return [version for version in self._load().get(relation_id, []) if version.place <= place]
+
     def version(self, relation_id: int, place: tuple[int, int]) -> SchemaVersion | None:
         """Return the version that applies at a place among the table's changes; None if it is not known."""
-        known = self._load().get(relation_id, [])
-        return next((version for version in reversed(known) if version.place <= place), None)
+        known = self.until(relation_id, place)
+        return known[-1] if known else None
 
     def newest(self, table: Table) -> Relation | None:
         """Return the newest description of a table: from the stream, or from the catalog if the stream has none yet."""
@@ -172,9 +179,91 @@ class SchemaHistory:
         described = self.version(versions[-1].relation_id, (1 << 64, 0))
         return self._published.relation(versions[-1].relation_id) if described is None else described.relation
 
-    def _facts(self, relation: Relation, previous: SchemaVersion | None) -> tuple[ColumnFacts, ...] | None:
+    def copied(self, table: Table, relation_id: int, place: tuple[int, int]) -> SchemaVersion | None:
+        """Return the table as its last snapshot up to ``place`` has found it; None if there is none.
+
+        Of the facts only the numbers are known, and of the relation neither identity nor key.
+        """
+        for version in reversed(self._warehouse.versions(table)):
+            if version.described and version.relation_id == relation_id and version.place <= place:
+                columns = tuple(Column(0, name, type_id, modifier) for _, name, type_id, modifier in version.described)
+                facts = tuple(ColumnFacts(number, None, is_filled=True) for number, *_ in version.described)
+                return SchemaVersion(*version.place, Relation(None, relation_id, table.schema, table.name, "d", columns), facts)
+        return None
+
+    def as_copied(self, table: Table, relation: Relation, place: tuple[int, int]) -> SchemaVersion | None:
+        """Return the table as its last snapshot has found it, if captured DDL tells that nothing has altered it up to ``place``."""
+        found = self.copied(table, relation.relation_id, place)
+        if found is None or not self.captured.covers(found.place, place) or looks(found.relation) != looks(relation):
+            return None
+        described = self.captured.last_place(relation.relation_id, place)
+        return found if described is None or described <= found.place else None
+
+    def _is_new(self, table: Table, use: Use, known: Sequence[SchemaVersion]) -> tuple[bool, tuple[ColumnFacts, ...] | None]:
+        """Tell whether a version begins with ``use``, and return its facts.
+
+        Without captured DDL, a description that the server has sent again may be about another column with the same name and type.
+        Then its facts are not certain, because nobody knows at which description the column was another one.
+        """
+        place, last = (use.end_lsn, use.ordinal), known[-1] if known else None
+        captured = self.captured.facts(use.relation, place)
+        if last is None or _said(last.relation) != _said(use.relation):
+            return True, captured or self._facts(table, use, last)
+        if captured is not None:
+            may_have_others = not use.is_repeated and last.place != place and self.is_uncertain(table, last, known[:-1])
+            return may_have_others or _has_other_columns(captured, last.facts), captured
+        if use.is_repeated or last.facts is None or last.place == place:
+            return False, None
+        if self.as_copied(table, use.relation, place) is not None:
+            return False, None
+        catalog = self._published.columns(use.relation, is_of_now=True)
+        facts = numbered(use.relation, catalog, (last.relation, last.facts))
+        is_other = facts is None or _has_other_columns(facts, last.facts) or self.is_uncertain(table, last, known[:-1])
+        return bool(catalog) and is_other, None
+
+    def is_uncertain(self, table: Table, last: SchemaVersion, earlier: Sequence[SchemaVersion]) -> bool:
+        """Tell whether a column of the version may have got its number after the version's beginning, in place of a dropped column.
+
+        The catalog of which the numbers are may be much later than the version. A number that was known before is certain, and so
+        are all where no column was dropped since, and those that captured DDL tells.
+        """
+        if self._captured_facts(last) is not None:
+            return False
+        numbers = {fact.number for fact in last.facts or ()}
+        certain = next(({fact.number for fact in each.facts} for each in reversed(earlier) if each.facts is not None), None)
+        for version in self._warehouse.versions(table):
+            if version.snapshot and version.relation_id == last.relation.relation_id:
+                certain = (certain or set()) | {number for number, _ in version.snapshot}
+        dropped = set(range(1, max(numbers, default=1))) - numbers
+        if certain:
+            dropped -= set(range(1, max(certain))) - certain
+        return any(number > min(dropped) for number in numbers - (certain or set())) if dropped else False
+
+    def _captured_facts(self, version: SchemaVersion) -> tuple[ColumnFacts, ...] | None:
+        """Return the version's facts from captured DDL: from the command before it, or from the first command after it."""
+        found = self.captured.facts(version.relation, version.place)
+        return self.captured.facts_until_next(version.relation, version.place) if found is None else found
+
+    def _corrected(self, version: SchemaVersion) -> SchemaVersion:
+        """Return a version with the facts that captured DDL tells. Facts of the catalog that contradict it are not certain."""
+        captured = self._captured_facts(version)
+        if captured is not None:
+            return replace(version, facts=captured)
+        place, relation_id = version.place, version.relation.relation_id
+        if any(self.captured.is_later_number(relation_id, place, fact.number) for fact in version.facts or ()):
+            return replace(version, facts=None)
+        return version
+
+    def _facts(self, table: Table, use: Use, previous: SchemaVersion | None) -> tuple[ColumnFacts, ...] | None:
+        place = use.end_lsn, use.ordinal
+        copied = self.as_copied(table, use.relation, place)
+        if copied is not None:
+            return copied.facts
+        copied = self.copied(table, use.relation.relation_id, place)
+        if copied is not None and (previous is None or previous.place < copied.place):
+            previous = copied
         before = None if previous is None or previous.facts is None else (previous.relation, previous.facts)
-        return numbered(relation, self._published.columns(relation), before)
+        return numbered(use.relation, self._published.columns(use.relation), before)
 
     def _load(self) -> dict[int, list[SchemaVersion]]:
         """Return the versions of every relation, in order. They are read once."""
@@ -185,7 +274,7 @@ class SchemaHistory:
                 rows = self._changelogs.read(SCHEMA_HISTORY)
                 for row in rows.orderBy("_cdc_end_lsn", "_cdc_ordinal").collect():
                     versions.setdefault(row["relation_id"], []).append(_version(row))
-            self._versions = versions
+            self._versions = {relation_id: list(map(self._corrected, known)) for relation_id, known in versions.items()}
         return self._versions
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from spark_sink.files.parquet import Layout, WrittenFile
     from spark_sink.schema.table import Table
     from spark_sink.staging.log import Position
+    from spark_sink.warehouse.comments import Comments
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["ChangelogState", "Changelogs", "Files", "NewTable", "OldChanges"]
@@ -172,6 +173,9 @@ class Changelogs(ABC, Generic[_Files]):
         """Add the files of a snapshot at ``position`` from a directory to a changelog, all in one step."""
 
     # --- others ---
+
+    def comment(self, table: Table, comments: Comments) -> None:
+        """Give the changelog these comments, if the format has comments."""
 
     @abstractmethod
     def old_changes(self, table: Table, lsn: int) -> OldChanges:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from cdcpipe.lsn import format_lsn
@@ -58,7 +58,8 @@ class ParquetChangelogs(Changelogs[Files]):
         return schema
 
     def _schema_of(self, path: Path) -> StructType:
-        return self._spark.read.parquet(str(path)).schema
+        """Return an append's columns from the footer of one of its files. Spark would start a job for this."""
+        return from_arrow_schema(pq.read_schema(next(path.glob("*.parquet"))), prefer_timestamp_ntz=True)
 
     def read(self, table: Table) -> DataFrame:
         """Read all appends, with all the columns that they have together."""
@@ -66,7 +67,7 @@ class ParquetChangelogs(Changelogs[Files]):
         found = appends.list_appends(path)
         if not found:
             raise WarehouseError(f"there is no changelog of {table} in {self._warehouse.name}")
-        return self._spark.read.schema(self._schema(path, found[-1])).parquet(str(path)).drop(appends.APPEND_COLUMN)
+        return self._spark.read.schema(self._schema(path, found[-1])).option("recursiveFileLookup", "true").parquet(str(path))
 
     def read_as_is(self, table: Table) -> DataFrame:
         """Read all present appends. If a file is removed later, reading raises an error."""
@@ -110,8 +111,8 @@ class ParquetChangelogs(Changelogs[Files]):
         """Name a view that reads the table's directory."""
         # Each append has all columns of the appends before it. The view has the columns of all of them.
         return (
-            f"CREATE VIEW IF NOT EXISTS {name} WITH SCHEMA EVOLUTION AS SELECT * EXCEPT ({appends.APPEND_COLUMN}) "
-            f"FROM parquet.{quote(str(path))} WITH (mergeSchema = 'true')"
+            f"CREATE VIEW IF NOT EXISTS {name} WITH SCHEMA EVOLUTION AS SELECT * "
+            f"FROM parquet.{quote(str(path))} WITH (mergeSchema = 'true', recursiveFileLookup = 'true')"
         )
 
 

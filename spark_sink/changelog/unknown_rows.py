@@ -2,6 +2,8 @@
 
 - A rewrite computes new values: a default for each row, or another type with USING. A cast without USING changes no value that the
   column's new type holds; changelog/versions.py looks at that.
+- SET LOGGED: the stream does not have what was changed while the table was unlogged.
+- ALTER TYPE that renames an enum's value, or changes the attributes of a composite type: old values have another text then.
 - ATTACH PARTITION brings rows into a partitioned table. (DETACH PARTITION is no reason: the replica may be an archive.)
 """
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from spark_sink.schema.ddl import Descriptions, TableDescription
+    from spark_sink.schema.names import Names
     from spark_sink.schema.table import Table
     from spark_sink.source.ddl import Ddl
 
@@ -21,38 +24,63 @@ __all__ = ["tables_with_unknown_rows"]
 
 _CAST_ALONE: Final = re.compile(r"\s*ALTER\s+TABLE\b(?!.*\bUSING\b)[^;]*;?\s*", re.IGNORECASE | re.DOTALL)
 """A statement that is one ALTER TABLE without USING. A function that it calls runs no such command."""
+_NO_ATTACH: Final = re.compile(r"\s*ALTER\s+TABLE\b(?!.*\bATTACH\b)[^;]*;?\s*", re.IGNORECASE | re.DOTALL)
+"""The same without ATTACH."""
+
+_SAME_TEXTS: Final = re.compile(
+    r"\s*ALTER\s+TYPE\b[^;]*\b(ADD\s+VALUE|RENAME\s+TO|OWNER\s+TO|SET\s+SCHEMA)\b[^;]*;?\s*", re.IGNORECASE | re.DOTALL
+)
+"""A statement that is one ALTER TYPE after which all values have the texts that they had."""
 
 
-def tables_with_unknown_rows(ddl: Iterable[Ddl], descriptions: Descriptions) -> Iterator[tuple[Table, int, str]]:
+def tables_with_unknown_rows(ddl: Iterable[Ddl], descriptions: Descriptions, names: Names) -> Iterator[tuple[Table, int, str]]:
     """Yield each table with the end LSN of the transaction since which it needs a copy, and the reason.
 
-    ``descriptions`` has the messages of ``ddl``. Tables without a changelog may be among the results.
+    ``descriptions`` has the messages of ``ddl``, ``names`` the names that they have given. Tables without a changelog may be among
+    the results.
     """
+    for each, relation_id, name, reason in _names_with_unknown_rows(ddl, descriptions):
+        yield names.shown(names.home(relation_id, name, each.place)), each.end_lsn, reason
+
+
+def _names_with_unknown_rows(ddl: Iterable[Ddl], descriptions: Descriptions) -> Iterator[tuple[Ddl, int, Table, str]]:
+    """Yield each message with the OID and the name of a table, and the reason."""
     before: dict[int, TableDescription] = {}
     for each in ddl:
         message = each.message
         if message.rewritten is not None:
-            table, reasons = message.rewritten
+            relation_id, table, reasons = message.rewritten
             if "default" in reasons:
-                yield table, each.end_lsn, f"{message.tag} computed a default for each row"
+                yield each, relation_id, table, f"{message.tag} computed a default for each row"
             elif "type" in reasons and not _CAST_ALONE.fullmatch(message.statement or ""):
-                yield table, each.end_lsn, f"{message.tag} computed the values of a column anew"
+                yield each, relation_id, table, f"{message.tag} computed the values of a column anew"
+            elif "persistence" in reasons:
+                yield each, relation_id, table, f"{message.tag} made it logged: what was changed before is not in the stream"
+        if message.tag == "ALTER TYPE" and message.types and not _SAME_TEXTS.fullmatch(message.statement or ""):
+            for description in descriptions.tables_with(message.types, each.place):
+                yield each, description.relation_id, description.table, "ALTER TYPE changed the texts of values"
         for description in message.tables:
             relation_id = description.relation_id
             known = before.get(relation_id) or descriptions.in_force(relation_id, (each.end_lsn, -1))
             before[relation_id] = description
             is_altered = message.tag == "ALTER TABLE" and message.kind == "command"
-            if is_altered and (known is None or known.partition_of != description.partition_of):
-                for table in _ancestors(description.partition_of, descriptions, each.place):
-                    yield table, each.end_lsn, f"{description.table} was attached to it"
+            may_be_attached = not _NO_ATTACH.fullmatch(message.statement or "")
+            if is_altered and (may_be_attached if known is None else _parent(known) != _parent(description)):
+                for number, table in _ancestors(description.partition_of, descriptions, each.place):
+                    yield each, number, table, f"{description.table} was attached to it"
 
 
-def _ancestors(parent: tuple[int, Table] | None, descriptions: Descriptions, place: tuple[int, int]) -> Iterator[Table]:
+def _parent(description: TableDescription) -> int | None:
+    """Return the OID of the table of which it is a partition. Its name may change meanwhile."""
+    return None if description.partition_of is None else description.partition_of[0]
+
+
+def _ancestors(parent: tuple[int, Table] | None, descriptions: Descriptions, place: tuple[int, int]) -> Iterator[tuple[int, Table]]:
     """Yield the table and those of which it is a partition itself."""
     seen: set[int] = set()
     while parent is not None and parent[0] not in seen:
         relation_id, table = parent
         seen.add(relation_id)
-        yield table
+        yield relation_id, table
         described = descriptions.in_force(relation_id, place)
         parent = None if described is None else described.partition_of

@@ -17,11 +17,16 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql.types import StructField
 
+from spark_sink.changelog.gone_columns import find_gone
+from spark_sink.schema.column_numbers import looks
 from spark_sink.schema.keys import identifying_columns, version_of
-from spark_sink.schema.table import Fill
-from spark_sink.schema.types import as_typed, assign_columns, holds, original_name, spark_type
+from spark_sink.schema.masking import masked
+from spark_sink.schema.names import Names
+from spark_sink.schema.table import Fill, Table, gone_columns
+from spark_sink.schema.types import assign_columns, holds, original_name, spark_type
 from spark_sink.warehouse.wanted_copies import want as want_copy
 
 if TYPE_CHECKING:
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
     from spark_sink.changelog.history import SchemaHistory, SchemaVersion
     from spark_sink.schema.column_numbers import ColumnFacts
     from spark_sink.schema.published import PublishedTables
-    from spark_sink.schema.table import Table, Version
+    from spark_sink.schema.table import Version
     from spark_sink.source.contents import Use
     from spark_sink.warehouse.warehouse import Warehouse
 
@@ -40,9 +45,11 @@ __all__ = ["TableVersions", "fills_between", "insert_snapshot"]
 
 _logger = logging.getLogger(__name__)
 
+_AGAIN = "a column may have been dropped, and another one added with its name"
+
 
 def insert_snapshot(
-    versions: Sequence[Version], snapshot: Version, history: SchemaHistory, columns: StructType, types: str
+    versions: Sequence[Version], snapshot: Version, history: SchemaHistory, columns: StructType, warehouse: Warehouse
 ) -> list[Version]:
     """Return the versions with the version of a snapshot inserted. The stream may be past the snapshot already.
 
@@ -53,7 +60,7 @@ def insert_snapshot(
     if following < len(found) and found[following].relation_id == snapshot.relation_id:
         version = history.version(found[following].relation_id, found[following].place)
         if version is not None and version.facts is not None:
-            version = replace(version, relation=as_typed(version.relation, types))
+            version = _typed(warehouse, version)
             fills, _ = _fills_after_snapshot(snapshot, version, columns)
             found[following] = replace(found[following], fills=fills)
     return found
@@ -68,7 +75,11 @@ def _insert(versions: Sequence[Version], version: Version) -> list[Version]:
 
 
 class TableVersions:
-    """Records the versions of a warehouse's tables. ``keys`` are the keys that the user has named (`pipeline.Pipeline`)."""
+    """Records the versions of a warehouse's tables.
+
+    ``keys`` are the keys that the user has named (`pipeline.Pipeline`). With ``drops_columns`` a version names the columns that are
+    gone (changelog/gone_columns.py). Without it no more columns go.
+    """
 
     def __init__(
         self,
@@ -76,11 +87,18 @@ class TableVersions:
         history: SchemaHistory,
         published: PublishedTables,
         keys: Mapping[str, Sequence[str]] | None = None,
+        *,
+        drops_columns: bool = False,
     ) -> None:
         self._warehouse = warehouse
+        self._drops_columns = drops_columns
+        self._kept: set[tuple[Table, str]] = set()
+        """The columns of which a warning has said that they stay."""
         self._history = history
         self._published = published
         self._keys = {name: tuple(columns) for name, columns in (keys or {}).items()}
+        self.names = Names()
+        """The names of the tables, in the last micro-batch."""
 
     def record_new(
         self,
@@ -108,27 +126,50 @@ class TableVersions:
             is_same = preceding is not None and preceding.relation == use.relation and self._history.step(use) is None
             fills = () if is_remade or is_same else self._fills(table, use, before_it, before, columns)
             key = self._key(table, use, before_it)
-            relation = as_typed(use.relation, self._warehouse.types)
-            versions = _insert(versions, version_of(use.end_lsn, ordinal, relation, columns, key, fills))
+            relation = self._warehouse.typed(use.relation)
+            columns_now = [column.name for column in relation.columns]
+            self._warehouse.masks.check_key(relation.namespace, relation.name, columns_now, key)
+            version = version_of(use.end_lsn, ordinal, relation, columns, key, fills)
+            versions = _insert(versions, replace(version, gone=self._gone(table, use, before_it, columns)))
         if versions != known:
             self._warehouse.write_versions(table, versions)
         return versions
+
+    def _gone(self, table: Table, use: Use, before_it: Sequence[Version], columns: StructType) -> tuple[str, ...]:
+        """Return the changelog's columns that are gone with ``use``. Warns of those that may be gone, but stay."""
+        if not self._drops_columns:
+            fields = assign_columns(columns, self._warehouse.typed(use.relation))
+            return tuple(sorted(gone_columns(before_it, use.end_lsn) - {field.name for field in fields}))
+        gone, uncertain = find_gone(use, before_it, columns, self._history, self._warehouse.typed)
+        new = [name for name in uncertain if (table, name) not in self._kept]
+        if new:
+            self._kept.update((table, name) for name in new)
+            _logger.warning(
+                "table %s does not have these columns any more, or they are not published: %s. No captured DDL says which, so they "
+                "stay in the replica, and are NULL in new rows: see cdcpipe ddl install",
+                table,
+                ", ".join(new),
+            )
+        return gone
 
     def _key(self, table: Table, use: Use, known: Sequence[Version]) -> tuple[str, ...]:
         """Return the names of the columns that identify a row, in PostgreSQL's spelling; empty if no columns do."""
         relation = use.relation
         names = {column.name for column in relation.columns}
-        key = self._keys.get(str(table))
+        named = (self._keys.get(str(each)) for each in (table, Table(table.schema, table.name)))
+        key = next(filter(None, named), None)
         if key is not None:
             return key if set(key) <= names else ()
 
-        captured = self._history.captured.primary_key(relation, (use.end_lsn, use.ordinal))
+        place = use.end_lsn, use.ordinal
+        captured = self._history.captured.primary_key(relation, place)
 
         def primary_key() -> tuple[str, ...]:
             if captured is not None and set(captured) <= names:
                 return captured
             before = known[-1] if known and known[-1].relation_id == relation.relation_id else None
-            if before is None or not use.is_repeated:
+            is_as_copied = before is not None and self._history.as_copied(table, relation, place) is not None
+            if before is None or not (use.is_repeated or is_as_copied):
                 found = self._published.primary_key(relation)
                 if found is not None and set(found) <= names:
                     return found
@@ -149,7 +190,7 @@ class TableVersions:
         is_after_snapshot = bool(known and known[-1].snapshot) and (step is None or known[-1].place > step[0].place)
         if is_after_snapshot and here is not None and here.place == place:
             # The earlier rows are those of the snapshot.
-            here = replace(here, relation=as_typed(here.relation, self._warehouse.types))
+            here = _typed(self._warehouse, here)
             fills, unknown = _fills_after_snapshot(known[-1], here, columns)
             self._name(table, place, unknown)
             self._name_retyped(table, place, _since_snapshot(known[-1], here, columns))
@@ -157,21 +198,20 @@ class TableVersions:
         if step is None:
             # The history lacks the previous version: the table began with a snapshot, or an older cdcpipe wrote it.
             old = set() if before is None else set(before.names)
-            fields = assign_columns(columns, as_typed(use.relation, self._warehouse.types))
+            fields = assign_columns(columns, self._warehouse.typed(use.relation))
             new = [c.name for c, field in zip(use.relation.columns, fields, strict=True) if before and field.name not in old]
             self._name(table, place, new)
             return ()
-        previous, version = (replace(each, relation=as_typed(each.relation, self._warehouse.types)) for each in step)
-        if (previous.relation.namespace, previous.relation.name) != (table.schema, table.name):
+        previous, version = (_typed(self._warehouse, each) for each in step)
+        before_name = Table(previous.relation.namespace, previous.relation.name)
+        if self.names.home(previous.relation.relation_id, before_name, previous.place) != table:
             _logger.warning(
-                "table %s was renamed from %s.%s: earlier rows are in the tables of the old name. They come to the new replica "
+                "table %s was renamed from %s: earlier rows are in the tables of the old name. They come to the new replica "
                 "when they change, or with a copy of the table: run --heal, or cdcpipe-spark snapshot --table %s",
                 table,
-                previous.relation.namespace,
-                previous.relation.name,
+                before_name,
                 table,
             )
-            before_name = f"{previous.relation.namespace}.{previous.relation.name}"
             want_copy(self._warehouse, table, use.end_lsn, f"it was renamed from {before_name}, which has its earlier rows")
             return ()
         earlier, later = _fields(previous, columns), _fields(version, columns)
@@ -181,6 +221,12 @@ class TableVersions:
         copied = {name for each in known for _, name in each.snapshot}
         fills, unknown = fills_between(previous, version, columns, before_it | copied)
         self._name(table, place, unknown)
+        is_uncertain = self._history.is_uncertain(table, previous, self._history.before(step[0]))
+        if (is_uncertain or (version.facts is None) != (previous.facts is None)) and looks(version.relation) == looks(
+            previous.relation
+        ):
+            _logger.warning("table %s was altered, and %s", table, _AGAIN)
+            want_copy(self._warehouse, table, place[0], _AGAIN)
         return fills
 
     def _name(self, table: Table, place: tuple[int, int], names: Sequence[str]) -> None:
@@ -216,6 +262,21 @@ class TableVersions:
                 retyped.append(name)
         if retyped:
             want_copy(self._warehouse, table, place[0], f"earlier values of {', '.join(retyped)} are in columns of the old type")
+
+
+def _typed(warehouse: Warehouse, version: SchemaVersion) -> SchemaVersion:
+    """Return a description with the types that the columns have in the warehouse. The value of old rows is masked, too."""
+    relation, masks = version.relation, warehouse.masks
+    kinds = masks.kinds(relation.namespace, relation.name, [column.name for column in relation.columns])
+    facts = version.facts
+    if facts is not None and kinds:
+        facts = tuple(
+            replace(fact, missing=masked(pa.array([fact.missing], pa.string()), kinds[column.name], masks)[0].as_py())
+            if column.name in kinds
+            else fact
+            for column, fact in zip(relation.columns, facts, strict=True)
+        )
+    return replace(version, relation=warehouse.typed(relation), facts=facts)
 
 
 def _fields(version: SchemaVersion, columns: StructType) -> dict[str, StructField]:

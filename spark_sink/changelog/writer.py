@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from cdcpipe.masks import NO_MASKS, Masks
 from spark_sink.files.parquet import FileWriter, Layout, WrittenFile, part_name
 from spark_sink.schema.table import EXACT
 from spark_sink.source.messages import MessageReader
@@ -22,7 +23,7 @@ from spark_sink.source.typed import OLD_PREFIX, TypedReader
 from spark_sink.staging.log import Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
@@ -39,8 +40,8 @@ _DRIVER_BYTES: Final = 2 << 20
 class Target:
     """A table to write changes to. It is pickled for the executors, so it has plain values only."""
 
-    table: tuple[str, str] | None
-    """Schema and name; None for the logical messages."""
+    relations: Mapping[tuple[str, str], Collection[int]] | None
+    """Schema and name of each name that the table has in these segments, with the OIDs; None for the logical messages."""
     schema: StructType
     """The columns of its changelog."""
     directory: str
@@ -49,6 +50,8 @@ class Target:
     after_lsn: int
     """The LSN up to which the table has its changes already."""
     types: str = EXACT
+    masks: Masks = NO_MASKS
+    """With the key, which the executors do not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +110,15 @@ def _write_table(slices: Iterator[OpenSlice], target: Target) -> Written | None:
             if writer is None:
                 writer = FileWriter(target.directory, part_name(), target.layout)
             writer.write_batch(batch)
-            if target.table is not None:
+            if target.relations is not None:
                 exact.update(_count_exact(batch))
     return None if writer is None else Written(writer.close(), exact)
 
 
 def _reader(opened: OpenSlice, target: Target) -> MessageReader | TypedReader:
-    if target.table is None:
+    if target.relations is None:
         return MessageReader(opened, target.schema)
-    return TypedReader(opened, target.table, target.schema, target.types)
+    return TypedReader(opened, target.relations, target.schema, target.types, target.masks)
 
 
 def _count_exact(batch: pa.RecordBatch) -> dict[str, int]:

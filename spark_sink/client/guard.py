@@ -1,6 +1,6 @@
 """One process group for all child processes. A watchdog ends the group as soon as this process is gone.
 
-    subprocess.Popen(arguments, process_group=guard.group())
+    child = guard.start_in_group(lambda group: subprocess.Popen(arguments, process_group=group))
 
 In an orderly end the callers end their children themselves. The watchdog is for the other ends: SIGKILL, a second signal, a crash
 of the interpreter. A parent-death signal (prctl) does not work here: the kernel sends it when the thread that started the child
@@ -15,8 +15,14 @@ import os
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
-__all__ = ["group"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["group", "start_in_group"]
+
+T = TypeVar("T")
 
 _WATCHDOG = Path(__file__).with_name("watchdog.py")
 
@@ -35,6 +41,22 @@ def group() -> int:
         if _watchdog is None:
             _watchdog = _start()
         return _watchdog[0]
+
+
+def start_in_group(start: Callable[[int], T]) -> T:
+    """Call ``start`` with the number of the group, which starts a child process in it. Returns what that returns.
+
+    Someone may have killed the watchdog in between, and another thread may have replaced it. Then the old group is gone, the
+    system refuses the child with EPERM, and ``start`` is called again with the new group.
+    """
+    number = group()
+    while True:
+        try:
+            return start(number)
+        except PermissionError:
+            before, number = number, group()
+            if number == before:
+                raise
 
 
 def _start() -> tuple[int, int]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable, Mapping
 
+    from cdcpipe.publishing import NewPublication
+
 
 __all__ = [
     "Prepared",
@@ -26,6 +28,7 @@ __all__ = [
     "ask_published",
     "creation_arguments",
     "failover_arguments",
+    "later_arguments",
     "look_up",
     "prepare_arguments",
     "slot_exists",
@@ -59,8 +62,8 @@ class SlotConfig(Protocol):
         """Whether to create the slot if it does not exist."""
 
     @property
-    def tables(self) -> tuple[str, ...]:
-        """The tables of a publication that has to be created; empty for all tables."""
+    def new_publication(self) -> NewPublication:
+        """What a publication that has to be created publishes."""
 
     @property
     def failover(self) -> bool | None:
@@ -186,7 +189,12 @@ def prepare_arguments(config: SlotConfig) -> list[str]:
 
 def creation_arguments(config: SlotConfig) -> list[str]:
     """Return the options of ``cdcpipe prepare`` that create the slot and its publications."""
-    return ["-c", *(word for table in config.tables for word in ("--table", table)), *failover_arguments(config)]
+    return ["-c", *config.new_publication.arguments, *failover_arguments(config)]
+
+
+def later_arguments(config: SlotConfig) -> list[str]:
+    """Return the options of ``cdcpipe prepare`` for a slot that exists. It says how the publications differ from the options."""
+    return [*config.new_publication.arguments, *failover_arguments(config)]
 
 
 def failover_arguments(config: SlotConfig) -> list[str]:

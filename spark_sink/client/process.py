@@ -93,17 +93,23 @@ class Child:
         # A child that outlives us could not write to a pipe any more, so its stderr is a file.
         self._errors = tempfile.TemporaryFile() if outlives_us else None  # noqa: SIM115 - closed in `close`
         self._told_bytes = 0
+
+        def start(**apart: Any) -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                [*command, *arguments],
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=self._errors or subprocess.PIPE,
+                bufsize=0,
+                env=_environment(temporary),
+                **apart,
+            )
+
         # In either case ^C at a terminal does not reach the child.
-        apart: dict[str, Any] = {"start_new_session": True} if outlives_us else {"process_group": guard.group()}
-        self._process = subprocess.Popen(
-            [*command, *arguments],
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=self._errors or subprocess.PIPE,
-            bufsize=0,
-            env=_environment(temporary),
-            **apart,
-        )
+        if outlives_us:
+            self._process = start(start_new_session=True)
+        else:
+            self._process = guard.start_in_group(lambda group: start(process_group=group))
         assert self._process.stdout is not None
         self.stdout_fd = self._process.stdout.fileno()
         if self._process.stdin is not None:
@@ -117,6 +123,11 @@ class Child:
     def __exit__(self, *_: object) -> None:
         self.end()
         self.close()
+
+    @property
+    def pid(self) -> int:
+        """The process ID."""
+        return self._process.pid
 
     # --- end ---
 

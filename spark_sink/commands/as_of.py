@@ -10,6 +10,7 @@ import cloup
 from pyspark.sql import functions as F  # noqa: N812 - the usual name for this module
 
 from cdcpipe.errors import InvalidArgumentsError
+from spark_sink.commands.configured import ConfiguredCommand
 from spark_sink.commands.options import CONTEXT_SETTINGS, warehouse_options
 from spark_sink.commands.spark_options import spark_options, warehouse_session
 from spark_sink.replica.as_of import parse_at, read_as_of
@@ -25,7 +26,7 @@ Example:
 """
 
 
-@cloup.command("as-of", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
+@cloup.command("as-of", cls=ConfiguredCommand, context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
 @warehouse_options(
     cloup.option("--table", required=True, metavar="SCHEMA.NAME", help="Show this table."),
     cloup.option(

@@ -12,12 +12,15 @@ import click
 import cloup
 
 from cdcpipe.doctor.findings import Level, render, report
-from cdcpipe.options import CREATED_TABLE, PUBLICATION, SLOT
+from cdcpipe.options import PUBLICATION, SLOT
+from cdcpipe.publishing import NewPublication
 from spark_sink.client.connection import connection_arguments
+from spark_sink.commands.configured import ConfiguredCommand
 from spark_sink.commands.options import (
     CONTEXT_SETTINGS,
     connection_options,
     log_to_stderr,
+    new_publication_options,
     verbose_option,
 )
 from spark_sink.commands.parameters import DIRECTORY, PLACE
@@ -36,14 +39,14 @@ Example:
 """
 
 
-@cloup.command("doctor", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
+@cloup.command("doctor", cls=ConfiguredCommand, context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
 @connection_options
 @cloup.option_group(
     "Pipeline",
     cloup.option(*SLOT.names, required=True, **SLOT.settings),
     cloup.option(*PUBLICATION.names, required=True, **PUBLICATION.settings),
     cloup.option("-c", "--create-slot", is_flag=True, help="Check a start with -c, which makes the missing publications and slot."),
-    cloup.option(*CREATED_TABLE.names, **CREATED_TABLE.settings),
+    *new_publication_options,
     cloup.option("--staging", required=True, type=DIRECTORY, metavar="DIR", help="Check this staging directory."),
     cloup.option(
         "--warehouse",
@@ -87,6 +90,10 @@ def command(
     publications: tuple[str, ...],
     create_slot: bool,
     tables: tuple[str, ...],
+    exclude_tables: tuple[str, ...],
+    keyless: str,
+    via_root: bool,
+    exclude_columns: tuple[str, ...],
     staging: Path,
     warehouse: Path | None,
     table_format: str,
@@ -111,7 +118,13 @@ def command(
         slot=slot,
         publications=publications,
         staging=staging.absolute(),
-        tables=tables,
+        new_publication=NewPublication.of(
+            tables=tables,
+            exclude_tables=exclude_tables,
+            keyless=keyless,
+            via_root=via_root,
+            exclude_columns=exclude_columns,
+        ),
         create_slot=create_slot,
         warehouse=warehouse,
         format=table_format,
@@ -130,11 +143,12 @@ def command(
 
 @contextmanager
 def _session(*, master: str | None, table_format: str, settings: Mapping[str, str], jars: Path | None) -> Iterator[SparkSession]:
-    from spark_sink.spark import session
+    from spark_sink.spark import jvm, session
 
     with kept():
         spark = session.build(app_name="cdcpipe doctor", master=master, format=table_format, conf=settings, jars_dir=jars)
     try:
-        yield spark
+        with jvm.shown_on_error():
+            yield spark
     finally:
         spark.stop()

@@ -9,12 +9,24 @@ from typing import Any
 import click
 import cloup
 
+from cdcpipe.exposition import Address, serving
 from spark_sink.client.keyless import warnings_of
-from spark_sink.commands.options import CONTEXT_SETTINGS, launcher_config, launcher_options, log_to_stderr, verbose_option
+from spark_sink.client.slot_monitor import SlotMonitor
+from spark_sink.commands.configured import ConfiguredCommand
+from spark_sink.commands.options import (
+    CONTEXT_SETTINGS,
+    launcher_config,
+    launcher_options,
+    log_to_stderr,
+    monitoring_options,
+    verbose_option,
+)
 from spark_sink.commands.progress import ProgressLine
+from spark_sink.commands.service_manager import ServiceManager
 from spark_sink.commands.signals import on_signals
 from spark_sink.launcher.launcher import Launcher
-from spark_sink.staging import last_error
+from spark_sink.metrics.collector import LandMetrics
+from spark_sink.staging import history, last_error
 
 __all__ = ["command"]
 
@@ -26,10 +38,11 @@ Example:
 """
 
 
-@cloup.command("land", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
+@cloup.command("land", cls=ConfiguredCommand, context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
 @launcher_options
+@monitoring_options
 @verbose_option
-def command(**options: Any) -> None:
+def command(*, metrics: Address | None, **options: Any) -> None:
     """Take a slot's changes to a staging directory. Needs no Spark and no Java.
 
     The server gets a confirmation only for changes that are durable in the staging directory. SIGINT and SIGTERM end the command
@@ -38,21 +51,32 @@ def command(**options: Any) -> None:
     config = launcher_config(**options)
     log_to_stderr(verbose=config.verbose)
     launcher = Launcher(config)
-    with on_signals(launcher.request_stop) as asked:
+    monitor = SlotMonitor(config.connection, config.slot, command=config.command)
+    service = ServiceManager()
+    stop = service.told_before(launcher.request_stop)
+    with serving(metrics, LandMetrics(launcher, monitor).collect), on_signals(stop) as asked:
         line = ProgressLine(time.monotonic())
         try:
             launcher.start()
+            if metrics is not None:
+                monitor.start()
             if launcher.prepared is not None:
                 for text in warnings_of(table for table in launcher.prepared.tables if table["refused"]):
                     _logger.warning("%s", text)
+            service.tick(is_streaming=True)
+            recorder = history.Recorder(config.staging, time.monotonic())
             while not launcher.wait(line.interval_s):
-                line.update(launcher.progress, time.monotonic())
+                progress, now = launcher.progress, time.monotonic()
+                line.update(progress, now)
+                service.tick(is_streaming=True)
+                recorder.tick(now, time.time(), lambda: history.Counts(launcher.progress.records, launcher.progress.size))
         except Exception as ex:
             last_error.note(config.staging, "land", ex)
             raise
         finally:
             line.clear()
             launcher.stop()
+            monitor.stop()
         last_error.clear(config.staging)
         line.update(launcher.progress, time.monotonic(), is_last=True)
     if config.available_now and not launcher.is_complete:

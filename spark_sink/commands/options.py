@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import click
 import cloup
 
-from cdcpipe.options import CONNECTION, CREATE_SLOT, CREATED_TABLE, FAILOVER, PUBLICATION, SLOT
+from cdcpipe import logs
+from cdcpipe.options import CONNECTION, CREATE_SLOT, FAILOVER, LOG_FORMAT, METRICS, NEW_PUBLICATION, PUBLICATION, SLOT
+from cdcpipe.publishing import NewPublication
 from cdcpipe.units import parse_seconds
 from spark_sink.client.connection import connection_arguments
 from spark_sink.commands.parameters import DIRECTORY, PLACE, Directory, minute_or_off, parse_amount, parse_retention
@@ -29,6 +30,8 @@ __all__ = [
     "launcher_config",
     "launcher_options",
     "log_to_stderr",
+    "monitoring_options",
+    "new_publication_options",
     "noted_staging_option",
     "snapshot_options",
     "verbose_option",
@@ -47,6 +50,19 @@ connection_options = cloup.option_group(
 """The connection options of libpq, ``-d -h -p -U -m``. `connection_arguments` takes their values."""
 
 verbose_option = cloup.option("-v", "--verbose", is_flag=True, help="Log every step to stderr.")
+
+monitoring_options = cloup.option_group(
+    "Monitoring",
+    cloup.option(*METRICS.names, **METRICS.settings),
+    cloup.option(
+        *LOG_FORMAT.names,
+        type=click.Choice(logs.FORMATS),
+        is_eager=True,
+        expose_value=False,
+        callback=lambda _ctx, _param, name: logs.use(name),
+        **LOG_FORMAT.settings,
+    ),
+)
 
 noted_staging_option = cloup.option(
     "--staging",
@@ -86,6 +102,9 @@ def warehouse_options(*options: Callable[[Command], Command]) -> Callable[[Comma
     )
 
 
+new_publication_options = tuple(cloup.option(*option.names, **option.settings) for option in NEW_PUBLICATION)
+"""The options for a publication that has to be created. `NewPublication.of` takes their values."""
+
 _launcher_groups = (
     connection_options,
     cloup.option_group(
@@ -93,7 +112,7 @@ _launcher_groups = (
         cloup.option(*SLOT.names, required=True, **SLOT.settings),
         cloup.option(*PUBLICATION.names, required=True, **PUBLICATION.settings),
         cloup.option(*CREATE_SLOT.names, **CREATE_SLOT.settings),
-        cloup.option(*CREATED_TABLE.names, **CREATED_TABLE.settings),
+        *new_publication_options,
         cloup.option(*FAILOVER.names, type=click.Choice(["yes", "no"]), **FAILOVER.settings),
         cloup.option("--available-now", is_flag=True, help="Take all that is committed on the server now, then exit."),
     ),
@@ -182,6 +201,10 @@ def launcher_config(
     publications: tuple[str, ...],
     create_slot: bool,
     tables: tuple[str, ...],
+    exclude_tables: tuple[str, ...],
+    keyless: str,
+    via_root: bool,
+    exclude_columns: tuple[str, ...],
     failover: Literal["yes", "no"] | None,
     staging: Path,
     segment_size: int,
@@ -206,7 +229,13 @@ def launcher_config(
         publications=publications,
         connection=connection_arguments(dbname=dbname, host=host, port=port, username=username, params=params),
         create_slot=create_slot,
-        tables=tables,
+        new_publication=NewPublication.of(
+            tables=tables,
+            exclude_tables=exclude_tables,
+            keyless=keyless,
+            via_root=via_root,
+            exclude_columns=exclude_columns,
+        ),
         failover=None if failover is None else failover == "yes",
         available_now=available_now,
         seal=SealPolicy(segment_bytes=segment_size, seal_interval_s=seal_interval),
@@ -221,14 +250,14 @@ def launcher_config(
 
 class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        start = "\r\x1b[K" if sys.stderr.isatty() else ""
-        click.echo(f"{start}{self.format(record)}", err=True)
+        logs.show(self.format(record))
 
 
 def log_to_stderr(*, verbose: bool) -> None:
     """Log to stderr: warnings and errors, or with ``verbose`` all messages."""
     handler = _Handler()
-    handler.setFormatter(logging.Formatter("cdcpipe-spark: %(message)s" if not verbose else "cdcpipe-spark: %(name)s: %(message)s"))
+    text = "cdcpipe-spark: %(message)s" if not verbose else "cdcpipe-spark: %(name)s: %(message)s"
+    handler.setFormatter(logs.JsonFormatter() if logs.is_json() else logging.Formatter(text))
     logging.basicConfig(handlers=[handler], level=logging.INFO if verbose else logging.WARNING, force=True)
     logging.Formatter.converter = time.gmtime
     if not verbose:  # py4j logs errors with a traceback, although it also raises them

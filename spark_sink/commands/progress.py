@@ -1,24 +1,30 @@
-"""Shows the progress of a command on stderr: a live line on a terminal, elsewhere a line from time to time."""
+"""Shows the progress of a command on stderr: a live line on a terminal, elsewhere a line from time to time.
+
+What the line says is in progress_text.py.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import click
 
-from cdcpipe.units import format_size
+from cdcpipe import logs
+from spark_sink.commands.progress_text import Rates, log_text, snapshot_text, step_text, tables_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from spark_sink.client.slot_monitor import Lag
     from spark_sink.launcher.launcher import Progress
     from spark_sink.pipeline.pipeline import PipelineProgress
     from spark_sink.pipeline.runner import RunProgress
     from spark_sink.snapshot.copy import SnapshotProgress
 
-__all__ = ["ProgressLine", "RunLine", "SnapshotLine"]
+__all__ = ["ProgressLine", "RunLine", "SnapshotLine", "terminal_width"]
 
 
 _LOG_INTERVAL_S = 10.0
@@ -31,34 +37,46 @@ _LOOK_INTERVAL_S = 1.0
 """How often to call ``update`` where lines are shown more rarely. The caller must still notice a signal soon."""
 
 
+def terminal_width() -> int:
+    """Return how many characters a line on the terminal may have; the cursor needs the last column."""
+    try:
+        columns = os.get_terminal_size(2).columns
+    except OSError:  # the terminal was closed
+        columns = 0
+    return (columns or 80) - 1
+
+
 class _LiveLine:
     """A line on stderr with the progress. On a terminal it is updated in place; elsewhere changes are printed now and then."""
 
     def __init__(self, now: float) -> None:
-        self._is_terminal = sys.stderr.isatty()
+        self.is_terminal = sys.stderr.isatty() and not logs.is_json()
         self._shown_at = now
         self._shown = ""
 
     @property
     def interval_s(self) -> float:
         """How often to call ``update``, which shows a line only when one is due."""
-        return _TERMINAL_INTERVAL_S if self._is_terminal else _LOOK_INTERVAL_S
+        return _TERMINAL_INTERVAL_S if self.is_terminal else _LOOK_INTERVAL_S
 
     def _is_due(self, now: float) -> bool:
-        return now - self._shown_at >= (_TERMINAL_INTERVAL_S if self._is_terminal else _LOG_INTERVAL_S)
+        return now - self._shown_at >= (_TERMINAL_INTERVAL_S if self.is_terminal else _LOG_INTERVAL_S)
 
-    def _show(self, text: str, now: float, *, is_last: bool) -> None:
+    def _show(self, text: Callable[[int | None], str], now: float, *, is_last: bool) -> None:
+        """Show the text for the terminal's width. The last line stays and has all parts, as everything in a log has."""
         self._shown_at = now
-        if self._is_terminal:
+        is_live = self.is_terminal and not is_last
+        line = text(terminal_width() if is_live else None)
+        if self.is_terminal:
             self.clear()
-            click.echo(text if is_last else text[: os.get_terminal_size(2).columns - 1], err=True, nl=is_last)
-        elif is_last or text != self._shown:
-            click.echo(text, err=True)
-        self._shown = text
+            click.echo(line, err=True, nl=is_last)
+        elif is_last or line != self._shown:
+            click.echo(logs.line("info", "progress", line) if logs.is_json() else line, err=True)
+        self._shown = line
 
     def clear(self) -> None:
         """Clear the line on a terminal, before other output."""
-        if self._is_terminal:
+        if self.is_terminal:
             click.echo("\r\x1b[K", err=True, nl=False)
 
 
@@ -99,33 +117,12 @@ class ProgressLine(_LiveLine):
         """Show the progress if a line is due. ``lag`` is the lag of the tables, or without tables of the log; None if unknown."""
         if not is_last and not self._is_due(now):
             return
-        parts = []
-        if tables is not None:
-            rows = tables.changes + tables.messages
-            parts += [
-                f"tables {tables.position or '-'}",
-                f"{self._rows.update(rows, now, is_last=is_last):,.0f} rows/s",
-                "lag unknown" if lag is None else _lag_text(lag),
-                f"{tables.changes:,} changes in {tables.tables} tables",
-                *([f"{tables.messages:,} messages"] if tables.messages else []),
-            ]
-        parts += [
-            f"{'position' if tables is None else 'log'} {progress.position or '-'}",
-            *([] if lag is None or tables is not None else [_lag_text(lag)]),
-            f"{progress.transactions:,} transactions",
-            f"{progress.records:,} records",
-            format_size(progress.size),
-            f"{self._records.update(progress.records, now, is_last=is_last):,.0f} records/s",
-        ]
-        if progress.open_size:
-            parts.append(f"open {format_size(progress.open_size)}")
-        if progress.restarts:
-            parts.append(f"{progress.restarts} restarts")
-        self._show(", ".join(parts), now, is_last=is_last)
-
-
-def _lag_text(lag: Lag) -> str:
-    return f"lag {format_size(lag.bytes)} {'≥ ' if lag.at_least else ''}{lag.seconds:.1f} s"
+        records = self._records.update(progress.records, now, is_last=is_last)
+        if tables is None:
+            self._show(lambda width: log_text(progress, lag, records, width), now, is_last=is_last)
+        else:
+            rates = Rates(self._rows.update(tables.changes + tables.messages, now, is_last=is_last), records)
+            self._show(lambda width: tables_text(progress, tables, lag, rates, width), now, is_last=is_last)
 
 
 class SnapshotLine(_LiveLine):
@@ -134,40 +131,56 @@ class SnapshotLine(_LiveLine):
     def update(self, progress: SnapshotProgress, now: float, *, is_last: bool = False) -> None:
         """Show the progress if a line is due."""
         if is_last or self._is_due(now):
-            self._show(self._text(progress), now, is_last=is_last)
+            self._show(lambda width: snapshot_text(progress, width), now, is_last=is_last)
 
-    def _text(self, progress: SnapshotProgress) -> str:
-        elapsed_s = max(progress.elapsed_s, 1e-3)
-        parts = [f"snapshot: {progress.tables_done} of {progress.tables} tables", f"{progress.rows:,} rows"]
-        if progress.row_estimate > progress.rows:
-            parts[-1] += f" of about {progress.row_estimate:,}"
-        parts.append(f"{progress.rows / elapsed_s:,.0f} rows/s")
-        left = progress.chunks - progress.chunks_done
-        if left and progress.chunks_done:
-            left_s = elapsed_s * left / progress.chunks_done
-            parts.append(f"{left_s / 60:.0f} min left" if left_s >= 120 else f"{left_s:.0f} s left")
-        return ", ".join(parts)
+
+class StepLine(_LiveLine):
+    """Shows on a terminal what a command is doing before there is a progress; elsewhere nothing."""
+
+    def __init__(self, now: float) -> None:
+        super().__init__(now)
+        self._step, self._begun_at = "", now
+
+    def update(self, step: str, now: float) -> None:
+        """Show the step: a new one at once, the same one if a line is due."""
+        if not self.is_terminal or (step == self._step and not self._is_due(now)):
+            return
+        if step != self._step:
+            self._step, self._begun_at = step, now
+        self._show(lambda width: step_text(step, now - self._begun_at, width), now, is_last=False)
 
 
 class RunLine:
-    """Shows the progress of a run: first of its snapshot, if there is one, then of the tables."""
+    """Shows the progress of a run: what it does before Spark has started, then its snapshot, if there is one, then the tables."""
 
     def __init__(self) -> None:
         now = time.monotonic()
-        self._tables, self._snapshot = ProgressLine(now), SnapshotLine(now)
+        self._step, self._snapshot, self._tables = StepLine(now), SnapshotLine(now), ProgressLine(now)
         self._is_snapshot_shown = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
 
     @property
     def interval_s(self) -> float:
         """How often to call ``update``."""
         return self._tables.interval_s
 
+    def say(self, step: str) -> None:
+        """Show what the command does now, on a terminal."""
+        self._step.update(step, time.monotonic())
+
     def update(self, progress: RunProgress, *, is_last: bool = False) -> None:
         """Show the progress if a line is due."""
         now = time.monotonic()
         if progress.tables is None:
-            if progress.snapshot is not None:
+            if progress.snapshot is not None and progress.snapshot.chunks:
                 self._snapshot.update(progress.snapshot, now)
+            elif not is_last:
+                self._step.update(progress.step, now)
             return
         if progress.snapshot is not None and not self._is_snapshot_shown:
             self._snapshot.update(progress.snapshot, now, is_last=True)

@@ -9,6 +9,7 @@ import click
 import cloup
 
 from cdcpipe.errors import InvalidArgumentsError
+from spark_sink.commands.configured import ConfiguredCommand
 from spark_sink.commands.options import CONTEXT_SETTINGS, log_to_stderr, verbose_option, warehouse_options
 from spark_sink.commands.spark_options import spark_options, warehouse_session
 from spark_sink.replica import as_of
@@ -21,7 +22,7 @@ Example:
 """
 
 
-@cloup.command("purge", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
+@cloup.command("purge", cls=ConfiguredCommand, context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
 @warehouse_options(
     cloup.option(
         "--before",

@@ -7,23 +7,33 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 import cloup
 
+from cdcpipe.exposition import Address, serving
+from cdcpipe.masks import parse_masks
+from spark_sink.commands.configured import ConfiguredCommand
 from spark_sink.commands.options import (
     CONTEXT_SETTINGS,
     launcher_config,
     launcher_options,
     log_to_stderr,
+    monitoring_options,
     snapshot_options,
     verbose_option,
 )
 from spark_sink.commands.parameters import DIRECTORY, PLACE, hour_or_off, minute_or_off, parse_amount, parse_heal
 from spark_sink.commands.progress import RunLine
+from spark_sink.commands.service_manager import ServiceManager
 from spark_sink.commands.signals import on_signals
 from spark_sink.commands.spark_options import parse_settings, session_options
+from spark_sink.metrics.collector import RunMetrics
+from spark_sink.schema.names import FOLLOW, RENAMED
 from spark_sink.schema.table import EXACT, TYPES
-from spark_sink.warehouse.formats import FORMATS
+from spark_sink.warehouse.formats import COLUMN_NAMES, DELETES, FORMATS, HARD, HISTORY, KEEP, OFF, READERS, SPARK, WIDEN
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from spark_sink.pipeline.config import RunConfig
+    from spark_sink.pipeline.runner import Runner
 
 __all__ = ["command"]
 
@@ -34,7 +44,7 @@ Example:
 """
 
 
-@cloup.command("run", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
+@cloup.command("run", cls=ConfiguredCommand, context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
 @launcher_options
 @cloup.option_group(
     "Tables",
@@ -61,6 +71,33 @@ Example:
         help="Choose the types of numbers; native makes every numeric a decimal, one without precision a decimal(38,18).",
     ),
     cloup.option(
+        "--readers",
+        type=click.Choice(READERS),
+        default=SPARK,
+        show_default=True,
+        help="With any, new replicas have no deletion vectors, so that more programs can read them; merges write files anew.",
+    ),
+    cloup.option(
+        "--widen",
+        type=click.Choice(WIDEN),
+        show_default="yes, or apart with --readers any or --format parquet",
+        help="Widen a column whose type gets wider; or with apart, which more programs can read, add another column beside it.",
+    ),
+    cloup.option(
+        "--column-names",
+        type=click.Choice(COLUMN_NAMES),
+        default=KEEP,
+        show_default=True,
+        help="With sanitize, call a new column whose name needs Delta's column mapping so that more programs can read it.",
+    ),
+    cloup.option(
+        "--mask",
+        "masks",
+        multiple=True,
+        metavar="SCHEMA.TABLE.COLUMN=null|hash|redact|off",
+        help="Mask this column, or with * those that match: NULL, a hash keyed by CDCPIPE_MASK_KEY, or ***; repeatable.",
+    ),
+    cloup.option(
         "--catalog-database",
         metavar="NAME",
         help="Name the tables in this database, or CATALOG.DATABASE, of Spark's catalog: SCHEMA__TABLE, SCHEMA__TABLE__changelog.",
@@ -74,6 +111,13 @@ Example:
         help="With variant, make a view NAME_variant with VARIANT columns beside each table of the catalog that has json or jsonb.",
     ),
     cloup.option(
+        "--renamed",
+        type=click.Choice(RENAMED),
+        default=FOLLOW,
+        show_default=True,
+        help="Let a table that is renamed go on in its tables, under the new name, or in others; follow needs cdcpipe ddl install.",
+    ),
+    cloup.option(
         "--max-bytes-per-trigger",
         type=parse_amount,
         metavar="SIZE",
@@ -85,7 +129,7 @@ Example:
         "--trigger-interval",
         type=click.FloatRange(min=0.0, max=86400.0),
         metavar="SECS",
-        default=1,
+        default=0.1,
         show_default=True,
         help="Begin a micro-batch no sooner than this after the beginning of the last one.",
     ),
@@ -93,9 +137,38 @@ Example:
         "--replica-interval",
         type=click.FloatRange(min=0.0, max=86400.0),
         metavar="SECS",
-        default=10,
-        show_default=True,
+        show_default="1, or up to 10 where that takes a quarter of the time",
         help="Merge new changes into the replicas this often; 0: in each micro-batch.",
+    ),
+    cloup.option(
+        "--deletes",
+        type=click.Choice(DELETES),
+        default=HARD,
+        show_default=True,
+        help="Remove deleted rows from the replicas; or with soft, keep them there, with the time in _cdc_deleted_at.",
+    ),
+    cloup.option(
+        "--history",
+        type=click.Choice(HISTORY),
+        default=OFF,
+        show_default=True,
+        help="Keep every version of each table's rows, with its times: with table, in a table beside the replica; with view, in a "
+        "view NAME__history in the catalog (--catalog-database), which is computed from the changelog at each read.",
+    ),
+    cloup.option(
+        "--history-interval",
+        type=click.FloatRange(min=0.0, max=86400.0),
+        metavar="SECS",
+        default=60,
+        show_default=True,
+        help="Bring the tables of --history table up to date this often; 0: at the start and the end of --available-now.",
+    ),
+    cloup.option(
+        "--dropped-columns",
+        type=click.Choice(["keep", "drop"]),
+        default="keep",
+        show_default=True,
+        help="Keep a dropped column in the replica, where it is NULL in new rows, or drop it there, too, where DDL is captured.",
     ),
 )
 @cloup.option_group(
@@ -168,6 +241,14 @@ Example:
         show_default=True,
         help="Remove, once a day and for good, changes that committed longer ago than this (30d), as cdcpipe-spark purge does.",
     ),
+    cloup.option(
+        "--keep-history",
+        type=hour_or_off,
+        metavar="DURATION",
+        default="off",
+        show_default=True,
+        help="Remove, once a day and for good, versions of rows that ended longer ago than this (365d) from the histories.",
+    ),
 )
 @cloup.option_group(
     "Spark",
@@ -188,23 +269,34 @@ Example:
     ),
     cloup.option("--ui", is_flag=True, help="Let Spark serve its user interface."),
 )
+@monitoring_options
 @verbose_option
 def command(
     *,
+    metrics: Address | None,
     warehouse: Path,
     table_format: str,
     types: str,
+    readers: Literal["spark", "any"],
+    widen: Literal["yes", "apart"] | None,
+    column_names: Literal["keep", "sanitize"],
+    masks: tuple[str, ...],
     jars: Path | None,
     master: str | None,
     confs: tuple[str, ...],
     staging_shared: str,
     catalog_database: str | None,
     json_as: str,
+    renamed: str,
     ui: bool,
     checkpoint: Path | None,
     max_bytes_per_trigger: int,
     trigger_interval: float,
-    replica_interval: float,
+    replica_interval: float | None,
+    deletes: Literal["hard", "soft"],
+    history: Literal["off", "view", "table"],
+    history_interval: float,
+    dropped_columns: Literal["keep", "drop"],
     snapshot_mode: Literal["initial", "never"] | None,
     snapshot_chunk_size: int,
     snapshot_hold: float | None,
@@ -215,6 +307,7 @@ def command(
     vacuum_retention: float | None,
     log_retention: float | None,
     keep_changelog: float | None,
+    keep_history: float | None,
     **options: Any,
 ) -> None:
     """Keep Spark tables in step with a slot: every change once in a changelog, the current rows in a replica.
@@ -225,18 +318,26 @@ def command(
     follow. SIGINT and SIGTERM end the command cleanly. After a kill, start it again: no change is lost, and none comes twice.
     """
     from spark_sink.pipeline.config import RunConfig
-    from spark_sink.pipeline.runner import Runner
 
     config = RunConfig(
         launcher_config(**options),
         warehouse,
         format=table_format,
         types=types,
+        readers=readers,
+        widen=widen,
+        column_names=column_names,
+        masks=parse_masks(masks),
         catalog_database=catalog_database,
         json_variants=json_as == "variant",
+        renamed=renamed,
         max_bytes_per_trigger=max_bytes_per_trigger,
         trigger_interval_s=trigger_interval,
         replica_interval_s=replica_interval,
+        deletes=deletes,
+        history=history,
+        history_interval_s=history_interval,
+        dropped_columns=dropped_columns,
         snapshot=snapshot_mode,
         snapshot_chunk_bytes=snapshot_chunk_size,
         snapshot_hold_s=snapshot_hold,
@@ -247,6 +348,7 @@ def command(
         vacuum_retention_s=vacuum_retention,
         log_retention_s=log_retention,
         keep_changelog_s=keep_changelog,
+        keep_history_s=keep_history,
         master=master,
         conf=parse_settings(confs),
         jars_dir=jars,
@@ -255,15 +357,33 @@ def command(
         checkpoint=checkpoint,
     )
     log_to_stderr(verbose=config.launcher.verbose)
-    runner, line = Runner(config), RunLine()
-    with on_signals(runner.request_stop) as asked:
+    _run(config, metrics)
+
+
+def _run(config: RunConfig, metrics: Address | None) -> None:
+    """Run until the end or a signal. Shows the progress and serves the metrics meanwhile."""
+    with RunLine() as line:
+        line.say("starting")
+        from spark_sink.pipeline.runner import Runner  # takes a while
+
+        runner, service = Runner(config), ServiceManager()
+        line.say(runner.progress.step)
+        _follow(runner, line, service, metrics)
+
+
+def _follow(runner: Runner, line: RunLine, service: ServiceManager, metrics: Address | None) -> None:
+    """Start the runner, and follow it to its end."""
+    stop = service.told_before(runner.request_stop)
+    with serving(metrics, RunMetrics(runner).collect), on_signals(stop) as asked:
         try:
             runner.start()
             while not runner.wait(line.interval_s):
-                line.update(runner.progress)
+                progress = runner.progress
+                line.update(progress)
+                service.tick(is_streaming=progress.launcher.position is not None)
         finally:
-            line.clear()
+            line.say("stopping")
             runner.stop()
             line.update(runner.progress, is_last=True)
-    if config.launcher.available_now and not runner.is_complete:
+    if runner.config.launcher.available_now and not runner.is_complete:
         click.get_current_context().exit(asked.exit_code)

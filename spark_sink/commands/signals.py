@@ -18,13 +18,14 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from cdcpipe import logs
 from cdcpipe.threads import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-__all__ = ["Asked", "kept", "listen", "on_signals"]
+__all__ = ["Asked", "kept", "listen", "on_signals", "restored_by"]
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
@@ -53,8 +54,12 @@ def _act(reader: int) -> None:
 def _end_at_once(number: int) -> None:
     """End the process with exit code 130 or 143, after one line on stderr."""
     start = "\r\x1b[K" if os.isatty(2) else ""
-    line = f"{start}cdcpipe-spark: ended by {signal.Signals(number).name} before it was done\n"
+    message = f"ended by {signal.Signals(number).name} before it was done"
+    said = logs.line("error", "cdcpipe-spark", message, exit_code=128 + number) if logs.is_json() else None
+    line = f"{said or f'{start}cdcpipe-spark: {message}'}\n"
     try:
+        for restore in _restores:
+            restore()
         if select.select([], [2], [], 0)[1]:  # a full pipe must not block the exit
             os.write(2, line.encode())
     finally:
@@ -62,6 +67,19 @@ def _end_at_once(number: int) -> None:
 
 
 _action: Callable[[int], None] = _end_at_once
+_restores: list[Callable[[], None]] = []
+"""What to call before the process ends at once."""
+
+
+@contextmanager
+def restored_by(restore: Callable[[], None]) -> Iterator[None]:
+    """Call ``restore`` at the end of the context, and also if a signal ends the process at once before. It must not wait."""
+    _restores.append(restore)
+    try:
+        yield
+    finally:
+        _restores.remove(restore)
+        restore()
 
 
 class Asked:

@@ -15,6 +15,7 @@ from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
 from spark_sink.client.connection import connection_arguments
 from spark_sink.client.exported import SnapshotError
+from spark_sink.commands.configured import ConfiguredCommand
 from spark_sink.commands.options import (
     CONTEXT_SETTINGS,
     connection_options,
@@ -41,7 +42,7 @@ Example:
 """
 
 
-@cloup.command("snapshot", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
+@cloup.command("snapshot", cls=ConfiguredCommand, context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
 @connection_options
 @warehouse_options(
     cloup.option("--table", "tables", multiple=True, metavar="SCHEMA.NAME", help="Copy this published table; repeatable."),

@@ -59,14 +59,15 @@ def warehouse_session(
     warehouse: Warehouse, app_name: str, *, jars: Path | None, master: str | None, confs: tuple[str, ...]
 ) -> Iterator[SparkSession]:
     """Start a Spark session that reads the warehouse's format, and stop it at the end."""
-    from spark_sink.spark import session
+    from spark_sink.spark import jvm, session
 
     with signals.kept():
         spark = session.build(
             app_name=app_name, master=master, format=warehouse.format.name, conf=parse_settings(confs), jars_dir=jars
         )
     try:
-        session.check_reach(spark, warehouse.root)
-        yield spark
+        with jvm.shown_on_error():
+            session.check_reach(spark, warehouse.root)
+            yield spark
     finally:
         spark.stop()

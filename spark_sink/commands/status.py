@@ -13,27 +13,29 @@ import click
 import cloup
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
-from cdcpipe.units import format_size, parse_seconds, parse_size
+from cdcpipe.units import parse_seconds, parse_size
 from spark_sink.client.connection import connection_arguments
 from spark_sink.client.slot_monitor import SlotMonitor
+from spark_sink.commands.configured import ConfiguredCommand, long_name
 from spark_sink.commands.options import CONTEXT_SETTINGS, connection_options, noted_staging_option
 from spark_sink.commands.parameters import PLACE, limit
 from spark_sink.commands.signals import on_signals
-from spark_sink.staging.gap import LostChanges
-from spark_sink.staging.lock import owner_text
+from spark_sink.commands.watch import watching
+from spark_sink.staging import history
 from spark_sink.staging.log import list_epochs
 from spark_sink.status.check import Limit, Limits, State, judge, unknown
+from spark_sink.status.page import render as render_page
 from spark_sink.status.report import Tables, describe
+from spark_sink.status.text import render_text
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from spark_sink.client.slot_monitor import SlotReport
 
 
 _SERVER_TIMEOUT_S = 15.0
-_CLEAR = "\x1b[H\x1b[2J"
 
 _EXAMPLE = """\b
 Example:
@@ -41,7 +43,7 @@ Example:
 """
 
 
-class _Command(cloup.Command):
+class _Command(ConfiguredCommand):
     """With --check, a usage error has exit code 3 (UNKNOWN) instead of 1, as monitoring systems expect."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -49,10 +51,18 @@ class _Command(cloup.Command):
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as ex:
-            if not is_check:
+            if not is_check and not self._is_check_configured(ctx):
                 raise
             click.echo(unknown(ex.format_message()).line)
             ctx.exit(State.UNKNOWN)
+
+    def _is_check_configured(self, ctx: click.Context) -> bool:
+        """Tell whether a file or a variable sets --check."""
+        check = next(option for option in self.configurable() if long_name(option) == "check")
+        try:
+            return bool(check.process_value(ctx, check.consume_value(ctx, {})[0]))
+        except click.UsageError:
+            return False
 
 
 @cloup.command("status", cls=_Command, context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
@@ -73,6 +83,12 @@ class _Command(cloup.Command):
         help="Repeat until SIGINT, with a pause of this length, or of 2 seconds.",
     ),
     cloup.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs; with --watch one on each line."),
+    cloup.option(
+        "--html",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Write one page with charts of the last day to this file, and print nothing; with --watch again and again.",
+    ),
 )
 @cloup.option_group(
     "Monitoring",
@@ -109,6 +125,7 @@ def command(
     warehouse: Path | None,
     watch: float | None,
     as_json: bool,
+    html: Path | None,
     check: bool,
     max_lag: Limit | None,
     max_lag_bytes: Limit | None,
@@ -121,13 +138,15 @@ def command(
     """
     limits = Limits(max_lag, max_lag_bytes, max_wal)
     if check:
-        if watch is not None or as_json:
-            click.echo(unknown("--check goes without --watch and --json").line)
+        if watch is not None or as_json or html is not None:
+            click.echo(unknown("--check goes without --watch, --json and --html").line)
             ctx.exit(State.UNKNOWN)
         ctx.exit(_check(staging, warehouse, limits, connection_arguments(**connection)))
     if limits != Limits():
         raise click.UsageError("--max-lag, --max-lag-bytes and --max-wal go with --check")
-    _show(staging, warehouse, watch, connection_arguments(**connection), as_json=as_json)
+    if as_json and html is not None:
+        raise click.UsageError("--json and --html exclude each other")
+    _show(staging, warehouse, watch, connection_arguments(**connection), as_json=as_json, html=html)
 
 
 def _check(staging: Path | None, warehouse: Path | None, limits: Limits, arguments: tuple[str, ...]) -> State:
@@ -147,14 +166,25 @@ def _check(staging: Path | None, warehouse: Path | None, limits: Limits, argumen
     return alert.state
 
 
-def _show(staging: Path | None, warehouse: Path | None, watch: float | None, arguments: tuple[str, ...], *, as_json: bool) -> None:
-    """Print how far each stage is, once or repeatedly."""
+def _show(
+    staging: Path | None,
+    warehouse: Path | None,
+    watch: float | None,
+    arguments: tuple[str, ...],
+    *,
+    as_json: bool,
+    html: Path | None,
+) -> None:
+    """Print how far each stage is, or write it to ``html``, once or repeatedly."""
     tables = None if warehouse is None else Tables(Warehouse.existing(warehouse))
     root = staging or _noted(tables)
     stopping = threading.Event()
+    screen = None
     with contextlib.ExitStack() as stack:
         if watch is not None:
             stack.enter_context(on_signals(stopping.set))
+            if html is None and not as_json and sys.stdout.isatty():
+                screen = stack.enter_context(watching())
         monitor = None
         if arguments:
             monitor = stack.enter_context(SlotMonitor(arguments, _slot(root), watch or 1.0))
@@ -163,14 +193,26 @@ def _show(staging: Path | None, warehouse: Path | None, watch: float | None, arg
                 found = describe(root, tables, *_ask(monitor, stopping.is_set))
             except InterruptedError:
                 return
-            if as_json:
+            if html is not None:
+                _write_page(html, render_page(found, history.read(root), refresh_s=watch))
+            elif as_json:
                 click.echo(json.dumps(found, indent=None if watch else 1))
+            elif screen is not None and watch is not None:
+                if not screen.show(found, watch, stopping.is_set):
+                    return
+                continue
             else:
-                is_redrawn = watch is not None and sys.stdout.isatty()
-                click.echo((_CLEAR if is_redrawn else "") + _render(found) + ("\n" if watch and not is_redrawn else ""))
+                click.echo(render_text(found) + ("\n" if watch else ""))
             if watch is None:
                 return
             stopping.wait(watch)
+
+
+def _write_page(path: Path, page: str) -> None:
+    """Write the page in one step: a browser never loads half of it."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(page, encoding="utf-8")
+    temporary.replace(path)
 
 
 def _noted(tables: Tables | None) -> Path:
@@ -200,102 +242,3 @@ def _ask(monitor: SlotMonitor | None, is_stopping: Callable[[], bool]) -> tuple[
         return monitor.wait_for_report(_SERVER_TIMEOUT_S, is_stopping), None
     except CdcpipeError as ex:
         return None, ex
-
-
-def _render(found: dict[str, Any]) -> str:
-    lines = [f"staging    {found['staging']}"]
-    if found["warehouse"] is not None:
-        lines.append(f"warehouse  {found['warehouse']}")
-    source = found["source"]
-    if source is None:
-        return "\n".join([*lines, *_render_error(found["last_error"]), "log        not begun"])
-    owner = found["launcher"]
-    lines += [
-        f"source     slot {source['slot']}, database {source['database']}, publications {', '.join(source['publications'])}",
-        f"           server {source['system_id']}, timeline {source['timeline']}",
-        f"launcher   {'none is running' if owner is None else owner_text(owner)}",
-        *_render_error(found["last_error"]),
-        *_render_server(found),
-        f"log        {found['begin']} to {found['end']}, {found['segments']} segments, {format_size(found['size'])}",
-    ]
-    if found["removed"]:
-        lines.append(f"removed    up to {found['removed']}")
-    for gap in found["gaps"]:
-        state = "tables not copied since" if gap["healed"] is None else "tables copied since"
-        lines.append(f"gap        from {gap['after']} to {gap['start']}, {state}: {gap['cause']}")
-        if gap.get("lost"):
-            lines.append(f"           never happened: {LostChanges.from_json(gap['lost'])}")
-    for table in found["waiting"]:
-        lines += [f"waiting    {table['table']} needs a copy since {each['since']}: {each['reason']}" for each in table["reasons"]]
-        if table["last_failure"]:
-            failed = f"a copy of it failed {table['failures']} times, the last time at {table['last_failure']['time']}"
-            lines.append(f"           {failed}: {table['last_failure']['message']}")
-    lines += [f"dropped    {table['table']} at {table['dropped']}" for table in found["tables"] or () if table["dropped"]]
-    for name, reader in found["readers"].items():
-        behind = f"{reader['segments_behind']} segments, {format_size(reader['size_behind'])} behind"
-        lines.append(f"reader     {name}: {reader['position']}, {behind}")
-    ladder_rows: list[tuple[str, ...]] = [("ladder", "position", "behind", "seconds", "newest commit")]
-    ladder_rows += [_ladder_row(rung) for rung in found["ladder"]]
-    lines += ["", *_aligned(ladder_rows, "<<>><")]
-    epochs: list[tuple[str, ...]] = [("epoch", "start", "segments", "size", "open")]
-    for epoch in found["epochs"]:
-        open_size = format_size(epoch["open_size"]) if epoch["open_size"] else ""
-        epochs.append((str(epoch["number"]), epoch["start_lsn"], str(epoch["segments"]), format_size(epoch["size"]), open_size))
-    lines += ["", *_aligned(epochs, "<<>>>")]
-    if found["tables"]:
-        head = ("table", "changes", "files", "changelog", "rows", "files", "replica", "written")
-        lines += ["", *_aligned([head, *map(_table_row, found["tables"])], "<>><>><<")]
-    return "\n".join(lines)
-
-
-def _render_error(error: dict[str, Any] | None) -> list[str]:
-    if error is None:
-        return []
-    lines = [f"last error {error['time']}, {error['command']}, exit code {error['exit_code']}: {error['message']}"]
-    return lines + ([f"           hint: {error['hint']}"] if error["hint"] else [])
-
-
-def _render_server(found: dict[str, Any]) -> list[str]:
-    server = found["server"]
-    if found["server_error"]:
-        return [f"server     {found['server_error']}"]
-    if server is None:
-        return []
-    parts = [f"used by server process {server['active_pid']}" if server["active"] else "nobody uses the slot"]
-    parts.append(f"WAL {server['wal_status']}, kept from {server['restart_lsn']}")
-    if server["safe_wal_bytes"] is not None:
-        parts.append(f"{format_size(server['safe_wal_bytes'])} more before the slot may be lost")
-    return [f"slot       {', '.join(parts)}"]
-
-
-def _ladder_row(rung: dict[str, Any]) -> tuple[str, ...]:
-    if rung["position"] is None:
-        return rung["rung"], "-", "", "", ""
-    seconds = "" if rung["behind_seconds"] is None else f"{'≤ ' if rung['at_most'] else ''}{rung['behind_seconds']:,.1f}"
-    return rung["rung"], rung["position"], format_size(rung["behind_bytes"]), seconds, rung["commit_time"] or ""
-
-
-def _table_row(row: dict[str, Any]) -> tuple[str, ...]:
-    changelog, replica = row["changelog"] or {}, row["replica"] or {}
-    return (
-        row["table"],
-        _number(changelog.get("rows")),
-        _number(changelog.get("files")),
-        changelog.get("position", "-"),
-        _number(replica.get("rows")),
-        _number(replica.get("files")),
-        replica.get("position", "-"),
-        max(changelog.get("written") or "", replica.get("written") or "") or "-",
-    )
-
-
-def _number(count: int | None) -> str:
-    return "-" if count is None else f"{count:,}"
-
-
-def _aligned(rows: Sequence[Sequence[str]], alignment: str) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(f"{text:{align}{width}}" for text, align, width in zip(row, alignment, widths, strict=True)).rstrip()
-        for row in rows
-    ]

@@ -13,6 +13,7 @@ import cloup
 
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.client.connection import connection_arguments
+from spark_sink.commands.configured import ConfiguredCommand
 from spark_sink.commands.options import (
     CONTEXT_SETTINGS,
     connection_options,
@@ -21,6 +22,8 @@ from spark_sink.commands.options import (
     verbose_option,
     warehouse_options,
 )
+from spark_sink.commands.progress import terminal_width
+from spark_sink.commands.progress_text import bar
 from spark_sink.commands.spark_options import spark_options, warehouse_session
 from spark_sink.verify.comparison import DIFFERENT, NOT_COMPARED, TableResult, verify
 from spark_sink.warehouse.warehouse import Warehouse
@@ -37,7 +40,7 @@ Example:
 """
 
 
-@cloup.command("verify", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
+@cloup.command("verify", cls=ConfiguredCommand, context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
 @connection_options
 @warehouse_options(
     cloup.option(
@@ -136,6 +139,9 @@ def _json(results: Sequence[TableResult]) -> str:
                 "server_rows": result.server_rows,
                 "replica_rows": result.replica_rows,
                 "problem": result.problem,
+                "not_compared": list(result.left_out),
+                "compared_as_hashes": list(result.hashed),
+                "without_deleted": result.without_deleted,
                 "differences": [{"kind": difference.kind, "key": difference.key} for difference in result.differences],
             }
             for result in results
@@ -151,19 +157,25 @@ def _lines(results: Sequence[TableResult]) -> list[str]:
         if result.problem is not None:
             lines.append(f"{result.table}: not compared: {result.problem}")
         elif result.is_equal:
-            lines.append(f"{result.table}: equal, {result.server_rows:,} rows")
+            lines.append(f"{result.table}: equal, {result.server_rows:,} rows{_left_out(result)}")
         else:
             lines.append(
                 f"{result.table}: DIFFERENT, {result.server_rows:,} rows in PostgreSQL, {result.replica_rows:,} in the replica"
+                f"{_left_out(result)}"
             )
             lines += [f"  {difference.kind} {json.dumps(difference.key, ensure_ascii=False)}" for difference in result.differences]
     return lines or ["no table to compare"]
 
 
+def _left_out(result: TableResult) -> str:
+    """Return what to say of masked columns and deleted rows."""
+    said = f"; masked, not compared: {', '.join(result.left_out)}" if result.left_out else ""
+    said += f"; compared as hashes: {', '.join(result.hashed)}" if result.hashed else ""
+    return said + ("; without the deleted rows that the replica keeps" if result.without_deleted else "")
+
+
 class ProgressBar:
     """A progress bar on stderr, if that is a terminal."""
-
-    _WIDTH = 24
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
@@ -176,8 +188,8 @@ class ProgressBar:
                 _logger.info("%s", text)
             self._shown = text
             return
-        done = round(part * self._WIDTH)
-        click.echo(f"\r\x1b[K[{'#' * done}{'.' * (self._WIDTH - done)}] {part:4.0%}  {text}", err=True, nl=False)
+        line = f"{bar(part)}  {text}"[: terminal_width()]
+        click.echo(f"\r\x1b[K{line}", err=True, nl=False)
 
     def clear(self) -> None:
         """Clear the bar, before other output."""

@@ -13,15 +13,16 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
 from cdcpipe.errors import CdcpipeError
+from cdcpipe.retry import RetryPolicy
 from spark_sink.delta.log import APPLICATION, TableLog, commit_path
-from spark_sink.delta.schema import COLUMN_ID, COLUMN_MAPPING, PHYSICAL_NAME, arrow_schema, columns, physical_columns
+from spark_sink.delta.schema import COLUMN_ID, MAPPING_MODE, PHYSICAL_NAME, arrow_schema, columns, needed_features, physical_columns
 from spark_sink.files import places
 from spark_sink.files.parquet import Layout, exact_number
 
@@ -43,6 +44,7 @@ __all__ = [
     "defined",
     "of_log",
     "open_table",
+    "redefine",
 ]
 
 KNOWN_FEATURES: Final = {
@@ -60,6 +62,8 @@ KNOWN_FEATURES: Final = {
     "vacuumProtocolCheck",
 }
 """Features of a table for which a program that adds files need not do more than this module does."""
+
+_REDEFINITIONS: Final = RetryPolicy(attempts=10)
 
 _MAX_ID: Final = "delta.columnMapping.maxColumnId"
 
@@ -101,6 +105,7 @@ class FileTable:
     """For a new table: the actions of its first commit that define it."""
     clustering: tuple[str, ...] = ()
     """The columns by which its rows are clustered, by the names in its files."""
+    properties: Mapping[str, str] = field(default_factory=dict)
 
     def layout(self, *, without: Collection[str] = ()) -> Layout:
         """Return the layout of a file of the table, without the columns ``without``, which are null in all its rows."""
@@ -112,62 +117,73 @@ class FileTable:
 
 def open_table(path: Path) -> FileTable:
     """Return the table as it is now. Raises DeltaError if it has a feature that this client does not support."""
+    return of_log(_supported(path))
+
+
+def _supported(path: Path) -> TableLog:
     log = TableLog(path).refresh()
     if (obstacle := log.obstacle("writerFeatures", KNOWN_FEATURES)) is not None:
         raise DeltaError(
-            f"the Delta table {path} has {obstacle}, and cdcpipe can't add rows to such a table",
+            f"the Delta table {path} has {obstacle}, and cdcpipe can't write to such a table",
             hint="ALTER TABLE ... DROP FEATURE, or remove the table and let cdcpipe create it again",
         )
-    return of_log(log)
+    return log
 
 
 def of_log(log: TableLog) -> FileTable:
     """Return the table that a log describes. Does not check whether this client supports all its features."""
     known, physical = columns(log.metadata), physical_columns(log.metadata)
-    return FileTable(log.path, log.version, known, physical, log.lsn or 0, clustering=log.clustering)
+    properties = log.metadata.get("configuration", {})
+    return FileTable(log.path, log.version, known, physical, log.lsn or 0, clustering=log.clustering, properties=properties)
 
 
 def define(path: Path, schema: StructType, properties: Mapping[str, str], like: FileTable | None = None) -> FileTable:
     """Return a new table, which its first commit will create.
 
-    Its columns may be some of the columns of another new table, ``like``. Then files of that table can also be files of this one.
+    It may have columns of another new table, ``like``. Then files of that table can also be files of this one: a column that they
+    lack is NULL.
     (Readers ignore columns of a file that the table does not have, as after DROP COLUMN.)
     """
-    if like is None:
+    features = needed_features(schema)
+    configuration = dict(properties)
+    if like is not None:
+        shared = like.definition[-1]["metaData"]
+        there = StructType.fromJson(json.loads(shared["schemaString"]))
+        mapping = {name: shared["configuration"][name] for name in (MAPPING_MODE, _MAX_ID) if name in shared["configuration"]}
+        if mapping:
+            features |= {"columnMapping"}
+            numbers = iter(range(int(mapping[_MAX_ID]) + 1, 1 << 31))
+            others = _mapped(StructType([field for field in schema if field.name not in there.names]), numbers)
+            schema = StructType([(there if name in there.names else others)[name] for name in schema.names])
+            mapping[_MAX_ID] = str(next(numbers) - 1)
+        configuration |= mapping
+    elif "columnMapping" in features:
         numbers = iter(range(1, 1 << 31))
-        mapped = _mapped(schema, numbers)
-        greatest = next(numbers) - 1
-    else:
-        metadata = like.definition[-1]["metaData"]
-        there = StructType.fromJson(json.loads(metadata["schemaString"]))
-        mapped = StructType([there[name] for name in schema.names])
-        greatest = int(metadata["configuration"][_MAX_ID])
-    configuration = {
-        **COLUMN_MAPPING,
-        _MAX_ID: str(greatest),
-        **properties,
-    }
+        schema = _mapped(schema, numbers)
+        configuration |= {MAPPING_MODE: "name", _MAX_ID: str(next(numbers) - 1)}
+    if properties.get("delta.enableDeletionVectors") == "true":
+        features.add("deletionVectors")
     metadata = {
         "id": str(uuid.uuid4()),
         "format": {"provider": "parquet", "options": {}},
-        "schemaString": json.dumps(mapped.jsonValue()),
+        "schemaString": json.dumps(schema.jsonValue()),
         "partitionColumns": [],
         "configuration": configuration,
         "createdTime": time.time_ns() // 1_000_000,
     }
-    # A later column may be the first timestamp without time zone. Delta does not turn this feature on for an existing table.
-    reader = ["columnMapping", "timestampNtz"]
-    if properties.get("delta.enableDeletionVectors") == "true":
-        reader.append("deletionVectors")
-    writer = [*reader, "appendOnly", "invariants"]
-    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": reader, "writerFeatures": writer}
+    protocol: dict[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 2}
+    if features:
+        readers = sorted(features)
+        writers = [*readers, "appendOnly", "invariants"]
+        protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": readers, "writerFeatures": writers}
     return defined(path, ({"protocol": protocol}, {"metaData": metadata}))
 
 
 def defined(path: Path, definition: Sequence[Mapping[str, Any]]) -> FileTable:
     """Return a table that `define` has defined before, from its ``definition``."""
     metadata = definition[-1]["metaData"]
-    return FileTable(path, -1, columns(metadata), physical_columns(metadata), 0, tuple(definition))
+    known, physical = columns(metadata), physical_columns(metadata)
+    return FileTable(path, -1, known, physical, 0, tuple(definition), properties=metadata["configuration"])
 
 
 def _mapped(kind: Any, numbers: Any) -> Any:
@@ -235,6 +251,35 @@ def commit(
     table.definition = ()
     if is_reached:
         table.lsn = mark.lsn
+
+
+def redefine(path: Path, operation: str, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> bool:
+    """Replace the action that defines the table's columns and properties by what ``change`` returns for it, in one commit.
+
+    Returns False, and commits nothing, if there is no table or ``change`` returns an equal action. Raises ChangedError if other
+    programs commit again and again.
+    """
+
+    def attempt() -> bool:
+        log = _supported(path)
+        metadata = change(log.metadata) if log.version >= 0 else log.metadata
+        if metadata == log.metadata:
+            return False
+        information = {
+            "timestamp": time.time_ns() // 1_000_000,
+            "operation": operation,
+            "operationParameters": {},
+            "engineInfo": "cdcpipe",
+        }
+        text = "".join(json.dumps(action) + "\n" for action in ({"commitInfo": information}, {"metaData": metadata}))
+        _write(path, text, log.version + 1, _refuse)
+        return True
+
+    return _REDEFINITIONS.call(attempt, ChangedError)
+
+
+def _refuse(_: Path) -> None:
+    raise ChangedError
 
 
 def _replacing(replaced: Replaced, now_ms: int) -> list[Mapping[str, Any]]:

@@ -48,6 +48,19 @@ _CHECKPOINT_V2 = re.compile(r"([0-9]{20})\.checkpoint\.[0-9a-f-]{36}\.(?:json|pa
 _OF_VERSION = re.compile(r"\.?([0-9]{20})\.", re.ASCII)
 """Matches the beginning of the names of all files of a version, checksums included."""
 _LAST_CHECKPOINT = "_last_checkpoint"
+_IMPLIED = {
+    "readerFeatures": {"columnMapping": 2},
+    "writerFeatures": {
+        "appendOnly": 2,
+        "invariants": 2,
+        "checkConstraints": 3,
+        "changeDataFeed": 4,
+        "generatedColumns": 4,
+        "columnMapping": 5,
+        "identityColumns": 6,
+    },
+}
+"""The features that a version of the protocol without lists of features has, each with the first such version."""
 _OWN_RETENTION = {"delta.logRetentionDuration", "delta.enableExpiredLogCleanup"}
 _NEWEST_COMMITS = 20
 _MANY_COMMITS = 200
@@ -126,13 +139,23 @@ class TableLog:
         """The table's files: the actions that have added them."""
         return self._files.values()
 
+    def features(self, kind: str) -> set[str]:
+        """Return the table's features. ``kind`` is "readerFeatures" or "writerFeatures".
+
+        Older versions of the protocol do not list them (PROTOCOL.md, "Valid Feature Names in Table Features").
+        """
+        if kind in self.protocol:
+            return set(self.protocol[kind])
+        version = int(self.protocol.get("minReaderVersion" if kind == "readerFeatures" else "minWriterVersion", 1))
+        return {name for name, since in _IMPLIED[kind].items() if since <= version}
+
     def obstacle(self, kind: str, known: Collection[str]) -> str | None:
         """Return the first thing about the table that a client does not support; None if there is nothing.
 
         ``kind`` is "readerFeatures" or "writerFeatures". ``known`` are the features that the client supports. Partitions are never
         supported.
         """
-        unknown = set(self.protocol.get(kind, ())).difference(known)
+        unknown = self.features(kind).difference(known)
         if unknown:
             return f"the feature {min(unknown)}"
         return "partitions" if self.metadata.get("partitionColumns") else None

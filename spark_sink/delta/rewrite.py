@@ -1,7 +1,8 @@
 """Rewrites a Delta table without Spark: removes rows with some keys and adds others, in one commit.
 
-It searches the keys in the files whose least and greatest values allow them. Removed rows are marked in deletion vectors. Added
-rows go to a new file. A small file that loses rows is rewritten together with the new file, so that small files do not pile up.
+It searches the keys in the files whose least and greatest values allow them. Removed rows are marked in deletion vectors, if the
+table has them; otherwise each file that loses rows is written anew without them. Added rows go to a new file. A small file that
+loses rows is rewritten together with the new file, so that small files do not pile up.
 
 If a table or a file has a feature that this module does not support, it raises UnsupportedError. Nothing changes before
 `Rewrite.commit`.
@@ -37,6 +38,8 @@ __all__ = ["Found", "Rewrite"]
 
 _MOST_BYTES: Final = 256 << 20
 """The most bytes of a file's values, uncompressed, that are read. A multiple of this is in memory."""
+_MOST_REWRITTEN_BYTES: Final = 1 << 30
+"""The most bytes, uncompressed, of the larger files that one commit writes anew in a table without deletion vectors."""
 _MOST_ROWS: Final = 20_000_000
 """The most rows of the table that are searched for keys."""
 _SMALL_BYTES: Final = 1 << 20
@@ -79,6 +82,7 @@ class Rewrite:
         self._files = files
         self._fields = fields_of(table.physical, table.schema.names)
         self._key = {f"k{index}": self._fields[name] for index, name in enumerate(key)}
+        self._has_vectors = table.properties.get("delta.enableDeletionVectors") == "true"
 
     @classmethod
     def new(cls, path: Path, key: Sequence[str], columns: StructType, properties: Mapping[str, str]) -> Self:
@@ -95,8 +99,8 @@ class Rewrite:
             raise UnsupportedError(f"a table with {obstacle}")
         configuration = log.metadata.get("configuration", {})
         is_on = {name for name in _FORBIDDEN if configuration.get(name, "false") != "false"}
-        if is_on or configuration.get("delta.enableDeletionVectors") != "true":
-            raise UnsupportedError(f"a table with {is_on or 'no deletion vectors'}")
+        if is_on:
+            raise UnsupportedError(f"a table with {min(is_on)}")
         return cls(file_table.of_log(log), key, list(log.files))
 
     @property
@@ -156,27 +160,55 @@ class Rewrite:
         Raises ChangedError, and changes nothing, if another program has committed since the log was read.
         """
         writer = _Writer(self._table)
-        writer.add(new)
-        replaced, vectors = [], []
+        copied, replaced, marked = [], [], []
         are_many = sum(map(_is_small, self._files)) > _MOST_SMALL_FILES
         by_path = {each.file["path"]: each for each in found if len(each.rows)}
         for file in self._files:
             each = by_path.get(file["path"])
             if _is_small(file) and (each is not None or are_many):
-                rows = read_columns(self._table.path, file, self._fields)
-                left = present_rows(self._table.path, file, len(next(iter(rows.values())))) if each is None else each.left()
-                writer.add({name: values.filter(pa.array(left)) for name, values in rows.items()})
+                copied.append((file, each))
                 replaced.append(Replaced(file))
             elif each is not None:
-                gone = np.flatnonzero(~each.left())
-                if len(gone) == len(each.present):
-                    replaced.append(Replaced(file))
+                if each.left().any():
+                    marked.append(each)
                 else:
-                    vectors.append((file, gone))
-        if vectors:
-            descriptors = deletion_vector.write(self._table.path, [gone for _, gone in vectors])
-            replaced += [Replaced(file, vector) for (file, _), vector in zip(vectors, descriptors, strict=True)]
-        file_table.commit(self._table, writer.close(), mark, replaced=replaced)
+                    replaced.append(Replaced(file))
+        if self._has_vectors:
+            replaced += self._with_vectors(marked)
+            written = []
+        else:
+            written = self._written_anew(marked)
+            replaced += [Replaced(each.file) for each in marked]
+        writer.add(new)
+        for file, each in copied:
+            self._copy_left(file, each, writer)
+        written += writer.close()
+        file_table.commit(self._table, written, mark, replaced=replaced)
+
+    def _copy_left(self, file: Mapping[str, Any], found: Found | None, writer: _Writer) -> None:
+        """Copy the rows that a file keeps."""
+        rows = read_columns(self._table.path, file, self._fields)
+        left = present_rows(self._table.path, file, len(next(iter(rows.values())))) if found is None else found.left()
+        writer.add({name: values.filter(pa.array(left)) for name, values in rows.items()})
+
+    def _with_vectors(self, marked: Sequence[Found]) -> list[Replaced]:
+        """Write deletion vectors for files that lose some of their rows."""
+        if not marked:
+            return []
+        vectors = deletion_vector.write(self._table.path, [np.flatnonzero(~each.left()) for each in marked])
+        return [Replaced(each.file, vector) for each, vector in zip(marked, vectors, strict=True)]
+
+    def _written_anew(self, marked: Sequence[Found]) -> list[WrittenFile]:
+        """Write the rows that larger files keep, each file on its own: so the files keep their ranges of keys."""
+        sizes = [uncompressed_bytes(self._table.path, each.file) for each in marked]
+        if max(sizes, default=0) > _MOST_BYTES or sum(sizes) > _MOST_REWRITTEN_BYTES:
+            raise UnsupportedError("many bytes to write anew")
+        written = []
+        for each in marked:
+            writer = _Writer(self._table)
+            self._copy_left(each.file, each, writer)
+            written += writer.close()
+        return written
 
 
 def _has_between(ordered: pa.Array, least: Any, greatest: Any) -> bool:

@@ -7,22 +7,64 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_metadata, to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimestampNTZType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     _Describe = Callable[[dict[str, Any]], tuple[str, dict[str, Any]]]
 
-__all__ = ["COLUMN_ID", "COLUMN_MAPPING", "INDEXED_COLUMNS", "PHYSICAL_NAME", "arrow_schema", "columns", "physical_columns"]
+__all__ = [
+    "COLUMN_ID",
+    "INDEXED_COLUMNS",
+    "MAPPING_MODE",
+    "PHYSICAL_NAME",
+    "arrow_schema",
+    "columns",
+    "needed_features",
+    "physical_columns",
+]
 
-COLUMN_MAPPING: Final = {"delta.columnMapping.mode": "name"}
-"""The property of our tables that allows any name for a column, and lets a dropped column be added again."""
+MAPPING_MODE: Final = "delta.columnMapping.mode"
+"""The property that turns on column mapping, with the value ``name``. Files then have other names for the columns."""
+_UNFIT: Final = frozenset(" ,;{}()\n\t=.")
+"""Characters that need column mapping: Delta refuses them in files, and Arrow takes a dot for the path of a struct's field."""
 INDEXED_COLUMNS: Final = 32
 """Delta Lake keeps the least and the greatest value per file for this many first columns, unless a property says otherwise."""
 COLUMN_ID: Final = "delta.columnMapping.id"
 PHYSICAL_NAME: Final = "delta.columnMapping.physicalName"
 _FIELD_ID: Final = "PARQUET:field_id"
+
+
+def needed_features(schema: DataType) -> set[str]:
+    """Return the features of Delta's protocol without which a table can't have these columns. Most tables need none.
+
+    A reader that does not know a feature of a table refuses the table. So a table gets a feature only when it needs it.
+
+    Example: ``id int, "unit price" decimal, at timestamp_ntz`` needs ``{"columnMapping", "timestampNtz"}``.
+    """
+    found = set()
+    for name, kind in _parts(schema):
+        if not _UNFIT.isdisjoint(name):
+            found.add("columnMapping")
+        if isinstance(kind, TimestampNTZType):
+            found.add("timestampNtz")
+    return found
+
+
+def _parts(kind: DataType) -> Iterator[tuple[str, DataType]]:
+    """Yield the fields of a type, and the fields, elements, keys and values in them; the name is empty for what has none."""
+    if isinstance(kind, StructType):
+        inner = [(field.name, field.dataType) for field in kind]
+    elif isinstance(kind, ArrayType):
+        inner = [("", kind.elementType)]
+    elif isinstance(kind, MapType):
+        inner = [("", kind.keyType), ("", kind.valueType)]
+    else:
+        inner = []
+    for name, each in inner:
+        yield name, each
+        yield from _parts(each)
 
 
 def columns(metadata: Mapping[str, Any]) -> StructType:

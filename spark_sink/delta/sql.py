@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.types import StructType
 
 from spark_sink.delta.log import APPLICATION, TableLog
-from spark_sink.delta.schema import COLUMN_MAPPING, columns
+from spark_sink.delta.schema import MAPPING_MODE, columns, needed_features
 from spark_sink.files import places
-from spark_sink.spark.sql import quote
+from spark_sink.spark.sql import literal, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -31,20 +32,21 @@ __all__ = [
     "add_columns",
     "checkpoint",
     "create",
+    "drop_columns",
+    "end_clustering",
     "overwrite",
     "read",
     "read_version",
     "recording",
+    "replace",
+    "set_properties",
     "state",
     "table_name",
     "widen",
 ]
 
-_PROPERTIES = {
-    **COLUMN_MAPPING,
-    # A later column may be the first of this type. Delta does not turn this feature on for an existing table.
-    "delta.feature.timestampNtz": "supported",
-}
+_PROPERTIES: Final = {"columnMapping": (MAPPING_MODE, "name"), "timestampNtz": ("delta.feature.timestampNtz", "supported")}
+"""The property that turns a feature on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +122,50 @@ def create(path: Path, rows: DataFrame, properties: dict[str, str]) -> None:
     # Remove the files of an attempt that did not finish: Delta would take them for a table.
     places.remove_tree(path)
     writer = rows.writeTo(table_name(path)).using("delta")
-    for key, value in (_PROPERTIES | properties).items():
+    for key, value in (dict(_PROPERTIES[each] for each in needed_features(rows.schema)) | properties).items():
         writer = writer.tableProperty(key, value)
     writer.create()
 
 
-def overwrite(path: Path, rows: DataFrame) -> None:
-    """Replace all rows in one commit. The table keeps its columns, and gets the new ones."""
-    rows.write.format("delta").mode("overwrite").option("mergeSchema", "true").save(places.name(path))
+def overwrite(path: Path, rows: DataFrame, gone: Collection[str] = ()) -> None:
+    """Replace all rows in one commit. The table gets the new columns, loses the columns ``gone``, and keeps the others.
+
+    Call `end_clustering` before, because columns may get other names in the files.
+    """
+    present, option = columns(TableLog(path).refresh().metadata), "mergeSchema"
+    if not set(gone).isdisjoint(present.names):
+        option = "overwriteSchema"
+        others = [field for field in present if field.name not in gone and field.name not in rows.columns]
+        rows = rows.withColumns({field.name: F.lit(None).cast(field.dataType) for field in others}) if others else rows
+    _turn_on(rows.sparkSession, path, needed_features(rows.schema))
+    rows.write.format("delta").mode("overwrite").option(option, "true").save(places.name(path))
+
+
+def replace(path: Path, rows: DataFrame, where: str) -> None:
+    """Replace the rows for which the SQL condition ``where`` is true, in one commit. It must be true for the new rows, too."""
+    rows.write.format("delta").mode("overwrite").option("replaceWhere", where).save(places.name(path))
+
+
+def set_properties(spark: SparkSession, path: Path, properties: Mapping[str, str]) -> None:
+    """Set properties of a table, in one commit."""
+    listed = ", ".join(f"{literal(name)} = {literal(value)}" for name, value in properties.items())
+    spark.sql(f"ALTER TABLE {table_name(path)} SET TBLPROPERTIES ({listed})")
+
+
+def drop_columns(spark: SparkSession, path: Path, gone: Collection[str]) -> None:
+    """Drop these columns, as far as the table has them. No file is rewritten."""
+    there = [name for name in columns(TableLog(path).refresh().metadata).names if name in gone]
+    if there:
+        _turn_on(spark, path, {"columnMapping"})  # a column of this name may come again, and must not have the old values then
+        end_clustering(spark, path, there)
+        spark.sql(f"ALTER TABLE {table_name(path)} DROP COLUMNS ({', '.join(map(quote, there))})")
+
+
+def end_clustering(spark: SparkSession, path: Path, gone: Collection[str]) -> None:
+    """End the clustering of a table that is going to lose columns. The next OPTIMIZE sets it again (upkeep/upkeep.py)."""
+    log = TableLog(path).refresh()
+    if log.clustering and not set(gone).isdisjoint(columns(log.metadata).names):
+        spark.sql(f"ALTER TABLE {table_name(path)} CLUSTER BY NONE")
 
 
 def add_columns(spark: SparkSession, path: Path, present: StructType, wanted: StructType) -> bool:
@@ -140,6 +178,7 @@ def add_columns(spark: SparkSession, path: Path, present: StructType, wanted: St
             known = present[each.name].dataType.names
             missing += [(f"{quote(each.name)}.{quote(f.name)}", f.dataType) for f in each.dataType.fields if f.name not in known]
     if missing:
+        _turn_on(spark, path, needed_features(wanted))
         # Names inside of types have to be quoted, too, which pyspark's text of a type does not do.
         types = spark._jvm.org.apache.spark.sql.types.DataType  # noqa: SLF001
         listed = ", ".join(f"{name} {types.fromJson(kind.json()).sql()}" for name, kind in missing)
@@ -160,10 +199,19 @@ def widen(spark: SparkSession, path: Path, present: StructType, wanted: StructTy
         if have.get(names, kind) != kind
     ]
     if changed:
+        _turn_on(spark, path, needed_features(wanted))
         table = table_name(path)
         spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
         spark.sql(f"ALTER TABLE {table} ALTER COLUMN {', '.join(changed)}")
     return bool(changed)
+
+
+def _turn_on(spark: SparkSession, path: Path, needed: set[str]) -> None:
+    """Turn on the features that a table does not have. Delta does not do so by itself."""
+    if needed:
+        missing = needed - TableLog(path).refresh().features("writerFeatures")
+        if missing:
+            set_properties(spark, path, dict(_PROPERTIES[each] for each in sorted(missing)))
 
 
 def _leaves(struct: StructType) -> Iterator[tuple[tuple[str, ...], DataType]]:

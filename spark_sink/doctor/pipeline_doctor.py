@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.doctor.findings import Finding, Verdict, error, ok
+from cdcpipe.publishing import NewPublication
 from spark_sink.client.doctor import ask_doctor
 from spark_sink.client.process import COMMAND
 from spark_sink.doctor import directories, machine, stores, workers
@@ -61,7 +62,7 @@ class Plan:
     slot: str
     publications: tuple[str, ...]
     staging: Path
-    tables: tuple[str, ...] = ()
+    new_publication: NewPublication = field(default_factory=NewPublication)
     create_slot: bool = False
     warehouse: Path | None = None
     format: str = "delta"
@@ -85,7 +86,7 @@ def examine_server(
     """Return what ``cdcpipe doctor`` finds, and the facts about the server; raise as `ask_doctor` does."""
     arguments = [*plan.connection, "-S", plan.slot, *(["--quick"] if quick else [])]
     arguments += [word for name in plan.publications for word in ("--publication", name)]
-    arguments += [word for name in plan.tables for word in ("--table", name)]
+    arguments += plan.new_publication.arguments
     if plan.create_slot:
         arguments += ["-c"] if plan.warehouse is None else ["-c", "--copy"]
     found = ask_doctor(arguments, command=command, is_stopping=is_stopping)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from cdcpipe.publishing import NewPublication, with_companions
 from spark_sink.client.process import COMMAND
 from spark_sink.files.local import local_directory
 from spark_sink.staging.filler import SealPolicy
@@ -26,12 +27,13 @@ class LauncherConfig:
     slot: str
     staging: Path
     publications: tuple[str, ...] = ()
+    """What is streamed. If ``new_publication`` is insert-only for tables without a key, their publications are added."""
     connection: tuple[str, ...] = ()
     create_slot: bool = False
     failover: bool | None = None
     """Whether standbys are to keep a copy of the slot (``--failover``). None: where the server can, for a slot that is created."""
-    tables: tuple[str, ...] = ()
-    """With ``create_slot``: the tables of a publication that has to be created; empty for all tables."""
+    new_publication: NewPublication = field(default_factory=NewPublication)
+    """With ``create_slot``: what a publication that has to be created publishes; all tables by default."""
     available_now: bool = False
     """Whether to end once the log has everything that was committed when the launcher started."""
     seal: SealPolicy = field(default_factory=SealPolicy)
@@ -51,5 +53,6 @@ class LauncherConfig:
     """A function that is called at each failpoint; for tests."""
 
     def __post_init__(self) -> None:
-        """Raise InvalidArgumentsError for a URL as staging directory, before a slot is created."""
+        """Raise InvalidArgumentsError for a URL as staging directory, before a slot is created; name all publications."""
+        object.__setattr__(self, "publications", with_companions(self.publications, self.new_publication))
         local_directory(self.staging, "the staging directory")

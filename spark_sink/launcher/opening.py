@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
-from spark_sink.client.prepare import Prepared, creation_arguments, failover_arguments
+from spark_sink.client.prepare import Prepared, creation_arguments, later_arguments
 from spark_sink.client.process import ask
 from spark_sink.launcher.continuity import Log, Verdict, gap_error, gone_back, judge, missing_slot
 from spark_sink.staging import account, divergence
@@ -134,7 +134,7 @@ class Opening:
         while not self._wait(0):
             log = self._log()
             is_creating = config.create_slot and (log is None or config.on_gap == "resnapshot")
-            arguments = [*slot_arguments(config), *(creation_arguments if is_creating else failover_arguments)(config)]
+            arguments = [*slot_arguments(config), *(creation_arguments if is_creating else later_arguments)(config)]
             try:
                 answer = ask(
                     ["prepare", "--quiet", *arguments], command=config.command, is_stopping=lambda: self._wait(0), tell=self._tell

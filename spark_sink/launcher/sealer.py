@@ -15,6 +15,7 @@ from spark_sink.staging.writer import StagingWriter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cdcpipe.measures import Histogram
     from spark_sink.staging.log import Segment
     from spark_sink.staging.writer import Sealing
 
@@ -25,7 +26,10 @@ _REMOVE_INTERVAL_S = 10.0
 
 
 class Sealer:
-    """A thread that seals segments in the order of their cuts, and stops at the first error."""
+    """A thread that seals segments in the order of their cuts, and stops at the first error.
+
+    ``seals`` counts how long each segment took.
+    """
 
     def __init__(
         self,
@@ -33,9 +37,11 @@ class Sealer:
         sealed: Callable[[Segment, Sealing], None],
         wake: Callable[[], None],
         retention: Retention,
+        seals: Histogram,
     ) -> None:
         self._writer = writer
         self._retention = retention
+        self._seals = seals
         self._sealed = sealed
         self._wake = wake
         self._changed = threading.Condition()
@@ -79,7 +85,8 @@ class Sealer:
     def _run(self) -> None:
         try:
             while (sealing := self._next()) is not None:
-                segment = self._writer.seal(sealing)
+                with self._seals.timed():
+                    segment = self._writer.seal(sealing)
                 self._sealed(segment, sealing)
                 self.sealed_lsn = segment.end_lsn
                 self._tell()

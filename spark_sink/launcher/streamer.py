@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import stat
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,10 +76,22 @@ class Streamer(Child):
         super().__init__(arguments, command=command, temporary=temporary, tell=tell)
         with contextlib.suppress(OSError):  # over this user's limit for pipes: the default size works, too
             fcntl.fcntl(self.stdout_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self.pipe_share: float = min(1.0, fcntl.fcntl(self.stdout_fd, fcntl.F_GETPIPE_SZ) / _PIPE_BYTES)
+        """The size of the stdout pipe, as a part of the wanted size."""
 
     def ends_by_itself(self) -> bool:
         """Tell whether the streamer has ended, or ends in a moment, although it was not asked to."""
         return self.wait(_EXIT_GRACE_S)
+
+    def spilled_bytes(self) -> int:
+        """Return how many bytes it has in files without names, as Linux tells; 0 elsewhere. Any thread may ask."""
+        size = 0
+        with contextlib.suppress(OSError):  # it has ended
+            for fd in Path(f"/proc/{self.pid}/fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):  # closed just now
+                    found = fd.stat()
+                    size += found.st_size if stat.S_ISREG(found.st_mode) and not found.st_nlink else 0
+        return size
 
     def quit(self) -> None:
         """Ask the streamer to end, drop what it still sends, and wait until it has ended; kill it if this takes too long."""

@@ -4,6 +4,7 @@
 |---|---|
 | the replica of shop.orders | shop__orders |
 | its changelog | shop__orders__changelog |
+| its history, as a table or a view | shop__orders__history |
 | the logical messages | _cdc_message |
 | the versions of the tables' schemas | _cdc_schema_history |
 | the captured DDL | _cdc_ddl |
@@ -15,6 +16,9 @@ too. (The names of tables contain two underscores in a row; the last two names a
 A table can have a view that shows its json and jsonb columns as VARIANT: ``shop__orders_variant`` is such a view of
 ``shop__orders``. The view is created again when the table's json columns change; other new columns appear in it without that.
 Names of tables take precedence: if a view's name is already in use, a warning is logged and there is no view.
+history_views.py keeps the views with the tables' histories, by the same rule.
+
+If a table goes on under another name (schema/names.py), it gets the new name here, and its old name is dropped.
 
 With Delta Lake, each name is an external table: the catalog holds its location, and the table holds everything else. A Parquet
 changelog is a view that reads its directory. A Parquet replica has no name here, because SQL cannot compute it
@@ -26,6 +30,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import ArrayType
@@ -33,13 +38,14 @@ from pyspark.sql.types import ArrayType
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.files import places
+from spark_sink.pipeline.history_views import HISTORY_OF, HistoryViews
 from spark_sink.schema.table import DDL, MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.schema.types import is_json, json_fields
 from spark_sink.spark.sql import literal, quote
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -60,6 +66,7 @@ _OURS = {
 }
 
 
+_CHANGELOG, _HISTORY = "__changelog", "__history"
 _VARIANT = "_variant"
 _VARIANT_OF = "cdcpipe.variant_of"
 """The property of a view that names its table."""
@@ -76,7 +83,8 @@ def parse_database(text: str) -> tuple[str, ...]:
 class CatalogDatabase:
     """Gives the tables of a warehouse names in a database, and remembers which tables have one. Thread-safe.
 
-    With ``history``, a table that has json columns in its newest schema also gets a view.
+    With ``history``, a table that has json columns in its newest schema also gets a view. With ``history_views``, a table with a
+    key also gets a view with its history. Without it, such views of an earlier run are dropped, because nobody keeps them right.
     """
 
     def __init__(
@@ -85,6 +93,8 @@ class CatalogDatabase:
         database: str,
         warehouse: Warehouse,
         history: SchemaHistory | None = None,
+        *,
+        history_views: bool = False,
     ) -> None:
         """Create the database if it does not exist."""
         self._spark = spark
@@ -92,8 +102,12 @@ class CatalogDatabase:
         self._warehouse = warehouse
         self._lock = threading.Lock()
         self._owners: dict[str, str] = {}
-        self._registered: set[str] = set()
+        self._registered: dict[str, Path] = {}
+        self._called: dict[Table, Table] = {}
+        """The tables that were renamed, as they are called now. A merge that began before may know an older name."""
         self._history = history
+        self._has_histories = history_views
+        self._histories = HistoryViews(spark, warehouse)
         self._variants: dict[str, tuple[str, ...]] = {}
         """For each table's name, the json columns that its view was created for."""
         name = self._quoted()
@@ -102,25 +116,63 @@ class CatalogDatabase:
         if len(self._parts) == 1 and spark.conf.get("spark.sql.catalogImplementation", "in-memory") == "in-memory":
             _logger.warning("this session's catalog is in memory: names in %s are gone with the session", database)
 
+    def rename(self) -> None:
+        """Drop the old names of all tables that were renamed. `register` gives them their new names."""
+        names = self._warehouse.names()
+        with self._lock:
+            for home in {naming.home for naming in names.namings}:
+                self._called[home] = names.shown(home)
+                for former in names.former(home):
+                    called = replace(home, called=former)
+                    self._histories.drop(called, self._quoted(_name_of(called) + _HISTORY))
+                    for _, name, path in self._entries(called):
+                        self._drop(name, path)
+
     def register(self, tables: Iterable[Table]) -> None:
         """Name the changelogs and replicas of these tables that exist and have no name yet.
 
         Raises WarehouseError if a name is already in use.
         """
-        entries = [(table, *entry) for table in tables for entry in self._entries(table)]
         with self._lock:
-            for _, owner, name, path in entries:
+            called = [self._called.get(table, table) for table in tables]
+            entries = [(table, *entry) for table in called for entry in self._entries(table)]
+            for table, owner, name, path in entries:
                 self._claim(name, owner)
-                if name not in self._registered and self._warehouse.format.exists(path):
+                if self._registered.get(name) != path and self._warehouse.format.exists(path):
                     if self._history is not None and self._is_variant(name, self._warehouse.root):
                         self._spark.sql(f"DROP VIEW {self._quoted(name)}")
                         self._tell_taken(name)
+                    if name.endswith(_HISTORY) and HISTORY_OF in self._histories.properties(self._quoted(name)):
+                        self._spark.sql(f"DROP VIEW {self._quoted(name)}")
+                        self._histories.forget()
                     self._name(owner, name, path)
-                    self._registered.add(name)
+                    self._registered[name] = path
+                    if name.endswith(_CHANGELOG) and not self._has_histories:
+                        self._histories.drop(table, self._quoted(name.removesuffix(_CHANGELOG) + _HISTORY))
+            if self._has_histories:
+                for table, _, name, path in entries:
+                    if self._registered.get(name) == path == self._warehouse.changelog(table) and table not in _OURS:
+                        self._histories.show(table, self._quoted(name), self._quoted(name.removesuffix(_CHANGELOG) + _HISTORY))
             if self._history is not None:
                 for table, _, name, path in entries:
                     if name in self._registered and table not in _OURS:
                         self._show_variants(name, path, self._history.newest(table))
+
+    def withdraw_histories(self, tables: Iterable[Table]) -> None:
+        """Drop the views with the histories of these tables, because their versions or columns change.
+
+        Call this before the changes are committed. After `forget_histories`, `register` makes the views again.
+        """
+        if self._has_histories:
+            with self._lock:
+                for table in tables:
+                    called = self._called.get(table, table)
+                    self._histories.drop(called, self._quoted(_name_of(called) + _HISTORY))
+
+    def forget_histories(self, tables: Iterable[Table] | None = None) -> None:
+        """Let `register` look whether the views with the histories of these tables, or of all tables, still fit."""
+        with self._lock:
+            self._histories.forget(tables)
 
     def _claim(self, name: str, owner: str) -> None:
         other = self._owners.setdefault(name, owner)
@@ -135,25 +187,42 @@ class CatalogDatabase:
         if table in _OURS:
             yield _OURS[table], table.name, self._warehouse.changelog(table)
             return
-        name = _OTHER.sub("_", f"{table.schema}__{table.name}".lower())
-        yield f"the changelog of {table}", f"{name}__changelog", self._warehouse.changelog(table)
+        name = _name_of(table)
+        yield f"the changelog of {table}", f"{name}{_CHANGELOG}", self._warehouse.changelog(table)
         if self._warehouse.format.keeps_replicas:
             yield f"the replica of {table}", name, self._warehouse.replica(table)
+        if self._warehouse.keeps_history:
+            yield f"the history of {table}", f"{name}{_HISTORY}", self._warehouse.history(table)
 
     def _name(self, owner: str, name: str, path: Path) -> None:
         quoted = self._quoted(name)
         self._spark.sql(changelogs_of(self._spark, self._warehouse).naming_sql(quoted, path))
         # IF NOT EXISTS leaves alone anything that already has the name.
-        found = {row["col_name"]: row["data_type"] for row in self._spark.sql(f"DESCRIBE TABLE EXTENDED {quoted}").collect()}
-        location = str(found.get("Location", "")).removeprefix("file:")
-        if location != places.name(path) and quote(str(path)) not in str(found.get("View Text", "")):
+        found = self._described(name)
+        if not _is_of(found, path):
+            location = _location(found)
             raise WarehouseError(
                 f"{self._text(name)} in the catalog is not {owner}, but something else{location and f', at {location}'}",
                 hint="drop it, or give another --catalog-database",
             )
 
+    def _drop(self, name: str, path: Path) -> None:
+        """Drop a name, and that of the view beside it, if they are names of the table at ``path``."""
+        if not self._is_there(name) or not _is_of(found := self._described(name), path):
+            return
+        if self._is_variant(f"{name}{_VARIANT}", path):
+            self._spark.sql(f"DROP VIEW {self._quoted(f'{name}{_VARIANT}')}")
+        self._spark.sql(f"DROP {'VIEW' if found.get('Type') == 'VIEW' else 'TABLE'} {self._quoted(name)}")
+        for known in (self._registered, self._owners, self._variants):
+            known.pop(name, None)
+
+    def _described(self, name: str) -> dict[str, str]:
+        rows = self._spark.sql(f"DESCRIBE TABLE EXTENDED {self._quoted(name)}").collect()
+        return {row["col_name"]: row["data_type"] for row in rows}
+
     def _show_variants(self, name: str, path: Path, relation: Relation | None) -> None:
         """Create the view with a table's json as VARIANT, if the table has json columns and no up-to-date view."""
+        relation = None if relation is None else self._warehouse.typed(relation)  # masked json is no json any more
         wanted = () if relation is None else tuple(column.name for column in relation.columns if is_json(column))
         if relation is None or not wanted or self._variants.get(name) == wanted:
             return
@@ -195,6 +264,22 @@ class CatalogDatabase:
 
     def _text(self, name: str) -> str:
         return ".".join((*self._parts, name))
+
+
+def _name_of(table: Table) -> str:
+    """Return the name of a table's replica in the database."""
+    now = table.now
+    number = f"~{now.number}" if now.number else ""
+    return _OTHER.sub("_", f"{now.schema}__{now.name}{number}".lower())
+
+
+def _location(described: Mapping[str, str]) -> str:
+    return str(described.get("Location", "")).removeprefix("file:")
+
+
+def _is_of(described: Mapping[str, str], path: Path) -> bool:
+    """Tell whether a description in the catalog is that of the table at ``path``."""
+    return _location(described) == places.name(path) or quote(str(path)) in str(described.get("View Text", ""))
 
 
 def _parsed(field: StructField) -> str:

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.masks import parse_masks
 from spark_sink.pipeline.catalog import parse_database
+from spark_sink.schema.names import FOLLOW, RENAMED
 from spark_sink.schema.table import EXACT, TYPES
 from spark_sink.snapshot.copy import CHUNK_BYTES
 from spark_sink.snapshot.schedule import parse_hours
+from spark_sink.warehouse.formats import COLUMN_NAMES, DELETES, HISTORY, READERS, VIEW, WIDEN
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -38,18 +41,41 @@ class RunConfig:
     """``delta`` or ``parquet``."""
     types: str = EXACT
     """``exact`` or ``native``: with native every numeric is a decimal. A warehouse keeps the choice that it was created with."""
+    readers: Literal["spark", "any"] = "spark"
+    """Who reads replicas: with ``any``, new replicas have no deletion vectors, and merges write files anew."""
+    widen: Literal["yes", "apart"] | None = None
+    """What becomes of a column whose type gets wider: Delta widens it (``yes``), or the new values go to another column beside it
+    (``apart``), as always with Parquet. None: ``yes``, or ``apart`` with ``readers="any"``, because not every reader knows it."""
+    column_names: Literal["keep", "sanitize"] = "keep"
+    """With ``sanitize``, a new column whose name Delta can't have without column mapping gets a safe name (schema/types.py)."""
     keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Columns that identify a table's rows where PostgreSQL has no primary key, ``{"public.orders": ["id"]}``: see `Pipeline`."""
+    masks: Mapping[str, str] = field(default_factory=dict)
+    """Columns that are masked in the tables, ``{"public.person.ssn": "hash"}``: null, redact, hash, or off again."""
     catalog_database: str | None = None
     """The database, as DATABASE or CATALOG.DATABASE, in which the tables get names."""
     json_variants: bool = False
     """Whether each table with json columns also gets a view that shows them as VARIANT. Requires ``catalog_database``."""
+    renamed: str = FOLLOW
+    """With captured DDL: whether a renamed table goes on in its tables under the new name (``follow``) or in others (``apart``)."""
     max_bytes_per_trigger: int = 256 << 20
     """The largest total size of a micro-batch's segments. A micro-batch always takes at least one segment."""
-    trigger_interval_s: float = 1.0
+    trigger_interval_s: float = 0.1
     """The shortest time between the starts of two micro-batches."""
-    replica_interval_s: float = 10.0
-    """How often the replicas catch up with the changelogs; 0: after each micro-batch."""
+    replica_interval_s: float | None = None
+    """How often the replicas catch up with the changelogs; 0: after each micro-batch. None: every second, or less often, down to
+    every ten seconds, so that it takes at most a quarter of the time."""
+    deletes: Literal["hard", "soft"] = "hard"
+    """With ``soft``, a replica keeps deleted rows, with the time in ``_cdc_deleted_at``; NULL in the rows that exist."""
+    history: Literal["off", "view", "table"] = "off"
+    """With ``table``, each table with a key has a history with every version of its rows (replica/history_table.py).
+
+    With ``view``, the history is a view in the catalog (replica/history_view.py). Requires ``catalog_database``.
+    """
+    history_interval_s: float = 60.0
+    """How often the stored histories catch up with the changelogs; 0: only at the start, and at the end with ``available_now``."""
+    dropped_columns: Literal["keep", "drop"] = "keep"
+    """Whether a column that was dropped stays in the replica, NULL in new rows, or leaves it. ``drop`` needs captured DDL."""
     checkpoint: Path | str | None = None
     """The directory of Spark's checkpoint; None: in the warehouse, or in the staging directory if the warehouse is in a store."""
 
@@ -79,6 +105,8 @@ class RunConfig:
     """How long the entries of the tables' logs are kept."""
     keep_changelog_s: float | None = None
     """The age beyond which changes are removed from the changelogs."""
+    keep_history_s: float | None = None
+    """The age beyond which versions of rows that have ended are removed from the stored histories."""
 
     # --- Spark ---
     master: str | None = None
@@ -94,16 +122,26 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Raise InvalidArgumentsError for unknown values, and for options that exclude each other."""
-        for name, choices in (("types", TYPES), ("snapshot", (None, "initial", "never"))):
+        for name, choices in (
+            ("types", TYPES),
+            ("renamed", RENAMED),
+            ("readers", READERS),
+            ("widen", (None, *WIDEN)),
+            ("snapshot", (None, "initial", "never")),
+            ("dropped_columns", ("keep", "drop")),
+            ("deletes", DELETES),
+            ("column_names", COLUMN_NAMES),
+            ("history", HISTORY),
+        ):
             if getattr(self, name) not in choices:
                 raise InvalidArgumentsError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(map(repr, choices))}")
-        house = Warehouse(self.warehouse, self.format, self.types)
+        parse_masks(f"{pattern}={kind}" for pattern, kind in self.masks.items())
+        house = self.house()
         if self.catalog_database is not None:
             parse_database(self.catalog_database)
-        elif self.json_variants:
-            raise InvalidArgumentsError(
-                "--json variant makes views in the catalog", hint="name a database there: --catalog-database"
-            )
+        elif self.json_variants or self.history == VIEW:
+            option = "--json variant" if self.json_variants else "--history view"
+            raise InvalidArgumentsError(f"{option} makes views in the catalog", hint="name a database there: --catalog-database")
         try:
             parse_hours(self.heal or "now")
         except ValueError as ex:
@@ -115,6 +153,20 @@ class RunConfig:
                 "--keep-changelog is for Delta tables: with Parquet the current rows are made of the changelog",
                 hint="now and then cdcpipe-spark snapshot --table, and cdcpipe-spark purge for what is before it",
             )
+
+    def house(self) -> Warehouse:
+        """Return the warehouse, with the choices of these options."""
+        return Warehouse(
+            self.warehouse,
+            self.format,
+            self.types,
+            self.readers,
+            self.widen,
+            self.masks,
+            self.deletes,
+            self.column_names,
+            self.history,
+        )
 
     @property
     def heal_hours(self) -> Hours | None:

@@ -1,9 +1,9 @@
 """Merges changelogs into replicas, in rounds. Micro-batches write only the changelogs.
 
 Each round looks for replicas that are behind their changelogs. It merges all missing changes into each of them, in one merge. The
-rounds run in their own thread, every ``interval_s`` seconds. With an interval of 0 the thread runs only the first and the last
-round, and calls of ``catch_up`` run the others. A round merges several tables at the same time. Each thread has its own session,
-because the settings of a commit belong to the session.
+rounds run in their own thread, every ``interval_s`` seconds; with None as often as is cheap (pipeline/rounds.py). With an interval
+of 0 the thread runs only the first and the last round, and calls of ``catch_up`` run the others. A round merges several tables at
+the same time. Each thread has its own session, because the settings of a commit belong to the session.
 
 A round also writes checkpoints of the tables' Delta logs: Delta writes them only with its own commits.
 
@@ -14,30 +14,33 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from cdcpipe.retry import RetryPolicy
-from cdcpipe.threads import Worker
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
+from spark_sink.delta.comments import set_comments
+from spark_sink.pipeline.rounds import Rounds
 from spark_sink.replica import merge
 from spark_sink.spark import session
 from spark_sink.staging.log import Position
+from spark_sink.warehouse.comments import commented_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
+    from cdcpipe.measures import Histogram
     from spark_sink.pipeline.catalog import CatalogDatabase
     from spark_sink.schema.table import Table
+    from spark_sink.warehouse.comments import Comments
     from spark_sink.warehouse.lock import TableLock
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["Follower"]
+__all__ = ["MERGES", "Follower", "is_out_of_date"]
 
 _THREADS = 4
 """How many replicas are merged at the same time. A small merge spends most of its time waiting for a task."""
@@ -46,14 +49,19 @@ _THREADS = 4
 _CHANGED = "DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS"
 """Delta's error if a micro-batch widens the changelog's columns between the plan of a merge and its start. The merge is retried."""
 
-_MERGES = RetryPolicy(attempts=10)
+MERGES = RetryPolicy(attempts=10)
+
+
+def is_out_of_date(ex: Exception) -> bool:
+    """Tell whether a merge has failed because a micro-batch changed the changelog's columns meanwhile."""
+    return _CHANGED in str(ex)
 
 
 class Follower:
     """Keeps the replicas of a warehouse up to date with its changelogs.
 
     Each round holds the right to merge. After a merge, the replica is registered in ``names``. If an error ends the rounds, the
-    follower's thread calls ``on_error`` with it.
+    follower's thread calls ``on_error`` with it. ``merges`` counts how long each merge took.
     """
 
     def __init__(
@@ -62,71 +70,69 @@ class Follower:
         warehouse: Warehouse,
         lock: TableLock,
         names: CatalogDatabase | None,
-        interval_s: float,
+        interval_s: float | None,
         on_error: Callable[[BaseException], None],
+        merges: Histogram,
     ) -> None:
         self._warehouse = warehouse
-        self._interval_s = interval_s
         self._tables = lock
         self._names = names
-        self._on_error = on_error
         self._spark = spark
         self._sessions: queue.SimpleQueue[SparkSession] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._behind: dict[Table, Position] = {}
+        self._merges = merges
+        self._wanted: dict[Table, int] = {}
+        self._reached: dict[Table, int] = {}
+        """The LSN that each table's changelog has, and the one that its replica has."""
         self._written: set[Path] = set()
-        self._ending = threading.Event()
-        self._is_last_round_wanted = True
-        self._thread: Worker | None = None
+        self._comments: dict[Table, Comments] = {}
+        self._uncommented: set[Table] = set()
+        """The tables whose replicas may lack their comments."""
+        self.rounds = Rounds("replicas", self.catch_up, interval_s, on_error)
 
     def look(self, epoch: int) -> None:
-        """Find the replicas that are behind their changelogs or do not exist, for example because a user deleted them."""
+        """Find the replicas that are behind their changelogs or do not exist, for example because a user deleted them.
+
+        Also find the tables with comments: a run that was killed may have left them without.
+        """
+        for table, comments in commented_tables(self._warehouse).items():
+            self.comment(table, comments)
         for table in self._warehouse.tables():
             lsn = self._warehouse.format.lsn(self._warehouse.changelog(table))
-            if lsn is not None and lsn > (self._warehouse.format.lsn(self._warehouse.replica(table)) or 0):
-                self.record(table, Position(epoch, lsn))
+            reached = self._warehouse.format.lsn(self._warehouse.replica(table)) or 0
+            if lsn is not None:
+                self._reached[table] = reached
+                if lsn > reached:
+                    self.record(table, Position(epoch, lsn))
 
     def record(self, table: Table, position: Position) -> None:
         """Record that a changelog has reached a position."""
         with self._lock:
             self._behind[table] = position
+            self._wanted[table] = position.lsn
+
+    def replicas(self) -> dict[Table, int | None]:
+        """Return the LSN that each replica has; None for one that has all changes of its changelog. Any thread may ask."""
+        with self._lock:
+            reached = {**dict.fromkeys(self._wanted, 0), **self._reached}
+            return {table: lsn if lsn < self._wanted.get(table, 0) else None for table, lsn in reached.items()}
+
+    def comment(self, table: Table, comments: Comments) -> None:
+        """Give a replica these comments in the next round, and whenever it may have lost them."""
+        with self._lock:
+            self._comments[table] = comments
+            self._uncommented.add(table)
+
+    def copied(self, tables: Iterable[Table]) -> None:
+        """Take note that these tables were copied anew: they may have lost their comments."""
+        with self._lock:
+            self._uncommented.update(tables)
 
     def record_commit(self, path: Path) -> None:
         """Record that a Delta table has a new commit, so that its log may need a checkpoint."""
         with self._lock:
             self._written.add(path)
-
-    def start(self) -> None:
-        """Start the thread that runs the rounds."""
-        self._thread = Worker(target=self._run, name="replicas", daemon=True)
-        self._thread.start()
-
-    def end(self, *, is_last_round_wanted: bool = True) -> None:
-        """Ask the thread to end after a last round, or after the merges that are running. Returns at once."""
-        self._is_last_round_wanted = is_last_round_wanted
-        self._ending.set()
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait, after ``end``, for the last round. Returns False if the time runs out first."""
-        if self._thread is None:
-            return True
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        try:
-            started = time.monotonic()
-            self.catch_up()
-            while not self._ending.wait(self._pause_s(started)):
-                started = time.monotonic()
-                self.catch_up()
-            if self._is_last_round_wanted:
-                self.catch_up()
-        except BaseException as ex:  # noqa: BLE001 - the error ends the pipeline, which raises it
-            self._on_error(ex)
-
-    def _pause_s(self, started: float) -> float | None:
-        return max(0.0, started + self._interval_s - time.monotonic()) if self._interval_s else None
 
     def catch_up(self) -> None:
         """Bring the replicas that are behind to the positions that their changelogs had at the time of the call."""
@@ -137,6 +143,10 @@ class Follower:
                 self._bring_all(behind)
             with self._lock:
                 written, self._written = self._written, set()
+                wanted, self._uncommented = self._comments.keys() & (self._uncommented | behind.keys()), set()
+                uncommented = {table: self._comments[table] for table in wanted}
+            for table, comments in uncommented.items():
+                set_comments(self._warehouse.replica(table), comments.table, comments.columns)
             for path in written:
                 if delta_log.is_long(path):
                     delta.checkpoint(self._spark, path)
@@ -147,7 +157,7 @@ class Follower:
             try:
                 for each in merges:
                     each.result()
-                    if self._ending.is_set() and not self._is_last_round_wanted:
+                    if self.rounds.is_hurried:
                         break
             finally:
                 for each in merges:
@@ -159,12 +169,15 @@ class Follower:
         except queue.Empty:
             spark = session.copy(self._spark)
         try:
-            self._bring_with(spark, table, position)
+            with self._merges.timed():
+                self._bring_with(spark, table, position)
         finally:
             self._sessions.put(spark)
+        with self._lock:
+            self._reached[table] = position.lsn
         self.record_commit(self._warehouse.replica(table))
         if self._names is not None:
             self._names.register([table])
 
     def _bring_with(self, spark: SparkSession, table: Table, position: Position) -> None:
-        _MERGES.call(lambda: merge.bring(spark, self._warehouse, table, position), Exception, where=lambda ex: _CHANGED in str(ex))
+        MERGES.call(lambda: merge.bring(spark, self._warehouse, table, position), Exception, where=is_out_of_date)

@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING
 
 from cdcpipe.retry import RetryPolicy
 from spark_sink.changelog import writer as segment_writer
+from spark_sink.changelog.captured_comments import captured_comments
 from spark_sink.changelog.described_uses import add_described_uses
 from spark_sink.changelog.drops import write_drops
 from spark_sink.changelog.interface import ChangelogState
+from spark_sink.changelog.renames import follow, told
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.changelog.unknown_rows import tables_with_unknown_rows
 from spark_sink.changelog.versions import TableVersions
@@ -34,20 +36,22 @@ from spark_sink.changelog.writer import Target
 from spark_sink.client.keyless import keyless_text
 from spark_sink.delta.file_table import ChangedError
 from spark_sink.files import places
+from spark_sink.schema.names import APART, FOLLOW, Names
 from spark_sink.schema.table import MESSAGES, has_key
 from spark_sink.schema.types import (
     INEXACT_MESSAGE,
     MESSAGE_SCHEMA,
-    as_typed,
     assign_columns,
     merge_columns,
     split_schema,
     typed_schema,
 )
-from spark_sink.source.contents import Contents, read_contents
+from spark_sink.source.contents import Contents, find
 from spark_sink.source.ddl import read_ddl
 from spark_sink.source.server import Origin
 from spark_sink.staging.log import Position
+from spark_sink.warehouse import dropped_tables
+from spark_sink.warehouse.comments import Comments, read_comments, write_comments
 from spark_sink.warehouse.wanted_copies import want as want_copy
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
@@ -57,10 +61,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructField, StructType
 
+    from cdcpipe.pgoutput.messages import Relation
     from spark_sink.changelog.history import SchemaHistory
     from spark_sink.changelog.interface import Files
     from spark_sink.changelog.writer import Written
+    from spark_sink.pipeline.catalog import CatalogDatabase
     from spark_sink.pipeline.follower import Follower
+    from spark_sink.schema.ddl import TableDescription
     from spark_sink.schema.published import PublishedTables
     from spark_sink.schema.table import Table, Version
     from spark_sink.source.contents import Use
@@ -89,6 +96,8 @@ class TableState:
     changelog: ChangelogState | None
     versions: list[Version]
     files: Files | None = None
+    comments: Comments | None = None
+    """The recorded comments; None for a table without any."""
 
     @property
     def done_lsn(self) -> int:
@@ -109,7 +118,8 @@ class TableState:
 class KnownTables:
     """A cache of the state of a warehouse's tables, kept between micro-batches. Also remembers which warnings were logged.
 
-    ``keys`` and ``keyless_named`` have the same meaning as in `pipeline.Pipeline`.
+    ``keys``, ``keyless_named`` and ``drops_columns`` have the same meaning as in `pipeline.Pipeline`. With ``is_following`` a
+    renamed table goes on in its tables.
     """
 
     def __init__(
@@ -120,16 +130,53 @@ class KnownTables:
         published: PublishedTables,
         keys: Mapping[str, Sequence[str]] | None = None,
         keyless_named: Iterable[str] = (),
+        *,
+        drops_columns: bool = False,
+        is_following: bool = True,
     ) -> None:
         self.spark = spark
         self.warehouse = warehouse
         self.changelogs = changelogs_of(spark, warehouse)
         self.history = history
-        self.versions = TableVersions(warehouse, history, published, keys)
+        self.versions = TableVersions(warehouse, history, published, keys, drops_columns=drops_columns)
+        self.is_following = is_following
+        self._names = Names()
         self.exact_counts: Counter[tuple[Table, str]] = Counter()
         """For each column, how many values since the start are text in ``_cdc_exact`` because the column's type can't hold them."""
         self._states: dict[Table, TableState] = {}
-        self._told: set[tuple[str, str]] = {(name, _KEYLESS) for name in keyless_named}
+        self._told: set[tuple[Table | str, str]] = {(name, _KEYLESS) for name in keyless_named}
+
+    @property
+    def names(self) -> Names:
+        """The names of the tables up to now, after `begin`. Only this process records new ones."""
+        return self._names
+
+    def named(self, relation_id: int, name: Table, place: tuple[int, int]) -> Table:
+        """Return the table of the warehouse that has the changes of the table with this OID and name."""
+        return self._names.shown(self._names.home(relation_id, name, place))
+
+    def begin(self) -> None:
+        """Read the names of the tables. Tell if the run has another choice for renamed tables than the one before it."""
+        self._names = self.versions.names = self.warehouse.names()
+        if self._names.is_following not in (None, self.is_following):
+            now, before = (FOLLOW, APART) if self.is_following else (APART, FOLLOW)
+            _logger.warning("--renamed is %s now, it was %s: it counts for tables that are renamed from now on", now, before)
+
+    def follow(self, uses: Sequence[Use], ddl: Sequence[Ddl]) -> list[Table]:
+        """Record the new names of tables, and tell of them. Returns these tables."""
+        is_told = any(each.message.kind == "command" and each.end_lsn > self.names.done_lsn for each in ddl)
+        if not is_told and self.names.is_following in (None, self.is_following) and not self.names.namings:
+            return []
+        newest = self.warehouse.newest_versions() if is_told else {}
+        names = follow(self.names, uses, ddl, newest, is_following=self.is_following)
+        if names is self.names:
+            return []
+        self.warehouse.write_names(names)
+        for line in told(self.names, names):
+            _logger.warning("%s", line)
+        new = {naming.home for naming in names.namings[len(self.names.namings) :]}
+        self._names = self.versions.names = names
+        return sorted(map(names.shown, new))
 
     def __getitem__(self, table: Table) -> TableState:
         return self._states[table]
@@ -146,12 +193,13 @@ class KnownTables:
         self._states.clear()
 
     def _read(self, table: Table) -> TableState:
-        return TableState(self.changelogs.state(table), self.warehouse.versions(table))
+        state, versions = self.changelogs.state(table), self.warehouse.versions(table)
+        return TableState(state, versions, comments=read_comments(self.warehouse, table))
 
     def tell(self, table: Table, subject: str, message: str, *arguments: object) -> None:
         """Log a warning about this subject, once for each table."""
-        if (str(table), subject) not in self._told:
-            self._told.add((str(table), subject))
+        if not {(table, subject), (str(table), subject)} & self._told:
+            self._told.add((table, subject))
             _logger.warning(message, *arguments)
 
     def tell_exact(self, table: Table, counts: Mapping[str, int]) -> None:
@@ -169,13 +217,15 @@ class _Append:
     count: int
     target: Target
     drops: Sequence[Ddl]
+    is_altered: bool
+    """Whether the table has other versions or columns than before."""
 
 
 class MicroBatch:
     """The next segments of the log, to be written to the changelogs.
 
     Executors read the segments from ``server``, or without a server at the same path as this process. A ``follower`` is told which
-    changelogs have new changes.
+    changelogs have new changes. ``names`` drops the views with the histories of tables before they are altered.
     """
 
     def __init__(
@@ -185,25 +235,33 @@ class MicroBatch:
         *,
         server: SegmentServer | None = None,
         follower: Follower | None = None,
+        names: CatalogDatabase | None = None,
     ) -> None:
-        self.contents = read_contents(segments)
-        """What the segments contain for each table; the logical messages count as a table."""
-        self._ddl = read_ddl(segments) if MESSAGES in self.contents else []
+        self._found = find(segments)
+        self._ddl = read_ddl(segments) if self._found.messages.count else []
+        self.contents: dict[Table, Contents] = {}
+        """What the segments contain for each table; the logical messages count as a table. Empty before `append`."""
+        self.renamed: list[Table] = []
+        """The tables that have got another name."""
         self._tables = tables
         self._segments = segments
         self._server = server
         self._follower = follower
+        self._names = names
 
     def append(self) -> None:
         """Append new schemas to the schema history, and then to each changelog the changes of the segments that it lacks."""
         self._tables.history.record_ddl(self._ddl, self._segments)
-        add_described_uses(self.contents, self._ddl, self._tables.history)
+        self.renamed = self._tables.follow([use for _, use in self._found.uses], self._ddl)
+        self.contents = self._found.by_table(self._home)
+        add_described_uses(self.contents, self._ddl, self._tables.history, self._tables.names)
         self._tables.open(self.contents)
         self._tables.history.record_new(self.contents, self._fields, self._segments)
         self._add_dropped()
         self._want_copies()
         try:
             _APPENDS.call(self._append, ChangedError)
+            self._take_comments()
         except ChangedError as ex:
             raise WarehouseError(
                 f"changelogs in {self._tables.warehouse.name} were changed by another program each time that changes were written",
@@ -212,18 +270,48 @@ class MicroBatch:
 
     def _add_dropped(self) -> None:
         """Add the tables that were dropped to the contents, if they have changelogs."""
-        dropped = {table: each.end_lsn for each in self._ddl for table in each.message.dropped}
+        dropped = {table: each.end_lsn for each in self._ddl for table in self._dropped(each)}
         for table, end_lsn in dropped.items():
             if table in self.contents or self._tables.warehouse.has_changelog(table):
                 found = self.contents.setdefault(table, Contents())
                 found.last_lsn = max(found.last_lsn, end_lsn)
 
+    def _home(self, use: Use) -> Table:
+        """Return the table of the warehouse that has the changes of a description."""
+        return self._tables.named(use.relation.relation_id, use.name, (use.end_lsn, use.ordinal))
+
+    def _described(self, ddl: Ddl, description: TableDescription) -> Table:
+        """Return the table of the warehouse that a command has described."""
+        return self._tables.named(description.relation_id, description.table, ddl.place)
+
+    def _dropped(self, ddl: Ddl) -> dict[Table, int]:
+        """Return the tables of the warehouse that a command has dropped, with their OIDs."""
+        return {self._tables.named(number, name, ddl.place): number for name, number in ddl.message.dropped.items()}
+
     def _want_copies(self) -> None:
         """Record the tables whose rows the stream does not have any more, according to captured DDL."""
         warehouse = self._tables.warehouse
-        for table, lsn, reason in tables_with_unknown_rows(self._ddl, self._tables.history.captured):
+        for table, lsn, reason in tables_with_unknown_rows(self._ddl, self._tables.history.captured, self._tables.names):
             if warehouse.has_changelog(table):
                 want_copy(warehouse, table, lsn, reason)
+
+    def _take_comments(self) -> None:
+        """Give the changelogs the comments of captured DDL, and leave those of the replicas to the follower."""
+        described = {self._described(each, table) for each in self._ddl for table in each.message.tables}
+        tables, house, captured = self._tables, self._tables.warehouse, self._tables.history.captured
+        known = [table for table in sorted({*self.contents, *described} - {MESSAGES}) if house.has_changelog(table)]
+        tables.open(known)
+        for table in known:
+            state, relation = tables[table], tables.history.newest(table)
+            if relation is None or state.columns is None:
+                continue
+            found = captured_comments(relation, state.columns, captured, house.typed)
+            if found is not None and found != (state.comments or Comments()):
+                write_comments(house, table, found)
+                tables.changelogs.comment(table, found)
+                state.comments, state.files = found, None
+                if self._follower is not None and state.has_key:
+                    self._follower.comment(table, found)
 
     def _append(self) -> None:
         """Append to the changelogs that lack changes. On ChangedError, empty the cache of table states."""
@@ -235,32 +323,63 @@ class MicroBatch:
             return
         origin = None if self._server is None else Origin.read(self._server.path)
         written = segment_writer.write(tables.spark, self._segments, [append.target for append in appends], origin)
+        altered = [append.table for append in appends if append.is_altered]
+        if self._names is not None:
+            self._names.withdraw_histories(altered)
         try:
             for append, files in zip(appends, written, strict=True):
                 self._commit(append, files)
         except ChangedError:
             tables.forget()
             raise
+        if self._names is not None:
+            self._names.forget_histories(altered)
 
     def _prepare(self, table: Table) -> _Append:
         """Prepare a changelog for the changes that the segments have for it: record its versions and open it for new files."""
         state, warehouse = self._tables[table], self._tables.warehouse
+        before = state.versions, None if state.changelog is None else state.changelog.schema
         if table == MESSAGES:
             schema = MESSAGE_SCHEMA
         else:
             columns, uses = self._columns(table), self.contents[table].uses
+            self._check_masks(table, [use.relation for use in uses if use.last_lsn > state.done_lsn])
             state.versions = self._tables.versions.record_new(table, state.versions, uses, state.done_lsn, state.columns, columns)
             if state.versions and not state.versions[-1].key:
                 self._tables.tell(table, _KEYLESS, "%s", keyless_text([str(table)]))
             schema = typed_schema(columns)
         files = state.files = self._tables.changelogs.open_files(table, schema, state.files)
-        name = None if table == MESSAGES else (table.schema, table.name)
         count = self.contents[table].count
         if state.done_lsn > self._segments[0].start_lsn:  # this changelog already has some of the segments' changes
-            count = read_contents(self._segments, state.done_lsn).get(table, Contents()).count
-        drops = [each for each in self._ddl if table in each.message.dropped and each.end_lsn > state.done_lsn]
-        directory = places.name(files.directory)
-        return _Append(table, count, Target(name, files.schema, directory, files.layout, state.done_lsn, warehouse.types), drops)
+            count = find(self._segments, state.done_lsn).by_table(self._home).get(table, Contents()).count
+        drops = [each for each in self._ddl if each.end_lsn > state.done_lsn and table in self._dropped(each)]
+        relations = None if table == MESSAGES else self._relations(table)
+        directory, masks = places.name(files.directory), warehouse.masks.with_key()
+        target = Target(relations, files.schema, directory, files.layout, state.done_lsn, warehouse.types, masks)
+        is_altered = before != (state.versions, files.schema)
+        return _Append(table, count, target, drops, is_altered)
+
+    def _check_masks(self, table: Table, relations: Sequence[Relation]) -> None:
+        """Raise InvalidArgumentsError if a column was masked before it or its table was renamed, and would be shown now."""
+        warehouse, masks = self._tables.warehouse, self._tables.warehouse.masks
+        if not masks.rules:
+            return
+        former = {table}
+        if not self._tables[table].versions:  # a table that was renamed, and is not followed, is a new one here
+            ids = {relation.relation_id for relation in relations}
+            former |= {each for each in warehouse.tables() if any(v.relation_id in ids for v in warehouse.versions(each)[-1:])}
+        for relation in relations:
+            own, columns = (relation.namespace, relation.name), [column.name for column in relation.columns]
+            masks.check_there(*own, columns)
+            for each in former:
+                masks.check_renamed((each.schema, each.name), own, columns)
+
+    def _relations(self, table: Table) -> dict[tuple[str, str], set[int]]:
+        """Return the names under which the segments have changes of the table, each with the OIDs."""
+        found: dict[tuple[str, str], set[int]] = {}
+        for use in self.contents[table].uses:
+            found.setdefault((use.name.schema, use.name.name), set()).add(use.relation.relation_id)
+        return found
 
     def _commit(self, append: _Append, written: Sequence[Written]) -> None:
         """Commit the files that were written for a changelog."""
@@ -274,7 +393,7 @@ class MicroBatch:
         state.changelog = ChangelogState(state.files.schema, end.lsn)
         if append.drops:
             last = append.drops[-1]
-            self._tables.warehouse.note_dropped(table, last.message.dropped[table], Position(last.epoch, last.end_lsn))
+            dropped_tables.record(self._tables.warehouse, table, self._dropped(last)[table], Position(last.epoch, last.end_lsn))
         self._tables.tell_exact(table, sum((each.exact for each in written), Counter()))
         if self._follower is not None:
             if state.has_key:
@@ -290,8 +409,8 @@ class MicroBatch:
         """Return the columns of the table's changelog, and the columns that the changes it still lacks need."""
         state, warehouse = self._tables[table], self._tables.warehouse
         uses = (use for use in self.contents[table].uses if use.last_lsn > state.done_lsn)
-        relations = (as_typed(use.relation, warehouse.types) for use in uses)
-        return merge_columns(state.columns, relations, widen=warehouse.format.widens_columns)
+        relations = (warehouse.typed(use.relation) for use in uses)
+        return merge_columns(state.columns, relations, widen=warehouse.widens_columns, sanitize=warehouse.sanitizes_names)
 
     def _fields(self, table: Table, use: Use) -> list[StructField] | None:
         """Return the changelog's column for each column of a relation.
@@ -300,4 +419,4 @@ class MicroBatch:
         """
         if use.last_lsn <= self._tables[table].done_lsn:
             return None
-        return assign_columns(self._columns(table), as_typed(use.relation, self._tables.warehouse.types))
+        return assign_columns(self._columns(table), self._tables.warehouse.typed(use.relation))

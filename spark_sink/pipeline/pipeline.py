@@ -20,23 +20,26 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
-from cdcpipe.lsn import format_lsn
+from cdcpipe.measures import Histogram
 from cdcpipe.retry import RetryPolicy
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.files.local import local_directory
 from spark_sink.pipeline.catalog import CatalogDatabase
+from spark_sink.pipeline.fit import begin_keeping_deleted, behind_gap, check_changelog, check_copies, name_less_readable, take_gaps
 from spark_sink.pipeline.follower import Follower
+from spark_sink.pipeline.histories import Histories
 from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
 from spark_sink.replica import merge
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import DDL, EXACT, MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.source import datasource
-from spark_sink.source.offsets import is_recorded, micro_batch
+from spark_sink.source.offsets import is_recorded, micro_batch, tidy
 from spark_sink.source.server import serve_segments
 from spark_sink.spark import session
 from spark_sink.staging.log import (
@@ -45,13 +48,13 @@ from spark_sink.staging.log import (
     former_system_ids,
     list_epochs,
     list_segments,
-    log_end,
     removed_position,
 )
 from spark_sink.staging.readers import read_readers, register_reader
-from spark_sink.warehouse import gaps
+from spark_sink.warehouse.formats import HARD, KEEP, OFF, SPARK, VIEW
 from spark_sink.warehouse.lock import TableLock
-from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse, WarehouseError
+from spark_sink.warehouse.mask_settings import settle
+from spark_sink.warehouse.warehouse import CHECKPOINT, READER, Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -60,8 +63,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
+    from spark_sink.pipeline.rounds import Rounds
     from spark_sink.source.server import SegmentServer
-    from spark_sink.staging.log import Epoch
 
 __all__ = ["Pipeline", "PipelineProgress"]
 
@@ -76,11 +79,10 @@ _STARTS = RetryPolicy(attempts=11)
 _LEAST_WAIT_S = 0.001
 """The shortest time that Spark accepts for a wait."""
 
+_INTERRUPTION: Final = "py4j.protocol.Py4JJavaError: An error occurred while calling stop: java.lang.InterruptedException"
+"""A text of an error that Spark takes for the interruption that it caused itself."""
 _NOTING_S = 5.0
 """How long to wait for Spark to record the end of a micro-batch, and for its query to stop."""
-
-READER = "tables"
-"""The name of the reader in the staging directory that records the position of the tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +107,18 @@ class Pipeline:
 
     With ``staging_shared``, executors read the staging directory at the same path as this process. Without it, this process serves
     the segments to them. With ``catalog_database``, the tables get names in that database of the session's catalog
-    (pipeline/catalog.py). With ``json_variants``, each table with json columns also gets a view that shows them as VARIANT.
+    (pipeline/catalog.py). With ``json_variants``, each table with json columns also gets a view that shows them as VARIANT. With
+    ``history="view"``, each table with a key also gets a view with its history (replica/history_view.py).
 
-    The replicas catch up with the changelogs every ``replica_interval_s`` seconds, or with 0 after each micro-batch.
+    With ``drops_columns``, a column that was dropped leaves the replica, if captured DDL says so (changelog/gone_columns.py).
+    ``readers``, ``widen``, ``deletes`` and ``column_names`` are those of `RunConfig`.
+    With ``follows_renames``, a table goes on in its tables under another name, if captured DDL says so (changelog/renames.py).
+
+    ``masks`` adds to the masks that the warehouse has noted (`cdcpipe.masks`), ``{"public.person.ssn": "hash"}``.
+
+    The replicas catch up with the changelogs every ``replica_interval_s`` seconds, with 0 after each micro-batch, with None every
+    second, or less often where that takes long (pipeline/rounds.py). With
+    ``history="table"`` the stored histories do so every ``history_interval_s`` seconds (pipeline/histories.py).
     """
 
     def __init__(
@@ -118,28 +129,38 @@ class Pipeline:
         *,
         format: str = "delta",  # noqa: A002 - Spark's own word for it
         types: str = EXACT,
+        readers: str = SPARK,
+        widen: str | None = None,
         keys: Mapping[str, Sequence[str]] | None = None,
         describe: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
         keyless_named: Iterable[str] = (),
         checkpoint: Path | str | None = None,
         max_bytes_per_trigger: int | None = None,
-        trigger_interval_s: float = 1.0,
+        trigger_interval_s: float = 0.1,
         staging_shared: bool = True,
         catalog_database: str | None = None,
         json_variants: bool = False,
-        replica_interval_s: float = 10.0,
+        replica_interval_s: float | None = None,
+        masks: Mapping[str, str] | None = None,
+        drops_columns: bool = False,
+        follows_renames: bool = True,
+        deletes: str = HARD,
+        column_names: str = KEEP,
+        history: str = OFF,
+        history_interval_s: float = 60.0,
     ) -> None:
         session.check(spark, format)
         datasource.register(spark)
         self.spark = spark
         self.staging = local_directory(staging, "the staging directory")
-        self.warehouse = Warehouse(warehouse, format, types)
+        self.warehouse = Warehouse(warehouse, format, types, readers, widen, masks, deletes, column_names, history)
         session.check_reach(spark, self.warehouse.root)
         local_root = self.warehouse.local_root(self.staging)
         self.checkpoint = local_root / CHECKPOINT if checkpoint is None else local_directory(checkpoint, "the checkpoint")
         published = PublishedTables(describe)
-        history = SchemaHistory(spark, self.warehouse, published)
-        self._tables = KnownTables(spark, self.warehouse, history, published, keys, keyless_named)
+        schemas = SchemaHistory(spark, self.warehouse, published)
+        choices = {"drops_columns": drops_columns, "is_following": follows_renames}
+        self._tables = KnownTables(spark, self.warehouse, schemas, published, keys, keyless_named, **choices)
         self._max_bytes_per_trigger = max_bytes_per_trigger
         self._trigger_interval_s = trigger_interval_s
         self._staging_shared = staging_shared
@@ -147,15 +168,24 @@ class Pipeline:
             raise InvalidArgumentsError(
                 "json as VARIANT is in views in the catalog", hint="name a database there: --catalog-database"
             )
+        if history == VIEW and catalog_database is None:
+            raise InvalidArgumentsError("--history view is in the catalog", hint="name a database there: --catalog-database")
         self._names = None
         if catalog_database is not None:
-            self._names = CatalogDatabase(spark, catalog_database, self.warehouse, history if json_variants else None)
+            variants = schemas if json_variants else None
+            self._names = CatalogDatabase(spark, catalog_database, self.warehouse, variants, history_views=history == VIEW)
         self._server: SegmentServer | None = None
         self._replica_interval_s = replica_interval_s
         self._follower: Follower | None = None
+        self._history_interval_s = history_interval_s
+        self._histories: Histories | None = None
         self.lock = TableLock(local_root)
         """The rights to write the tables. Other writers in this process must use this object, too."""
         self._lock_state = b""
+        self.batches, self.merges = Histogram(), Histogram()
+        """How long each micro-batch, and each merge of a replica, took."""
+        self.changes: Counter[Table] = Counter()
+        """How many changes each changelog got since the start."""
         self._progress = PipelineProgress()
         self._seen: set[Table] = set()
         self._query: StreamingQuery | None = None
@@ -165,8 +195,7 @@ class Pipeline:
         """The newest micro-batch whose changes are in the tables."""
         self._available_now = False
         self._late_starts = 0
-        # Held while a micro-batch runs, so that stop() waits for its end. Who may write the tables is decided by `lock`, not by
-        # this.
+        # Held while a micro-batch runs, so that stop() waits for its end. Who may write the tables is decided by `lock`.
         self._batch_running = threading.Lock()
 
     # --- for the owner of the pipeline ---
@@ -180,8 +209,8 @@ class Pipeline:
         else:
             stream = stream.trigger(processingTime=f"{self._trigger_interval_s} seconds")
         self._query = stream.start()
-        if self._follower is not None:
-            self._follower.start()
+        for rounds in self._rounds():
+            rounds.start()
         return self
 
     def pass_gap(self) -> None:
@@ -189,11 +218,15 @@ class Pipeline:
         with self._batch_running:
             position = self._progress.position
             assert position is not None
-            self._progress = replace(self._progress, position=self._behind_gap(position))
+            self._progress = replace(self._progress, position=behind_gap(self.warehouse, self.staging, position))
 
     def take_copied(self, tables: Iterable[Table]) -> None:
-        """Name tables in the catalog that a snapshot has copied: no change has to come for them."""
+        """Name tables in the catalog that a snapshot has copied, and give them their comments: no change has to come for them."""
+        tables = list(tables)
+        if self._follower is not None:
+            self._follower.copied(tables)
         if self._names is not None:
+            self._names.forget_histories(tables)
             self._names.register(tables)
 
     def catch_up(self) -> None:
@@ -201,12 +234,10 @@ class Pipeline:
         if self._follower is not None:
             self._follower.catch_up()
 
-    def _behind_gap(self, position: Position) -> Position:
-        end = log_end(self.staging)
-        if end is None or end.lsn <= position.lsn or list_segments(self.staging, position):
-            return position
-        self.warehouse.record(end)
-        return end
+    def finish_histories(self, is_stopping: Callable[[], bool]) -> None:
+        """Bring the stored histories to the positions of their changelogs, and end their rounds. Ends early for a stop."""
+        if self._histories is not None:
+            self._histories.rounds.finish(is_stopping)
 
     def process_available(self) -> None:
         """Bring the tables to the log's present end. Returns when that is done."""
@@ -218,10 +249,12 @@ class Pipeline:
         if not self._wait_for_query(deadline):
             return False
         self._stop_serving()
-        if self._follower is not None and self._error is None:
-            self._follower.end()
-            if not self._follower.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                return False
+        if self._error is None:
+            for rounds in self._rounds():
+                rounds.end()
+            for rounds in self._rounds():
+                if not rounds.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                    return False
         if self._error is not None:
             raise self._error
         return True
@@ -237,7 +270,7 @@ class Pipeline:
             except Exception as ex:
                 self._stop_serving()
                 if _LATE not in str(ex) or self._error is not None or _STARTS.pause_s(self._late_starts + 1) is None:
-                    self._error = self._error_of(ex)
+                    self._error = self._error or _own_error(ex)  # the first error is kept
                     raise self._error from ex
             self._late_starts += 1
             _logger.warning("a Python process took Spark more than ten seconds to start; beginning again")
@@ -246,7 +279,7 @@ class Pipeline:
         return True
 
     def stop(self) -> None:
-        """Stop after the running micro-batch, and after the replicas have caught up with the changelogs.
+        """Stop after the running micro-batch, and after the replicas have caught up with the changelogs; histories need not.
 
         After an error, skip the last round of merges.
         """
@@ -254,30 +287,31 @@ class Pipeline:
         self._stop_following(is_last_round_wanted=self._error is None)
 
     def _stop_following(self, *, is_last_round_wanted: bool) -> None:
-        if self._follower is not None:
-            self._follower.end(is_last_round_wanted=is_last_round_wanted)
-            self._follower.wait()
+        # A round of the histories may take long, and the next start makes up for it.
+        for each, is_wanted in ((self._follower, is_last_round_wanted), (self._histories, False)):
+            if each is not None:
+                each.rounds.end(is_last_round_wanted=is_wanted)
+        for rounds in self._rounds():
+            rounds.wait()
+
+    def _rounds(self) -> list[Rounds]:
+        """Return the threads that follow the changelogs."""
+        return [each.rounds for each in (self._follower, self._histories) if each is not None]
 
     def _stop_query(self) -> None:
         self._stopping = True
         query = self._query
         if query is not None and not session.has_ended(self.spark, 0) and query.isActive:
             with self._batch_running:
-                self._wait_until_recorded(query)
-            # Called without the lock: Spark waits for a micro-batch that has just begun, and `_refuse` ends that one.
+                # Otherwise Spark logs a long error, and runs the micro-batch again at the next start.
+                _wait_until(query, self._is_recorded)
+            # Called without the lock: Spark waits for a micro-batch that has just begun, and `_batch` ends that one.
             query.stop()
         self._stop_serving()
 
-    def _wait_until_recorded(self, query: StreamingQuery) -> None:
-        """Wait until Spark has recorded the end of the last micro-batch.
-
-        An interrupted Spark would log a long error, and would run the micro-batch again at the next start.
-        """
-        until = time.monotonic() + _NOTING_S
-        while self._batch_id is not None and not is_recorded(self.checkpoint, self._batch_id):
-            if not query.isActive or time.monotonic() > until:
-                return
-            time.sleep(0.01)
+    def _is_recorded(self) -> bool:
+        """Tell whether Spark has recorded the end of the last micro-batch."""
+        return self._batch_id is None or is_recorded(self.checkpoint, self._batch_id)
 
     def _stop_serving(self) -> None:
         if self._server is not None:
@@ -286,7 +320,7 @@ class Pipeline:
 
     def _take_error(self, ex: BaseException) -> None:
         """Make an error of the follower the error of the pipeline, and stop the query."""
-        self._error = self._error_of(ex)
+        self._error = self._error or _own_error(ex)  # the first error is kept
         self._stop_query()
 
     def __enter__(self) -> Self:
@@ -301,6 +335,14 @@ class Pipeline:
     def progress(self) -> PipelineProgress:
         """The present progress."""
         return self._progress
+
+    def replicas(self) -> dict[Table, int | None]:
+        """Return the LSN that each replica has; None for one that has all changes of its changelog."""
+        return {} if self._follower is None else self._follower.replicas()
+
+    def shown(self, table: Table) -> Table:
+        """Return a table such that it prints as its name now."""
+        return self._tables.names.shown(table)
 
     @property
     def exact_counts(self) -> Mapping[tuple[Table, str], int]:
@@ -323,6 +365,7 @@ class Pipeline:
         if self._max_bytes_per_trigger is not None:
             reader = reader.option("max_bytes_per_trigger", str(self._max_bytes_per_trigger))
         stream = reader.load(str(self.staging)).writeStream.queryName("cdcpipe").foreachBatch(self._batch)
+        tidy(self.checkpoint)
         return stream.option("checkpointLocation", str(self.checkpoint))
 
     def _open(self) -> Position:
@@ -331,6 +374,8 @@ class Pipeline:
         if not epochs:
             raise StagingError(f"{self.staging} holds no log yet", hint="start a launcher on it first")
         position = self.warehouse.open(epochs[-1], self.staging, former_system_ids(epochs))
+        settle(self.warehouse)
+        name_less_readable(self.warehouse)
         removed = removed_position(self.staging)
         if position is None:
             if removed is not None:
@@ -341,82 +386,56 @@ class Pipeline:
             position = epochs[0].start
             self.warehouse.record(position)
         reached = read_readers(self.staging).get(READER)
-        self._check_copies(position, reached, removed)
+        check_copies(self.warehouse, self.staging, position, reached, removed)
         list_segments(self.staging, position)  # raises if segments that the tables still need are missing
-        _take_gaps(self.warehouse, epochs)
-        position = self._behind_gap(position)
+        take_gaps(self.warehouse, epochs)
+        self._tables.begin()
+        position = behind_gap(self.warehouse, self.staging, position)
         if reached is None:
             register_reader(self.staging, READER, Position(0, 0) if removed is None else removed)
         self._progress = replace(self._progress, position=position)
         with self.lock.alone():
+            begin_keeping_deleted(self.spark, self.warehouse)
             merge.finish_snapshots(self.spark, self.warehouse)
             for table in self.warehouse.tables():
-                self._check_changelog(table, position)
+                check_changelog(self.warehouse, table, position)
         if self._names is not None:
+            self._names.rename()
             self._names.register([*self.warehouse.tables(), MESSAGES, SCHEMA_HISTORY, DDL])
         if self.warehouse.format.keeps_replicas:
             interval_s = self._replica_interval_s
-            follower = Follower(self.spark, self.warehouse, self.lock, self._names, interval_s, self._take_error)
+            follower = Follower(self.spark, self.warehouse, self.lock, self._names, interval_s, self._take_error, self.merges)
             follower.look(position.epoch)
             self._follower = follower
+        if self.warehouse.keeps_history:
+            interval_s = self._history_interval_s
+            self._histories = Histories(self.spark, self.warehouse, self.lock, self._names, interval_s, self._take_error)
         return position
-
-    def _check_copies(self, position: Position, reached: Position | None, removed: Position | None) -> None:
-        """Raise WarehouseError if either the warehouse or the staging directory is an older copy, and they don't fit together.
-
-        The log remembers how far the tables were (``reached``), and the tables remember how far the log was (``position``).
-        """
-        end = log_end(self.staging)
-        if end is not None and position.lsn > end.lsn:
-            raise WarehouseError(
-                f"{self.warehouse.name} is at {position}, but the log in {self.staging} ends at {end}: the staging directory is an"
-                " older copy, or another one",
-                hint="restore the newer copy of the staging directory; without one, run --on-gap resnapshot copies the tables anew",
-            )
-        if reached is not None and removed is not None and position.lsn < min(reached.lsn, removed.lsn):
-            raise WarehouseError(
-                f"{self.warehouse.name} is at {position}, but was at {reached} before, and the log in {self.staging} goes back only"
-                f" to {removed}: the warehouse is an older copy",
-                hint="restore a newer copy of the warehouse, or begin anew: another warehouse, another staging directory and slot",
-            )
-
-    def _check_changelog(self, table: Table, position: Position) -> None:
-        """Raise WarehouseError if a changelog has disappeared, because its changes cannot be recovered."""
-        if self.warehouse.versions(table)[0].end_lsn <= position.lsn and not self.warehouse.has_changelog(table):
-            raise WarehouseError(
-                f"the changelog of {table}, {self.warehouse.changelog(table)}, has gone, and with it what was in it",
-                hint="restore it, or start anew: another warehouse, another staging directory, another slot",
-            )
 
     def _batch(self, _rows: DataFrame, batch_id: int) -> None:
         """Write a micro-batch of segments to the tables. Spark calls this in a thread of this process."""
         with self._batch_running:
-            if self._stopping:
-                self._refuse()
+            if self._stopping:  # it begins after `stop`: end it as soon as the query is stopping
+                _wait_until(self._query, lambda: False)
+                raise _StoppedError(_INTERRUPTION)
             try:
                 start, end = micro_batch(self.checkpoint, batch_id)
                 with self.lock.append() as lock_state:
                     if lock_state != self._lock_state:  # another writer has changed the tables
                         self._tables.forget()
+                        if self._names is not None and self._lock_state:
+                            self._names.forget_histories()
+                            self._names.register(self.warehouse.tables())
                         self._lock_state = lock_state
-                    self._process(start, end)
+                    with self.batches.timed():
+                        self._process(start, end)
                 self._batch_id = batch_id
                 # Outside the append block, because a thread holds only one right at a time.
-                if self._follower is not None and not self._replica_interval_s:
+                if self._follower is not None and self._replica_interval_s == 0:
                     self._follower.catch_up()
             except BaseException as ex:
-                self._error = self._error_of(ex)
+                self._error = self._error or _own_error(ex)  # the first error is kept
                 raise
-
-    def _refuse(self) -> NoReturn:
-        """End a micro-batch that begins after `stop`, as soon as the query is stopping.
-
-        Raises an error that Spark takes for the interruption that it caused itself.
-        """
-        until = time.monotonic() + _NOTING_S
-        while self._query is not None and self._query.isActive and time.monotonic() < until:
-            time.sleep(0.01)
-        raise _StoppedError("py4j.protocol.Py4JJavaError: An error occurred while calling stop: java.lang.InterruptedException")
 
     def _process(self, start: Position | None, end: Position) -> None:
         """Write the changes of the log in (start, end] to the tables, except those that the tables already have."""
@@ -431,18 +450,21 @@ class Pipeline:
         counts: dict[Table, int] = {}
         if end.lsn > position.lsn:
             if end.epoch != position.epoch:
-                _take_gaps(self.warehouse, list_epochs(self.staging))
+                take_gaps(self.warehouse, list_epochs(self.staging))
             segments = [segment for segment in list_segments(self.staging, position) if segment.end_lsn <= end.lsn]
-            batch = MicroBatch(self._tables, segments, server=self._server, follower=self._follower)
+            batch = MicroBatch(self._tables, segments, server=self._server, follower=self._follower, names=self._names)
             batch.append()
             if self._names is not None:
                 captured = [DDL] if MESSAGES in batch.contents else []  # it comes in messages
-                self._names.register([*sorted(batch.contents), SCHEMA_HISTORY, *captured])
+                if batch.renamed:
+                    self._names.rename()
+                self._names.register([*sorted(batch.contents), *batch.renamed, SCHEMA_HISTORY, *captured])
             self.warehouse.record(end)
             counts = {table: found.count for table, found in batch.contents.items()}
             position = end
         message_count = counts.pop(MESSAGES, 0)
         self._seen.update(counts)
+        self.changes.update(counts)
         self._progress = replace(
             self._progress,
             position=position,
@@ -455,22 +477,19 @@ class Pipeline:
         if start is not None:
             register_reader(self.staging, READER, start)
 
-    def _error_of(self, ex: BaseException) -> BaseException:
-        """Return the project's own error for an error of Spark, in one line. The first error is kept."""
-        if self._error is not None:
-            return self._error
-        if isinstance(ex, CdcpipeError | _StoppedError):
-            return ex
-        return PipelineError(f"the tables could not be brought further: {session.reason_of(ex)}")
+
+def _own_error(ex: BaseException) -> BaseException:
+    """Return the project's own error for an error of Spark, in one line."""
+    if isinstance(ex, CdcpipeError | _StoppedError):
+        return ex
+    return PipelineError(f"the tables could not be brought further: {session.reason_of(ex)}")
 
 
-def _take_gaps(warehouse: Warehouse, epochs: Sequence[Epoch]) -> None:
-    """Record the gaps of the log, and warn if the tables were not copied since. The pipeline itself copies nothing."""
-    gaps.record(warehouse, epochs)
-    found = gaps.open_gap(warehouse)
-    if found is not None:
-        after = format_lsn(found.gap.after_lsn)
-        _logger.warning("the tables are not right after %s until a run has copied them anew: %s", after, found.gap.cause)
+def _wait_until(query: StreamingQuery | None, is_over: Callable[[], bool]) -> None:
+    """Wait while a query is running until something is over, but not for ever."""
+    until = time.monotonic() + _NOTING_S
+    while query is not None and query.isActive and not is_over() and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 class PipelineError(CdcpipeError):

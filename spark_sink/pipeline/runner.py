@@ -36,7 +36,9 @@ from spark_sink.doctor.pipeline_doctor import Plan
 from spark_sink.files.local import check_usable
 from spark_sink.files.places import is_local
 from spark_sink.launcher.launcher import Launcher
-from spark_sink.pipeline.pipeline import Pipeline
+from spark_sink.pipeline.at_rest import Rest
+from spark_sink.pipeline.pipeline import Pipeline, PipelineProgress
+from spark_sink.schema.names import FOLLOW
 from spark_sink.schema.types import INEXACT_MESSAGE
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.copy import Snapshot
@@ -44,12 +46,11 @@ from spark_sink.snapshot.gap import GapSnapshot
 from spark_sink.snapshot.healer import Healer
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.schedule import Schedule
-from spark_sink.spark import session
-from spark_sink.staging import last_error
+from spark_sink.spark import jvm, session
+from spark_sink.staging import history, last_error
 from spark_sink.staging.log import list_epochs, log_end
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse import gaps
-from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from spark_sink.client.prepare import Prepared
     from spark_sink.launcher.launcher import Progress as LauncherProgress
     from spark_sink.pipeline.config import RunConfig
-    from spark_sink.pipeline.pipeline import PipelineProgress
     from spark_sink.snapshot.copy import SnapshotProgress
     from spark_sink.staging.log import Position
 
@@ -84,23 +84,31 @@ class RunProgress:
     tables: PipelineProgress | None
     lag: Lag | None
     """How far the tables are behind the server; None if unknown."""
+    step: str = ""
+    """What the run is doing, in words, before there are tables."""
 
 
 class Runner:
     """Keeps the tables of a warehouse in step with a slot, until it is stopped.
 
-    With ``available_now``, it also ends when the tables have everything. Without ``spark``, it uses the active session. If there is
-    none, it creates one, and stops it at the end.
+    With ``available_now``, it also ends when the tables have everything. If they have it from the start, Spark is not used
+    (at_rest.py). Without ``spark``, it uses the active session. If there is none, it creates one, and stops it at the end.
     """
+
+    pipeline: Pipeline | None
+    """The pipeline; None while Spark starts or the initial snapshot runs."""
 
     def __init__(self, config: RunConfig, spark: SparkSession | None = None) -> None:
         self.config = config
         self._spark = spark
-        self._warehouse = Warehouse(config.warehouse, config.format, config.types)
+        self._warehouse = config.house()
+        self._rest = Rest(config, self._warehouse)
+        self._untouched: PipelineProgress | None = None
+        """The progress of a run that had nothing to do, and so no pipeline."""
         self._stopping = threading.Event()
-        self._launcher = Launcher(config.launcher)
+        self.launcher = Launcher(config.launcher)
         self._published = PublishedNow(config.launcher, self._stopping)
-        self._monitor = SlotMonitor(
+        self.monitor = SlotMonitor(
             config.launcher.connection,
             config.launcher.slot,
             command=config.launcher.command,
@@ -111,9 +119,11 @@ class Runner:
         self._plan = _plan_of(config, self._warehouse.root)
         self._keyless_named: list[str] = []
         self._gaps_healed = 0
-        self._pipeline: Pipeline | None = None
+        self.pipeline = None
+        self._healer: Healer | None = None
         self._error: BaseException | None = None
         self._is_complete = False
+        self._step = "asking the server"
         self._ended = threading.Event()
         self._thread = Worker(target=self._run, name="cdcpipe-run", daemon=True)
 
@@ -123,6 +133,7 @@ class Runner:
         """Start the run, and return at once. Raises an error if the warehouse is not usable or Java is missing."""
         if is_local(self._warehouse.root):
             check_usable(self._warehouse.root, "the warehouse")
+        self._warehouse.masks.with_key()  # a missing key is found before there is a slot
         self._spark = self._spark or SparkSession.getActiveSession()
         if self._spark is None:
             session.find_java()
@@ -141,7 +152,7 @@ class Runner:
     def request_stop(self) -> None:
         """Ask for a clean end, and return at once. Thread-safe."""
         self._stopping.set()
-        self._launcher.request_stop()
+        self.launcher.request_stop()
 
     def stop(self) -> None:
         """End cleanly, and return when that is done. ``wait`` raises the error, if there was one."""
@@ -162,14 +173,20 @@ class Runner:
         return self._is_complete
 
     @property
+    def waiting(self) -> int:
+        """How many tables wait for a copy of their rows, as the healer last saw."""
+        return 0 if self._healer is None else self._healer.waiting
+
+    @property
     def progress(self) -> RunProgress:
         """The present progress."""
-        pipeline = self._pipeline
+        pipeline = self.pipeline
         return RunProgress(
-            self._launcher.progress,
+            self.launcher.progress,
             self._snapshot.progress if self._snapshot.is_needed else None,
-            None if pipeline is None else pipeline.progress,
-            None if pipeline is None else self._lag(pipeline),
+            self._untouched if pipeline is None else pipeline.progress,
+            self._lag(pipeline),
+            self._step,
         )
 
     # --- the runner's thread ---
@@ -192,22 +209,28 @@ class Runner:
         stack.callback(self._snapshot.stop)
         self._snapshot.prepare(self._stopping.is_set)
         self._check_stopping()
-        self._launcher.tables = self._position_of_tables()
-        stack.enter_context(self._launcher)
+        self._step = "starting the stream"
+        self.launcher.tables = self._position_of_tables()
+        stack.enter_context(self.launcher)
         self._check_stopping()
-        assert self._launcher.prepared is not None
-        self._name_keyless(self._launcher.prepared)
+        assert self.launcher.prepared is not None
+        self._name_keyless(self.launcher.prepared)
         try:
-            publication.begin(self._warehouse, config.launcher, self._launcher.prepared, self._stopping.is_set)
+            publication.begin(self._warehouse, config.launcher, self.launcher.prepared, self._stopping.is_set)
         except InterruptedError:
             self._check_stopping()
-        stack.enter_context(self._monitor)
+        if self._has_nothing_to_do():
+            self._is_complete = True
+            return
+        stack.enter_context(self.monitor)
         stack.enter_context(ServerLook(self._plan, command=config.launcher.command, is_stopping=self._stopping.is_set))
         spark = stack.enter_context(self._session())  # the launcher already runs while Spark starts
         if self._snapshot.is_needed and not self._stopping.is_set():
+            self._step = "looking at the tables to copy"
             self._copy(spark, self._snapshot)
         if self._stopping.is_set():
             return
+        self._step = "starting the pipeline"
         with self._make_pipeline(spark) as pipeline:
             healer = self._make_healer(spark, pipeline)
             self._pass_gap(spark, pipeline, healer)
@@ -220,14 +243,37 @@ class Runner:
                 if config.launcher.available_now:
                     pipeline.catch_up()  # a merge may find out that a table needs a copy
                     healer.finish()
+                    pipeline.finish_histories(self._stopping.is_set)  # the copies count in them
                     upkeep.run(self._stopping.is_set)
             finally:
-                self._launcher.request_stop()
+                self.launcher.request_stop()
                 healer.stop()
                 upkeep.stop()
         for (table, name), count in sorted(pipeline.exact_counts.items()):
-            _logger.warning(INEXACT_MESSAGE, table, name, count)
+            _logger.warning(INEXACT_MESSAGE, pipeline.shown(table), name, count)
         self._is_complete = config.launcher.available_now and not self._stopping.is_set()
+        if self._is_complete:
+            self._rest.record()
+
+    def _has_nothing_to_do(self) -> bool:
+        """Tell whether the run can end without Spark. Waits until the launcher has ended, or receives changes."""
+        if self._snapshot.is_needed or not self._rest.is_possible():
+            return False
+        self._step = "looking for changes"
+        while not self.launcher.wait(_LAST_LOOK_S):
+            self._check_stopping()
+            if self._has_received():
+                return False
+        if self._has_received() or not self._rest.is_certain(self._stopping.is_set):
+            self._check_stopping()
+            return False
+        self._untouched = PipelineProgress(self._rest.position())
+        return True
+
+    def _has_received(self) -> bool:
+        """Tell whether the launcher has got changes, or has begun anew."""
+        progress = self.launcher.progress
+        return bool(progress.open_size or progress.segments or progress.restarts or progress.gaps)
 
     def _name_keyless(self, prepared: Prepared) -> None:
         """Log a warning for each table that will have no replica. The pipeline does that for tables that are added later."""
@@ -246,6 +292,10 @@ class Runner:
             yield self._spark
             return
         config = self.config
+
+        def note(step: str) -> None:
+            self._step = step
+
         self._spark = session.build(
             app_name=f"cdcpipe {config.launcher.slot}",
             master=config.master,
@@ -253,6 +303,7 @@ class Runner:
             conf=config.conf,
             jars_dir=config.jars_dir,
             ui=config.ui,
+            on_step=note,
         )
         try:
             yield self._spark
@@ -265,8 +316,8 @@ class Runner:
         snapshot.start(spark, self.config.launcher.staging)
         try:
             while not snapshot.wait(_LOOK_S) and not self._stopping.is_set():
-                if self._launcher.has_ended:
-                    self._launcher.wait()  # raises the error that ended it
+                if self.launcher.has_ended:
+                    self.launcher.wait()  # raises the error that ended it
         finally:
             snapshot.stop()
 
@@ -277,12 +328,12 @@ class Runner:
     def _pass_gap(self, spark: SparkSession, pipeline: Pipeline, healer: Healer) -> None:
         """Copy all tables anew if the log has a gap since they were copied."""
         config = self.config
-        self._gaps_healed = self._launcher.progress.gaps
+        self._gaps_healed = self.launcher.progress.gaps
         gaps.record(self._warehouse, list_epochs(config.launcher.staging))
         pipeline.pass_gap()
         snapshot = GapSnapshot(config.launcher, self._warehouse, config.snapshot_chunk_bytes, config.snapshot_hold_s or 0.0)
-        assert self._launcher.prepared is not None
-        if not snapshot.is_needed(self._launcher.prepared.tables):
+        assert self.launcher.prepared is not None
+        if not snapshot.is_needed(self.launcher.prepared.tables):
             return
         with healer.paused():
             try:
@@ -293,12 +344,14 @@ class Runner:
 
     def _make_pipeline(self, spark: SparkSession) -> Pipeline:
         config = self.config
-        self._pipeline = Pipeline(
+        self.pipeline = Pipeline(
             spark,
             config.launcher.staging,
             config.warehouse,
             format=config.format,
             types=config.types,
+            readers=config.readers,
+            widen=config.widen,
             keys=config.keys,
             describe=self._published.describe,
             keyless_named=self._keyless_named,
@@ -309,12 +362,19 @@ class Runner:
             catalog_database=config.catalog_database,
             json_variants=config.json_variants,
             replica_interval_s=config.replica_interval_s,
+            masks=config.masks,
+            drops_columns=config.dropped_columns == "drop",
+            follows_renames=config.renamed == FOLLOW,
+            deletes=config.deletes,
+            column_names=config.column_names,
+            history=config.history,
+            history_interval_s=config.history_interval_s,
         )
-        return self._pipeline
+        return self.pipeline
 
     def _make_healer(self, spark: SparkSession, pipeline: Pipeline) -> Healer:
         config = self.config
-        healer = Healer(
+        self._healer = healer = Healer(
             spark,
             config.launcher,
             self._warehouse,
@@ -326,8 +386,8 @@ class Runner:
             is_stopping=self._stopping.is_set,
         )
         if self._snapshot.is_needed:
-            assert self._launcher.prepared is not None
-            healer.want_missing(self._launcher.prepared)
+            assert self.launcher.prepared is not None
+            healer.want_missing(self.launcher.prepared)
         return healer
 
     def _make_upkeep(self, spark: SparkSession, pipeline: Pipeline) -> Upkeep:
@@ -340,13 +400,16 @@ class Runner:
             vacuum_retention_s=config.vacuum_retention_s,
             log_retention_s=config.log_retention_s,
             keep_changelog_s=config.keep_changelog_s,
+            keep_history_s=config.keep_history_s,
             clustering=config.cluster_replicas,
         )
 
     def _follow(self, spark: SparkSession, pipeline: Pipeline, healer: Healer) -> None:
         """Wait until the run is asked to stop, or with ``available_now`` until the tables have the whole log."""
-        launcher, tables = self._launcher, 0
+        launcher, tables = self.launcher, 0
+        recorder = history.Recorder(self.config.launcher.staging, time.monotonic())
         while not self._stopping.is_set() and not pipeline.wait(_LAST_LOOK_S if launcher.has_ended else _LOOK_S):
+            recorder.tick(time.monotonic(), time.time(), lambda: _counts(launcher.progress, pipeline.progress, self._lag(pipeline)))
             if launcher.progress.gaps > self._gaps_healed:
                 self._pass_gap(spark, pipeline, healer)
             if pipeline.progress.tables > tables:
@@ -374,21 +437,30 @@ class Runner:
             if has_spark_ended:
                 self._error = session.ended_error()
                 self._error.__cause__ = ex
+            jvm.show_held()
             last_error.note(self.config.launcher.staging, "run", self._error)
 
     # --- the lag behind the server ---
 
-    def _lag(self, pipeline: Pipeline) -> Lag | None:
+    def _lag(self, pipeline: Pipeline | None) -> Lag | None:
         """Return how far the tables are behind the server; None if unknown."""
         if self._is_complete:  # changes from after the start are not wanted
             return Lag(0, 0.0)
+        if pipeline is None:
+            return None
         now = time.monotonic()
-        report, sealed, position = self._monitor.report(now), self._launcher.progress.position, pipeline.progress.position
+        report, sealed, position = self.monitor.report(now), self.launcher.progress.position, pipeline.progress.position
         if report is None or sealed is None or position is None:
             return None
         # If the tables have all sealed segments, they have all changes up to the confirmed position.
         lsn = position.lsn if position.lsn < sealed.lsn else max(position.lsn, report.confirmed_flush_lsn or 0)
-        return self._monitor.lag(lsn, now)
+        return self.monitor.lag(lsn, now)
+
+
+def _counts(launcher: LauncherProgress, tables: PipelineProgress, lag: Lag | None) -> history.Counts:
+    """Return what a sample of the history is made of."""
+    rows, behind = tables.changes + tables.messages, (None, None) if lag is None else (lag.bytes, lag.seconds)
+    return history.Counts(launcher.records, launcher.size, rows, *behind)
 
 
 def _plan_of(config: RunConfig, warehouse: Path) -> Plan:
@@ -399,7 +471,7 @@ def _plan_of(config: RunConfig, warehouse: Path) -> Plan:
         slot=launcher.slot,
         publications=launcher.publications,
         staging=launcher.staging,
-        tables=launcher.tables,
+        new_publication=launcher.new_publication,
         create_slot=launcher.create_slot,
         warehouse=warehouse,
         format=config.format,

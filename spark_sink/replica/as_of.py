@@ -8,9 +8,13 @@ Transactions apply in the order of their commits in the WAL, each completely or 
   result is always a state that existed, even if commit times are not in the order of the commits. A snapshot that was taken later
   counts if there is no transaction in between: it shows the same rows.
 
+If the table has a stored history (replica/history_table.py) that has the place, the rows are those of the versions valid there. It
+may have them after a purge of the changelog, too, but then an LSN has to say where to stop: the times of purged commits are gone.
+
 The rules are the replica's (replica/merge.py): the key comes from the table's versions (Version); unsent values come from earlier
 changes of the row; a change of the key ends one row and begins another; TRUNCATE, and another table under the same name, end all
-earlier rows. The columns are today's columns of the changelog; a column that was added later is NULL.
+earlier rows. The columns are today's columns of the changelog; a column that was added later is NULL. Those that were gone from the
+replica then are left out (`schema.table.gone_columns`).
 
 Rows from before the beginning of the changelog appear with their first change, or with their snapshot. A time or an LSN before the
 beginning is an error. So is an LSN in a gap of the log (warehouse/gaps.py), and one that the tables have not reached. On a server
@@ -32,10 +36,12 @@ from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.files.local import DamagedFileError
 from spark_sink.replica.checks import keyed_versions
+from spark_sink.replica.history_table import rows_at
 from spark_sink.replica.replay import replay, without_unneeded
+from spark_sink.schema.table import gone_columns
 from spark_sink.staging import account
 from spark_sink.staging.log import Position, StagingError, log_end
-from spark_sink.warehouse import gaps
+from spark_sink.warehouse import gaps, purged_changes
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
@@ -79,20 +85,30 @@ def read_as_of(spark: SparkSession, warehouse: str | Path, table: str, at: At | 
         at = _aware(at)
     keyed_versions(house, known)
     source = house.source()
-    reached_lsn = _reached_lsn(house, source)
+    known_lsn = reached_lsn(house, source)
     # Read the changes after the position is known, so that they reach it or go further.
     changes = changelogs_of(spark, house).read_as_is(known)
-    until_lsn = _last_lsn(spark, house, known, changes, at, source, reached_lsn)
+    if not purged_changes.last_lsn(house, known):
+        until_lsn = _last_lsn(spark, house, known, changes, at, source, known_lsn)
+        rows = rows_at(spark, house, known, until_lsn, changes)
+    elif isinstance(at, LSN) and source.begin is not None and source.begin.lsn <= int(at) <= known_lsn:
+        until_lsn = int(at)  # the changelog would not tell, the history does
+        rows = rows_at(spark, house, known, until_lsn, changes)
+    else:
+        until_lsn, rows = 0, None
+    if rows is None:
+        until_lsn = _last_lsn(spark, house, known, changes, at, source, known_lsn)
+        rows = replay(house, known, changes, until_lsn=until_lsn)
     gaps.check_known(house, known, until_lsn)
     _logger.info("%s: rows as of %s", table, format_lsn(until_lsn))
-    return without_unneeded(replay(house, known, changes, until_lsn=until_lsn))
+    return without_unneeded(rows, gone_columns(house.versions(known), until_lsn))
 
 
 def _aware(time: datetime) -> datetime:
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
-def _reached_lsn(house: Warehouse, source: Source) -> int:
+def reached_lsn(house: Warehouse, source: Source) -> int:
     """Return the LSN up to which the tables have all published changes; 0 for tables without any change.
 
     It is beyond their last change if the tables have the whole log, and the log is known to be complete up to there.

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import sql as delta
-from spark_sink.replica.replay import replay, without_unneeded
-from spark_sink.schema.table import has_key
+from spark_sink.replica.replay import LAST_LSN, replay, replay_all, without_unneeded
+from spark_sink.schema.table import gone_columns, has_key
 from spark_sink.spark.sql import quote
 from spark_sink.warehouse.warehouse import Warehouse
 
@@ -22,14 +22,17 @@ __all__ = ["read_replica", "register_views"]
 def read_replica(spark: SparkSession, warehouse: str | Path, table: str) -> DataFrame:
     """Return the current rows of ``table`` ("schema.name") in the ``warehouse`` directory, as of now.
 
-    With Delta Lake it reads the replica. With Parquet it replays the changelog.
+    With Delta Lake it reads the replica. With Parquet it replays the changelog. With ``--deletes soft`` the deleted rows are there,
+    too: ``_cdc_deleted_at`` is NULL in the rows that exist.
     """
     house = Warehouse.existing(warehouse)
     known = house.find(table)
     if house.format.keeps_replicas:
         return delta.read(spark, house.replica(known))
     changes = changelogs_of(spark, house).read(known)
-    return without_unneeded(replay(house, known, changes))
+    play = replay_all if house.keeps_deleted else replay
+    gone = gone_columns(house.versions(known), LAST_LSN)
+    return without_unneeded(play(house, known, changes), gone, keeps_deleted=house.keeps_deleted)
 
 
 def register_views(spark: SparkSession, warehouse: str | Path) -> list[str]:

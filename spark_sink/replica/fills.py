@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import TimestampNTZType
+from pyspark.sql.types import ArrayType, TimestampNTZType, TimestampType
 
 from cdcpipe.types.arrow.casts import convert_text
-from spark_sink.spark.sql import quote
+from spark_sink.spark.sql import literal, quote
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from spark_sink.schema.table import Fill
 
-__all__ = ["filled"]
+__all__ = ["constant_sql", "filled"]
 
 
 def filled(rows: DataFrame, fills: Sequence[Fill]) -> DataFrame:
@@ -51,10 +52,34 @@ def filled(rows: DataFrame, fills: Sequence[Fill]) -> DataFrame:
 
 def _constant(text: str | None, kind: DataType) -> tuple[Column, str | None]:
     """Return the value of PostgreSQL's text in this type, and the text itself if the type can't hold the value."""
-    if text is None:
-        return F.lit(None).cast(kind), None
-    converted = convert_text(pa.array([text]), to_arrow_type(kind, timezone="UTC"))
-    value = converted.array[0].as_py()
+    value, exact = _value(text, kind)
     if isinstance(kind, TimestampNTZType) and value is not None:
         value = value.isoformat(sep=" ")  # Spark would read a datetime in the session's time zone
-    return F.lit(value).cast(kind), text if len(converted.exact_rows) else None
+    return F.lit(value).cast(kind), exact
+
+
+def constant_sql(text: str | None, kind: DataType) -> tuple[str, str]:
+    """Return SQL for the value of PostgreSQL's text in this type, and for its exact text, NULL if the type holds the value."""
+    value, exact = _value(text, kind)
+    return _literal(value, kind), "CAST(NULL AS STRING)" if exact is None else literal(exact)
+
+
+def _value(text: str | None, kind: DataType) -> tuple[Any, str | None]:
+    if text is None:
+        return None, None
+    converted = convert_text(pa.array([text]), to_arrow_type(kind, timezone="UTC"))
+    return converted.array[0].as_py(), text if len(converted.exact_rows) else None
+
+
+def _literal(value: Any, kind: DataType) -> str:
+    """Write a value as SQL that gives the same value in every session."""
+    if isinstance(kind, ArrayType) and value is not None:
+        inner = f"array({', '.join(_literal(each, kind.elementType) for each in value)})"
+    elif isinstance(value, bytes):
+        inner = f"X'{value.hex()}'"
+    elif isinstance(kind, TimestampType) and value is not None:
+        since = value - datetime(1970, 1, 1, tzinfo=UTC)
+        inner = f"timestamp_micros({since // timedelta(microseconds=1)}L)"
+    else:
+        inner = "NULL" if value is None else literal(str(value))
+    return f"CAST({inner} AS {kind.simpleString()})"

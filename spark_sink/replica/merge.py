@@ -24,12 +24,17 @@ These rules hold everywhere; the changes of a key apply in the order of their po
   column.
 - A replica gets ``_cdc_unchanged`` and ``_cdc_exact`` when it needs them for the first time.
 - If a column of the key has had several types, all its columns are compared, as text.
+- A column that is gone (`schema.table.gone_columns`) leaves the replica before changes that come after it.
+- With ``--deletes soft``, a replica keeps the last row of a key that has no row any more, with the commit time of its end in
+  ``_cdc_deleted_at``. A snapshot deletes at its own time the rows that it does not have. A row that was never in the replica, and
+  in no change before its delete, is not kept.
 - If the catalog has certain values for a new column of earlier rows (changelog/versions.py), the rows get these.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -41,12 +46,15 @@ from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.replica import reduction
 from spark_sink.replica.checks import check_growth, checked_summary, leave_out_keyless
-from spark_sink.replica.layout import OPTIONAL, first_columns, replica_properties
+from spark_sink.replica.layout import OPTIONAL, existing_rows, first_columns, replica_properties
 from spark_sink.replica.pieces import cut_pieces
-from spark_sink.replica.replay import as_changes, changes_of, replay, without_unneeded
+from spark_sink.replica.replay import as_changes, changes_of, replay, replay_all, with_former, without_unneeded
 from spark_sink.replica.small_merge import merge_without_spark
+from spark_sink.schema.table import gone_columns
+from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.spark.sql import literal, quote
 from spark_sink.staging.log import Position
+from spark_sink.warehouse import landed_snapshots, purged_changes
 from spark_sink.warehouse.wanted_copies import want as want_copy
 
 if TYPE_CHECKING:
@@ -63,6 +71,8 @@ if TYPE_CHECKING:
 
 __all__ = ["bring", "finish_snapshots", "merge_changes", "remake"]
 
+
+_logger = logging.getLogger(__name__)
 
 _view_numbers = itertools.count()
 
@@ -87,18 +97,18 @@ def merge_changes(spark: SparkSession, warehouse: Warehouse, table: Table, until
     if not pieces:
         return
     piece = pieces[0]
-    warehouse.check_changes(table, piece.after_lsn)
+    purged_changes.check(warehouse, table, piece.after_lsn)
     if len(pieces) == 1 and piece.is_plain and merge_without_spark(warehouse, table, piece, Position(until.epoch, piece.until_lsn)):
         return
     changes = changelogs_of(spark, warehouse).read(table)
     for until_lsn, together in itertools.groupby(pieces, lambda piece: piece.until_lsn):
         position = Position(until.epoch, until_lsn)
         first, *others = together
-        if others or first.fills or (first.is_new_key and _has_keyless(spark, path, changes, first)):
+        if others or first.fills or (first.is_new_key and _has_others(spark, warehouse, table, changes, first)):
             _write_anew(spark, warehouse, table, changes, first.after_lsn, position)
         else:
             want = partial(want_copy, warehouse, table, position.lsn)
-            _merge_piece(spark, path, table, changes_of(changes, first), first, position, want)
+            _merge_piece(spark, warehouse, table, changes_of(changes, first), first, position, want)
 
 
 def remake(spark: SparkSession, warehouse: Warehouse, table: Table, position: Position) -> None:
@@ -116,17 +126,36 @@ def remake(spark: SparkSession, warehouse: Warehouse, table: Table, position: Po
     reached = (warehouse.source().position, Position(position.epoch, changes_lsn))
     until = max(position, *filter(None, reached), key=lambda each: each.lsn)
     changes = changelogs_of(spark, warehouse).read(table)
-    rows = without_unneeded(replay(warehouse, table, changes, until_lsn=until.lsn))
+    gone = gone_columns(warehouse.versions(table), until.lsn)
+    rows = without_unneeded(_remade(spark, warehouse, table, changes, until), gone, keeps_deleted=warehouse.keeps_deleted)
     if state is not None:
         delta.widen(spark, path, state.schema, rows.schema)
+        delta.end_clustering(spark, path, gone)
     if state is None:
         with delta.recording(spark, until):
-            delta.create(path, rows, replica_properties(keys[-1], reduction.data_columns(changes.schema)))
+            delta.create(path, rows, replica_properties(warehouse, keys[-1], reduction.data_columns(rows.schema)))
     elif state.lsn < until.lsn:
         with delta.recording(spark, until):
-            delta.overwrite(path, rows)
+            delta.overwrite(path, rows, gone)
     else:
-        delta.overwrite(path, rows)  # without `recording`: Delta would skip a commit with a position that the table has already
+        # Without `recording`: Delta would skip a commit with a position that the table has already.
+        delta.overwrite(path, rows, gone)
+
+
+def _remade(spark: SparkSession, warehouse: Warehouse, table: Table, changes: DataFrame, until: Position) -> DataFrame:
+    """Return the rows of a replica that is made anew after a snapshot. Deleted rows of the present replica are kept."""
+    path = warehouse.replica(table)
+    if not warehouse.keeps_deleted:
+        return replay(warehouse, table, changes, until_lsn=until.lsn)
+    state = delta.state(path)
+    if state is None:
+        return replay_all(warehouse, table, changes, until_lsn=until.lsn)
+    rows = replay(warehouse, table, changes, until_lsn=until.lsn, keeps_deleted=True)
+    snapshots = [version.end_lsn for version in warehouse.versions(table) if version.snapshot and version.end_lsn <= until.lsn]
+    if not snapshots:
+        return rows
+    former = delta.read(spark, path)
+    return with_former(warehouse, table, changes, rows, former, state.lsn, max(snapshots), until.lsn)
 
 
 def finish_snapshots(spark: SparkSession, warehouse: Warehouse) -> None:
@@ -134,7 +163,7 @@ def finish_snapshots(spark: SparkSession, warehouse: Warehouse) -> None:
 
     If the changelog has the snapshot's rows, the replica is rebuilt from it. Otherwise nothing of the snapshot is kept.
     """
-    for table, position in warehouse.unfinished_snapshots():
+    for table, position in landed_snapshots.unfinished(warehouse):
         if not warehouse.has_changelog(table):
             warehouse.forget(table)
         elif warehouse.format.keeps_replicas:
@@ -142,13 +171,16 @@ def finish_snapshots(spark: SparkSession, warehouse: Warehouse) -> None:
             is_its = F.col("_cdc_op").isin("snapshot", "truncate") & (F.col("_cdc_end_lsn") == position.lsn)
             if not changelogs_of(spark, warehouse).read(table).where(is_its).isEmpty():
                 remake(spark, warehouse, table, position)
-        warehouse.note_finished(table)
+        landed_snapshots.record_end(warehouse, table)
 
 
-def _has_keyless(spark: SparkSession, path: Path, changes: DataFrame, piece: Piece) -> bool:
-    """Tell whether the replica has rows without a value for the key."""
+def _has_others(spark: SparkSession, warehouse: Warehouse, table: Table, changes: DataFrame, piece: Piece) -> bool:
+    """Tell whether the replica has rows without a value for the key, or may have several deleted rows with one key."""
+    path = warehouse.replica(table)
     if not delta_log.exists(path):
         return False
+    if warehouse.keeps_deleted:
+        return True
     rows = as_changes(delta.read(spark, path), changes.schema)
     return bool(reduction.with_key(rows, piece.columns).count() < rows.count())
 
@@ -163,46 +195,58 @@ def _write_anew(
     path = warehouse.replica(table)
     base = delta.read(spark, path) if delta_log.exists(path) else None
     want = partial(want_copy, warehouse, table, until.lsn)
-    made = replay(warehouse, table, changes, base, after_lsn=after_lsn, until_lsn=until.lsn, is_checked=True, want=want)
-    rows = without_unneeded(made)
+    play, keeps_deleted = (replay_all, True) if warehouse.keeps_deleted else (replay, False)
+    made = play(warehouse, table, changes, base, after_lsn=after_lsn, until_lsn=until.lsn, is_checked=True, want=want)
+    gone = gone_columns(warehouse.versions(table), until.lsn)
+    rows = without_unneeded(made, gone, keeps_deleted=keeps_deleted)
     if base is not None:
         delta.widen(spark, path, base.schema, rows.schema)
+        delta.end_clustering(spark, path, gone)
     with delta.recording(spark, until):
         if base is not None:
-            delta.overwrite(path, rows)
+            delta.overwrite(path, rows, gone)
         else:
             key = next(version.key for version in reversed(warehouse.versions(table)) if version.end_lsn <= until.lsn)
-            delta.create(path, rows, replica_properties(key, reduction.data_columns(rows.schema)))
+            delta.create(path, rows, replica_properties(warehouse, key, reduction.data_columns(rows.schema)))
 
 
 def _merge_piece(
-    spark: SparkSession, path: Path, table: Table, changes: DataFrame, piece: Piece, position: Position, want: Wants
+    spark: SparkSession, warehouse: Warehouse, table: Table, changes: DataFrame, piece: Piece, position: Position, want: Wants
 ) -> None:
     """Merge the changes of one piece into the replica, and record ``position``."""
+    path, part, keeps_deleted = warehouse.replica(table), changes, warehouse.keeps_deleted
+    changes = reduction.without_marks(changes, piece.gone)
     if piece.is_before_key:
         changes = leave_out_keyless(changes, piece, table, "changes", want)
     summary = checked_summary(changes, piece, table)
-    columns = reduction.data_columns(changes.schema)
-    rows = reduction.reduce(changes, piece.columns, columns, summary)
+    ends_all = summary.truncated_at is not None or piece.is_new_table
+    if delta_log.exists(path):
+        if ends_all and keeps_deleted:
+            _write_anew(spark, warehouse, table, part, piece.after_lsn, position)
+            return
+        delta.drop_columns(spark, path, piece.gone)
+    columns = [name for name in reduction.data_columns(changes.schema) if name not in piece.gone]
+    rows = reduction.reduce(changes, piece.columns, columns, summary, keeps_deleted=keeps_deleted)
     state = delta.state(path)
     if state is not None:
         delta.widen(spark, path, state.schema, changes.select(*map(quote, columns)).schema)
-    if state is None or summary.truncated_at is not None or piece.is_new_table:
+    if state is None or ends_all:
         existing = [] if state is None else [name for name in OPTIONAL if name in state.schema.names]
         rows = _laid_out(rows, columns, summary, existing)
         with delta.recording(spark, position):
             if state is not None:
                 delta.overwrite(path, rows)
             else:
-                delta.create(path, rows, replica_properties(piece.key, columns))
+                delta.create(path, rows, replica_properties(warehouse, piece.key, columns))
         if piece.is_before_key and summary.truncated_at is None:
-            check_growth(table, piece, summary.growth, delta.read(spark, path).count(), want)
+            check_growth(table, piece, summary.growth, existing_rows(delta.read(spark, path)).count(), want)
         return
     wanted = [changes.schema[name] for name in columns]
     if summary.exact:
         wanted.append(OPTIONAL["_cdc_exact"])
-    delta.add_columns(spark, path, state.schema, StructType(wanted))
+    delta.add_columns(spark, path, state.schema, replica_schema(StructType(wanted), keeps_deleted=keeps_deleted))
     current = delta.read(spark, path)
+    before = existing_rows(current).count() if keeps_deleted else 0  # MERGE does not tell how many rows it has revived
     if summary.has_partial_moves:
         rows = _fill_moved(rows, current, piece, summary)
     if summary.unchanged and "_cdc_unchanged" not in current.columns:
@@ -212,19 +256,23 @@ def _merge_piece(
             delta.add_columns(spark, path, current.schema, StructType([OPTIONAL["_cdc_unchanged"]]))
             current = delta.read(spark, path)
     for done in _run_merge(spark, path, rows, current, piece, columns, summary, position):
-        check_growth(table, piece, summary.growth, done["num_inserted_rows"] - done["num_deleted_rows"], want)
+        grown = done["num_inserted_rows"] - done["num_deleted_rows"]
+        if keeps_deleted:
+            grown = existing_rows(delta.read(spark, path)).count() - before
+        check_growth(table, piece, summary.growth, grown, want)
 
 
 def _laid_out(rows: DataFrame, columns: Sequence[str], summary: Summary, optional: Sequence[str]) -> DataFrame:
     """Return reduced rows as the rows of a new replica with the ``optional`` columns."""
-    rows = rows.where(~F.col("_cdc_gone"))
+    deleted_at = [DELETED_AT] if DELETED_AT in rows.columns else []
+    rows = rows.where(F.col("_cdc_has_row") if deleted_at else ~F.col("_cdc_gone"))
     unknown = F.array_union("_cdc_missing", "_cdc_moved")
     needed = {"_cdc_exact": bool(summary.exact), "_cdc_unchanged": False}
     if summary.unchanged and "_cdc_unchanged" not in optional:
         needed["_cdc_unchanged"] = not rows.where(F.size(unknown) > 0).isEmpty()
     kept = [name for name in OPTIONAL if needed[name] or name in optional]
     rows = rows.withColumn("_cdc_unchanged", F.when(F.size(unknown) > 0, unknown))
-    return rows.select(*(F.col(quote(name)) for name in (*columns, *kept)))
+    return rows.select(*(F.col(quote(name)) for name in (*columns, *deleted_at, *kept)))
 
 
 def _fill_moved(rows: DataFrame, current: DataFrame, piece: Piece, summary: Summary) -> DataFrame:
@@ -312,6 +360,11 @@ def _run_merge(
         inserted["_cdc_unchanged"] = f"IF(size({unknown}) > 0, {unknown}, NULL)"
         unknown = f"array_union(array_intersect(s._cdc_missing, {_absent_sql(current, summary.unchanged, 't.')}), s._cdc_moved)"
         updated["_cdc_unchanged"] = f"IF(size({unknown}) > 0, {unknown}, NULL)" if summary.unchanged else "NULL"
+    is_new, when_gone = "NOT s._cdc_gone", "WHEN MATCHED AND s._cdc_gone THEN DELETE "
+    if DELETED_AT in rows.columns:
+        inserted[DELETED_AT] = updated[DELETED_AT] = f"s.{DELETED_AT}"
+        kept = f"t.{DELETED_AT} = coalesce(t.{DELETED_AT}, s.{DELETED_AT})"
+        is_new, when_gone = "s._cdc_has_row", f"WHEN MATCHED AND NOT s._cdc_has_row THEN UPDATE SET {kept} "
     if summary.count <= _BROADCAST_ROWS:
         rows = rows.hint("broadcast")
     source = f"cdcpipe_replica_source_{next(_view_numbers)}"
@@ -320,9 +373,8 @@ def _run_merge(
         with delta.recording(spark, position):
             done: list[Row] = spark.sql(
                 f"MERGE INTO {delta.table_name(path)} t USING {source} s ON {condition} "
-                "WHEN MATCHED AND s._cdc_gone THEN DELETE "
-                f"WHEN MATCHED THEN UPDATE SET {', '.join(f't.{quote(c)} = {v}' for c, v in updated.items())} "
-                f"WHEN NOT MATCHED AND NOT s._cdc_gone THEN INSERT ({', '.join(map(quote, inserted))}) "
+                f"{when_gone}WHEN MATCHED THEN UPDATE SET {', '.join(f't.{quote(c)} = {v}' for c, v in updated.items())} "
+                f"WHEN NOT MATCHED AND {is_new} THEN INSERT ({', '.join(map(quote, inserted))}) "
                 f"VALUES ({', '.join(inserted.values())})"
             ).collect()
             return done

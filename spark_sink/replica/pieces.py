@@ -5,9 +5,11 @@ A cut is where the key changes, or where another table gets the name, according 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
+
+from spark_sink.schema.table import gone_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,6 +45,8 @@ class Piece:
     """Whether the rows so far may lack a value for the key."""
     has_all: bool = False
     """Whether a snapshot came before. Then the replica has every row that these changes can affect."""
+    gone: frozenset[str] = frozenset()
+    """The changelog's columns that the replica does not have after these changes."""
 
     @property
     def is_plain(self) -> bool:
@@ -57,11 +61,18 @@ def cut_pieces(versions: Sequence[Version], after_lsn: int, until_lsn: int) -> I
 
     Changes from before the table had a key use the key that it got later. If it has none yet, they are left for later.
     """
+    known, versions = versions, _cutting(versions)
     # Cut before and after a transaction in which the key changes, because a replica's position is always the end of a transaction.
     mixed = sorted({version.end_lsn for version in versions if version.ordinal})
     edges = sorted({after_lsn, until_lsn, *(edge for lsn in mixed for edge in (lsn - 1, lsn) if after_lsn < edge < until_lsn)})
     for start_lsn, end_lsn in pairwise(edges):
-        yield from _pieces_between(versions, start_lsn, end_lsn)
+        for piece in _pieces_between(versions, start_lsn, end_lsn):
+            yield replace(piece, gone=gone_columns(known, piece.until_lsn))
+
+
+def _cutting(versions: Sequence[Version]) -> list[Version]:
+    """Leave out the versions in which only columns have gone: their rows need no piece of their own."""
+    return [*versions[:1], *(after for before, after in pairwise(versions) if not after.cuts_nothing_after(before))]
 
 
 def _pieces_between(versions: Sequence[Version], after_lsn: int, until_lsn: int) -> Iterator[Piece]:

@@ -10,6 +10,11 @@ has
     _cdc_missing   names of the columns whose value is in none of the changes: the replica's row with the same key has it
     _cdc_moved     the same for a row whose key has changed: the replica's row with the key ``_cdc_origin`` has it
 
+With ``keeps_deleted`` a key that has no row any more keeps its last one, and a reduced row also has
+
+    _cdc_deleted_at   when the row was deleted: the commit time; null if the row exists
+    _cdc_has_row      whether the changes have a row of this key. Otherwise they only delete it: the replica's row has the values
+
 An *incarnation* is the time during which one row has one key. It begins with an insert, with an update of the key, or before the
 first of these changes. The value of an unsent column is searched in the changes of the same incarnation, then in the incarnation
 before the change of the key, and so on.
@@ -23,15 +28,16 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-from pyspark.sql.types import ArrayType
+from pyspark.sql.types import ArrayType, TimestampType
 
-from spark_sink.schema.types import ENDS, split_schema
+from spark_sink.replica.ends import POSITION, all_ends, end_position, ends_all
+from spark_sink.schema.types import split_schema
 from spark_sink.source.typed import OLD_PREFIX
 from spark_sink.spark.sql import literal, quote
 from spark_sink.spark.value_text import value_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame, Row
     from pyspark.sql.types import DataType, StructType
@@ -41,17 +47,21 @@ if TYPE_CHECKING:
 __all__ = [
     "Summary",
     "data_columns",
-    "ends_all",
+    "events_of",
     "exact_names",
+    "held",
     "key_sql",
     "key_struct",
+    "known_at",
+    "lacks_key",
     "reduce",
     "summarize",
     "touched_keys",
     "with_key",
+    "with_keys",
+    "with_texts",
 ]
 
-_POSITION = ("_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal")
 INEXACT = ("date", "timestamp", "timestamp_ntz", "decimal", "array")
 """Types with values that only PostgreSQL has (infinity, BC, NaN, a matrix). In a key their values are compared as text."""
 
@@ -86,6 +96,15 @@ def data_columns(schema: StructType) -> list[str]:
     return list(split_schema(schema)[0].names)
 
 
+def without_marks(rows: DataFrame, gone: Collection[str]) -> DataFrame:
+    """Leave out what ``_cdc_unchanged`` and ``_cdc_exact`` say about columns that a replica does not have."""
+    if not gone:
+        return rows
+    unchanged = F.array_except("_cdc_unchanged", F.array(*map(F.lit, sorted(gone))))
+    exact = F.map_filter("_cdc_exact", lambda name, _: ~name.isin(sorted(gone)))
+    return rows.withColumns({"_cdc_unchanged": unchanged, "_cdc_exact": exact})
+
+
 def exact_names() -> Column:
     """Return an aggregate for the columns with a value in ``_cdc_exact``. Those of old rows have names like ``_cdc_old.NAME``."""
     return F.array_sort(F.array_distinct(F.flatten(F.collect_set(F.map_keys("_cdc_exact")))))
@@ -103,22 +122,24 @@ def _is_integer(schema: StructType, names: tuple[str, ...]) -> bool:
 def key_sql(schema: StructType, key: Key, row: str = "", exact: str = "_cdc_exact", exact_prefix: str = "") -> list[str]:
     """Return SQL for the columns of a row's key, to compare with the fields of ``_cdc_key``.
 
-    ``row`` qualifies its columns, like ``t.``. ``exact`` is the map of its exact texts.
+    ``row`` qualifies its columns, like ``t.``. ``exact`` is the map of its exact texts. A replica may lack columns of another type
+    that are gone (`schema.table.gone_columns`).
     """
     found = []
     for names in key:
-        columns = [row + quote(name) for name in names]
         if _is_text(schema, names):
-            forms = [_text(column, schema[name].dataType) for column, name in zip(columns, names, strict=True)]
+            forms = [_text(row + quote(name), schema[name].dataType, names) for name in names if name in schema.names]
             if "_cdc_exact" in schema.names:
                 forms += [f"{exact}[{literal(exact_prefix + name)}]" for name in names]
             found.append(f"coalesce({', '.join(forms)})")
         else:
-            found.append(columns[0])
+            found.append(row + quote(names[0]))
     return found
 
 
-def _text(value: str, kind: DataType) -> str:
+def _text(value: str, kind: DataType, names: tuple[str, ...]) -> str:
+    if isinstance(kind, TimestampType) and len(names) == 1:
+        value = f"unix_micros({value})"  # in the hour in which the clocks go back, two times have the same text
     text = value_text(value, kind) if isinstance(kind, ArrayType) else None
     return f"CAST({value} AS STRING)" if text is None else text
 
@@ -132,7 +153,7 @@ def key_struct(rows: DataFrame, key: Key) -> Column:
     return _struct(key_sql(rows.schema, key))
 
 
-def _with_keys(changes: DataFrame, key: Key) -> DataFrame:
+def with_keys(changes: DataFrame, key: Key) -> DataFrame:
     """Add ``_cdc_new_key``, ``_cdc_old_key`` (structs) and ``_cdc_is_move``."""
     # The old key comes from the old key or row. A delete's row itself is the old one, even if the server sent no separate old row.
     new, old = _struct(key_sql(changes.schema, key)), _struct(key_sql(changes.schema, key, OLD_PREFIX, exact_prefix=OLD_PREFIX))
@@ -148,25 +169,11 @@ def _with_keys(changes: DataFrame, key: Key) -> DataFrame:
 def touched_keys(changes: DataFrame, key: Key) -> DataFrame:
     """Return every key that the changes affect, once, in the column ``_cdc_touched``, to compare with `key_struct`."""
     both = F.array_compact(F.array("_cdc_old_key", "_cdc_new_key"))
-    return _with_keys(changes, key).select(F.explode(both).alias("_cdc_touched")).distinct()
+    return with_keys(changes, key).select(F.explode(both).alias("_cdc_touched")).distinct()
 
 
-def ends_all() -> Column:
-    """Return an expression: whether a change ends all rows before it (TRUNCATE, DROP TABLE)."""
-    return F.col("_cdc_op").isin(*ENDS)
-
-
-def _end_position() -> Column:
-    """Return an expression for the last position that such a change ends.
-
-    A DROP TABLE stands before the change with the same position, which is one of a new table with the name.
-    """
-    *before, ordinal = _POSITION
-    return F.struct(*before, F.when(F.col("_cdc_op") == "drop", F.col(ordinal) - 1).otherwise(F.col(ordinal)).alias(ordinal))
-
-
-def _lacks_key(key: Key) -> Column:
-    """Return an expression: whether a change from `_with_keys` lacks a value of the key."""
+def lacks_key(key: Key) -> Column:
+    """Return an expression: whether a change from `with_keys` lacks a value of the key."""
     used = F.when(F.col("_cdc_op") == "delete", F.col("_cdc_old_key")).otherwise(F.col("_cdc_new_key"))
     lacks = fold(lambda a, b: a | b, (used.getField(f"k{i}").isNull() for i in range(len(key))))
     return ~ends_all() & lacks
@@ -174,16 +181,18 @@ def _lacks_key(key: Key) -> Column:
 
 def with_key(changes: DataFrame, key: Key) -> DataFrame:
     """Return the changes that have a value for each column of the key."""
-    return _with_keys(changes, key).where(~_lacks_key(key)).select(*map(quote, changes.columns))
+    return with_keys(changes, key).where(~lacks_key(key)).select(*map(quote, changes.columns))
 
 
 def summarize(changes: DataFrame, key: Key) -> Summary:
     """Find the facts about the changes that ``reduce`` needs."""
-    keyed = _with_keys(changes, key)
+    keyed = with_keys(changes, key)
     leaves_out = F.size(F.coalesce(F.col("_cdc_unchanged"), F.array())) > 0
     integers = [index for index, names in enumerate(key) if _is_integer(changes.schema, names)]
     values = {i: [F.col(side).getField(f"k{i}") for side in ("_cdc_new_key", "_cdc_old_key")] for i in integers}
-    begins, ends = F.col("_cdc_op").isin("insert", "snapshot") | (F.col("_cdc_end_lsn") == 0), F.col("_cdc_op") == "delete"
+    is_before, is_delete = F.col("_cdc_end_lsn") == 0, F.col("_cdc_op") == "delete"  # a deleted row of the replica is a delete
+    begins = F.col("_cdc_op").isin("insert", "snapshot") | (is_before & ~is_delete)
+    ends = is_delete & ~is_before
     # Only numbers and flags in this pass: Spark aggregates them fast. Lists of names take several times as long.
     row = keyed.agg(
         F.count("*").alias("count"),
@@ -192,7 +201,7 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
         F.count_if(F.size(F.coalesce(F.col("_cdc_exact"), F.create_map())) > 0).alias("inexact"),
         F.max("_cdc_is_move").alias("has_moves"),
         F.max(F.col("_cdc_is_move") & leaves_out).alias("has_partial_moves"),
-        F.count_if(_lacks_key(key)).alias("keyless"),
+        F.count_if(lacks_key(key)).alias("keyless"),
         (F.count_if(begins) - F.count_if(ends)).alias("growth"),
         *(F.min(F.least(*both)).alias(f"least_{index}") for index, both in values.items()),
         *(F.max(F.greatest(*both)).alias(f"greatest_{index}") for index, both in values.items()),
@@ -215,7 +224,7 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
 def _names(changes: DataFrame) -> tuple[tuple[int, int, int] | None, tuple[str, ...], tuple[str, ...]]:
     """Return parts of a summary: the position of the last TRUNCATE, the names of unsent columns and of columns with exact texts."""
     row = changes.agg(
-        F.max(F.when(ends_all(), _end_position())).alias("truncated_at"),
+        F.max(F.when(ends_all(), end_position())).alias("truncated_at"),
         F.array_sort(F.array_distinct(F.flatten(F.collect_set("_cdc_unchanged")))).alias("unchanged"),
         exact_names().alias("exact"),
     ).collect()[0]
@@ -228,37 +237,39 @@ def _range(row: Row, index: int) -> tuple[int, int] | None:
     return None if least is None else (least, row[f"greatest_{index}"])
 
 
-def reduce(changes: DataFrame, key: Key, columns: Sequence[str], summary: Summary) -> DataFrame:
-    """Return one row per key that occurs in the changes after the last TRUNCATE."""
-    if summary.truncated_at is not None:
-        numbers = zip(_POSITION, summary.truncated_at, strict=True)
+def reduce(changes: DataFrame, key: Key, columns: Sequence[str], summary: Summary, *, keeps_deleted: bool = False) -> DataFrame:
+    """Return one row per key that occurs in the changes after the last TRUNCATE; with ``keeps_deleted``, in all changes."""
+    if summary.truncated_at is not None and not keeps_deleted:
+        numbers = zip(POSITION, summary.truncated_at, strict=True)
         barrier = F.struct(*(F.lit(number).cast(changes.schema[name].dataType) for name, number in numbers))
-        changes = changes.where(F.struct(*_POSITION) > barrier)
-    events = _events(_with_keys(changes, key), summary)
+        changes = changes.where(F.struct(*POSITION) > barrier)
+    events = events_of(with_keys(changes, key), summary)
+    if keeps_deleted:
+        events = _with_deletion(events, all_ends(changes) if summary.truncated_at is not None else None)
     if summary.has_partial_moves:
         return _reduce_chains(events, columns, summary)
 
     # Here no incarnation begins with an update that changed the key and left a column out. So a value in the changes of a key
     # belongs to its last incarnation, or the key has no row any more.
     row = _row(columns, summary)
-    known = _known(summary.unchanged)
+    known = known_at(summary.unchanged)
     # Group by the fields of the key: Spark sorts rows for this, and sorts more slowly by a struct.
     fields = {f"_cdc_key_{i}": F.col("_cdc_key").getField(f"k{i}") for i in range(len(key))}
     reduced = (
         events.withColumns(fields)
         .groupBy(*fields)
         .agg(
-            F.max_by(row, "_cdc_position").alias("_cdc_row"),
-            *(F.max_by(_held(name, summary), position).alias(f"_cdc_known_{i}") for i, (name, position) in enumerate(known)),
+            *_last_row(row, events),
+            *(F.max_by(held(name, summary), position).alias(f"_cdc_known_{i}") for i, (name, position) in enumerate(known)),
         )
     )
     reduced = reduced.withColumn("_cdc_key", F.struct(*(F.col(name).alias(f"k{i}") for i, name in enumerate(fields))))
     return _finish(reduced, columns, summary)
 
 
-def _events(keyed: DataFrame, summary: Summary) -> DataFrame:
+def events_of(keyed: DataFrame, summary: Summary) -> DataFrame:
     """Return an event for each key in a change: ``_cdc_key``, ``_cdc_position``, ``_cdc_gone``, ``_cdc_origin`` (the old key)."""
-    events = keyed.where(~ends_all()).withColumn("_cdc_position", F.struct(*_POSITION))
+    events = keyed.where(~ends_all()).withColumn("_cdc_position", F.struct(*POSITION))
     gone = F.col("_cdc_op") == "delete"
     if not summary.has_moves:
         return events.withColumns(
@@ -284,6 +295,27 @@ def _events(keyed: DataFrame, summary: Summary) -> DataFrame:
     )
 
 
+def _with_deletion(events: DataFrame, ends: Column | None) -> DataFrame:
+    """Add to each event when its row was deleted: by the event itself, or by the first of the ``ends`` after it (`all_ends`)."""
+    by_end = F.lit(None).cast("timestamp")
+    if ends is not None:
+        by_end = F.get(F.filter(ends, lambda each: each["at"] >= F.col("_cdc_position")), F.lit(0))["until"]["time"]
+    return events.withColumn("_cdc_deleted_at", F.when(F.col("_cdc_gone"), F.col("_cdc_commit_time")).otherwise(by_end))
+
+
+def _has_values() -> Column:
+    """Return an expression: whether an event has the values of its row. A deleted row of the replica has them, too."""
+    return ~F.col("_cdc_gone") | (F.col("_cdc_end_lsn") == 0)
+
+
+def _last_row(row: Column, events: DataFrame) -> list[Column]:
+    """Return aggregates for the last row of a key, and, where deleted rows are kept, for when it was deleted."""
+    if "_cdc_deleted_at" not in events.columns:
+        return [F.max_by(row, "_cdc_position").alias("_cdc_row")]
+    last = F.max_by(row, F.when(_has_values(), F.col("_cdc_position")))
+    return [last.alias("_cdc_row"), F.max_by("_cdc_deleted_at", "_cdc_position").alias("_cdc_deleted_at")]
+
+
 def _row(columns: Sequence[str], summary: Summary) -> Column:
     """Return an expression for the parts of a row that the last change of a key decides."""
     exact = F.lit(None).cast("map<string,string>")
@@ -293,19 +325,19 @@ def _row(columns: Sequence[str], summary: Summary) -> Column:
     return F.struct("_cdc_gone", exact.alias("_cdc_exact"), *(quote(name) for name in columns))
 
 
-def _known(unchanged: Sequence[str]) -> list[tuple[str, Column]]:
+def known_at(unchanged: Sequence[str]) -> list[tuple[str, Column]]:
     """Return for each column that updates may leave out: the position of an event that has a value for it, else null."""
     left_out = F.coalesce(F.col("_cdc_unchanged"), F.array().cast("array<string>"))
-    return [(name, F.when(~F.col("_cdc_gone") & ~F.array_contains(left_out, name), F.col("_cdc_position"))) for name in unchanged]
+    return [(name, F.when(_has_values() & ~F.array_contains(left_out, name), F.col("_cdc_position"))) for name in unchanged]
 
 
-def _held(name: str, summary: Summary) -> Column:
+def held(name: str, summary: Summary) -> Column:
     """Return a struct with a change's value of a column that other changes leave out, and its exact text if any change has one."""
     texts = [F.col("_cdc_exact").getItem(name).alias("_cdc_text")] if name in summary.exact else []
     return F.struct(quote(name), *texts)
 
 
-def _with_texts(exact: Column, texts: Mapping[str, Column]) -> Column:
+def with_texts(exact: Column, texts: Mapping[str, Column]) -> Column:
     """Return a row's exact texts, with ``texts`` replacing those of some columns; null if there are none."""
     own = F.map_filter(F.coalesce(exact, F.create_map().cast("map<string,string>")), lambda name, _: ~name.isin(*texts))
     pairs = [part for name, text in texts.items() for part in (F.lit(name), text)]
@@ -318,17 +350,17 @@ def _finish(reduced: DataFrame, columns: Sequence[str], summary: Summary) -> Dat
 
     ``_cdc_row`` is the last change, ``_cdc_known_N`` the value of the N-th unsent column.
     """
-    row = F.col("_cdc_row")
+    row, keeps_deleted = F.col("_cdc_row"), "_cdc_deleted_at" in reduced.columns
+    gone = F.col("_cdc_deleted_at").isNotNull() if keeps_deleted else row.getField("_cdc_gone")
+    has_row = row.isNotNull() if keeps_deleted else ~row.getField("_cdc_gone")
     known = {name: F.col(f"_cdc_known_{i}") for i, name in enumerate(summary.unchanged)}
     exact = row.getField("_cdc_exact")
     texts = {name: field.getField("_cdc_text") for name, field in known.items() if name in summary.exact}
     if texts:
-        exact = _with_texts(exact, texts)
+        exact = with_texts(exact, texts)
     values = [(known[name].getField(name) if name in known else row.getField(name)).alias(name) for name in columns]
     lacking = F.filter(
-        F.array(*(F.when(field.isNull() & ~row.getField("_cdc_gone"), F.lit(name)) for name, field in known.items())).cast(
-            "array<string>"
-        ),
+        F.array(*(F.when(field.isNull() & has_row, F.lit(name)) for name, field in known.items())).cast("array<string>"),
         lambda name: name.isNotNull(),
     )
     nothing = F.array().cast("array<string>")
@@ -340,12 +372,13 @@ def _finish(reduced: DataFrame, columns: Sequence[str], summary: Summary) -> Dat
         origin, missing, moved = F.col("_cdc_key"), lacking, nothing
     return reduced.select(
         "_cdc_key",
-        row.getField("_cdc_gone").alias("_cdc_gone"),
+        gone.alias("_cdc_gone"),
         *values,
         exact.alias("_cdc_exact"),
         missing.alias("_cdc_missing"),
         moved.alias("_cdc_moved"),
         origin.alias("_cdc_origin"),
+        *(["_cdc_deleted_at", has_row.alias("_cdc_has_row")] if keeps_deleted else []),
     )
 
 
@@ -356,12 +389,13 @@ def _reduce_chains(events: DataFrame, columns: Sequence[str], summary: Summary) 
     begins = ~F.col("_cdc_gone") & (F.col("_cdc_op").isin("insert", "snapshot") | F.col("_cdc_origin").isNotNull())
     so_far = Window.partitionBy("_cdc_key").orderBy("_cdc_position").rowsBetween(Window.unboundedPreceding, 0)
     events = events.withColumn("_cdc_begin", F.max(F.when(begins, F.col("_cdc_position"))).over(so_far))
-    row = _row(columns, summary)
+    aggregates = _last_row(_row(columns, summary), events)
+    lasts = ["_cdc_row", "_cdc_deleted_at"][: len(aggregates)]
     incarnations = events.groupBy("_cdc_key", "_cdc_begin").agg(
-        F.max_by(row, "_cdc_position").alias("_cdc_row"),
+        *aggregates,
         F.max("_cdc_position").alias("_cdc_end"),
         F.max_by("_cdc_origin", F.when(begins, F.col("_cdc_position"))).alias("_cdc_parent"),
-        *(F.max_by(_held(name, summary), at).alias(names[i]) for i, (name, at) in enumerate(_known(unchanged))),
+        *(F.max_by(held(name, summary), at).alias(names[i]) for i, (name, at) in enumerate(known_at(unchanged))),
     )
     # An incarnation without a begin in these changes was there before, with its own key. One that began with an insert has all
     # values.
@@ -375,7 +409,7 @@ def _reduce_chains(events: DataFrame, columns: Sequence[str], summary: Summary) 
         incarnations = child.join(parent, same, "left").select(
             "c._cdc_key",
             "c._cdc_begin",
-            "c._cdc_row",
+            *(f"c.{name}" for name in lasts),
             "c._cdc_end",
             *(F.coalesce(f"c.{name}", f"p.{name}").alias(name) for name in names),
             F.coalesce("c._cdc_origin", "p._cdc_origin").alias("_cdc_origin"),
@@ -383,6 +417,6 @@ def _reduce_chains(events: DataFrame, columns: Sequence[str], summary: Summary) 
             F.col("p._cdc_parent_end"),
         )
         incarnations = incarnations.localCheckpoint()
-    everything = F.struct("_cdc_row", "_cdc_origin", *names)
+    everything = F.struct(*lasts, "_cdc_origin", *names)
     last = incarnations.groupBy("_cdc_key").agg(F.max_by(everything, "_cdc_end").alias("_cdc_last"))
     return _finish(last.select("_cdc_key", "_cdc_last.*"), columns, summary)

@@ -8,7 +8,8 @@ For unusual changes `merge_without_spark` writes nothing and returns False; Spar
 because other programs may have written something unexpected to these tables. Unusual are
 
 - changes that need other columns of the present rows, like an update that changed a key and left a column out;
-- changes that need other columns of the replica;
+- changes that need other columns of the replica, or fewer;
+- with ``--deletes soft``, a delete of a row that is deleted already;
 - values with exact texts;
 - a TRUNCATE, a DROP TABLE, or a snapshot;
 - keys of types that PostgreSQL and Arrow may compare in different ways;
@@ -18,13 +19,14 @@ because other programs may have written something unexpected to these tables. Un
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.types import StructType
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.retry import RetryPolicy
@@ -34,14 +36,13 @@ from spark_sink.delta.log import TableLog
 from spark_sink.delta.rewrite import Rewrite
 from spark_sink.delta.rows import UnsupportedError, fields_of, files_between, read_between, uncompressed_bytes
 from spark_sink.replica.checks import check_growth
+from spark_sink.replica.ends import POSITION
 from spark_sink.replica.layout import OPTIONAL, first_columns, replica_properties
-from spark_sink.schema.types import split_schema
+from spark_sink.schema.types import DELETED_AT, replica_schema, split_schema
 from spark_sink.warehouse.wanted_copies import want as want_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pyspark.sql.types import StructType
+    from collections.abc import Collection, Sequence
 
     from spark_sink.delta.rewrite import Found
     from spark_sink.delta.rows import Flags, Numbers
@@ -98,19 +99,28 @@ def merge_without_spark(warehouse: Warehouse, table: Table, piece: Piece, positi
 
 def _merge(warehouse: Warehouse, table: Table, piece: Piece, position: Position) -> None:
     path, key = warehouse.replica(table), [names[0] for names in piece.columns]
-    source, log = _Changelog(TableLog(warehouse.changelog(table)).refresh()), TableLog(path).refresh()
+    source = _Changelog(TableLog(warehouse.changelog(table)).refresh(), piece.gone)
+    log = TableLog(path).refresh()
     if (log.lsn or 0) >= position.lsn:
         return
     changes = source.read(key, piece.after_lsn, position.lsn)
-    last = _reduce(changes, key)
+    keeps_deleted = warehouse.keeps_deleted
+    last = _reduce(changes, key, keeps_deleted=keeps_deleted)
+    wanted = replica_schema(source.columns, keeps_deleted=keeps_deleted)
     if log.version < 0:
-        target = Rewrite.new(path, key, source.columns, replica_properties(piece.key, source.columns.names))
+        target = Rewrite.new(path, key, wanted, replica_properties(warehouse, piece.key, source.columns.names))
     else:
         target = Rewrite.of_log(log, key)
-        _check_columns(log, target.schema, source.columns, last)
+        if not piece.gone.isdisjoint(target.schema.names):
+            raise _NotOrdinaryError("columns that are gone")
+        _check_columns(log, target.schema, wanted, last)
     found = target.find(last.keys)
+    if keeps_deleted:
+        last, existing = _with_deleted(last, target, found)
+    else:
+        existing = sum(len(each.rows) for each in found)
     target.commit(_new_rows(changes, last, target, found), found, position)
-    grown = int(last.is_live.sum()) - sum(len(each.rows) for each in found)
+    grown = int(last.is_live.sum()) - existing
     check_growth(table, piece, changes.growth, grown, partial(want_copy, warehouse, table, position.lsn))
 
 
@@ -120,8 +130,8 @@ def _check_columns(log: TableLog, present: StructType, wanted: StructType, last:
     if any(types.get(field.name) != field.dataType for field in wanted):
         raise _NotOrdinaryError("columns that the replica lacks, or has with another type")
     # In a column that was added later, a row may lack its value, or have it as an exact text.
-    if last.known and (
-        not last.known.keys() <= set(first_columns(log.metadata.get("configuration", {}))) or OPTIONAL.keys() & types.keys()
+    if (last.known and OPTIONAL.keys() & types.keys()) or (
+        not last.unsent <= set(first_columns(log.metadata.get("configuration", {})))
     ):
         raise _NotOrdinaryError("columns that were not sent, and whose values the replica may lack")
 
@@ -139,6 +149,7 @@ class _Changes:
     old_key: list[pa.Array]
     has_old: Flags
     unchanged: pa.Array
+    commit_time: pa.Array
 
     def __len__(self) -> int:
         return len(self.op)
@@ -150,15 +161,15 @@ class _Changes:
 
 
 class _Changelog:
-    """Reads changes from a changelog's files."""
+    """Reads changes from a changelog's files, without the columns ``gone``."""
 
-    def __init__(self, log: TableLog) -> None:
+    def __init__(self, log: TableLog, gone: Collection[str]) -> None:
         if log.version < 0:
             raise _NotOrdinaryError("no changelog")
         self._log = log
         table = file_table.of_log(log)
         self._fields = fields_of(table.physical, table.schema.names)
-        self.columns = split_schema(table.schema)[0]
+        self.columns = StructType([field for field in split_schema(table.schema)[0] if field.name not in gone])
         self._schema = table.schema
 
     def read(self, key: Sequence[str], after_lsn: int, until_lsn: int) -> _Changes:
@@ -168,7 +179,7 @@ class _Changelog:
         names = self._schema["_cdc_old"].dataType.names
         children = [old.type.field(names.index(name)) for name in key]
         old_key = pa.field(old.name, pa.struct(children))
-        wanted = (*self.columns.names, "_cdc_op", "_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal", "_cdc_unchanged", "_cdc_exact")
+        wanted = (*self.columns.names, *POSITION, "_cdc_op", "_cdc_commit_time", "_cdc_unchanged", "_cdc_exact")
         fields = {name: self._fields[name] for name in wanted} | {"_cdc_old": old_key}
         files = files_between(self._log.files, position, after_lsn, until_lsn)
         if sum(uncompressed_bytes(self._log.path, file) for file in files) > _MOST_BYTES:
@@ -193,6 +204,7 @@ class _Changelog:
             old.flatten(),
             old.is_valid().to_numpy(zero_copy_only=False),
             rows["_cdc_unchanged"],
+            rows["_cdc_commit_time"],
         )
 
 
@@ -220,10 +232,15 @@ class _Last:
     is_live: Flags
     """For each key, whether it has a row then."""
     known: dict[str, Numbers]
-    """For each column that some update did not send: for each key, the number of the last change with its value; -1 for none."""
+    """For each column that some update did not send, or for all columns if deleted rows are kept: for each key, the number of the
+    last change with its value; -1 for none."""
+    unsent: frozenset[str]
+    """The columns that some update did not send."""
+    is_kept: Flags
+    """For each key, whether the replica has a row then: a live one, or one that is deleted."""
 
 
-def _reduce(changes: _Changes, key: Sequence[str]) -> _Last:
+def _reduce(changes: _Changes, key: Sequence[str], *, keeps_deleted: bool) -> _Last:
     """Find the last change of each key. A change of the key ends the old key."""
     count = len(changes)
     is_delete = _equal(changes.op, "delete")
@@ -241,17 +258,39 @@ def _reduce(changes: _Changes, key: Sequence[str]) -> _Last:
     # The last event of a key decides. Two events of one key never have the same number.
     event = 2 * row + ~is_gone
     known = _known(changes, row, is_gone, moves)
+    unsent = frozenset(known)
+    if keeps_deleted and is_gone.any():
+        # A deleted row has the values of the last change with a row, else those of the replica's row.
+        rows_only = pa.array(row, mask=is_gone)
+        known = {name: known.get(name, rows_only) for name in changes.columns}
     table = {f"k{index}": values for index, values in enumerate(keys)}
     grouped = pa.table(table | {"event": event} | {f"known{i}": values for i, values in enumerate(known.values())})
     aggregates = [("event", "max"), *((f"known{i}", "max") for i in range(len(known)))]
     found = grouped.group_by(list(table)).aggregate(aggregates)
     event = found["event_max"].to_numpy()
+    is_live = (event & 1).astype(bool)
     return _Last(
         found.select(list(table)),
         event >> 1,
-        (event & 1).astype(bool),
+        is_live,
         {name: found[f"known{i}_max"].fill_null(-1).to_numpy() for i, name in enumerate(known)},
+        unsent,
+        is_live,
     )
+
+
+def _with_deleted(last: _Last, target: Rewrite, found: Sequence[Found]) -> tuple[_Last, int]:
+    """Return the result with the keys of which a deleted row is kept, and how many of the rows found exist."""
+    has_row = np.max(list(last.known.values()), axis=0) >= 0 if last.known else last.is_live
+    is_kept, existing = last.is_live | has_row, 0
+    for each in found:
+        is_deleted = target.values(each.file, DELETED_AT, each.rows).is_valid().to_numpy(zero_copy_only=False)
+        if (is_deleted & ~is_kept[each.keys]).any():
+            raise _NotOrdinaryError("a delete of a row that is deleted already")
+        existing += int((~is_deleted).sum())
+    for each in found:
+        is_kept[each.keys] = True
+    return replace(last, is_kept=is_kept), existing
 
 
 def _equal(values: pa.Array, text: str) -> Flags:
@@ -280,7 +319,7 @@ def _known(changes: _Changes, row: Numbers, is_gone: Flags, moves: Numbers) -> d
     if np.isin(moves, parents).any():
         raise _NotOrdinaryError("an update that changed a key and left a column out")
     found = {}
-    for name in sorted(pc.unique(names).to_pylist()):
+    for name in sorted(set(pc.unique(names).to_pylist()) & changes.columns.keys()):
         is_unknown = is_gone.copy()
         is_unknown[parents[_equal(names, name)]] = True
         found[name] = pa.array(row, mask=is_unknown)
@@ -292,15 +331,15 @@ def _known(changes: _Changes, row: Numbers, is_gone: Flags, moves: Numbers) -> d
 
 def _new_rows(changes: _Changes, last: _Last, target: Rewrite, found: Sequence[Found]) -> dict[str, pa.Array]:
     """Return the rows after the changes, sorted by key, so that a search for a key reads few row groups."""
-    live = np.flatnonzero(last.is_live)
-    order = pc.sort_indices(last.keys.take(pa.array(live)), sort_keys=[(name, "ascending") for name in last.keys.column_names])
-    groups = live[order.to_numpy()]
+    kept = np.flatnonzero(last.is_kept)
+    order = pc.sort_indices(last.keys.take(pa.array(kept)), sort_keys=[(name, "ascending") for name in last.keys.column_names])
+    groups = kept[order.to_numpy()]
     rows = pa.array(last.row[groups])
     new = {name: values.take(rows) for name, values in changes.columns.items() if name not in last.known}
     for name, known in last.known.items():
         parts, at, count = [changes.columns[name]], known.copy(), len(changes)
         for each in found:
-            is_wanted = last.is_live[each.keys] & (at[each.keys] < 0)
+            is_wanted = last.is_kept[each.keys] & (at[each.keys] < 0)
             if is_wanted.any():
                 parts.append(target.values(each.file, name, each.rows[is_wanted]))
                 at[each.keys[is_wanted]] = count + np.arange(len(parts[-1]))
@@ -308,4 +347,7 @@ def _new_rows(changes: _Changes, last: _Last, target: Rewrite, found: Sequence[F
         if (at[groups] < 0).any():
             raise _NotOrdinaryError("a column that was not sent, and whose value is not known")
         new[name] = pa.concat_arrays(parts).take(pa.array(at[groups]))
+    if DELETED_AT in target.schema.names:
+        times = changes.commit_time.take(rows)
+        new[DELETED_AT] = pc.if_else(pa.array(last.is_live[groups]), pa.scalar(None, times.type), times)
     return new

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from cdcpipe.pgoutput.messages import Relation
 
-__all__ = ["ColumnFacts", "numbered"]
+__all__ = ["ColumnFacts", "looks", "numbered"]
 
 _Look = tuple[str, int, int]
 """A column's name, type id and type modifier."""
@@ -41,18 +41,19 @@ def numbered(
     """
     facts = {column["number"]: ColumnFacts(column["number"], column["missing"], column["is_filled"]) for column in catalog}
     later = {column["number"]: (column["name"], column["type_id"], column["type_modifier"]) for column in catalog}
-    if list(later.values()) == _looks(relation):
+    if list(later.values()) == looks(relation):
         return tuple(facts.values())
     if before is None or not catalog:
         return None
-    earlier = dict(zip((fact.number for fact in before[1]), _looks(before[0]), strict=True))
-    numbers = _only_way(_looks(relation), earlier, later)
+    earlier = dict(zip((fact.number for fact in before[1]), looks(before[0]), strict=True))
+    numbers = _only_way(looks(relation), earlier, later)
     if numbers is None or not earlier.keys() & later.keys() <= set(numbers):
         return None
     return tuple(facts.get(number, ColumnFacts(number, None, is_filled=True)) for number in numbers)
 
 
-def _looks(relation: Relation) -> list[_Look]:
+def looks(relation: Relation) -> list[_Look]:
+    """Return the name, the type id and the type modifier of each column."""
     return [(column.name, column.type_id, column.type_modifier) for column in relation.columns]
 
 

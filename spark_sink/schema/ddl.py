@@ -5,6 +5,10 @@ description of each table as it was then (docs/operations/ddl.md). Where there i
 is not asked. It is not used if the stream describes the table's columns in another way: then the capture was off for a while.
 
 A column's value in earlier rows is that of its first description. The catalog loses it when the table is rewritten.
+
+A message also tells what the table was before its command, because it has the numbers of the columns that the command dropped, and
+new columns have the greatest numbers. So the first message about a table tells the numbers of the columns before it, too. A catalog
+that is asked later can't: it may have another column under the same name.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from spark_sink.schema.column_numbers import ColumnFacts
 from spark_sink.schema.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from cdcpipe.pgoutput.messages import Relation
 
@@ -26,6 +30,7 @@ __all__ = ["DdlMessage", "Descriptions", "TableDescription", "parse"]
 
 _NOT_OURS: Final = "it is not a message of cdcpipe's event triggers, or one of a later version"
 _IDENTITIES: Final = {"default": "d", "nothing": "n", "full": "f", "index": "i"}
+_BEGIN: Final = "installed"
 _ENDS: Final = ("removed", "failure")
 
 
@@ -36,6 +41,7 @@ class _Column:
     type_modifier: int
     facts: ColumnFacts
     is_generated: bool
+    comment: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,7 @@ class TableDescription:
     """The numbers of the columns that are part of the replica identity: all with FULL."""
     partition_of: tuple[int, Table] | None
     """The OID and the name of the table of which it is a partition."""
+    comment: str | None
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> TableDescription:
@@ -69,6 +76,7 @@ class TableDescription:
             identity,
             frozenset(names if identity == "f" else map(int, value["replica_identity"]["columns"])),
             None if parent is None else (int(parent["oid"]), _table(parent)),
+            _text(value.get("comment")),
         )
 
     def columns_of(self, relation: Relation) -> list[_Column] | None:
@@ -94,8 +102,12 @@ class DdlMessage:
     tables: tuple[TableDescription, ...]
     dropped: Mapping[Table, int]
     """The dropped tables with their OIDs."""
-    rewritten: tuple[Table, tuple[str, ...]] | None
-    """The table whose rows were written anew, and why: ``persistence``, ``default``, ``type``, ``access method``."""
+    rewritten: tuple[int, Table, tuple[str, ...]] | None
+    """The table whose rows were written anew: OID, name, and why (``persistence``, ``default``, ``type``, ``access method``)."""
+    types: frozenset[int] = frozenset()
+    """The OIDs of the types that the command concerns, and of their arrays."""
+    dropped_columns: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
+    """The dropped columns of each table: by the table's OID, and the column's number."""
 
 
 def parse(content: bytes) -> DdlMessage:
@@ -110,13 +122,25 @@ def parse(content: bytes) -> DdlMessage:
         return DdlMessage(
             str(value["kind"]),
             str(value.get("tag") or ""),
-            None if value.get("statement") is None else str(value["statement"]),
+            _text(value.get("statement")),
             tuple(map(TableDescription.of, value.get("tables", ()))),
             {_table(each): int(each["oid"]) for each in value.get("dropped", ()) if each["type"] == "table"},
-            None if (found := value.get("rewritten")) is None else (_table(found), tuple(map(str, found["reasons"]))),
+            None
+            if (found := value.get("rewritten")) is None
+            else (int(found["oid"]), _table(found), tuple(map(str, found["reasons"]))),
+            frozenset(int(oid) for each in value.get("types", ()) for oid in (each["oid"], each["array"]) if oid is not None),
+            _dropped_columns(value.get("dropped", ())),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as ex:
         raise ValueError(_NOT_OURS) from ex
+
+
+def _dropped_columns(dropped: Iterable[Mapping[str, Any]]) -> dict[int, dict[int, str]]:
+    found: dict[int, dict[int, str]] = {}
+    for each in dropped:
+        if each["type"] == "table column":
+            found.setdefault(int(each["oid"]), {})[int(each["number"])] = str(each["column"])
+    return found
 
 
 def _table(value: Mapping[str, Any]) -> Table:
@@ -128,15 +152,30 @@ def _column(value: Mapping[str, Any]) -> _Column:
     is_filled = missing is None and bool(value["has_default"] or value["identity"] or value["generated"])
     kind = value["type"]
     facts = ColumnFacts(int(value["number"]), None if missing is None else str(missing), is_filled)
-    return _Column(str(value["name"]), int(kind["oid"]), int(kind["modifier"]), facts, value["generated"] is not None)
+    return _Column(
+        str(value["name"]),
+        int(kind["oid"]),
+        int(kind["modifier"]),
+        facts,
+        value["generated"] is not None,
+        _text(value.get("comment")),
+    )
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
 
 
 @dataclass(slots=True)
 class _Known:
-    """The descriptions of one table, in order, and the first facts about each of its columns."""
+    """The descriptions of one table, in order, and the first facts about each of its columns.
+
+    ``dropped`` has, for each description, the numbers and names of the columns that its message says were dropped.
+    """
 
     places: list[tuple[int, int]] = field(default_factory=list)
     descriptions: list[TableDescription] = field(default_factory=list)
+    dropped: list[Mapping[int, str]] = field(default_factory=list)
     first: dict[int, ColumnFacts] = field(default_factory=dict)
 
 
@@ -145,15 +184,19 @@ class Descriptions:
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
+        self._messages: list[tuple[tuple[int, int], str]] = []
+        """The places and kinds of all messages."""
         self._ends: list[tuple[int, int]] = []
         """Where the capture was removed, or failed. What was described before may have changed since, without a message."""
 
     def add(self, place: tuple[int, int], said: DdlMessage) -> None:
         """Add a message. It stands before the change with the same place. Messages come in their order."""
+        self._messages.append((place, said.kind))
         for description in said.tables:
             known = self._known.setdefault(description.relation_id, _Known())
             known.places.append(place)
             known.descriptions.append(description)
+            known.dropped.append(said.dropped_columns.get(description.relation_id, {}))
             for column in description.columns:
                 known.first.setdefault(column.facts.number, column.facts)
         if said.kind in _ENDS:
@@ -168,6 +211,39 @@ class Descriptions:
         first = self._known[relation.relation_id].first
         return tuple(first[column.facts.number] for column in found)
 
+    def facts_until_next(self, relation: Relation, place: tuple[int, int]) -> tuple[ColumnFacts, ...] | None:
+        """Return the facts of a description from the stream that applies from ``place``, from the next captured command.
+
+        Returns None if there is none so far, if the DDL before it was not all captured, or if they are not certain.
+        """
+        known = self._known.get(relation.relation_id)
+        index = 0 if known is None else bisect_right(known.places, place)
+        if known is None or index == len(known.places) or not self.covers(place, known.places[index]):
+            return None
+        if self.in_force(relation.relation_id, place) is not None:
+            return None  # the stream does not say what the command before said: the capture was off
+        after = {column.facts.number: column for column in known.descriptions[index].columns}
+        dropped = known.dropped[index]
+        numbers = sorted({*after, *dropped})[: len(relation.columns)]
+        if len(numbers) < len(relation.columns):
+            return None
+        names = [dropped[number] if number in dropped else after[number].name for number in numbers]
+        others = sum(name != column.name for name, column in zip(names, relation.columns, strict=True))
+        # RENAME COLUMN changes one name, and nothing else. Otherwise the publication lacks some of the table's columns.
+        if others and (others > 1 or dropped or len(after) != len(numbers)):
+            return None
+        return tuple(known.first.get(number, ColumnFacts(number, None, is_filled=True)) for number in numbers)
+
+    def is_later_number(self, relation_id: int, place: tuple[int, int], number: int) -> bool:
+        """Tell whether a column of this number was added after the first description that follows ``place``."""
+        known = self._known.get(relation_id)
+        index = 0 if known is None else bisect_right(known.places, place)
+        if known is None or index == len(known.places):
+            return False
+        return number > max(
+            (*(column.facts.number for column in known.descriptions[index].columns), *known.dropped[index]), default=0
+        )
+
     def numbers_before(self, relation: Relation, place: tuple[int, int]) -> tuple[set[int], bool] | None:
         """Return the numbers of the columns that a description from the stream had before ``place``, and whether these are all.
 
@@ -179,10 +255,34 @@ class Descriptions:
             return None
         return {column.facts.number for column in found}, len(found) == len(description.columns)
 
+    def covers(self, start: tuple[int, int], until: tuple[int, int]) -> bool:
+        """Tell whether the DDL between two places was captured, as far as the messages tell. Only then is no message no DDL.
+
+        A capture that begins says so. So one whose first message after ``start`` is another one was there already.
+        """
+        before = [kind for place, kind in self._messages if place <= start]
+        after = [(place, kind) for place, kind in self._messages if place > start]
+        if any(kind in _ENDS for place, kind in after if place <= until):
+            return False
+        if before:
+            return before[-1] not in _ENDS
+        return bool(after) and after[0][1] not in (_BEGIN, *_ENDS)
+
     def primary_key(self, relation: Relation, place: tuple[int, int]) -> tuple[str, ...] | None:
         """Return the primary key at ``place``, empty if there is none; None if it was not captured."""
         description = self.in_force(relation.relation_id, place)
         return None if description is None or description.columns_of(relation) is None else description.primary_key
+
+    def tables_with(self, types: Collection[int], place: tuple[int, int]) -> list[TableDescription]:
+        """Return the tables that have a column of one of these types at ``place``, by the OIDs of the types."""
+        described = (self.in_force(relation_id, place) for relation_id in self._known)
+        return [each for each in described if each is not None and any(column.type_id in types for column in each.columns)]
+
+    def last_place(self, relation_id: int, place: tuple[int, int]) -> tuple[int, int] | None:
+        """Return the place of the last description up to ``place``; None if there is none."""
+        known = self._known.get(relation_id)
+        number = 0 if known is None else bisect_right(known.places, place)
+        return None if known is None or not number else known.places[number - 1]
 
     def in_force(self, relation_id: int, place: tuple[int, int]) -> TableDescription | None:
         """Return the last description up to ``place``; None if there is none, or if the capture ended since."""

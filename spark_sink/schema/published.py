@@ -50,10 +50,10 @@ class PublishedTables:
         found = self._find(relation, is_of_now=True)
         return None if found is None else tuple(found["primary_key"])
 
-    def columns(self, relation: Relation) -> list[Mapping[str, Any]]:
+    def columns(self, relation: Relation, *, is_of_now: bool = False) -> list[Mapping[str, Any]]:
         """Return the table's columns as ``prepare`` prints them, as of the relation or later; empty if it can't be asked."""
         try:
-            found = self._find(relation)
+            found = self._find(relation, is_of_now=is_of_now)
         except CdcpipeError as ex:
             _logger.info("cannot look up the columns of %s.%s: %s", relation.namespace, relation.name, ex)
             return []

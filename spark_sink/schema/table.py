@@ -1,17 +1,30 @@
-"""A PostgreSQL table as a warehouse records it: its name and its versions."""
+"""A PostgreSQL table as a warehouse records it: its names and its versions."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN, format_lsn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-__all__ = ["DDL", "EXACT", "MESSAGES", "NATIVE", "SCHEMA_HISTORY", "TYPES", "Fill", "SchemaError", "Table", "Version", "has_key"]
+__all__ = [
+    "DDL",
+    "EXACT",
+    "MESSAGES",
+    "NATIVE",
+    "SCHEMA_HISTORY",
+    "TYPES",
+    "Fill",
+    "SchemaError",
+    "Table",
+    "Version",
+    "gone_columns",
+    "has_key",
+]
 
 
 class SchemaError(CdcpipeError):
@@ -24,13 +37,37 @@ EXACT, NATIVE = TYPES = ("exact", "native")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Table:
-    """A PostgreSQL table, by its name in the stream."""
+    """A PostgreSQL table, by the name under which its first change came. Its directories have this name for ever.
+
+    The rule: two tables are equal if they have the same directories, whatever they are called. `str` is what PostgreSQL calls the
+    table now: ``Table("public", "a", called=Table("public", "b"))`` prints ``public.b``. schema/names.py knows these names.
+    """
 
     schema: str
     name: str
+    number: int = 0
+    """The table's OID, if the directory without a number belongs to another table; otherwise 0."""
+    called: Table | None = field(default=None, compare=False)
+    """The table's name now, if it is another one."""
+
+    @property
+    def now(self) -> Table:
+        """The name that the table has now, as a table of its own."""
+        return self.called or self
 
     def __str__(self) -> str:
-        return f"{self.schema}.{self.name}" if self.schema else self.name
+        now = self.now
+        text = f"{now.schema}.{now.name}" if now.schema else now.name
+        return f"{text}~{now.number}" if now.number else text
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the table's directory as an object for files of the warehouse."""
+        return {"schema": self.schema, "name": self.name} | ({"number": self.number} if self.number else {})
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Table:
+        """Read an object that has the members of `to_json`, and perhaps others."""
+        return cls(str(value["schema"]), str(value["name"]), int(value.get("number", 0)))
 
 
 MESSAGES: Final = Table("", "_cdc_message")
@@ -69,6 +106,10 @@ class Version:
     - ``fills`` are applied to the rows from before the position.
     - ``snapshot`` is set if the table's rows were copied at this position. It has the columns of these rows: their numbers in
       PostgreSQL, and their names in the changelog.
+    - ``described`` has these columns as PostgreSQL described them: number, name, type id, type modifier. Snapshots
+      of older versions of cdcpipe lack it.
+    - ``gone`` names the changelog's columns that the table does not have any more. A replica does not have them either
+      (changelog/gone_columns.py). A snapshot has none: `gone_columns` says which columns are gone then.
     """
 
     end_lsn: int
@@ -78,6 +119,8 @@ class Version:
     columns: tuple[str, ...]
     fills: tuple[Fill, ...] = ()
     snapshot: tuple[tuple[int, str], ...] = ()
+    gone: tuple[str, ...] = ()
+    described: tuple[tuple[int, str, int, int], ...] = ()
 
     @property
     def place(self) -> tuple[int, int]:
@@ -86,6 +129,10 @@ class Version:
 
     def says_nothing_after(self, other: Version) -> bool:
         """Tell whether this version changes nothing compared with ``other``, the one before it."""
+        return self.cuts_nothing_after(other) and self.gone == other.gone
+
+    def cuts_nothing_after(self, other: Version) -> bool:
+        """Tell whether the rows so far, and their key, stay as they were under ``other``. Columns may be gone."""
         same = (self.relation_id, self.key, self.columns) == (other.relation_id, other.key, other.columns)
         return same and not self.fills and not self.snapshot
 
@@ -99,11 +146,13 @@ class Version:
             "columns": list(self.columns),
             "fills": [asdict(fill) for fill in self.fills],
             "snapshot": [list(column) for column in self.snapshot],
+            "gone": list(self.gone),
+            "described": [list(column) for column in self.described],
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Version:
-        """Read an object of ``to_json``. Files of older versions of cdcpipe lack ordinals, fills and snapshots."""
+        """Read an object of ``to_json``. Files of older versions of cdcpipe lack some members."""
         return cls(
             int(LSN.parse(value["end_lsn"])),  # a plain int, because it is passed to Spark
             int(value.get("ordinal", 0)),
@@ -112,7 +161,19 @@ class Version:
             tuple(value["columns"]),
             tuple(Fill(**fill) for fill in value.get("fills", ())),
             tuple((int(number), str(name)) for number, name in value.get("snapshot", ())),
+            tuple(map(str, value.get("gone", ()))),
+            tuple((int(n), str(name), int(kind), int(modifier)) for n, name, kind, modifier in value.get("described", ())),
         )
+
+
+def gone_columns(versions: Iterable[Version], until_lsn: int) -> frozenset[str]:
+    """Return the changelog's columns that a replica at this LSN does not have. A snapshot brings back the columns that it has."""
+    gone: frozenset[str] = frozenset()
+    for version in versions:
+        if version.end_lsn > until_lsn:
+            break
+        gone = gone - {name for _, name in version.snapshot} if version.snapshot else frozenset(version.gone)
+    return gone
 
 
 def has_key(versions: Iterable[Version]) -> bool:

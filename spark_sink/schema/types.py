@@ -13,7 +13,9 @@ name, with every byte but ``a-z 0-9 _`` as ``%XX`` (`original_name` reverses thi
 
 - an empty name, and a name that begins with ``_cdc_``, the prefix of the metadata;
 - a name that ends like a versioned name, ``total__int``;
-- a name that differs only in case from an earlier column, because Spark ignores case.
+- a name that differs only in case from an earlier column, because Spark ignores case;
+- with ``--column-names sanitize``, a name that Delta can't have without column mapping (a space, a dot, one of ``,;{}()=``). Only a
+  new column gets such a name: a column that a table has under its own name keeps it, and the other way round.
 
 **Versions.** A column may get another type later. In a schema that grew over several versions, a column is widened if the new type
 holds every value of the old one exactly (`holds`). With any other type it becomes another column, ``NAME__TYPE``
@@ -51,15 +53,18 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from cdcpipe.masks import NO_MASKS
 from cdcpipe.types.names import numeric_modifier
 from cdcpipe.types.pg_type import type_ids_of
 from cdcpipe.types.table import ARRAYS, NUMERIC_IDS, TYPES, UNKNOWN, ColumnType
 from spark_sink.schema.table import NATIVE, SchemaError
 
 if TYPE_CHECKING:
+    from cdcpipe.masks import Masks
     from cdcpipe.pgoutput.messages import Column, Relation
 
 __all__ = [
+    "DELETED_AT",
     "ENDS",
     "INEXACT_MESSAGE",
     "MESSAGE_SCHEMA",
@@ -69,12 +74,15 @@ __all__ = [
     "SPARK_TYPES",
     "as_typed",
     "assign_columns",
+    "base_names",
     "column_names",
+    "find_columns",
     "holds",
     "is_json",
     "json_fields",
     "merge_columns",
     "original_name",
+    "replica_schema",
     "spark_type",
     "split_schema",
     "typed_schema",
@@ -90,6 +98,7 @@ ENDS: Final = ("truncate", "drop")
 """The operations that end all rows. The stream has no DROP TABLE, so this row comes from captured DDL."""
 
 _JSON_IDS: Final = type_ids_of("json", "jsonb", "_json", "_jsonb")
+[_TEXT_ID] = type_ids_of("text")
 _MAX_PRECISION: Final = 38
 _NATIVE_SCALE: Final = 18
 
@@ -132,11 +141,22 @@ def _scalar_type(type_id: int, type_modifier: int) -> DataType:
     return StringType()
 
 
-def as_typed(relation: Relation, types: str) -> Relation:
-    """Return the relation for a warehouse with ``types``: with ``native`` every numeric gets a precision that fits a decimal."""
-    if types != NATIVE:
-        return relation
-    return replace(relation, columns=tuple(map(_native, relation.columns)))
+def as_typed(relation: Relation, types: str, masks: Masks = NO_MASKS) -> Relation:
+    """Return the relation for a warehouse with these types and masks.
+
+    With ``native`` every numeric gets a precision that fits a decimal. A masked column is a text.
+    """
+    if types == NATIVE:
+        relation = replace(relation, columns=tuple(map(_native, relation.columns)))
+    masked = masks.kinds(relation.namespace, relation.name, [column.name for column in relation.columns]) if masks.rules else {}
+    if masked:
+        columns = (_as_text(column) if column.name in masked else column for column in relation.columns)
+        relation = replace(relation, columns=tuple(columns))
+    return relation
+
+
+def _as_text(column: Column) -> Column:
+    return replace(column, type_id=_TEXT_ID, type_modifier=-1)
 
 
 def _native(column: Column) -> Column:
@@ -165,6 +185,10 @@ def _escaped_name(name: str) -> str:
     return _ESCAPED_PREFIX + spelled.replace("__", "_%5F")
 
 
+_UNFIT: Final = re.compile(r"[ ,;{}()\n\t=.]")
+"""The characters for which delta/schema.py turns on column mapping."""
+
+
 def original_name(name: str) -> str:
     """Return the name of a column in PostgreSQL. ``name`` must not be a versioned name."""
     return unquote(name.removeprefix(_ESCAPED_PREFIX)) if name.startswith(_ESCAPED_PREFIX) else name
@@ -181,6 +205,12 @@ def column_names(relation: Relation) -> list[str]:
         taken.add(name.lower())
         names.append(name)
     return names
+
+
+def base_names(columns: StructType, relation: Relation) -> list[str]:
+    """Return the names of the relation's columns in a schema that has them, without the type that a versioned name ends with."""
+    known = _Columns(columns)
+    return [known.base_name(name, column) for name, column in zip(column_names(relation), relation.columns, strict=True)]
 
 
 def versioned_name(name: str, data_type: DataType) -> str:
@@ -207,16 +237,18 @@ def holds(wide: DataType, narrow: DataType) -> bool:
     return bool(wide == narrow)
 
 
-def merge_columns(columns: StructType | None, relations: Iterable[Relation], *, widen: bool = True) -> StructType:
+def merge_columns(
+    columns: StructType | None, relations: Iterable[Relation], *, widen: bool = True, sanitize: bool = False
+) -> StructType:
     """Return ``columns``, widened and extended as the relations need it.
 
     ``columns`` are the table's columns so far, without metadata; ``relations`` are the later versions, in order. Without ``widen``
-    a column with another type becomes another column.
+    a column with another type becomes another column. With ``sanitize`` new columns have only names that need no column mapping.
     """
     merged = _Columns(columns or StructType())
     for relation in relations:
         for name, column in zip(column_names(relation), relation.columns, strict=True):
-            merged.find_or_add(name, column, widen=widen)
+            merged.find_or_add(name, column, widen=widen, sanitize=sanitize)
     return StructType(merged.fields)
 
 
@@ -237,6 +269,12 @@ def assign_columns(columns: StructType, relation: Relation) -> list[StructField]
     return found
 
 
+def find_columns(columns: StructType, relation: Relation) -> list[StructField | None]:
+    """Return the field for each of the relation's columns; None for a column without one."""
+    known = _Columns(columns)
+    return [known.find(name, column) for name, column in zip(column_names(relation), relation.columns, strict=True)]
+
+
 def is_json(column: Column) -> bool:
     """Tell whether a column is json or jsonb, or an array of one of them."""
     return column.type_id in _JSON_IDS
@@ -244,10 +282,8 @@ def is_json(column: Column) -> bool:
 
 def json_fields(columns: StructType, relation: Relation) -> list[StructField]:
     """Return the fields for the relation's columns of type json and jsonb, and of arrays of them, as far as there are fields."""
-    known = _Columns(columns)
-    names = zip(column_names(relation), relation.columns, strict=True)
-    found = [known.find(name, column) for name, column in names if is_json(column)]
-    return [field for field in found if field is not None]
+    found = zip(find_columns(columns, relation), relation.columns, strict=True)
+    return [field for field, column in found if field is not None and is_json(column)]
 
 
 class _Columns:
@@ -257,14 +293,14 @@ class _Columns:
         self.fields = [StructField(field.name, field.dataType) for field in columns.fields]
         self._by_name = {field.name.lower(): field for field in self.fields}
 
-    def _base_name(self, name: str, column: Column) -> str:
-        """Return the plain name, or the escaped one if the table once had another column of that name beside this one."""
+    def base_name(self, name: str, column: Column) -> str:
+        """Return the plain name, or the escaped one if the table has that: it was sanitized, or there was another such column."""
         longer = _escaped_name(column.name)
         return longer if longer.lower() in self._by_name else name
 
     def find(self, name: str, column: Column) -> StructField | None:
         """Return the field for the column: one of its type, or a widened one. None if there is none."""
-        base, kind = self._base_name(name, column), spark_type(column)
+        base, kind = self.base_name(name, column), spark_type(column)
         for candidate in (base, versioned_name(base, kind)):
             field = self._by_name.get(candidate.lower())
             if field is not None and field.dataType == kind:
@@ -272,15 +308,17 @@ class _Columns:
         field = self._by_name.get(base.lower())
         return field if field is not None and holds(field.dataType, kind) else None
 
-    def find_or_add(self, name: str, column: Column, *, widen: bool) -> None:
+    def find_or_add(self, name: str, column: Column, *, widen: bool, sanitize: bool) -> None:
         """Widen the column's field, or add a field, if no field holds the column."""
-        base, kind = self._base_name(name, column), spark_type(column)
+        base, kind = self.base_name(name, column), spark_type(column)
         field, found = self._by_name.get(base.lower()), self.find(name, column)
         if found is not None and (found.dataType == kind or (widen and found.dataType in _INTEGERS)):
             return
         if field is not None and widen and holds(kind, field.dataType):
             field.dataType = kind
             return
+        if field is None and sanitize and _UNFIT.search(base):
+            base = _escaped_name(column.name)
         field = StructField(base if field is None else versioned_name(base, kind), kind)
         self.fields.append(field)
         self._by_name[field.name.lower()] = field
@@ -331,6 +369,15 @@ MESSAGE_SCHEMA: Final = StructType(
 
 METADATA_FIELDS: Final = {field.name: field for field in typed_schema(StructType([StructField("c", StringType())])).fields[1:]}
 """The metadata columns of a typed row, by name. The type of ``_cdc_old`` depends on the table."""
+
+
+DELETED_AT: Final = "_cdc_deleted_at"
+"""The column of a replica that keeps deleted rows: when the row was deleted; NULL for a row that exists."""
+
+
+def replica_schema(columns: StructType, *, keeps_deleted: bool) -> StructType:
+    """Return the schema of a new replica with these columns."""
+    return StructType([*columns.fields, StructField(DELETED_AT, TimestampType())]) if keeps_deleted else columns
 
 
 def split_schema(schema: StructType) -> tuple[StructType, StructType | None]:

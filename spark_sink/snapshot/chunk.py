@@ -15,29 +15,32 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 
-from cdcpipe.sql import quote_identifier
+from cdcpipe.masks import HASH, NO_MASKS, REDACT, Masks
+from cdcpipe.sql import quote_identifier, quote_literal
 from cdcpipe.sqlstate import LOCK_NOT_AVAILABLE, UNDEFINED_COLUMN, UNDEFINED_TABLE
 from cdcpipe.types.arrow.casts import convert_text
-from cdcpipe.types.table import TYPES, UNKNOWN
+from cdcpipe.types.table import PRINTED, TYPES, UNKNOWN
 from spark_sink.client.exported import SnapshotError
-from spark_sink.files import places as storage
+from spark_sink.files import places
 from spark_sink.files.parquet import FileWriter, Layout
 from spark_sink.schema.exact_texts import ExactTexts
-from spark_sink.snapshot.plan import Chunk, LockedError, RewrittenError, open_snapshot, reading_error
+from spark_sink.schema.masking import REDACTED, masked
+from spark_sink.snapshot.plan import Chunk, LockedError, RewrittenError, Select, open_snapshot, reading_error
 from spark_sink.snapshot.progress import Written, note
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from cdcpipe.pgoutput.messages import Column, Relation
     from spark_sink.files.parquet import WrittenFile
 
-__all__ = ["ChunkTask", "Select", "select_columns", "write_chunk", "write_truncate"]
+__all__ = ["ChunkTask", "select_columns", "write_chunk", "write_truncate"]
 
 _GONE: Final = (UNDEFINED_COLUMN, UNDEFINED_TABLE)
 """A query in an old snapshot still uses today's catalog."""
@@ -46,18 +49,17 @@ _ORDINALS: Final = 1 << 32
 _BATCH_HINT_BYTES: Final = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Select:
-    """A column in a SELECT, in binary form or as text. ``rest`` selects as text the values that the first cannot represent."""
-
-    expression: str
-    is_text: bool = False
-    rest: str | None = None
+def select_columns(relation: Relation, masks: Mapping[str, str] = MappingProxyType({})) -> list[Select]:
+    """Return for each column of a table how to select it. The server sends no value that is masked, except one to be hashed."""
+    return [_select_masked(column, masks[column.name]) if column.name in masks else _select(column) for column in relation.columns]
 
 
-def select_columns(relation: Relation) -> list[Select]:
-    """Return for each column of a table how to select it."""
-    return [_select(column) for column in relation.columns]
+def _select_masked(column: Column, kind: str) -> Select:
+    name = quote_identifier(column.name)
+    if kind == HASH:
+        return Select(PRINTED.expression.format(name), is_text=True, is_hashed=True)
+    value = f"CASE WHEN {name} IS DISTINCT FROM NULL THEN {quote_literal(REDACTED)} END" if kind == REDACT else "NULL"
+    return Select(f"({value})::pg_catalog.text", is_text=True)
 
 
 def _select(column: Column) -> Select:
@@ -93,6 +95,8 @@ class ChunkTask:
     layout: Layout
     is_utf8: bool = True
     """Whether the server guarantees that texts are UTF-8."""
+    masks: Masks = NO_MASKS
+    """With the key of hashed columns, which the executors do not have."""
 
 
 def write_chunk(task: ChunkTask, count_rows: Callable[[int], object]) -> Written:
@@ -110,9 +114,9 @@ def write_chunk(task: ChunkTask, count_rows: Callable[[int], object]) -> Written
         rows += count
         count_rows(count)
     own = Written(rows, writer.close(), dict(exact))
-    written = note(storage.place(task.note), own)
+    written = note(places.place(task.note), own)
     if written.file.name != own.file.name:
-        storage.remove_files(storage.place(task.directory), [own.file.name])
+        places.remove_files(places.place(task.directory), [own.file.name])
     return written
 
 
@@ -168,7 +172,9 @@ def _columns(task: ChunkTask, batch: pa.RecordBatch, counts: Counter[str]) -> di
         array, kind = batch.column(number), task.types.field(name).type
         if not task.is_utf8 and pa.types.is_string(array.type):
             _check_utf8(task, name, array)
-        if select.is_text:
+        if select.is_hashed:
+            array, rows, texts = masked(array, HASH, task.masks), _NO_ROWS, _NO_TEXTS
+        elif select.is_text:
             converted = convert_text(array, kind)
             array, rows, texts = converted.array, converted.exact_rows, converted.exact
         elif select.rest is not None:

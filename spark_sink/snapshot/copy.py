@@ -16,20 +16,22 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError
 from cdcpipe.threads import Worker
 from spark_sink.client.exported import ExportedSnapshot, SnapshotError
-from spark_sink.files import places as storage
+from spark_sink.files import places
 from spark_sink.snapshot import plan as snapshot_plan
+from spark_sink.snapshot.homes import Homes, name_of
 from spark_sink.snapshot.plan import LockedError, RewrittenError
-from spark_sink.snapshot.table import Copying, copy_table, table_of
-from spark_sink.source import datasource as source
+from spark_sink.snapshot.table import Copying, copy_table
+from spark_sink.source import datasource
 from spark_sink.spark import session
 from spark_sink.staging.lock import make_root
 from spark_sink.staging.log import Epoch, Position, StagingError, list_epochs
 from spark_sink.warehouse.lock import TableLock
+from spark_sink.warehouse.mask_settings import settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,6 +81,9 @@ class Snapshot:
     snapshot, before its owner calls `start`.
     """
 
+    waits_for_names: ClassVar[bool] = True
+    """Whether a table is refused if the stream may still tell that it was renamed (homes.py)."""
+
     def __init__(self, config: LauncherConfig, warehouse: Warehouse, name: str, chunk_bytes: int, hold_s: float) -> None:
         self.config = config
         self.warehouse = warehouse
@@ -114,8 +119,9 @@ class Snapshot:
             raise StagingError(f"{staging} has no log yet", hint="start a launcher on it first")
         self._epochs = epochs
         self._bind(epochs[-1])
+        settle(self.warehouse)
         self._spark = spark
-        source.register(spark)  # executors need this code
+        datasource.register(spark)  # executors need this code
         self._counts = (spark.sparkContext.accumulator(0), spark.sparkContext.accumulator(0))
         self._started_at = time.monotonic()
         self._thread.start()
@@ -153,8 +159,8 @@ class Snapshot:
     def _begin(self) -> None:
         """Prepare the warehouse before the first table is copied."""
 
-    def _choose(self, plan: Plan) -> list[TablePlan]:
-        """Return the published tables that still have to be copied."""
+    def _choose(self, plan: Plan, homes: Homes) -> list[TablePlan]:
+        """Return the published tables that still have to be copied. ``homes`` has their tables in the warehouse."""
         raise NotImplementedError
 
     def _finish(self) -> None:
@@ -167,7 +173,7 @@ class Snapshot:
             self._error = ex
         finally:
             if self._error is None or self._hold_s <= 0:
-                storage.remove_tree(self._scratch)
+                places.remove_tree(self._scratch)
             # Release the snapshot in any case: while the server holds it, PostgreSQL's VACUUM cannot remove rows that it sees.
             self._release(is_done=self._error is None)
             self._ended_at = time.monotonic()
@@ -193,13 +199,13 @@ class Snapshot:
         """Copy all tables. Those that the server has rewritten meanwhile are copied again, with another snapshot."""
         self._begin()
         if not self._is_begun:
-            storage.remove_tree(self._scratch)  # files of an earlier snapshot, which the server does not hold any more
+            places.remove_tree(self._scratch)  # files of an earlier snapshot, which the server does not hold any more
         rewritten: list[Table] = []
         for number in range(_ROUNDS):
             if number:
                 assert self._export is not None
                 self._export.close()
-                storage.remove_tree(self._scratch)
+                places.remove_tree(self._scratch)
                 self._take(lambda: self._stopping)
             rewritten = self._copy_round(is_first=number == 0)
             if not rewritten:
@@ -218,7 +224,8 @@ class Snapshot:
         assert self._counts is not None
         connection = snapshot_plan.conninfo(export.connection, export.prepared.server_version)
         plan = self._plan(connection, export.name)
-        wanted = self._choose(plan)
+        homes = Homes(self.warehouse)
+        wanted = self._choose(plan, homes)
         copying = Copying(
             spark=self._spark,
             warehouse=self.warehouse,
@@ -234,6 +241,9 @@ class Snapshot:
             is_stopping=lambda: self._stopping,
             lock=TableLock(self.warehouse.local_root(self.config.staging)),
         )
+        if self.waits_for_names:
+            for each in wanted:
+                homes.check(each.relation, copying.position.lsn)
         if is_first:
             self._tables = len(wanted)
             self._row_estimate = sum(table.row_estimate for table in wanted)
@@ -241,21 +251,22 @@ class Snapshot:
         self._is_begun = True
         rewritten = []
 
-        def copy(table: TablePlan) -> Table | None:
+        def copy(plan: TablePlan) -> Table | None:
             if self._stopping:
                 return None
             copying.spark.sparkContext.addJobTag(_JOB_TAG)
+            table = homes.of(plan.relation)
             try:
-                count = copy_table(copying, table)
+                count = copy_table(copying, plan, table)
             except Exception as ex:
-                error = self._error_of(ex, table)
+                error = self._error_of(ex, plan)
                 if isinstance(error, RewrittenError):
                     _logger.warning("copying the table again, with another snapshot: %s", error.message)
-                    return table_of(table)
+                    return table
                 raise error from ex
             with self._lock:
                 self._tables_done += 1
-                self.copied[table_of(table)] = count, copying.position
+                self.copied[table] = count, copying.position
             return None
 
         with ThreadPoolExecutor(self.tables_at_once, "cdcpipe-snapshot") as pool:
@@ -287,15 +298,15 @@ class Snapshot:
         The chunks of an earlier run have the position of that run. If the position is another one now, they are copied again.
         """
         path = self._scratch / "position.json"
-        noted = storage.read_json(path)
+        noted = places.read_json(path)
         if noted is not None:
             if noted["lsn"] == lsn and all(epoch.start_lsn >= lsn for epoch in self._epochs if epoch.number > noted["epoch"]):
                 return Position(noted["epoch"], noted["lsn"])
-            storage.remove_tree(self._scratch)
+            places.remove_tree(self._scratch)
         numbers = [epoch.number for epoch in self._epochs if epoch.start_lsn <= lsn]
         number = numbers[-1] if numbers else self._epochs[0].number
-        storage.make_directory(self._scratch)
-        storage.write_json(path, {"epoch": number, "lsn": lsn})
+        places.make_directory(self._scratch)
+        places.write_json(path, {"epoch": number, "lsn": lsn})
         return Position(number, int(lsn))
 
     def _plan(self, connection: str, snapshot: str) -> Plan:
@@ -322,6 +333,6 @@ class Snapshot:
             return RewrittenError(raised[1])
         if self._export is not None:
             self._export.check()
-        said = f"cannot copy table {table_of(table)}: {session.reason_of(ex)}"
+        said = f"cannot copy table {name_of(table.relation)}: {session.reason_of(ex)}"
         kind = ConnectionClosedError if raised is not None and raised[0] == ConnectionClosedError.__name__ else SnapshotError
         return kind(said, hint="start again: finished tables stay")

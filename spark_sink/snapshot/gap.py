@@ -19,7 +19,7 @@ from spark_sink.client.prepare import look_up
 from spark_sink.replica import merge
 from spark_sink.schema.table import Table
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
-from spark_sink.snapshot.table import table_of
+from spark_sink.snapshot.homes import Homes
 from spark_sink.staging.log import former_system_ids
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.lock import TableLock
@@ -41,7 +41,12 @@ _LOOK_S = 1.0
 
 
 class GapSnapshot(Snapshot):
-    """Copies every published table that was not copied since the last gap."""
+    """Copies every published table that was not copied since the last gap.
+
+    Each table goes to the tables of its present name: what was renamed in the gap is never told.
+    """
+
+    waits_for_names = False
 
     def __init__(self, config: LauncherConfig, warehouse: Warehouse, chunk_bytes: int = CHUNK_BYTES, hold_s: float = 0.0) -> None:
         super().__init__(config, warehouse, "snapshot_gap", chunk_bytes, hold_s)
@@ -53,7 +58,9 @@ class GapSnapshot(Snapshot):
         """Tell whether a published table has to be copied. If there was a gap and none has to be, record that."""
         if not self._gap_end_lsn:
             return False
-        if any(self._lacks(Table(str(each["schema"]), str(each["name"]))) for each in published):
+        homes = Homes(self.warehouse)
+        tables = (homes.table(int(each["relation_id"]), Table(str(each["schema"]), str(each["name"]))) for each in published)
+        if any(map(self._lacks, tables)):
             return True
         self._finish()
         return False
@@ -79,8 +86,8 @@ class GapSnapshot(Snapshot):
         with TableLock(self.warehouse.local_root(self.config.staging)).alone(lambda: self._stopping):
             merge.finish_snapshots(self._spark, self.warehouse)
 
-    def _choose(self, plan: Plan) -> list[TablePlan]:
-        return [table for table in plan.tables if self._lacks(table_of(table))]
+    def _choose(self, plan: Plan, homes: Homes) -> list[TablePlan]:
+        return [table for table in plan.tables if self._lacks(homes.of(table.relation))]
 
     def _finish(self) -> None:
         gaps.record_healed(self.warehouse, self._gap_end_lsn)

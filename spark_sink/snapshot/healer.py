@@ -7,7 +7,7 @@
     healer.finish()             # or, without the thread: copy every table that waits, and return
 
 `wanted_copies.want` records which tables wait, whoever finds it out. The healer itself looks at the catalog from time to time
-(publication.py), chooses the tables (schedule.py), and copies them as ``cdcpipe-spark snapshot`` does (tables.py). It holds the
+(catalog_look.py), chooses the tables (schedule.py), and copies them as ``cdcpipe-spark snapshot`` does (tables.py). It holds the
 same lock as that command, so that no two snapshots copy a table at the same time.
 
 An error here does no harm: the table keeps waiting, its record names the error, and it is tried again later. So it is a warning,
@@ -30,7 +30,9 @@ from cdcpipe.units import format_duration
 from spark_sink.client.exported import SnapshotError
 from spark_sink.files.lock import hold_alone
 from spark_sink.snapshot import publication
+from spark_sink.snapshot.catalog_look import CatalogLook
 from spark_sink.snapshot.copy import CHUNK_BYTES
+from spark_sink.snapshot.homes import Homes
 from spark_sink.snapshot.schedule import FAILURES
 from spark_sink.snapshot.tables import SNAPSHOT_LOCK, TableSnapshot
 from spark_sink.spark import session
@@ -87,7 +89,7 @@ class Healer:
         self._config = replace(config, create_slot=False)  # a slot that is gone is a gap, and not ours to make
         self._warehouse = warehouse
         self._schedule = schedule
-        self._copies_new = copies_new
+        self._catalog = CatalogLook(self._config, warehouse, copies_new=copies_new)
         self._chunk_bytes = chunk_bytes
         self._hold_s = hold_s
         self._on_copied = on_copied
@@ -106,7 +108,9 @@ class Healer:
 
     def want_missing(self, prepared: Prepared) -> None:
         """Have the tables copied that an initial snapshot does not have: they came into the publication after it was taken."""
-        for table in publication.seen(prepared).tables:
+        homes = Homes(self._warehouse)
+        for each in publication.seen(prepared).tables.values():
+            table = homes.table(each.relation_id, each.table)
             if not gaps.is_copied_since(self._warehouse, table, 0):
                 wanted_copies.want(self._warehouse, table, int(prepared.wal_lsn), publication.CAME)
 
@@ -118,6 +122,11 @@ class Healer:
         """Stop the copy, and end the thread. What is not copied is left to the next run."""
         self._stopping.set()
         self._thread.join_if_started()
+
+    @property
+    def waiting(self) -> int:
+        """How many tables waited when the healer last looked. Any thread may ask."""
+        return 0 if self._known is None else len(self._known[2])
 
     def look_soon(self) -> None:
         """Look at the catalog sooner: the stream has brought a table that the pipeline did not know."""
@@ -189,29 +198,8 @@ class Healer:
         return time.monotonic() - self._looked_at >= interval_s
 
     def _look(self) -> None:
-        """Find tables whose rows have changed without a change in the stream, and forget those that are not published any more."""
         self._looked_at, self._is_look_wanted = time.monotonic(), False
-        try:
-            found = publication.look(self._config, self._is_interrupted)
-        except InterruptedError:
-            return
-        except CdcpipeError as ex:
-            _logger.info("cannot look at the catalog for new tables, trying again: %s", ex.message)
-            return
-        house, before, now = self._warehouse, publication.read(self._warehouse), publication.seen(found)
-        for table, since_lsn, reason in publication.compare(before, found, self._is_keyed):
-            if self._copies_new or reason != publication.CAME:
-                wanted_copies.want(house, table, since_lsn, reason)
-        if before != now:
-            publication.write(house, now)
-        for each in wanted_copies.waiting(house):
-            if each.table not in now.tables:
-                _logger.info("table %s is not published any more, and waits for no copy", each.table)
-                wanted_copies.give_up(house, each.table)
-
-    def _is_keyed(self, table: Table) -> bool:
-        versions = self._warehouse.versions(table)
-        return bool(versions) and bool(versions[-1].key)
+        self._catalog.look(self._is_interrupted)
 
     # --- the copy ---
 
@@ -246,7 +234,7 @@ class Healer:
             rows, position = snapshot.copied[table]
             at = format_lsn(position.lsn)
             _logger.warning("table %s was copied (%s rows as of %s): %s", table, f"{rows:,}", at, reasons[table])
-        self._schedule.note_copied(copied, time.time())
+        self._schedule.record_copied(copied, time.time())
         wanted_copies.settle(house)
         if copied:
             self._on_copied(copied)
@@ -270,7 +258,7 @@ class Healer:
     def _note_failure(self, tables: Sequence[Table], failure: Exception) -> None:
         said, now = _said(failure), time.time()
         for table in tables:
-            wanted_copies.note_failure(self._warehouse, table, said, now)
+            wanted_copies.record_failure(self._warehouse, table, said, now)
         names = ", ".join(map(str, tables))
         failed = [each.failures for each in wanted_copies.waiting(self._warehouse) if each.table in tables]
         count = max((each.count for each in failed if each is not None), default=1)

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 from spark_sink.client.prepare import slot_exists
 from spark_sink.files.places import make_directory, read_json, write_json
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
-from spark_sink.snapshot.table import table_of
 from spark_sink.staging.log import former_system_ids, has_log
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spark_sink.launcher.config import LauncherConfig
+    from spark_sink.snapshot.homes import Homes
     from spark_sink.snapshot.plan import Plan, TablePlan
     from spark_sink.staging.log import Epoch
 
@@ -109,8 +109,8 @@ class InitialSnapshot(Snapshot):
     def _bind(self, epoch: Epoch) -> None:
         self.warehouse.open(epoch, former_system_ids=former_system_ids(self._epochs))
 
-    def _choose(self, plan: Plan) -> list[TablePlan]:
-        return [table for table in plan.tables if not self.warehouse.has_changelog(table_of(table))]
+    def _choose(self, plan: Plan, homes: Homes) -> list[TablePlan]:
+        return [table for table in plan.tables if not self.warehouse.has_changelog(homes.of(table.relation))]
 
     def _finish(self) -> None:
         self._note(is_complete=True)

@@ -36,6 +36,7 @@ __all__ = [
     "LockedError",
     "Plan",
     "RewrittenError",
+    "Select",
     "TablePlan",
     "conninfo",
     "make_plan",
@@ -108,6 +109,19 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Select:
+    """A column in a SELECT, in binary form or as text. ``rest`` selects as text the values that the first cannot represent.
+
+    ``is_hashed``: the text is masked with its hash when it has arrived.
+    """
+
+    expression: str
+    is_text: bool = False
+    rest: str | None = None
+    is_hashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class TablePlan:
     """A published table: its description as in the stream, the condition for published rows, and its chunks."""
 
@@ -118,6 +132,10 @@ class TablePlan:
     condition: str | None
     chunks: tuple[Chunk, ...]
     row_estimate: int
+    described: tuple[Column, ...] = ()
+    """The columns as PostgreSQL describes them, if ``relation`` has them as the warehouse types them."""
+    selects: tuple[Select, ...] = ()
+    """How to select each column."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,11 @@
 
     begin(house, config, prepared, is_stopping)     # the first run
     ...
-    found = look(config, is_stopping)
-    for finding in compare(read(house), found, lambda table: False):
+    before, found, homes = read(house), look(config, is_stopping), Homes(house)
+    kept = undecided(before, found, homes)
+    for finding in compare(before, found, lambda table: False, homes, kept):
         want(house, finding.table, finding.since_lsn, finding.reason)
-    write(house, seen(found))
+    write(house, seen(found, kept))
 
     _cdcpipe/published.json     what the last look saw of each published table
 
@@ -15,12 +16,17 @@ the warehouse, so that the next run finds what happened while nobody looked. cdc
 
 The first look only records: tables that a pipeline leaves out on purpose (``--snapshot never``, a slot that existed before) stay as
 they are. So does the first look at another server, as after pg_upgrade.
+
+The catalog is further than the stream. So a table with another name may be one that was renamed, which the stream will tell if DDL
+is captured. Such a table is undecided: its record stays as it was, until the tables have come as far as the look that saw the name.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cdcpipe.errors import CdcpipeError
@@ -35,13 +41,14 @@ from spark_sink.schema.table import Table
 from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from spark_sink.client.prepare import SlotConfig
+    from spark_sink.snapshot.homes import Homes
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["Finding", "Seen", "SeenTable", "begin", "compare", "look", "published", "read", "seen", "write"]
+__all__ = ["Finding", "Seen", "SeenTable", "begin", "compare", "look", "published", "read", "seen", "undecided", "write"]
 
 _logger = logging.getLogger(__name__)
 
@@ -66,6 +73,13 @@ class SeenTable:
     published_by: tuple[int, ...] | None
     parts: Mapping[int, tuple[int, str]] | None
     """For each relation that holds rows: its file, and the digest of its definition."""
+    undecided_lsn: int | None = None
+    """The LSN of the look that first saw another name, if the stream has not told of it yet."""
+
+    @property
+    def table(self) -> Table:
+        """The table's name."""
+        return Table(self.schema, self.name)
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> SeenTable:
@@ -81,13 +95,16 @@ class SeenTable:
         )
 
 
+_NOTHING: Final[Mapping[int, SeenTable]] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a look saw: the tables by name, as of ``lsn`` on the server ``system_id``."""
+    """What a look saw: the tables by their OIDs, as of ``lsn`` on the server ``system_id``."""
 
     system_id: str
     lsn: int
-    tables: Mapping[Table, SeenTable]
+    tables: Mapping[int, SeenTable]
 
 
 class Finding(NamedTuple):
@@ -133,28 +150,62 @@ def published(found: Prepared) -> list[Mapping[str, Any]]:
     return [each for each in found.tables if each["columns"]]
 
 
-def seen(found: Prepared) -> Seen:
-    """Return what is kept of an answer."""
-    tables = (SeenTable.of(each) for each in published(found))
-    return Seen(found.system_id, int(found.wal_lsn), {Table(each.schema, each.name): each for each in tables})
+def seen(found: Prepared, kept: Mapping[int, SeenTable] = _NOTHING) -> Seen:
+    """Return what is kept of an answer, with those that are ``kept`` of the look before."""
+    tables = map(SeenTable.of, published(found))
+    return Seen(found.system_id, int(found.wal_lsn), {each.relation_id: kept.get(each.relation_id, each) for each in tables})
 
 
-def compare(before: Seen | None, found: Prepared, is_keyed: Callable[[Table], bool]) -> list[Finding]:
-    """Return the tables that need a copy. ``is_keyed`` tells whether the warehouse knows a key of the table already."""
+def undecided(before: Seen | None, found: Prepared, homes: Homes) -> dict[int, SeenTable]:
+    """Return what is to be kept of tables that have another name now, if the stream has not told yet whether they were renamed."""
+    if before is None or before.system_id != found.system_id:
+        return {}
+    kept = {}
+    for now in map(SeenTable.of, published(found)):
+        then = before.tables.get(now.relation_id)
+        lsn = None if then is None else then.undecided_lsn
+        if then is not None and then.table == now.table and lsn is None:
+            continue
+        lsn = int(found.wal_lsn) if lsn is None else lsn
+        if not homes.is_certain(now.relation_id, now.table) and not homes.knows(lsn):
+            kept[now.relation_id] = replace(then or now, undecided_lsn=lsn)
+    return kept
+
+
+def compare(
+    before: Seen | None,
+    found: Prepared,
+    is_keyed: Callable[[Table], bool],
+    homes: Homes | None = None,
+    kept: Mapping[int, SeenTable] = _NOTHING,
+) -> list[Finding]:
+    """Return the tables that need a copy, without those that are ``kept``.
+
+    ``is_keyed`` tells whether the warehouse knows a key of the table already. ``homes`` has the tables of the warehouse; without it
+    each table is known by its name.
+    """
     if before is None or before.system_id != found.system_id:
         return []
-    return [finding for each in published(found) for finding in _compare(before, each, int(found.wal_lsn), is_keyed)]
+    new = [each for each in published(found) if int(each["relation_id"]) not in kept]
+    return [finding for each in new for finding in _compare(before, each, int(found.wal_lsn), is_keyed, homes)]
 
 
-def _compare(before: Seen, found: Mapping[str, Any], lsn: int, is_keyed: Callable[[Table], bool]) -> Iterator[Finding]:
+def _compare(
+    before: Seen, found: Mapping[str, Any], lsn: int, is_keyed: Callable[[Table], bool], homes: Homes | None
+) -> Iterator[Finding]:
     now = SeenTable.of(found)
-    table = Table(now.schema, now.name)
-    then = before.tables.get(table)
-    if then is None:
-        yield Finding(table, before.lsn, CAME)  # somebody may have copied it since
-        return
-    if then.relation_id != now.relation_id:
-        yield Finding(table, lsn, REPLACED)
+    table = now.table if homes is None else homes.table(now.relation_id, now.table)
+    then = before.tables.get(now.relation_id)
+    is_new = then is None or (then.table == now.table and then.undecided_lsn is not None)
+    if (
+        then is None
+        or is_new
+        or (then.table != now.table and (homes is None or homes.table(then.relation_id, then.table) != table))
+    ):
+        others = (each for each in before.tables.values() if each.relation_id != now.relation_id)
+        is_replaced = any(each.table == now.table for each in others)
+        # It came since the look before: somebody may have copied it since.
+        yield Finding(table, lsn, REPLACED) if is_replaced else Finding(table, before.lsn, CAME)
         return
     if then.published_by and now.published_by and not set(then.published_by) & set(now.published_by):
         yield Finding(table, lsn, CAME_BACK)
@@ -190,10 +241,11 @@ def read(house: Warehouse) -> Seen | None:
                 bool(each["has_key"]),
                 None if each["published_by"] is None else tuple(map(int, each["published_by"])),
                 None if each["parts"] is None else {int(part): (int(file), str(text)) for part, file, text in each["parts"]},
+                int(LSN.parse(each["undecided"])) if "undecided" in each else None,
             )
             for each in value["tables"]
         )
-        return Seen(str(value["system_id"]), int(LSN.parse(value["lsn"])), {Table(each.schema, each.name): each for each in tables})
+        return Seen(str(value["system_id"]), int(LSN.parse(value["lsn"])), {each.relation_id: each for each in tables})
     except (KeyError, TypeError, ValueError) as ex:
         hint = "delete it: the next look begins a new record, and finds only what changes from then on"
         raise WarehouseError(f"{_path(house)} is damaged: {ex!r}", hint=hint) from ex
@@ -210,6 +262,7 @@ def write(house: Warehouse, now: Seen) -> None:
             "published_by": None if each.published_by is None else list(each.published_by),
             "parts": None if each.parts is None else [[part, *facts] for part, facts in each.parts.items()],
         }
+        | ({} if each.undecided_lsn is None else {"undecided": format_lsn(each.undecided_lsn)})
         for each in now.tables.values()
     ]
     make_directory(_path(house).parent)

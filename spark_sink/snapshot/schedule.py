@@ -2,7 +2,7 @@
 
     schedule = Schedule(parse_hours("22:00-06:00"), tables_at_once=3)
     schedule.choose(waiting, now, minute)       # the tables to copy now; empty: none
-    schedule.note_copied(tables, now)
+    schedule.record_copied(tables, now)
 
 - Tables wait for the hours given. A copy that has begun in them is not cut off at their end.
 - Tables whose copy has not failed come first, those that have waited longest before the others, several together.
@@ -90,7 +90,7 @@ class Schedule:
         ]
         return [min(failed)[1]] if failed else []
 
-    def note_copied(self, tables: Iterable[Table], now: float) -> None:
+    def record_copied(self, tables: Iterable[Table], now: float) -> None:
         """Record that these tables were copied."""
         for table in tables:
             count, at = self._copied.get(table, (0, now))

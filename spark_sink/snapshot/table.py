@@ -29,15 +29,13 @@ from spark_sink.changelog.history import SchemaHistory
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.changelog.versions import insert_snapshot
 from spark_sink.client.exported import SnapshotError
-from spark_sink.files import places as storage
+from spark_sink.files import places
 from spark_sink.replica import merge
 from spark_sink.replica.layout import replica_properties
 from spark_sink.schema.keys import identifying_columns, version_of
 from spark_sink.schema.published import PublishedTables
-from spark_sink.schema.table import Table
 from spark_sink.schema.types import (
     INEXACT_MESSAGE,
-    as_typed,
     assign_columns,
     merge_columns,
     original_name,
@@ -47,6 +45,7 @@ from spark_sink.schema.types import (
 from spark_sink.snapshot.chunk import ChunkTask, select_columns, write_chunk, write_truncate
 from spark_sink.snapshot.plan import LockedError, RewrittenError
 from spark_sink.snapshot.progress import begin, resume
+from spark_sink.warehouse import landed_snapshots, purged_changes
 from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
@@ -57,14 +56,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from spark_sink.files.parquet import Layout, WrittenFile
-    from spark_sink.schema.table import Version
+    from spark_sink.schema.table import Table, Version
     from spark_sink.snapshot.plan import TablePlan
     from spark_sink.snapshot.progress import Begun, Written
     from spark_sink.staging.log import Position
     from spark_sink.warehouse.lock import TableLock
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["Copying", "copy_table", "table_of"]
+__all__ = ["Copying", "copy_table"]
 
 _logger = logging.getLogger(__name__)
 
@@ -91,15 +90,15 @@ class Copying:
     lock: TableLock
 
 
-def table_of(plan: TablePlan) -> Table:
-    """Return the name of a published table."""
-    return Table(plan.relation.namespace, plan.relation.name)
-
-
-def copy_table(copying: Copying, plan: TablePlan) -> int:
-    """Copy a table, and return the number of its rows."""
-    table = table_of(plan)
-    plan = replace(plan, relation=as_typed(plan.relation, copying.warehouse.types))
+def copy_table(copying: Copying, plan: TablePlan, table: Table) -> int:
+    """Copy a published table to a table of the warehouse (homes.py), and return the number of its rows."""
+    masks, own = copying.warehouse.masks, (plan.relation.namespace, plan.relation.name)
+    names = [column.name for column in plan.relation.columns]
+    masks.check_there(*own, names)
+    masks.check_renamed((table.schema, table.name), own, names)
+    masks.check_key(*own, names, plan.primary_key)
+    selects = tuple(select_columns(plan.relation, masks.kinds(*own, names)))
+    plan = replace(plan, relation=copying.warehouse.typed(plan.relation), selects=selects, described=plan.relation.columns)
     count = None
     if not copying.warehouse.has_changelog(table):
         count = _copy_first(copying, plan, table)
@@ -110,17 +109,17 @@ def copy_table(copying: Copying, plan: TablePlan) -> int:
 def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
     """Copy a table that has no changelog. If it has got one meanwhile, change nothing and return None."""
     warehouse = copying.warehouse
-    columns = merge_columns(None, [plan.relation])
+    columns = merge_columns(None, [plan.relation], sanitize=warehouse.sanitizes_names)
     version = _version(copying, plan, columns, [])
     scratch = copying.scratch / str(plan.relation.relation_id)
-    directory = scratch / "changelog" if storage.is_local(warehouse.root) else warehouse.changelog(table)
+    directory = scratch / "changelog" if places.is_local(warehouse.root) else warehouse.changelog(table)
     purpose = _purpose(copying, plan, "new", typed_schema(columns).json(), directory)
     begun = resume(scratch / "notes", purpose)
     made = changelogs_of(copying.spark, warehouse).new_table(
         table,
         columns,
         directory,
-        replica_properties(version.key, columns.names) if version.key else None,
+        replica_properties(warehouse, version.key, columns.names) if version.key else None,
         () if begun is None else begun.definition,
     )
     if begun is None:
@@ -131,14 +130,14 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
     with copying.lock.alone(copying.is_stopping):
         if warehouse.has_changelog(table):
             return None
-        warehouse.note_snapshot(table, copying.position)
+        landed_snapshots.record_start(warehouse, table, copying.position)
         warehouse.write_versions(table, [version])
         # A replica without a changelog is left from an attempt that ended between the two renames.
-        storage.remove_tree(warehouse.replica(table))
+        places.remove_tree(warehouse.replica(table))
         made.land()
         if made.makes_replica and has_exact:
             merge.merge_changes(copying.spark, warehouse, table, copying.position)
-        warehouse.note_finished(table)
+        landed_snapshots.record_end(warehouse, table)
     return sum(each.rows for each in written)
 
 
@@ -152,23 +151,23 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
     directory = scratch / "files"
     purpose = _purpose(copying, plan, "later", columns.json(), layout)
     begun = resume(scratch / "notes", purpose) or begin(scratch / "notes", purpose, plan.chunks, copying.time_us)
-    storage.make_directory(directory)
+    places.make_directory(directory)
     written = _run(copying, table, begun, _tasks(copying, plan, begun, columns, directory, layout))
     full = _full(written)
-    storage.remove_other_files(directory, (file.name for file in full))
+    places.remove_other_files(directory, (file.name for file in full))
     if not full:
-        full = [write_truncate(storage.name(directory), layout, position.epoch, position.lsn, copying.time_us)]
+        full = [write_truncate(places.name(directory), layout, position.epoch, position.lsn, copying.time_us)]
     with copying.lock.alone(copying.is_stopping):
-        warehouse.check_changes(table, position.lsn - 1)  # the changes after the position must all be there
-        warehouse.note_snapshot(table, position)
+        purged_changes.check(warehouse, table, position.lsn - 1)  # the changes after the position must all be there
+        landed_snapshots.record_start(warehouse, table, position)
         versions = warehouse.versions(table)
         history = SchemaHistory(spark, warehouse, PublishedTables(None))
         version = _version(copying, plan, columns, versions)
-        warehouse.write_versions(table, insert_snapshot(versions, version, history, columns, warehouse.types))
+        warehouse.write_versions(table, insert_snapshot(versions, version, history, columns, warehouse))
         changelogs_of(spark, warehouse).add_snapshot(table, directory, full, position)
         if warehouse.format.keeps_replicas:
             merge.remake(spark, warehouse, table, position)
-        warehouse.note_finished(table)
+        landed_snapshots.record_end(warehouse, table)
     return sum(each.rows for each in written)
 
 
@@ -179,7 +178,8 @@ def _prepare_changelog(copying: Copying, plan: TablePlan, table: Table) -> tuple
         state = changelogs.state(table)
         if state is None:
             raise WarehouseError(f"the changelog of {table} does not exist any more", hint="start again")
-        columns = merge_columns(split_schema(state.schema)[0], [plan.relation], widen=warehouse.format.widens_columns)
+        known, how = split_schema(state.schema)[0], {"widen": warehouse.widens_columns, "sanitize": warehouse.sanitizes_names}
+        columns = merge_columns(known, [plan.relation], **how)
         return columns, changelogs.snapshot_layout(table, typed_schema(columns))
 
 
@@ -190,7 +190,14 @@ def _version(copying: Copying, plan: TablePlan, columns: StructType, versions: S
     known = plan.primary_key or tuple(original_name(name) for name in (before[-1].key if before else ()))
     version = version_of(copying.position.lsn, 0, relation, columns, identifying_columns(relation, lambda: known))
     fields = assign_columns(columns, relation)
-    return replace(version, snapshot=tuple(zip(plan.numbers, (field.name for field in fields), strict=True)))
+    return replace(
+        version,
+        snapshot=tuple(zip(plan.numbers, (field.name for field in fields), strict=True)),
+        described=tuple(
+            (number, column.name, column.type_id, column.type_modifier)
+            for number, column in zip(plan.numbers, plan.described, strict=True)
+        ),
+    )
 
 
 def _tasks(
@@ -210,14 +217,15 @@ def _tasks(
             number=number,
             chunk_count=len(begun.chunks),
             condition=plan.condition,
-            selects=tuple(select_columns(plan.relation)),
+            selects=plan.selects,
+            masks=copying.warehouse.masks.with_key(),
             names=tuple(field.name for field in assign_columns(columns, plan.relation)),
             types=to_arrow_schema(columns, timezone="UTC"),
             epoch=copying.position.epoch,
             lsn=copying.position.lsn,
             time_us=begun.time_us,
-            directory=storage.name(directory),
-            note=storage.name(begun.note(number)),
+            directory=places.name(directory),
+            note=places.name(begun.note(number)),
             layout=layout,
             is_utf8=copying.is_utf8,
         )
@@ -265,7 +273,17 @@ def _run(copying: Copying, table: Table, begun: Begun, tasks: list[ChunkTask]) -
 def _purpose(copying: Copying, plan: TablePlan, *more: object) -> str:
     """Return a digest of what must be the same to resume a copy: the snapshot, the table, the copied part of it, and ``more``."""
     parts = sorted({(chunk.relation_id, chunk.table, chunk.file) for chunk in plan.chunks})
-    described = (copying.snapshot, copying.position, plan.relation, plan.numbers, plan.condition, parts, *more)
+    described = (
+        copying.snapshot,
+        copying.position,
+        plan.relation,
+        plan.numbers,
+        plan.condition,
+        parts,
+        plan.selects,
+        copying.warehouse.masks.fingerprint,
+        *more,
+    )
     return hashlib.sha256("\n".join(map(str, described)).encode()).hexdigest()
 
 

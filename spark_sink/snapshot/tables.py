@@ -20,14 +20,15 @@ from spark_sink.client.exported import SnapshotError
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.replica import merge
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
+from spark_sink.snapshot.homes import name_of
 from spark_sink.snapshot.initial import is_unfinished
-from spark_sink.snapshot.table import table_of
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from spark_sink.snapshot.homes import Homes
     from spark_sink.snapshot.plan import Plan, TablePlan
     from spark_sink.staging.log import Epoch
 
@@ -79,10 +80,10 @@ class TableSnapshot(Snapshot):
         with TableLock(self.warehouse.local_root(self.config.staging)).alone(lambda: self._stopping):
             merge.finish_snapshots(self._spark, self.warehouse)
 
-    def _choose(self, plan: Plan) -> list[TablePlan]:
-        published = {str(table_of(table)): table for table in plan.tables}
+    def _choose(self, plan: Plan, homes: Homes) -> list[TablePlan]:
+        published = {str(name_of(table.relation)): table for table in plan.tables}
         self._check_published(published)
-        return [published[name] for name in self._names if name not in map(str, self.copied)]
+        return [published[name] for name in self._names if homes.of(published[name].relation) not in self.copied]
 
     def _check_published(self, published: Collection[str]) -> None:
         missing = [name for name in self._names if name not in published]

@@ -21,12 +21,12 @@ from spark_sink.staging.changes import changes_of, message_of
 from spark_sink.staging.filler import REPEATED_LSN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from spark_sink.staging.index import SegmentIndex
     from spark_sink.staging.log import Segment
 
-__all__ = ["Contents", "Use", "count_rows", "read_contents"]
+__all__ = ["Contents", "Found", "Use", "count_rows", "find", "read_contents"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,11 @@ class Use:
     is_repeated: bool = False
     """Whether the launcher repeated the description there. Then the table has not changed since the previous description."""
 
+    @property
+    def name(self) -> Table:
+        """The table's name in the description."""
+        return Table(self.relation.namespace, self.relation.name)
+
 
 @dataclass(slots=True)
 class Contents:
@@ -53,25 +58,45 @@ class Contents:
     """The table's descriptions in order. Each differs from the one before it, or the server sent it again after a change."""
 
 
-def read_contents(segments: Iterable[Segment], after_lsn: int = 0) -> dict[Table, Contents]:
-    """Return the tables with changes in the segments. Only transactions that end beyond ``after_lsn`` count."""
-    found: dict[Table, Contents] = {}
-    for segment in segments:
-        index = segment_index.load(segment.path)
-        for count, use in _uses(segment, index, after_lsn):
-            contents = found.setdefault(Table(use.relation.namespace, use.relation.name), Contents())
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The changes in some segments: each description that applies to changes, with the number of these; and the messages."""
+
+    uses: list[tuple[int, Use]]
+    messages: Contents
+
+    def by_table(self, home_of: Callable[[Use], Table] | None = None) -> dict[Table, Contents]:
+        """Return the tables with changes. By default a table is known by its name in the stream."""
+        found: dict[Table, Contents] = {}
+        for count, use in self.uses:
+            contents = found.setdefault(use.name if home_of is None else home_of(use), Contents())
             contents.count += count
             contents.last_lsn = max(contents.last_lsn, use.last_lsn)
             contents.uses.append(use)
+        for contents in found.values():
+            contents.uses = _joined(sorted(contents.uses, key=lambda use: (use.end_lsn, use.ordinal)))
+        if self.messages.count:
+            found[MESSAGES] = replace(self.messages)
+        return found
+
+
+def find(segments: Iterable[Segment], after_lsn: int = 0) -> Found:
+    """Return the changes in the segments. Only transactions that end beyond ``after_lsn`` count."""
+    found = Found([], Contents())
+    for segment in segments:
+        index = segment_index.load(segment.path)
+        found.uses.extend(_uses(segment, index, after_lsn))
         places = index.messages()[1]
         places = places[places > after_lsn]
         if len(places):
-            contents = found.setdefault(MESSAGES, Contents())
-            contents.count += len(places)
-            contents.last_lsn = int(places[-1])
-    for contents in found.values():
-        contents.uses = _joined(sorted(contents.uses, key=lambda use: (use.end_lsn, use.ordinal)))
+            found.messages.count += len(places)
+            found.messages.last_lsn = int(places[-1])
     return found
+
+
+def read_contents(segments: Iterable[Segment], after_lsn: int = 0) -> dict[Table, Contents]:
+    """Return the tables with changes in the segments, by their names in the stream."""
+    return find(segments, after_lsn).by_table()
 
 
 def count_rows(segments: Iterable[Segment], after_lsn: int = 0) -> int:

@@ -283,7 +283,7 @@ class _Options:
                     yield from MessageReader(piece, schema).read()
             case _Part(pieces) if self.table is not None:
                 for piece in pieces:
-                    yield from TypedReader(piece, self.table, schema, self.types).read()
+                    yield from TypedReader(piece, {self.table: None}, schema, self.types).read()
             case _Part(pieces):
                 for piece in pieces:
                     yield from EnvelopeReader(piece, schema).read()

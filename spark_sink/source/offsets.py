@@ -1,4 +1,4 @@
-"""Reads from a stream's checkpoint which range of the log a micro-batch has. No Spark.
+"""Reads from a stream's checkpoint which range of the log a micro-batch has, and removes what was not finished. No Spark.
 
 Spark writes ``offsets/N`` before micro-batch N runs, so that the micro-batch has the same range after a crash. The file has a
 version, a line for Spark itself, then a line with the offset of each source, as the source gave it (Structured Streaming
@@ -17,7 +17,7 @@ from spark_sink.staging.log import Position, StagingError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["OFFSET_FORMAT", "is_recorded", "micro_batch", "read_offset"]
+__all__ = ["OFFSET_FORMAT", "is_recorded", "micro_batch", "read_offset", "tidy"]
 
 OFFSET_FORMAT = 1
 
@@ -37,6 +37,20 @@ def is_recorded(checkpoint: Path, batch_id: int) -> bool:
     # Spark writes the file under another name and renames it, then does the same with a file for its checksum.
     being_renamed = [path for dots in (".", "..") for path in commits.glob(f"{dots}{batch_id}.*.tmp*")]
     return (commits / str(batch_id)).exists() and not being_renamed
+
+
+def tidy(checkpoint: Path) -> None:
+    """Remove the unfinished files of a checkpoint that has no micro-batch yet. A stream that was killed while it began leaves them.
+
+    Spark refuses to begin where one is (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY), although it never reads them: it gives a file
+    its name, a number, when the file is complete. Their names begin with a dot. No stream may be running.
+    """
+    directories = [checkpoint / name for name in ("offsets", "commits")]
+    if any(path.name.isdigit() for directory in directories for path in directory.glob("*")):
+        return
+    for directory in directories:
+        for path in directory.glob(".*"):
+            path.unlink(missing_ok=True)
 
 
 def _end(checkpoint: Path, batch_id: int) -> Position:

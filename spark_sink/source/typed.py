@@ -17,21 +17,25 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
 from cdcpipe.errors import ProtocolError
+from cdcpipe.masks import NO_MASKS
 from cdcpipe.pgoutput.columnar import Changes, decode_changes
 from cdcpipe.pgoutput.messages import Relation
 from cdcpipe.types.arrow.readers import to_arrow
 from cdcpipe.types.arrow.values import Values
 from spark_sink.schema.exact_texts import ExactTexts, list_offsets
+from spark_sink.schema.masking import masked
 from spark_sink.schema.table import EXACT
 from spark_sink.schema.types import OPS, as_typed, assign_columns, spark_type, split_schema
 from spark_sink.source.slices import OpenSlice, RelationVersion, Slice
 from spark_sink.staging.log import StagingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
     from pyspark.sql.types import StructField, StructType
+
+    from cdcpipe.masks import Masks
 
     Array = NDArray[Any]
 
@@ -52,32 +56,49 @@ def _op_names() -> pa.StringArray:
 
 
 class TypedReader:
-    """Reads one table's changes from a slice."""
+    """Reads one table's changes from a slice.
 
-    def __init__(self, piece: Slice | OpenSlice, table: tuple[str, str], schema: StructType, types: str = EXACT) -> None:
+    ``relations`` are the names that the table has in the slice, as schema and name, each with its OIDs; None for all OIDs.
+    """
+
+    def __init__(
+        self,
+        piece: Slice | OpenSlice,
+        relations: Mapping[tuple[str, str], Collection[int] | None],
+        schema: StructType,
+        types: str = EXACT,
+        masks: Masks = NO_MASKS,
+    ) -> None:
         self._slice = piece if isinstance(piece, OpenSlice) else OpenSlice(piece)
-        self._table = table
+        self._relations = relations
         self._types = types
+        self._masks = masks
         self._arrow_schema = to_arrow_schema(schema, timezone="UTC")
         self._columns, self._old_columns = split_schema(schema)
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """Yield the changes in batches; all changes of a batch have the same version of the relation."""
-        versions = self._slice.versions.get(self._table, ())
+        versions = [
+            version
+            for name, ids in self._relations.items()
+            for version in self._slice.versions.get(name, ())
+            if ids is None or version.relation.relation_id in ids
+        ]
         for version in versions:
             records = self._slice.changes.get(version.relation.relation_id, _NO_RECORDS)
             low, high = np.searchsorted(records, [version.first, version.last])
             mine = records[low:high]
             for chunk in self._slice.chunks(mine):
-                yield self._batch(mine[chunk], as_typed(version.relation, self._types))
+                yield self._batch(mine[chunk], version.relation)
         truncates = self._truncates(versions)
         if truncates is not None:
             yield truncates
 
-    def _batch(self, record: Array, relation: Relation) -> pa.RecordBatch:
+    def _batch(self, record: Array, described: Relation) -> pa.RecordBatch:
         index = self._slice.index
         try:
-            changes = decode_changes(self._slice.segment, index.offset[record], index.length[record].astype(np.int64), relation)
+            changes = decode_changes(self._slice.segment, index.offset[record], index.length[record].astype(np.int64), described)
+            relation = as_typed(described, self._types, self._masks)
             fields = assign_columns(self._columns, relation)
             exact = ExactTexts(len(record))
             arrays = self._convert(changes.columns, relation, fields, self._arrow_schema, exact, "")
@@ -90,8 +111,8 @@ class TypedReader:
         self._add_lists(arrays, changes, fields, exact)
         return self._assemble(arrays, len(record))
 
-    @staticmethod
     def _convert(
+        self,
         columns: Sequence[Values],
         relation: Relation,
         fields: Sequence[StructField],
@@ -100,7 +121,11 @@ class TypedReader:
         prefix: str,
     ) -> dict[str, pa.Array]:
         arrays = {}
+        kinds = self._masks.kinds(relation.namespace, relation.name, [column.name for column in relation.columns])
         for values, target, column in zip(columns, fields, relation.columns, strict=True):
+            if column.name in kinds:
+                arrays[target.name] = masked(values.text(), kinds[column.name], self._masks)
+                continue
             converted = to_arrow(values, to_arrow_type(spark_type(column), timezone="UTC"))
             # The cast changes only a column that was widened.
             arrays[target.name] = converted.array.cast(types.field(target.name).type)
@@ -128,7 +153,8 @@ class TypedReader:
             ("_cdc_exact", exact.count, "a value does not fit its type"),
         ):
             if entries and name not in self._arrow_schema.names:
-                msg = f"segment {self._slice.path}, table {'.'.join(self._table)!r}: {reason}, and the schema has no {name}"
+                table = ".".join(next(iter(self._relations)))
+                msg = f"segment {self._slice.path}, table {table!r}: {reason}, and the schema has no {name}"
                 raise StagingError(msg, hint=f"add {name} to the schema")
         count = len(changes.kind)
         if "_cdc_unchanged" in self._arrow_schema.names:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pwd
 import re
 import shutil
 import subprocess
@@ -23,13 +22,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cdcpipe import logs
 from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
-from spark_sink.client import guard
 from spark_sink.files.lock import hold_alone
 from spark_sink.files.places import is_local, name
+from spark_sink.spark import jvm
+from spark_sink.spark.home import user_home
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -75,9 +76,6 @@ _CAUSE = re.compile(r"^(?:Caused by)?: (?:(?:[\w$]+\.)+([\w$]+)(?:: |$))?(.*)$",
 
 
 _DEFAULT_MASTER = "local[2]"
-_GATEWAY = "PYSPARK_GATEWAY_PORT"
-"""The environment variable in which spark-submit passes the port of its JVM to the program that it runs."""
-
 _DELTA_SETTINGS = {
     "spark.sql.extensions": DELTA_EXTENSION,
     "spark.sql.catalog.spark_catalog": DELTA_CATALOG,
@@ -94,12 +92,13 @@ def build(
     jars_dir: str | os.PathLike[str] | None = None,
     *,
     ui: bool = False,
+    on_step: Callable[[str], None] | None = None,
 ) -> SparkSession:
     """Start a session, or return the session of this process if there is one and it passes ``check``.
 
     ``conf`` overrides the settings made here; its Java options are added to ours. ``master`` is ``local[2]`` by default. Under
-    spark-submit, its master and its settings apply instead, and its jars must contain Delta Lake. Raises InitError if Java, pyspark
-    or Delta Lake is missing.
+    spark-submit, its master and its settings apply instead, and its jars must contain Delta Lake. ``on_step`` gets texts for people
+    about what is being done. Raises InitError if Java, pyspark or Delta Lake is missing.
     """
     try:
         from pyspark.sql import SparkSession
@@ -114,7 +113,7 @@ def build(
     if _needs_delta(format):
         settings |= _DELTA_SETTINGS
     conf = dict(conf or {})
-    if _GATEWAY in os.environ:
+    if jvm.GATEWAY in os.environ:
         settings |= _submitted()
         master = master or settings.get("spark.master")
     else:
@@ -129,13 +128,17 @@ def build(
     builder = SparkSession.builder
     for key, value in settings.items():
         builder = builder.config(key, value)
+    on_step = on_step or (lambda _step: None)
+    on_step("fetching Spark's packages" if "spark.jars.packages" in settings else "starting Spark")
     try:
         with _alone_in_ivy(settings):
-            _start_jvm(settings)
+            jvm.start(settings, on_step)
+        on_step("starting Spark")
         spark = builder.getOrCreate()
     except CdcpipeError:
         raise
     except Exception as ex:
+        jvm.show_held()
         if "spark.jars.packages" in settings and "JAVA_GATEWAY_EXITED" in str(ex):
             raise InitError(
                 f"Spark did not start; if the lines above name unresolved dependencies, Delta Lake {DELTA_VERSION} "
@@ -144,22 +147,9 @@ def build(
             ) from ex
         raise InitError(f"Spark did not start: {reason_of(ex)}") from ex
     check(spark, format)
+    if (output := jvm.output()) is not None:
+        output.session_is_ready()
     return spark
-
-
-def _start_jvm(settings: Mapping[str, str]) -> None:
-    """Start Spark's JVM, unless it runs, in the process group that a watchdog ends when this process is gone.
-
-    The JVM itself ends when its stdin ends. But it reads its stdin only after it has sent its port to this process. Without the
-    watchdog, a JVM whose driver is killed before that would stay for ever.
-    """
-    from pyspark import SparkConf, SparkContext
-    from pyspark.java_gateway import launch_gateway
-
-    if SparkContext._gateway is None and _GATEWAY not in os.environ:  # noqa: SLF001
-        conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-        gateway = launch_gateway(conf, {"process_group": guard.group()})
-        SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - the parameter that SparkContext() passes on
 
 
 def check(spark: SparkSession, format: str) -> None:  # noqa: A002
@@ -274,7 +264,7 @@ def _java_homes() -> list[Path]:
         homes.append(Path(command).resolve().parent.parent)
     for directory in (
         Path("/usr/lib/jvm"),
-        _home() / ".sdkman/candidates/java",
+        user_home() / ".sdkman/candidates/java",
         Path("/Library/Java/JavaVirtualMachines"),
     ):
         if directory.is_dir():
@@ -308,7 +298,12 @@ def _settings(*, ui: bool) -> dict[str, str]:
         "spark.sql.streaming.metricsEnabled": "false",
         # A Python worker imports numpy and pyarrow, which is slow: start workers once and reuse them.
         "spark.python.worker.reuse": "true",
+        # Otherwise each session, and each streaming query with its copy of one, would start Python workers of its own.
+        "spark.sql.artifact.isolation.enabled": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # Otherwise pyspark looks up the caller of each function of a column and tells it to the JVM, for error messages about our
+        # own code. That is half of the driver's CPU time for making a plan.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         # How long driver, JVM and workers wait for one another to connect. Spark's default of 15 s is too short on a busy machine.
         "spark.python.authenticate.socketTimeout": "120s",
         "spark.executorEnv.PYTHONPATH": _python_path(),
@@ -321,7 +316,7 @@ def _settings(*, ui: bool) -> dict[str, str]:
 
 def _java_options() -> str:
     # -UsePerfData: counters for jstat would wake an idle JVM twenty times a second.
-    log = "full" if _logger.isEnabledFor(logging.INFO) else "short"
+    log = "json" if logs.is_json() else "full" if _logger.isEnabledFor(logging.INFO) else "short"
     file = Path(__file__).resolve().with_name("log4j2.properties").as_uri()
     return f"-XX:-UsePerfData -Dlog4j2.configurationFile={file} -Dcdcpipe.log={log}"
 
@@ -332,17 +327,6 @@ def _submitted() -> dict[str, str]:
 
     SparkContext._ensure_initialized()  # noqa: SLF001 - spark-submit's JVM runs already and has them
     return dict(SparkConf().getAll())
-
-
-def _home() -> Path:
-    """Return the user's home: ``$HOME``, or the system's entry for the user if ``$HOME`` is no directory."""
-    named = Path(os.environ.get("HOME", ""))
-    if named.is_absolute():
-        return named
-    try:
-        return Path(pwd.getpwuid(os.getuid()).pw_dir)
-    except KeyError:
-        return Path("/")  # a container's user without an entry in the system
 
 
 def _jar_settings(
@@ -378,7 +362,7 @@ def find_jars(
     conf: Mapping[str, str],
 ) -> list[str] | None:
     """Return the jars on this machine that a session gets, None if it fetches Delta Lake's; raise InitError if some are missing."""
-    if _GATEWAY in os.environ:
+    if jvm.GATEWAY in os.environ:
         return []  # they are spark-submit's
     settings = _jar_settings(format, jars_dir, conf.get("spark.jars.ivy"))
     if "spark.jars.packages" in settings:
@@ -388,7 +372,7 @@ def find_jars(
 
 def _ivy_folder(named: str | None) -> Path:
     """Return the folder in which Ivy keeps jars, and create it. ``named`` is Spark's setting spark.jars.ivy."""
-    ivy = Path(named) if named else _home() / ".ivy2.5.2"
+    ivy = Path(named) if named else user_home() / ".ivy2.5.2"
     try:
         (ivy / "jars").mkdir(parents=True, exist_ok=True)
     except OSError as ex:
@@ -406,7 +390,7 @@ def _alone_in_ivy(settings: Mapping[str, str], deadline_s: float = _IVY_DEADLINE
     Ivy does not lock the folder: two sessions that fetch the same jars into it at once see each other's half-written files, and
     fail. Does nothing if there is nothing to fetch. Raises InitError if another process still fetches after ``deadline_s`` seconds.
     """
-    if "spark.jars.packages" not in settings or _GATEWAY in os.environ:
+    if "spark.jars.packages" not in settings or jvm.GATEWAY in os.environ:
         yield
         return
     lock = _ivy_folder(settings.get("spark.jars.ivy")) / "cdcpipe.lock"
@@ -474,6 +458,9 @@ def has_ended(spark: SparkSession, timeout_s: float) -> bool:
     """Wait until Spark's JVM has ended; return False if it still runs after ``timeout_s``."""
     process = spark.sparkContext._gateway.proc  # noqa: SLF001 - there is no other way to know it
     try:
-        return process is not None and process.wait(timeout_s) is not None
+        ended = process is not None and process.wait(timeout_s) is not None
     except subprocess.TimeoutExpired:
         return False
+    if (output := jvm.output()) is not None:
+        output.take()  # its last words come before our error
+    return ended

@@ -9,6 +9,7 @@
     readers/NAME.json                                the position of a reader (readers.register_reader)
     known.json                                       the account of the slot: up to which LSN the log is complete (account.py)
     last_error.json                                  the error with which the last run or land ended (last_error.py)
+    history.jsonl                                    rates and lags of the last day (history.py)
     lock                                             held by the launcher (lock.py)
 
 The log is one chain. Each segment starts where the one before it ends. An epoch starts where the log ended when its launcher

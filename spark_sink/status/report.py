@@ -20,9 +20,9 @@ from spark_sink.staging.lock import lock_owner
 from spark_sink.staging.log import Position, epoch_directory, list_epochs, list_segments, log_end, removed_position
 from spark_sink.staging.readers import read_readers
 from spark_sink.status import ladder
-from spark_sink.warehouse import gaps, wanted_copies
+from spark_sink.warehouse import dropped_tables, gaps, purged_changes, wanted_copies
 from spark_sink.warehouse.gaps import TablesGap
-from spark_sink.warehouse.warehouse import Warehouse
+from spark_sink.warehouse.warehouse import Warehouse, encode_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,30 +130,36 @@ class Tables:
         return [
             {
                 "table": str(table),
+                "directory": encode_name(table),
                 "versions": len(self._versions.get(str(table), [])),
                 "dropped": self._dropped(table),
-                "purged": format_lsn(lsn) if (lsn := self.house.purged_lsn(table)) else None,
+                "purged": format_lsn(lsn) if (lsn := purged_changes.last_lsn(self.house, table)) else None,
                 "changelog": self._facts(self.house.changelog(table)),
                 "replica": self._facts(self.house.replica(table)) if self.house.format.keeps_replicas else None,
+                "history": self._facts(self.house.history(table)) if self.house.format.keeps_replicas else None,
             }
             for table in tables
         ]
 
     def _dropped(self, table: Table) -> str | None:
-        position = self.house.dropped(table, self._versions.get(str(table), ()))
+        position = dropped_tables.where(self.house, table, self._versions.get(str(table), ()))
         return None if position is None else str(position)
 
     def rungs(self, rows: Sequence[dict[str, Any]]) -> list[tuple[str, Position | None]]:
-        """Return the position of all changelogs, and that of all replicas: the position of the replica that lacks most."""
-        position = self.house.source().position
-        replica = position
+        """Return the positions of all changelogs, all replicas and all stored histories: of each kind the one that lacks most."""
+        kinds = (["replica"] if self.house.format.keeps_replicas else []) + (["history"] if self.house.keeps_history else [])
+        return [("changelog", self.house.source().position), *((kind, self._lowest(rows, kind)) for kind in kinds)]
+
+    def _lowest(self, rows: Sequence[dict[str, Any]], kind: str) -> Position | None:
+        """Return the position of the replica, or of the history, that lacks most of its changelog."""
+        lowest = self.house.source().position
         for row in rows:
-            changelog, own = (Position.parse(row[kind]["position"]) if row[kind] else None for kind in ("changelog", "replica"))
+            changelog, own = (Position.parse(row[each]["position"]) if row[each] else None for each in ("changelog", kind))
             if own is None and changelog is not None and changelog.lsn:
                 own = self._beginning(row["table"])
-            if replica is not None and changelog is not None and own is not None and own.lsn < min(changelog.lsn, replica.lsn):
-                replica = Position(replica.epoch, own.lsn)
-        return [("changelog", position), *([("replica", replica)] if self.house.format.keeps_replicas else [])]
+            if lowest is not None and changelog is not None and own is not None and own.lsn < min(changelog.lsn, lowest.lsn):
+                lowest = Position(lowest.epoch, own.lsn)
+        return lowest
 
     def _beginning(self, name: str) -> Position | None:
         """Return the position of a replica that does not exist yet, before the table's first change; None without a key."""

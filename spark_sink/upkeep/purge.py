@@ -1,16 +1,17 @@
-"""Removes old changes from changelogs.
+"""Removes old changes from changelogs, and old versions from histories.
 
 `purge` removes the changes before a place in the order of all commits. The place is an LSN, a position (``EPOCH:LSN``), or a time:
 that of the first transaction of any table that committed then or later (replica/as_of.py). It keeps changes that are still needed:
 
-- With Delta Lake it keeps changes that the table's replica does not have yet, because the replica gets them from nowhere else.
+- With Delta Lake it keeps changes that the table's replica or its stored history does not have yet, because these get them from
+  nowhere else.
 - With Parquet the current rows are made of all changes since the table's last snapshot or TRUNCATE. If these would have to go,
   `purge` refuses. It removes only whole appends. It keeps an append that also has later changes, and the newest one, which records
   the position of the changelog.
 
 The remaining changes do not show that earlier ones are missing. So `purge` first records in the warehouse up to where changes may
 be missing. After a kill at any moment, a changelog is complete, or is known to be incomplete. Code that needs all changes since
-some place calls Warehouse.check_changes: `as-of` and the rebuilding of a replica then raise an error, unless a later snapshot gives
+some place calls purged_changes.check: `as-of` and the rebuilding of a replica then raise an error, unless a later snapshot gives
 the table a new beginning.
 
 For each table, `purge` holds the right to write the tables alone while it records and deletes (warehouse/lock.py). Otherwise a
@@ -30,9 +31,12 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from cdcpipe.lsn import format_lsn
 from spark_sink.changelog.tables import changelogs_of
+from spark_sink.delta import sql as delta
 from spark_sink.replica import as_of, merge
+from spark_sink.replica.history import own_names
 from spark_sink.schema.table import MESSAGES, Table
 from spark_sink.staging.log import Position
+from spark_sink.warehouse import purged_changes, stored_histories
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
@@ -43,7 +47,7 @@ if TYPE_CHECKING:
 
     from spark_sink.replica.as_of import At
 
-__all__ = ["Purged", "find_table", "purge"]
+__all__ = ["Purged", "find_table", "purge", "purge_histories"]
 
 _logger = logging.getLogger(__name__)
 
@@ -88,9 +92,45 @@ def purge(
                     # An unfinished snapshot may have rows before the place, which its replica still needs. So finish it first.
                     merge.finish_snapshots(spark, house)
                     each.check()
-                    house.note_purged(each.table, each.lsn)
+                    purged_changes.record(house, each.table, each.lsn)
                     each.remove()
     return [Purged(each.table, each.rows, each.kept, each.reason) for each in purges]
+
+
+def purge_histories(
+    spark: SparkSession, house: Warehouse, lock: TableLock, before: datetime, is_stopping: Callable[[], bool] = lambda: False
+) -> list[Purged]:
+    """Remove the versions that ended before a time from all histories, for good. Returns what was removed from each.
+
+    The versions that are valid at the time or later stay. ``lock`` is the lock of this process's pipeline.
+    """
+    found = []
+    for table in house.tables():
+        if is_stopping():
+            break
+        with lock.history():
+            count = _purge_history(spark, house, table, before)
+        if count:
+            found.append(Purged(table, count))
+    return found
+
+
+def _purge_history(spark: SparkSession, house: Warehouse, table: Table, before: datetime) -> int:
+    path, found = house.history(table), stored_histories.facts(house, table)
+    if found is None:
+        return 0
+    rows = delta.read(spark, path)
+    to_lsn, valid_to = (own_names(rows.columns)[name] for name in ("to_lsn", "valid_to"))
+    # Commit times need not be in the order of the commits. A version stays if one that ended before it stays.
+    is_late = F.col(valid_to) >= as_of.moment(before)
+    ends = rows.agg(F.min(F.when(is_late, F.col(to_lsn))).alias("kept"), F.max(to_lsn).alias("last")).collect()[0]
+    lsn = ends["last"] if ends["kept"] is None else ends["kept"] - 1
+    count = 0 if lsn is None else rows.where(F.col(to_lsn) <= lsn).count()
+    if count:
+        # First the note: without these versions, the rows of earlier moments are not known.
+        delta.set_properties(spark, path, stored_histories.properties(after_lsn=max(lsn - 1, found.after_lsn)))
+        spark.sql(f"DELETE FROM {delta.table_name(path)} WHERE {to_lsn} <= {lsn}").collect()
+    return count
 
 
 def _all(house: Warehouse) -> list[Table]:

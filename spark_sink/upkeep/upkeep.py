@@ -4,17 +4,18 @@ Each micro-batch writes a file per table. So a changelog gets about one file a s
 looks at each table at most once in ``optimize_interval_s``, and reads only its log (delta/log.py: no Spark).
 
 - If a table has many small files, OPTIMIZE compacts them. Large files are never rewritten. With ``clustering`` OPTIMIZE sorts
-  replicas by key instead, which rewrites a whole table up to some size.
+  replicas by key instead, which rewrites a whole table up to some size. Histories are always sorted by key.
 - Commits: a log has a file for each commit. Commits before the newest checkpoint that is older than ``log_retention_s`` are deleted
   whenever the table is looked at.
-- Once a day, changes older than ``keep_changelog_s`` are removed from the changelogs (upkeep/purge.py). Then VACUUM deletes files
+- Once a day, changes older than ``keep_changelog_s`` are removed from the changelogs, and versions of rows that ended longer ago
+  than ``keep_history_s`` from the histories (upkeep/purge.py). Then VACUUM deletes files
   that have not been part of the table for ``vacuum_retention_s``; older versions of the table can't be read after that. The
-  warehouse records the time.
+  warehouse records the time (recorded_times.py).
 
 No other rows change, so a reader notices nothing. OPTIMIZE commits, and must not commit at the same time as a micro-batch or a
 merge (warehouse/lock.py says why). So it holds their right while they wait, and runs only if there is much to compact. VACUUM is
 set to write no commits. So it needs no right for a changelog, however long it searches. A merge may replace the whole directory of
-a replica, so for a replica VACUUM holds the right to merge.
+a replica, so for a replica VACUUM holds the right to merge; for a history likewise.
 
 An error here does no harm, and upkeep tries again later. So it is only a warning.
 """
@@ -26,7 +27,7 @@ import threading
 import time
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from pyspark.sql.types import ArrayType, BinaryType, BooleanType, MapType, StructType, VariantType
 
@@ -36,11 +37,10 @@ from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.delta.schema import INDEXED_COLUMNS
 from spark_sink.files import places
-from spark_sink.files.places import read_json, write_json
-from spark_sink.schema.table import MESSAGES
 from spark_sink.spark import session
 from spark_sink.spark.sql import quote
 from spark_sink.upkeep import purge
+from spark_sink.upkeep.recorded_times import HISTORIES, PURGE, RecordedTimes, places_of, vacuum_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,11 +70,8 @@ _CUBE_BYTES = 2 << 30
 """In a clustered table, a group of files sorted together is not rewritten once it has this size."""
 _MOST_CLUSTERING_COLUMNS = 4
 _NOT_CLUSTERED = (ArrayType, BinaryType, BooleanType, MapType, StructType, VariantType)
-_DAY_S = 86_400.0
 _LONGEST_PAUSE_S = 3600.0
 """The longest pause before upkeep checks again whether VACUUM is due and whether logs are too long."""
-_PURGE = "purge"
-"""The key of the last purge in vacuumed.json. It can't be a table's key, which has a slash."""
 
 
 class Upkeep:
@@ -94,6 +91,7 @@ class Upkeep:
         vacuum_retention_s: float | None,
         log_retention_s: float | None = None,
         keep_changelog_s: float | None = None,
+        keep_history_s: float | None = None,
         clustering: bool = False,
     ) -> None:
         # A separate session, so that the settings below do not affect the session that writes.
@@ -103,12 +101,13 @@ class Upkeep:
         self._vacuum_retention_s = vacuum_retention_s
         self._log_retention_s = log_retention_s
         self._keep_changelog_s = keep_changelog_s
+        self._keep_history_s = keep_history_s
         self._clustering = clustering
         self._lock = lock
         self._stopping = threading.Event()
         self._thread = Worker(target=self._run, name="upkeep", daemon=True)
         self._states: dict[Path, TableState | None] = {}
-        self._recorded: dict[str, Any] | None = None
+        self._times = RecordedTimes(warehouse)
         settings = {
             "spark.databricks.delta.optimize.minFileSize": _LARGE_BYTES,
             "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.threshold": _CUBE_BYTES,
@@ -150,6 +149,9 @@ class Upkeep:
             if self._keep_changelog_s is not None and not is_ending():
                 with _forgiving(self._warehouse.root / "changelog", "purged"):
                     self._purge(self._keep_changelog_s, is_ending)
+            if self._keep_history_s is not None and not is_ending():
+                with _forgiving(self._warehouse.root / "history", "purged"):
+                    self._purge_histories(self._keep_history_s, is_ending)
             for table, path, right in self._paths():
                 if is_ending():
                     return
@@ -160,22 +162,18 @@ class Upkeep:
                     if self._optimize_interval_s is not None:
                         self._optimize(table, path, right)
                     if self._vacuum_retention_s is not None:
-                        with self._lock.merge() if path == self._warehouse.replica(table) else nullcontext():
+                        with nullcontext() if path == self._warehouse.changelog(table) else right():
                             self._vacuum(path, self._vacuum_retention_s)
 
     def _paths(self) -> Iterator[tuple[Table, Path, Right]]:
         """Yield the tables, each with the right that its writer has to hold."""
-        for table in [*self._warehouse.tables(), MESSAGES]:
-            for path, right in (
-                (self._warehouse.changelog(table), self._lock.append),
-                (self._warehouse.replica(table), self._lock.merge),
-            ):
-                if delta_log.exists(path):
-                    yield table, path, right
+        rights = {"changelog": self._lock.append, "replica": self._lock.merge, "history": self._lock.history}
+        for table, path in places_of(self._warehouse):
+            yield table, path, rights[path.parent.name]
 
     def _optimize(self, table: Table, path: Path, right: Right) -> None:
         state = self._states[path] = delta_log.read_table(path, self._states.get(path))
-        is_clustered = self._clustering and path == self._warehouse.replica(table)
+        is_clustered = path == self._warehouse.history(table) or (self._clustering and path == self._warehouse.replica(table))
         large = _CLUSTERED_BYTES if is_clustered else _LARGE_BYTES
         if state is not None and state.small_files(large) > _MOST_SMALL_FILES:
             with right():
@@ -186,7 +184,7 @@ class Upkeep:
             _logger.info("%s: %d files compacted in %.1f s", path, state.files, time.monotonic() - started)
 
     def _cluster(self, table: Table, path: Path) -> str:
-        """Set a replica's clustering columns to its present key. Returns FULL if OPTIMIZE has to rewrite all files, else ""."""
+        """Set a table's clustering columns to its present key. Returns FULL if OPTIMIZE has to rewrite all files, else ""."""
         key = [version.columns for version in self._warehouse.versions(table) if version.key][-1]
         fields = delta.read(self._spark, path).schema.fields[:INDEXED_COLUMNS]  # Delta can cluster only by columns with statistics
         possible = {field.name for field in fields if not isinstance(field.dataType, _NOT_CLUSTERED)}
@@ -204,15 +202,15 @@ class Upkeep:
             _logger.debug("%s: %d commits removed from the log", path, count)
 
     def _vacuum(self, path: Path, retention_s: float) -> None:
-        name = f"{path.parent.name}/{path.name}"
-        is_known = name in self._recorded_times()
-        if self._is_due(name):
+        name = vacuum_of(path)
+        is_known = self._times.is_known(name)
+        if self._times.is_due(name):
             if is_known:  # a new table has nothing to delete
                 self._spark.sql(f"VACUUM {delta.table_name(path)} RETAIN {retention_s / 3600:.6f} HOURS")
-            self._record(name)
+            self._times.record(name)
 
     def _purge(self, age_s: float, is_stopping: Callable[[], bool]) -> None:
-        if self._is_due(_PURGE) and self._warehouse.source().position is not None:
+        if self._times.is_due(PURGE) and self._warehouse.source().position is not None:
             before = datetime.now(UTC) - timedelta(seconds=age_s)
             try:
                 found = purge.purge(self._spark, self._warehouse.root, before, is_stopping=is_stopping)
@@ -221,25 +219,14 @@ class Upkeep:
             for each in found:
                 if each.rows:
                     _logger.info("%s: %d changes from before %s removed", each.table, each.rows, before.isoformat(" "))
-            self._record(_PURGE)
+            self._times.record(PURGE)
 
-    def _is_due(self, name: str) -> bool:
-        """Tell whether a day has passed since the recorded time of ``name``."""
-        before = self._recorded_times().get(name)
-        return before is None or time.time() - before >= _DAY_S
-
-    def _record(self, name: str) -> None:
-        self._recorded_times()[name] = round(time.time())
-        write_json(self._recorded_path, self._recorded_times())
-
-    def _recorded_times(self) -> dict[str, Any]:
-        if self._recorded is None:
-            self._recorded = read_json(self._recorded_path) or {}
-        return self._recorded
-
-    @property
-    def _recorded_path(self) -> Path:
-        return self._warehouse.root / "_cdcpipe/vacuumed.json"
+    def _purge_histories(self, age_s: float, is_stopping: Callable[[], bool]) -> None:
+        if self._times.is_due(HISTORIES):
+            before = datetime.now(UTC) - timedelta(seconds=age_s)
+            for each in purge.purge_histories(self._spark, self._warehouse, self._lock, before, is_stopping):
+                _logger.info("%s: %d versions that ended before %s removed", each.table, each.rows, before.isoformat(" "))
+            self._times.record(HISTORIES)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from cdcpipe.pgoutput.messages import Column, Relation
 from cdcpipe.sql import TRIM_NUMBERS
 from cdcpipe.types.table import NUMERIC_IDS
 from spark_sink.schema.table import EXACT, NATIVE
-from spark_sink.schema.types import as_typed, assign_columns, column_names, merge_columns, split_schema, versioned_name
+from spark_sink.schema.types import as_typed, assign_columns, base_names, merge_columns, split_schema, versioned_name
 from spark_sink.spark.sql import quote
 from spark_sink.spark.value_text import value_text
 
@@ -58,8 +58,8 @@ def sources(
     described = tuple(Column(0, name, type_id, modifier) for name, type_id, modifier in columns)
     relation = as_typed(Relation(None, 0, "", "", "d", described), types)
     present, _ = split_schema(schema)
-    fields = assign_columns(merge_columns(present, [relation]), relation)
-    for name, field in zip(column_names(relation), fields, strict=True):
+    merged = merge_columns(present, [relation])
+    for name, field in zip(base_names(merged, relation), assign_columns(merged, relation), strict=True):
         older = [
             other
             for other in reversed(present.fields)

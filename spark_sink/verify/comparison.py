@@ -13,7 +13,7 @@ of the server. Neither side can wait for the other. So `verify` does this:
   again. If the replica by now has only changes that the snapshot sees, its present version is used instead.
 
 Because the replica's own rows are compared, `verify` also finds changes that another program made to them. With Parquet the replica
-is a view over the changelog, so the changelog is compared.
+is a view over the changelog, so the changelog is compared. Deleted rows that a replica keeps (``--deletes soft``) are left out.
 
 Of the rows only keys are printed. A ``cdcpipe checksum`` does the server's part (psycopg is not imported here).
 """
@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +35,14 @@ from spark_sink.changelog.tables import changelogs_of
 from spark_sink.client.checksum import ChecksumServer
 from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog, commit_path, pin
+from spark_sink.replica.layout import existing_rows
 from spark_sink.replica.replay import LAST_LSN, replay
-from spark_sink.schema.table import NATIVE, Table
+from spark_sink.schema.table import NATIVE
 from spark_sink.schema.types import original_name
 from spark_sink.verify import quick as quick_checksum
 from spark_sink.verify.canonical import Canonical, exact_session
 from spark_sink.verify.visibility import POLL_S, VerifyError, Visibility, wait_for_log, wait_for_tables
+from spark_sink.warehouse import dropped_tables, purged_changes
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from spark_sink.schema.table import Table
 
 __all__ = ["DIFFERENT", "NOT_COMPARED", "Difference", "TableResult", "VerifyError", "verify"]
 
@@ -79,6 +82,12 @@ class TableResult:
     differences: list[Difference] = field(default_factory=list)
     """The first differences, at most ``max_keys``."""
     problem: str | None = None
+    left_out: tuple[str, ...] = ()
+    """Masked columns that can't be compared."""
+    hashed: tuple[str, ...] = ()
+    """Masked columns that were compared as hashes."""
+    without_deleted: bool = False
+    """Whether the replica keeps deleted rows, which were left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +171,18 @@ class _Comparison:
         tell("taking a snapshot on the server", 0)
         begun = self._server.ask(
             {
-                "begin": [[table.schema, table.name] for table in self._tables],
+                "begin": [_name(table) for table in self._tables if not table.now.number],
                 "publications": source.publications,
                 "trim_numbers": self._house.types == NATIVE,
+                "masks": self._house.masks.as_kinds,
             }
         )
         hint = "connect to the server and the database of these changes"
         self._house.check_source("but the server has", hint, system_id=begun["system_id"], database=begun["database"])
         self._visibility = Visibility(begun["xmax"], tuple(begun["running"]), int(LSN.parse(begun["wal_lsn"])))
-        self._there = {Table(found["schema"], found["name"]): found for found in begun["tables"]}
+        found = {(each["schema"], each["name"]): each for each in begun["tables"]}
+        living = {table: (table.now.schema, table.now.name) for table in self._tables if not table.now.number}
+        self._there = {table: found[name] for table, name in living.items() if name in found}
         staging = staging or source.staging
         if staging is None:
             raise InvalidArgumentsError(
@@ -224,13 +236,16 @@ class _Comparison:
         results = []
         for index, table in enumerate(self._tables):
             tell(f"{table}, {index + 1} of {len(self._tables)}", sum(weights[:index]) / sum(weights))
-            results.append(self._compare(table))
+            there = self._there.get(table, {})
+            result = self._compare(table)
+            left_out, hashed = tuple(there.get("left_out", ())), tuple(there.get("hashed", ()))
+            results.append(replace(result, left_out=left_out, hashed=hashed, without_deleted=self._house.keeps_deleted))
         return results
 
     def _compare(self, table: Table) -> TableResult:
         versions = self._house.versions(table)
         version, there = versions[-1], self._there.get(table)
-        if there is None and self._house.dropped(table, versions) is not None and self._rows(table).isEmpty():
+        if there is None and dropped_tables.where(self._house, table, versions) is not None and self._rows(table).isEmpty():
             return TableResult(table, is_equal=True)
         if there is None:
             return TableResult(table, problem="there is no such table on the server: it was dropped or renamed")
@@ -246,7 +261,7 @@ class _Comparison:
             )
         columns = [(name, type_id, modifier) for name, type_id, modifier in there["columns"]]
         request = {"key": key}
-        self._server.send({"buckets": [table.schema, table.name], **request})
+        self._server.send({"buckets": _name(table), **request})
         self._renew(table)
         quick = self._quick_checksums(table, columns, key)
         theirs = {bucket: (count, total) for bucket, (count, total) in self._server.receive().items()}
@@ -260,7 +275,7 @@ class _Comparison:
         differences: list[Difference] = []
         if different and self._max_keys:
             chosen = different[: self._max_keys]  # each bucket has at least one key that differs
-            self._server.send({"rows": [table.schema, table.name], "buckets": chosen, **request})
+            self._server.send({"rows": _name(table), "buckets": chosen, **request})
             found = canonical.rows(rows, key, chosen)
             differences = _differences(key, found, self._server.receive())[: self._max_keys]
         return TableResult(
@@ -290,7 +305,7 @@ class _Comparison:
             or quick_checksum.any_change(self._changelog(table), base.lsn, LAST_LSN, self._visibility.seen) is not False
         ):
             return None
-        self._house.check_changes(table, base.lsn)
+        purged_changes.check(self._house, table, base.lsn)
         return quick_checksum.checksums(base.log, columns, key, self._house.types)
 
     def _rows(self, table: Table) -> DataFrame:
@@ -299,9 +314,9 @@ class _Comparison:
         changes = self._changes(table).where(self._visibility.sees() & (F.col("_cdc_end_lsn") > base.lsn))
         if base.log is None:
             return replay(self._house, table, changes)
-        rows = delta.read_version(self._spark, self._house.replica(table), base.log.version)
+        rows = existing_rows(delta.read_version(self._spark, self._house.replica(table), base.log.version))
         if changes.isEmpty():
-            self._house.check_changes(table, base.lsn)
+            purged_changes.check(self._house, table, base.lsn)
             return rows
         return replay(self._house, table, changes, rows, after_lsn=base.lsn)
 
@@ -311,6 +326,11 @@ class _Comparison:
 
     def _changes(self, table: Table) -> DataFrame:
         return changelogs_of(self._spark, self._house).read_as_is(table)
+
+
+def _name(table: Table) -> list[str]:
+    """Return the name that the table has on the server."""
+    return [table.now.schema, table.now.name]
 
 
 def _differences(key: Sequence[str], ours: Collection[Sequence[Any]], theirs: Collection[Sequence[Any]]) -> list[Difference]:

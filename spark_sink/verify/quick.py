@@ -13,6 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from cdcpipe.sql import TRIM_NUMBERS
@@ -29,6 +30,7 @@ from spark_sink.delta.rows import (
 )
 from spark_sink.delta.schema import columns, physical_columns
 from spark_sink.schema.table import NATIVE
+from spark_sink.schema.types import DELETED_AT
 from spark_sink.spark.value_text import Texts, arrow_texts
 from spark_sink.verify.canonical import BUCKET_DIGITS, SUM_DIGITS, sources
 
@@ -118,13 +120,14 @@ def _checksums(
     if "_cdc_exact" in schema.names:
         raise UnsupportedError("exact texts")
     names: list[str | None] = []
-    for field, having in sources(schema, described, types):
+    for field, having in sources(StructType([field for field in schema if field.name != DELETED_AT]), described, types):
         if having and having != [field]:
             raise UnsupportedError(f"{field.name} has several types, or another type than on the server")
         names.append(having[0].name if having else None)
     trimmed = [types == NATIVE and type_id in NUMERIC_IDS for _, type_id, _ in described]
     places = [[name for name, _, _ in described].index(name) for name in key]
-    fields = _fields(log, [name for name in names if name is not None])
+    deleted_at = [DELETED_AT] if DELETED_AT in schema.names else []
+    fields = _fields(log, [*(name for name in names if name is not None), *deleted_at])
     found: dict[str, tuple[int, int]] = {}
     left = _MOST_BYTES
     for file in log.files:
@@ -145,6 +148,8 @@ def _file_parts(
     """Return, for each column of the server, the bytes of a file's rows for their checksums."""
     rows = read_columns(log.path, file, fields)
     present = pa.array(present_rows(log.path, file, statistics(file)["numRecords"]))
+    if DELETED_AT in fields:
+        present = pc.and_(present, rows[DELETED_AT].is_null())
     absent: Texts = [None] * present.true_count
     parts = []
     for name, is_trimmed in zip(names, trimmed, strict=True):

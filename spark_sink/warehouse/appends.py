@@ -1,9 +1,13 @@
 """A Parquet table as a directory of appends. Each append is a directory, which appears by one rename. No Spark.
 
-    _cdc_batch=EPOCH-START-END/           the changes in (START, END]; the newest name records the position of the table
-    _cdc_batch=EPOCH-LSN-LSN-snapshot/    a snapshot that was added to the table later
+    cdc_append=EPOCH-START-END/           the changes in (START, END]; the newest name records the position of the table
+    cdc_append=EPOCH-LSN-LSN-snapshot/    a snapshot that was added to the table later
     _writing/                             files that tasks are writing
     _gathered/                            the files of the next append
+
+Programs that read the whole directory, such as Spark and pandas, take ``cdc_append`` for a partition column. They skip names that
+begin with ``_``. Earlier versions of cdcpipe named appends ``_cdc_batch=EPOCH-START-END``, which only Spark finds. A table that has
+such appends goes on with this name, because other programs must see all of its appends or none.
 
 An append is assembled in a hidden directory, which is then renamed. It contains only the files that the successful tasks have
 named. Spark may run a task twice, and the second attempt may still be writing a file beside the first one's when the append is
@@ -29,7 +33,6 @@ if TYPE_CHECKING:
     from spark_sink.staging.log import Position
 
 __all__ = [
-    "APPEND_COLUMN",
     "Append",
     "AppendError",
     "add_append",
@@ -41,9 +44,8 @@ __all__ = [
     "snapshot_name",
 ]
 
-APPEND_COLUMN = "_cdc_batch"
-"""The partition column that Spark derives from the names of appends."""
-_APPEND_NAME = re.compile(rf"{APPEND_COLUMN}=([0-9]{{6,9}})-([0-9A-F]{{16}})-([0-9A-F]{{16}})", re.ASCII)
+_PREFIX, _OLD_PREFIX = "cdc_append=", "_cdc_batch="
+_APPEND_NAME = re.compile(rf"(?:{_PREFIX}|{_OLD_PREFIX})[0-9]{{6,9}}-([0-9A-F]{{16}})-([0-9A-F]{{16}})", re.ASCII)
 _SNAPSHOT_SUFFIX = "-snapshot"
 _WRITING, _GATHERED = "_writing", "_gathered"
 
@@ -62,7 +64,7 @@ class Append(NamedTuple):
 
 def append_name(start: Position, end: Position) -> str:
     """Return the name of an append's directory."""
-    return f"{APPEND_COLUMN}={end.epoch:06d}-{start.lsn:016X}-{end.lsn:016X}"
+    return f"{_PREFIX}{end.epoch:06d}-{start.lsn:016X}-{end.lsn:016X}"
 
 
 def snapshot_name(position: Position) -> str:
@@ -75,7 +77,7 @@ def list_appends(path: Path) -> list[Append]:
     if not path.is_dir():
         return []
     found = sorted(
-        Append(int(match[2], 16), int(match[3], 16), entry)
+        Append(int(match[1], 16), int(match[2], 16), entry)
         for entry in path.iterdir()
         if (match := _APPEND_NAME.fullmatch(entry.name)) is not None
     )
@@ -90,7 +92,7 @@ def list_appends(path: Path) -> list[Append]:
 
 def list_snapshots(path: Path) -> list[Path]:
     """Return the directories of snapshots that were added to a table later."""
-    return sorted(path.glob(f"{APPEND_COLUMN}=*{_SNAPSHOT_SUFFIX}"))
+    return sorted(entry for entry in _entries(path) if entry.name.endswith(_SNAPSHOT_SUFFIX))
 
 
 def list_before(path: Path, lsn: int) -> list[Append]:
@@ -99,9 +101,14 @@ def list_before(path: Path, lsn: int) -> list[Append]:
     Leaves out the newest append in any case, because its name records the position of the table.
     """
     newest = [append.path for append in list_appends(path)[-1:]]
-    matches = [(_APPEND_NAME.match(entry.name), entry) for entry in path.glob(f"{APPEND_COLUMN}=*") if entry not in newest]
-    found = [Append(int(match[2], 16), int(match[3], 16), entry) for match, entry in matches if match is not None]
+    matches = [(_APPEND_NAME.match(entry.name), entry) for entry in _entries(path) if entry not in newest]
+    found = [Append(int(match[1], 16), int(match[2], 16), entry) for match, entry in matches if match is not None]
     return sorted((append for append in found if append.end_lsn <= lsn), key=lambda append: (append.end_lsn, append.path))
+
+
+def _entries(path: Path) -> list[Path]:
+    """Return the directories of a table's appends and snapshots."""
+    return [entry for prefix in (_PREFIX, _OLD_PREFIX) for entry in path.glob(f"{prefix}*")]
 
 
 def make_writing_directory(path: Path) -> Path:
@@ -113,7 +120,7 @@ def make_writing_directory(path: Path) -> Path:
 
 
 def add_append(path: Path, name: str, source: Path, files: Iterable[str]) -> None:
-    """Add the named files of a directory to a table as one append, in one step.
+    """Add the named files of a directory to a table as one append, in one step. ``name`` is of `append_name` or `snapshot_name`.
 
     The files also stay in the directory, so that the step can be repeated after a kill.
     """
@@ -122,5 +129,6 @@ def add_append(path: Path, name: str, source: Path, files: Iterable[str]) -> Non
     gathered.mkdir(parents=True)
     places.copy_files(source, gathered, files)
     fsync_directory(gathered)
-    gathered.rename(path / name)
+    is_old = any(path.glob(f"{_OLD_PREFIX}*"))
+    gathered.rename(path / (name.replace(_PREFIX, _OLD_PREFIX, 1) if is_old else name))
     fsync_directory(path)

@@ -19,7 +19,40 @@ if TYPE_CHECKING:
 
     from spark_sink.delta.log import TableState
 
-__all__ = ["FORMATS", "Format", "TableFacts", "table_format"]
+__all__ = [
+    "ANY",
+    "APART",
+    "COLUMN_NAMES",
+    "DELETES",
+    "FORMATS",
+    "HARD",
+    "HISTORY",
+    "KEEP",
+    "OFF",
+    "READERS",
+    "SANITIZE",
+    "SOFT",
+    "SPARK",
+    "TABLE",
+    "VIEW",
+    "WIDEN",
+    "YES",
+    "Format",
+    "TableFacts",
+    "table_format",
+]
+
+SPARK, ANY = READERS = ("spark", "any")
+"""For which readers replicas are written. With ``spark`` they have deletion vectors, which not every reader knows."""
+YES, APART = WIDEN = ("yes", "apart")
+"""What becomes of a column whose type gets wider: it is widened, or the new values go to another column beside it."""
+
+KEEP, SANITIZE = COLUMN_NAMES = ("keep", "sanitize")
+"""How columns are called whose names need column mapping: as in PostgreSQL, or by names that need none (schema/types.py)."""
+OFF, VIEW, TABLE = HISTORY = ("off", "view", "table")
+"""Whether each table gets a history that SQL can query: none, or a table that the pipeline maintains."""
+HARD, SOFT = DELETES = ("hard", "soft")
+"""What becomes of a deleted row in a replica: it is removed, or it stays, with the time in ``_cdc_deleted_at``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +89,10 @@ class Format(ABC):
         """Return the LSN up to which a table has its changes (0 for none); None if there is no table."""
 
     @abstractmethod
+    def reader_features(self, path: Path) -> set[str]:
+        """Return the features of a table that a reader must know; a reader that does not know one refuses the table."""
+
+    @abstractmethod
     def facts(self, path: Path) -> TableFacts | None:
         """Return facts about a table; None if there is no table. Raises OSError or ValueError if it is damaged."""
 
@@ -76,6 +113,9 @@ class DeltaFormat(Format):
     def lsn(self, path: Path) -> int | None:
         return delta_log.newest_lsn(path)
 
+    def reader_features(self, path: Path) -> set[str]:
+        return delta_log.TableLog(path).refresh().features("readerFeatures")
+
     def facts(self, path: Path) -> TableFacts | None:
         state = self._known[path] = delta_log.read_table(path, self._known.get(path))
         if state is None:
@@ -95,6 +135,9 @@ class ParquetFormat(Format):
     def lsn(self, path: Path) -> int | None:
         found = appends.list_appends(path)
         return found[-1].end_lsn if found else None
+
+    def reader_features(self, path: Path) -> set[str]:  # noqa: ARG002 - Parquet has none
+        return set()
 
     def facts(self, path: Path) -> TableFacts | None:
         lsn = self.lsn(path)

@@ -16,6 +16,7 @@ from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.files.places import make_directory, read_json, write_json
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Position
+from spark_sink.warehouse import landed_snapshots
 from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def record_healed(house: Warehouse, lsn: int) -> None:
 
 def is_copied_since(house: Warehouse, table: Table, lsn: int) -> bool:
     """Tell whether the table has a complete snapshot from ``lsn`` or later."""
-    if table in (unfinished for unfinished, _ in house.unfinished_snapshots()):
+    if table in (unfinished for unfinished, _ in landed_snapshots.unfinished(house)):
         return False
     return any(version.snapshot and version.end_lsn >= lsn for version in house.versions(table))
 

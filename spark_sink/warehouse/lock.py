@@ -15,11 +15,14 @@ made in between would be lost without an error. So a writer first takes a right:
     ==========  ==========================  =====================================================================
     append      append, alone               a micro-batch; upkeep, for OPTIMIZE of a changelog and to shorten its log
     merge       merge, alone                a round of merges; upkeep, for any change to a replica
+    history     history                     a round of histories; upkeep, for any change to a history
     alone       append, merge, alone        a pipeline that opens the warehouse; a snapshot that lands a table; a purge
     ==========  ==========================  =====================================================================
 
-Append and merge do not exclude each other: a merge reads a changelog while a micro-batch appends to it. VACUUM of a changelog takes
-no right: it makes no commit (upkeep/upkeep.py), and deletes only files that have not been part of any version for a while.
+Append, merge and history do not exclude each other: a merge reads a changelog while a micro-batch appends to it. A round of
+histories may take long, so ``alone`` does not wait for it; it waits for `reading`, in which the round takes what it works with.
+VACUUM of a changelog takes no right: it makes no commit (upkeep/upkeep.py), and deletes only files that have not been part of any
+version for a while.
 
 ``alone`` excludes the writers of all processes: on one machine, or on several that share a file system with locks (flock). When a
 process ends, for whatever reason, its rights are free again. Two appends, or two merges, exclude each other only within one
@@ -59,6 +62,7 @@ class TableLock:
         self._directory = root / "_cdcpipe"
         self._appending = threading.Lock()
         self._merging = threading.Lock()
+        self._recording_history = threading.Lock()
 
     @contextmanager
     def append(self) -> Iterator[bytes]:
@@ -70,6 +74,18 @@ class TableLock:
     def merge(self) -> Iterator[None]:
         """Hold the right to commit to replicas."""
         with self._merging, self._shared():
+            yield
+
+    @contextmanager
+    def history(self) -> Iterator[None]:
+        """Hold the right to commit to histories."""
+        with self._recording_history:
+            yield
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Exclude ``alone`` for a moment, so that a changelog and the table's versions fit together."""
+        with self._shared():
             yield
 
     @contextmanager

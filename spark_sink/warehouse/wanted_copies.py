@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["Failures", "Reason", "WantedCopy", "count_writes", "give_up", "note_failure", "settle", "waiting", "want"]
+__all__ = ["Failures", "Reason", "WantedCopy", "count_writes", "give_up", "record_failure", "settle", "waiting", "want"]
 
 _MOST_REASONS: Final = 8
 """More reasons of one table are left out, the oldest first: a copy settles them all."""
@@ -74,8 +74,7 @@ class WantedCopy:
         """Return the object that the file has."""
         failures = self.failures
         return {
-            "schema": self.table.schema,
-            "name": self.table.name,
+            **self.table.to_json(),
             "reasons": [
                 {"reason": each.text, "since": format_lsn(each.since_lsn), "found_at": each.found_at} for each in self.reasons
             ],
@@ -87,7 +86,7 @@ class WantedCopy:
         """Read the object of `to_json`; raise ValueError, KeyError or TypeError for anything else."""
         failures = value["failures"]
         return cls(
-            Table(str(value["schema"]), str(value["name"])),
+            Table.from_json(value),
             tuple(Reason(str(each["reason"]), int(LSN.parse(each["since"])), float(each["found_at"])) for each in value["reasons"]),
             None if failures is None else Failures(int(failures["count"]), float(failures["at"]), str(failures["message"])),
         )
@@ -119,8 +118,11 @@ def _newest(reasons: list[Reason]) -> Iterable[Reason]:
 def waiting(house: Warehouse) -> list[WantedCopy]:
     """Return the tables that wait for a copy, in order, each with the reasons that no copy has settled yet."""
     found = (_read(house, path) for path in (house.root / "_cdcpipe/copies").glob("*.json"))
-    open_ones = (_unsettled(house, each) for each in found if each is not None)
-    return sorted((each for each in open_ones if each.reasons), key=lambda each: each.table)
+    open_ones = [each for each in (_unsettled(house, each) for each in found if each is not None) if each.reasons]
+    if not open_ones:
+        return []
+    shown = house.names().shown
+    return sorted((replace(each, table=shown(each.table)) for each in open_ones), key=lambda each: each.table)
 
 
 def settle(house: Warehouse) -> None:
@@ -148,7 +150,7 @@ def give_up(house: Warehouse, table: Table) -> None:
         _remove(_path(house, table))
 
 
-def note_failure(house: Warehouse, table: Table, message: str, now: float) -> None:
+def record_failure(house: Warehouse, table: Table, message: str, now: float) -> None:
     """Record that a copy of the table has failed. The message has no values of rows."""
     with _writing:
         found = _read(house, _path(house, table))

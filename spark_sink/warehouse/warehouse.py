@@ -1,14 +1,19 @@
 """The warehouse: the paths of its tables, the source of its changes, and the positions that it has reached. No pyspark.
 
     _cdcpipe/warehouse.json        the source (server, database, slot), the table format, --types, the position
+    _cdcpipe/names.json            the names of tables that were renamed (schema/names.py)
     _cdcpipe/tables/NAME.json      a table's versions: its keys, each with the first change to which it applies
-    _cdcpipe/snapshots/NAME.json   a snapshot of the table that is being landed
+    _cdcpipe/snapshots/NAME.json   a snapshot of the table that is being landed (landed_snapshots.py)
+    _cdcpipe/masks.json            the masked columns, and the masks before (warehouse/mask_settings.py)
     _cdcpipe/gaps.json             the gaps of the log, and whether the tables were copied since (warehouse/gaps.py)
     _cdcpipe/published.json        the published tables at the last look (snapshot/publication.py)
+    _cdcpipe/comments/NAME.json    the comments of the table and its columns (warehouse/comments.py)
+    _cdcpipe/dropped/NAME.json     where the table was dropped (dropped_tables.py)
     _cdcpipe/copies/NAME.json      why the table needs a copy (warehouse/wanted_copies.py)
-    _cdcpipe/purged/NAME.json      the LSN up to which the table's changelog may lack changes (upkeep/purge.py)
+    _cdcpipe/purged/NAME.json      the LSN up to which the table's changelog may lack changes (purged_changes.py)
     _cdcpipe/tables*.lock          the locks for writing the tables (warehouse/lock.py)
-    _cdcpipe/vacuumed.json         the time of each table's last VACUUM, and of the last purge (upkeep/upkeep.py)
+    _cdcpipe/vacuumed.json         the time of each table's last VACUUM, and of the last purge (upkeep/recorded_times.py)
+    _cdcpipe/complete.json         the options of the last run with --available-now that did everything (pipeline/at_rest.py)
     _cdcpipe/checkpoint/           Spark's checkpoint of the stream of segments (CHECKPOINT)
     changelog/NAME/                every change once (changelog/tables.py)
     changelog/_cdc_message/        every logical message once
@@ -22,36 +27,47 @@ warehouse has a file _cdcpipe/store_check (files/places.py).
 NAME is ``<schema>.<table>``; in both parts every byte but ``a-z 0-9 _ -`` is percent-encoded. The reasons: Spark skips names that
 begin with ``_`` or ``.``, and reads ``{a,b}`` and ``[1]`` as patterns and ``a=1`` as a partition. A table may be called ``..``, or
 have a slash in its name. Some file systems do not distinguish ``T`` from ``t``, or two forms of ``é``.
+
+A table that is renamed keeps its directories. A table that then gets the old name has the directories ``NAME~OID``.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
-from cdcpipe.lsn import LSN, format_lsn
+from cdcpipe.masks import Masks
 from spark_sink.files.places import check_store, is_local, make_directory, place, read_json, write_json
 from spark_sink.files.places import name as place_name
+from spark_sink.schema.names import Names
 from spark_sink.schema.table import DDL, EXACT, MESSAGES, SCHEMA_HISTORY, Table, Version
 from spark_sink.staging.log import Epoch, Position
-from spark_sink.warehouse.formats import FORMATS, table_format
+from spark_sink.warehouse.formats import APART, FORMATS, HARD, KEEP, OFF, SANITIZE, SOFT, SPARK, TABLE, YES, table_format
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
-__all__ = ["Source", "Warehouse", "WarehouseError", "decode_name", "encode_name"]
+    from cdcpipe.pgoutput.messages import Relation
+
+__all__ = ["Source", "Warehouse", "WarehouseError", "decode_name", "encode_name", "masks_path"]
 
 
 CHECKPOINT: Final = "_cdcpipe/checkpoint"
 """The default path of Spark's checkpoint, below `Warehouse.local_root`."""
 
+READER: Final = "tables"
+"""The name of the reader in the staging directory that records the position of the tables."""
+
 _LAYOUT_VERSION = 1
 """The version of this layout. Other versions are refused."""
 
+_RARE_FEATURES = frozenset({"columnMapping", "deletionVectors", "typeWidening", "typeWidening-preview"})
+"""Features of tables that not every reader knows (docs/spark/readers.md)."""
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
 _HIDDEN_FIRST = frozenset(b"_-")
 _NAME_LIMIT = 200
@@ -75,16 +91,21 @@ class Source:
     position: Position | None
 
 
+def masks_path(root: Path) -> Path:
+    """Return the path of the file with the masks (warehouse/mask_settings.py)."""
+    return root / "_cdcpipe/masks.json"
+
+
 def encode_name(table: Table) -> str:
     """Return the name of a table's directory. It differs for each table, and is valid in any file system."""
     if not table.schema:
         return table.name  # a table of cdcpipe itself; all other names have a dot
     encoded = f"{_encode(table.schema)}.{_encode(table.name)}"
-    if len(encoded) <= _NAME_LIMIT:
-        return encoded
-    # Too long: two names of 63 bytes, most of them encoded. The versions file still has the table's name.
-    digest = hashlib.sha256(encoded.encode()).hexdigest()
-    return f"{encoded[: _NAME_LIMIT - 33]}~{digest[:32]}"
+    if len(encoded) > _NAME_LIMIT:
+        # Too long: two names of 63 bytes, most of them encoded. The versions file still has the table's name.
+        digest = hashlib.sha256(encoded.encode()).hexdigest()
+        encoded = f"{encoded[: _NAME_LIMIT - 33]}~{digest[:32]}"
+    return f"{encoded}~{table.number}" if table.number else encoded
 
 
 def decode_name(name: str) -> Table:
@@ -92,7 +113,9 @@ def decode_name(name: str) -> Table:
     if name in (DDL.name, MESSAGES.name, SCHEMA_HISTORY.name):
         return Table("", name)
     schema, dot, table = name.partition(".")
-    decoded = Table(unquote(schema), unquote(table))  # for bytes that are not UTF-8, encoding does not give the same name again
+    table, _, number = table.partition("~")
+    # For bytes that are not UTF-8, encoding does not give the same name again.
+    decoded = Table(unquote(schema), unquote(table), int(number) if number.isdecimal() else 0)
     if not dot or encode_name(decoded) != name:
         msg = f"not the directory of a table: {name!r}"
         raise ValueError(msg)
@@ -109,10 +132,22 @@ def _encode(text: str) -> str:
 class Warehouse:
     """A warehouse, in a directory of a local or mounted file system or in an object store.
 
-    ``root`` is its place; ``name`` is its name in messages and in Spark.
+    ``root`` is its place; ``name`` is its name in messages and in Spark. Other ``readers`` and another ``widen``
+    (warehouse/formats.py) apply to tables and columns that begin later. Without ``widen``, columns are widened only for Spark.
     """
 
-    def __init__(self, root: Path | str, format: str, types: str = EXACT) -> None:  # noqa: A002 - Spark's own word for it
+    def __init__(
+        self,
+        root: Path | str,
+        format: str,  # noqa: A002 - Spark's own word for it
+        types: str = EXACT,
+        readers: str = SPARK,
+        widen: str | None = None,
+        masks: Mapping[str, str] | None = None,
+        deletes: str = HARD,
+        column_names: str = KEEP,
+        history: str = OFF,
+    ) -> None:
         self.root = place(root, "the warehouse")
         self.name = place_name(self.root)
         self.format = table_format(format)
@@ -122,6 +157,33 @@ class Warehouse:
                 hint=f"use --format {' or '.join(name for name, each in FORMATS.items() if each.fits_stores)}",
             )
         self.types = types
+        self.readers = readers
+        self.widens_columns = self.format.widens_columns and widen != APART and (widen is not None or readers == SPARK)
+        """Whether a column is widened. Otherwise values of a wider type go to another column (schema/types.py)."""
+        self._new_masks = masks or {}
+        self.sanitizes_names = column_names == SANITIZE
+        """Whether new columns get names that need no column mapping (schema/types.py)."""
+        self.keeps_deleted = deletes == SOFT
+        """Whether replicas keep deleted rows, with the time in ``_cdc_deleted_at``."""
+        if history == TABLE and not self.format.keeps_replicas:
+            raise InvalidArgumentsError(
+                f"{format.capitalize()} tables can't be changed, so there is no history table in this format",
+                hint="use --format delta, or --history view",
+            )
+        self.keeps_history = history == TABLE
+        """Whether each table with a key has a stored history (replica/history_table.py)."""
+
+    @cached_property
+    def masks(self) -> Masks:
+        """The masked columns: as the warehouse has noted, and as the arguments of this object change that."""
+        found = read_json(masks_path(self.root)) or {}
+        return Masks.of({**found.get("masks", {}), **self._new_masks})
+
+    def typed(self, relation: Relation) -> Relation:
+        """Return a table's description with the types that its columns have in this warehouse."""
+        from spark_sink.schema.types import as_typed  # not above: it imports pyspark, which `status` does without
+
+        return as_typed(relation, self.types, self.masks)
 
     @classmethod
     def existing(cls, root: Path | str) -> Warehouse:
@@ -132,7 +194,16 @@ class Warehouse:
                 f"{root} is not a warehouse of cdcpipe: it has no _cdcpipe/warehouse.json",
                 hint="give the directory that cdcpipe-spark run has as --warehouse; run creates the file at its start",
             )
-        return cls(root, str(found.get("format")), str(found.get("types", EXACT)))
+        return cls(
+            root,
+            str(found.get("format")),
+            str(found.get("types", EXACT)),
+            str(found.get("readers", SPARK)),
+            YES if found.get("widens_columns", True) else APART,
+            deletes=str(found.get("deletes", HARD)),
+            column_names=str(found.get("column_names", KEEP)),
+            history=str(found.get("history", OFF)),
+        )
 
     def local_root(self, staging: Path | None = None) -> Path:
         """Return the directory of locks and checkpoint, which must be in a file system; they are below ``_cdcpipe`` there.
@@ -159,9 +230,19 @@ class Warehouse:
         """Return the place of the table's replica."""
         return self.root / "replica" / encode_name(table)
 
+    def history(self, table: Table) -> Path:
+        """Return the place of the table's stored history."""
+        return self.root / "history" / encode_name(table)
+
     def has_changelog(self, table: Table) -> bool:
         """Tell whether the table has a changelog, if only an empty one."""
         return self.format.exists(self.changelog(table))
+
+    def less_readable(self) -> dict[Path, set[str]]:
+        """Return the tables that have features which not every reader of their format knows, with these features."""
+        places = [place(table) for table in self.tables() for place in (self.changelog, self.replica, self.history)]
+        found = {path: self.format.reader_features(path) & _RARE_FEATURES for path in places}
+        return {path: features for path, features in found.items() if features}
 
     @property
     def exists(self) -> bool:
@@ -176,15 +257,23 @@ class Warehouse:
         """Bind a new warehouse to the staging directory's source, or check an existing one. Returns the position of the warehouse.
 
         ``former_system_ids`` are those that the log's server had before pg_upgrade: the warehouse may have one of them. The method
-        also records the path of the staging directory and the publications, for later commands. Raises WarehouseError if the
-        warehouse has another source or format.
+        also records, for later commands, the path of the staging directory, the publications, and how new tables are written.
+        Raises WarehouseError if the warehouse has another source or format.
         """
         found = read_json(self._identity_path)
         check_store(self.root)
         identity = {"system_id": epoch.system_id, "database": epoch.database, "slot": epoch.slot}
-        facts = {"publications": list(epoch.publications)} | ({} if staging is None else {"staging": str(staging)})
+        facts: dict[str, Any] = {
+            "publications": list(epoch.publications),
+            "readers": self.readers,
+            "widens_columns": self.widens_columns,
+            "deletes": SOFT if self.keeps_deleted else HARD,
+            "column_names": SANITIZE if self.sanitizes_names else KEEP,
+            "history": TABLE if self.keeps_history else OFF,
+        }
+        facts |= {} if staging is None else {"staging": str(staging)}
         if found is None:
-            for kind in ("changelog", "replica"):
+            for kind in ("changelog", "replica", "history"):
                 if (self.root / kind).is_dir() and any((self.root / kind).iterdir()):
                     raise WarehouseError(
                         f"{self.name} has tables, but lacks the file _cdcpipe/warehouse.json, which names their source",
@@ -213,6 +302,11 @@ class Warehouse:
             raise WarehouseError(
                 f"the tables in {self.name} have {found.get('types', EXACT)} types, not {self.types} ones",
                 hint=f"use --types {found.get('types', EXACT)}, or another warehouse: a table's columns keep their types",
+            )
+        if found.get("deletes") == SOFT and not self.keeps_deleted:
+            raise WarehouseError(
+                f"the replicas in {self.name} have deleted rows, with the time in _cdc_deleted_at",
+                hint="use --deletes soft; for replicas without them, use another warehouse",
             )
         if found | facts != found:
             write_json(self._identity_path, found | facts)
@@ -267,91 +361,53 @@ class Warehouse:
         """Replace a table's versions."""
         path = self._versions_path(table)
         make_directory(path.parent)
-        write_json(
-            path,
-            {"schema": table.schema, "name": table.name, "versions": [version.to_json() for version in versions]},
-        )
+        write_json(path, {**table.to_json(), "versions": [version.to_json() for version in versions]})
 
     def forget(self, table: Table) -> None:
         """Delete the versions of a table that has no changelog and no replica."""
         self._versions_path(table).unlink(missing_ok=True)
 
-    def _snapshot_path(self, table: Table) -> Path:
-        return self.root / "_cdcpipe/snapshots" / f"{encode_name(table)}.json"
+    @property
+    def _names_path(self) -> Path:
+        """The file with the names of the tables."""
+        return self.root / "_cdcpipe/names.json"
 
-    def note_snapshot(self, table: Table, position: Position) -> None:
-        """Record the start of landing a table's snapshot. Call this before any of its rows are in the tables."""
-        path = self._snapshot_path(table)
-        make_directory(path.parent)
-        write_json(path, {"schema": table.schema, "name": table.name, "position": str(position)})
+    def names(self) -> Names:
+        """Return the names of the tables, as of now."""
+        found = read_json(self._names_path)
+        try:
+            return Names() if found is None else Names.from_json(found)
+        except (KeyError, TypeError, ValueError) as ex:
+            raise WarehouseError(f"{self._names_path} is damaged: {ex!r}", hint="restore the file from a copy") from ex
 
-    def note_finished(self, table: Table) -> None:
-        """Record that a snapshot is complete in changelog and replica."""
-        self._snapshot_path(table).unlink(missing_ok=True)
-
-    def unfinished_snapshots(self) -> list[tuple[Table, Position]]:
-        """Return the tables whose snapshot may be incomplete, each with the position of the snapshot."""
-        found = _read_all(self.root / "_cdcpipe/snapshots")
-        return sorted((_table(value), Position.parse(value["position"])) for value in found)
-
-    def _dropped_path(self, table: Table) -> Path:
-        return self.root / "_cdcpipe/dropped" / f"{encode_name(table)}.json"
-
-    def note_dropped(self, table: Table, relation_id: int, position: Position) -> None:
-        """Record that the table with this OID was dropped in the transaction that ends at ``position``."""
-        path = self._dropped_path(table)
-        make_directory(path.parent)
-        write_json(path, {"schema": table.schema, "name": table.name, "relation_id": relation_id, "position": str(position)})
-
-    def dropped(self, table: Table, versions: Sequence[Version]) -> Position | None:
-        """Return where the table was dropped; None if it was not, or if there are changes of another table with its name."""
-        found = read_json(self._dropped_path(table))
-        if found is None or (versions and versions[-1].relation_id != found["relation_id"]):
-            return None
-        return Position.parse(found["position"])
-
-    def _purged_path(self, table: Table) -> Path:
-        return self.root / "_cdcpipe/purged" / f"{encode_name(table)}.json"
-
-    def note_purged(self, table: Table, lsn: int) -> None:
-        """Record that a table's changelog may lack changes up to ``lsn``. Call this before any are removed."""
-        path = self._purged_path(table)
-        make_directory(path.parent)
-        write_json(path, {"schema": table.schema, "name": table.name, "lsn": format_lsn(max(lsn, self.purged_lsn(table)))})
-
-    def purged_lsn(self, table: Table) -> int:
-        """Return the LSN up to which the table's changelog may lack changes; 0 if it is complete."""
-        found = read_json(self._purged_path(table))
-        return 0 if found is None else int(LSN.parse(found["lsn"]))
-
-    def check_changes(self, table: Table, after_lsn: int) -> None:
-        """Raise WarehouseError if changes after ``after_lsn`` were purged from the table's changelog.
-
-        Call this after pinning the changelog version and before using its rows.
-        """
-        lsn = self.purged_lsn(table)
-        if after_lsn < lsn:
-            raise WarehouseError(
-                f"this needs changes of {table} that were removed: its changelog was purged up to {format_lsn(lsn)}",
-                hint=f"cdcpipe-spark snapshot --table {table} gives the table a new beginning",
-            )
+    def write_names(self, names: Names) -> None:
+        """Replace the names of the tables. Call this before any change is in a table that depends on them."""
+        make_directory(self._names_path.parent)
+        write_json(self._names_path, names.to_json())
 
     def tables(self) -> list[Table]:
-        """Return all tables of the warehouse, in order."""
-        return sorted(map(_table, _read_all(self.root / "_cdcpipe/tables")))
+        """Return all tables of the warehouse, in order. Each prints as its name now."""
+        shown = self.names().shown
+        return sorted(shown(Table.from_json(value)) for value in _read_all(self.root / "_cdcpipe/tables"))
+
+    def newest_versions(self) -> dict[Table, Version]:
+        """Return the newest version of each table. This reads each table's file once."""
+        found = _read_all(self.root / "_cdcpipe/tables")
+        return {Table.from_json(value): Version.from_json(value["versions"][-1]) for value in found if value["versions"]}
 
     def find(self, name: str) -> Table:
-        """Return the table with the name ``schema.name``. Raises InvalidArgumentsError if the warehouse has no such table."""
+        """Return the table that is called ``schema.name`` now. Raises InvalidArgumentsError if the warehouse has no such table."""
         tables = self.tables()
         for table in tables:
             if str(table) == name:
                 return table
-        raise InvalidArgumentsError(f"{self.name} has no table {name!r}; it has {', '.join(map(str, tables)) or 'none'}")
+        schema, _, plain = name.partition(".")
+        since = self.names().since(Table(schema, plain))
+        raise InvalidArgumentsError(
+            f"{self.name} has no table {name!r}; it has {', '.join(map(str, tables)) or 'none'}",
+            hint=None if since is None else f"{name} was renamed: it is {since} now",
+        )
 
 
 def _read_all(directory: Path) -> list[dict[str, Any]]:
     return [value for path in directory.glob("*.json") if (value := read_json(path)) is not None]
-
-
-def _table(value: Mapping[str, Any]) -> Table:
-    return Table(str(value["schema"]), str(value["name"]))

@@ -1,0 +1,37 @@
+"""Finds the comments of a table and its columns in captured DDL. No I/O."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from spark_sink.schema.types import find_columns
+from spark_sink.warehouse.comments import Comments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql.types import StructType
+
+    from cdcpipe.pgoutput.messages import Relation
+    from spark_sink.schema.ddl import Descriptions
+
+__all__ = ["captured_comments"]
+
+_END: Final = (1 << 64, 0)
+"""A place after all others."""
+
+
+def captured_comments(
+    relation: Relation, columns: StructType, captured: Descriptions, typed: Callable[[Relation], Relation]
+) -> Comments | None:
+    """Return the newest comments of a table that the stream describes with ``relation``; None if they are not captured.
+
+    ``columns`` are those of its changelog.
+    """
+    description = captured.in_force(relation.relation_id, _END)
+    known = None if description is None else description.columns_of(relation)
+    if description is None or known is None:
+        return None
+    fields = zip(find_columns(columns, typed(relation)), known, strict=True)
+    found = {field.name: column.comment for field, column in fields if field is not None and column.comment is not None}
+    return Comments(description.comment, found)

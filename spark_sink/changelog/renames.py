@@ -1,0 +1,125 @@
+"""Finds out from captured DDL which tables have got another name. No I/O.
+
+    names = follow(names, uses, ddl, homes, is_following=True)      # names: those so far
+
+A table is known by its OID. Its home is that of the newest change or copy with this OID. A command that describes the table with
+another name than its home has at this place is a rename: ALTER TABLE … RENAME TO or SET SCHEMA, ALTER SCHEMA … RENAME TO. The
+changes of the transaction up to the command have the old name, those after it the new one.
+
+A decision is made once for each message, and recorded with its position before any change depends on it. So it is the same again
+after a kill, also if the next run has another ``--renamed``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from spark_sink.schema.names import Names, Naming
+from spark_sink.source.contents import Use
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from spark_sink.schema.ddl import TableDescription
+    from spark_sink.schema.table import Table, Version
+    from spark_sink.source.ddl import Ddl
+
+__all__ = ["follow", "told"]
+
+_Place = tuple[int, int]
+
+
+def follow(names: Names, uses: Iterable[Use], ddl: Iterable[Ddl], newest: Mapping[Table, Version], *, is_following: bool) -> Names:
+    """Return the names with those that are new in some segments. ``names`` itself is returned if nothing is new.
+
+    ``uses`` and ``ddl`` are all of the segments, in any order and in order. ``newest`` is the newest version of each table of the
+    warehouse. Without ``is_following`` a renamed table goes on in tables of its own, as without captured DDL.
+    """
+    finder = _Finder(names, newest, is_following=is_following)
+    commands = [each for each in ddl if each.message.kind == "command"]
+    # A message stands before the change with the same place.
+    events: list[tuple[_Place, bool, Use | Ddl]] = [(each.place, False, each) for each in commands]
+    events += [((use.end_lsn, use.ordinal), True, use) for use in uses]
+    for place, _, event in sorted(events, key=lambda each: each[:2]):
+        if isinstance(event, Use):
+            finder.see(place, event)
+        elif place[0] > names.done_lsn:
+            for description in event.message.tables:
+                finder.hear(place, description)
+    done_lsn = max((each.end_lsn for each in commands), default=0)
+    is_chosen_anew = names.is_following not in (None, is_following)
+    if len(finder.names.namings) == len(names.namings) and done_lsn <= names.done_lsn and not is_chosen_anew:
+        return names
+    return Names(finder.names.namings, max(done_lsn, names.done_lsn), is_following=is_following)
+
+
+def told(before: Names, now: Names) -> list[str]:
+    """Return a line for each table whose name has changed."""
+    first: dict[Table, Table] = {}
+    for naming in now.namings[len(before.namings) :]:
+        first.setdefault(naming.home, naming.former)
+    lines = []
+    for home, old in first.items():
+        new = now.shown(home)
+        if str(old) == str(new):
+            continue
+        if new.now.number:
+            lines.append(f"another table is {old} now: the tables of the dropped one go on as {new}")
+        else:
+            lines.append(f"{old} is {new} now: its tables go on under the new name")
+    return lines
+
+
+class _Finder:
+    """The names, and the newest OID in each home, as of a place that moves on."""
+
+    def __init__(self, names: Names, newest: Mapping[Table, Version], *, is_following: bool) -> None:
+        self.names = Names(names.namings)
+        self._is_following = is_following
+        self._newest = newest
+        self._relation_of = {home: version.relation_id for home, version in newest.items()}
+        self._home_of = {
+            version.relation_id: home for home, version in sorted(newest.items(), key=lambda item: (item[1].place, item[0]))
+        }
+
+    def see(self, place: _Place, use: Use) -> None:
+        """Take a description from the stream: the table has a home from here on."""
+        relation_id = use.relation.relation_id
+        home = self.names.home(relation_id, use.name, place)
+        if home.number and not self.names.has(home):
+            self.names.add(Naming(place, relation_id, use.name, use.name, home))
+        self._relation_of[home], self._home_of[relation_id] = relation_id, home
+
+    def hear(self, place: _Place, described: TableDescription) -> None:
+        """Take a captured description: the table may have got another name."""
+        relation_id, name = described.relation_id, described.table
+        if not self._is_following:
+            return
+        home = self._home_of.get(relation_id)
+        if home is None:
+            self._hear_of_new(place, relation_id, name)
+            return
+        former, holder = self.names.name(home, place), self.names.holder(name, place)
+        if former == name:
+            return
+        other = None if holder is None else self._relation_of.get(holder)
+        if holder is not None and (other == relation_id or self._is_ahead(holder, place)):
+            self._home_of[relation_id] = holder  # a copy, or an older program, was there first: this name has its changes
+            return
+        if holder is not None and other is not None:
+            self.names.add(Naming(place, other, name, replace(name, number=other), holder))
+        self.names.add(Naming(place, relation_id, former, name, home))
+
+    def _hear_of_new(self, place: _Place, relation_id: int, name: Table) -> None:
+        """Take the description of a table without changes so far. If it has the name of a dropped table, it goes on in its home.
+
+        This is recorded, so that a copy need not wait for the table's first change (snapshot/homes.py).
+        """
+        holder = self.names.holder(name, place)
+        if holder in self._relation_of and not self.names.is_called(relation_id, name):
+            self.names.add(Naming(place, relation_id, name, name, holder))
+
+    def _is_ahead(self, home: Table, place: _Place) -> bool:
+        """Tell whether a table has a copy from beyond a place. It has the name later in any case."""
+        return home in self._newest and self._newest[home].place > place

@@ -1,0 +1,111 @@
+"""Checks that a warehouse and a staging log fit together before a pipeline continues: neither is an older copy, or lacks a part."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import StructType
+
+from cdcpipe.lsn import format_lsn
+from spark_sink.delta import sql as delta
+from spark_sink.files import places
+from spark_sink.schema.types import DELETED_AT, replica_schema
+from spark_sink.staging.log import list_segments, log_end
+from spark_sink.warehouse import gaps
+from spark_sink.warehouse.formats import ANY
+from spark_sink.warehouse.warehouse import WarehouseError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from spark_sink.schema.table import Table
+    from spark_sink.staging.log import Epoch, Position
+    from spark_sink.warehouse.warehouse import Warehouse
+
+__all__ = ["begin_keeping_deleted", "behind_gap", "check_changelog", "check_copies", "name_less_readable", "take_gaps"]
+
+_logger = logging.getLogger(__name__)
+
+
+def check_copies(house: Warehouse, staging: Path, position: Position, reached: Position | None, removed: Position | None) -> None:
+    """Raise WarehouseError if either the warehouse or the staging directory is an older copy, and they don't fit together.
+
+    The log remembers how far the tables were (``reached``), and the tables remember how far the log was (``position``).
+    """
+    end = log_end(staging)
+    if end is not None and position.lsn > end.lsn:
+        raise WarehouseError(
+            f"{house.name} is at {position}, but the log in {staging} ends at {end}: the staging directory is an"
+            " older copy, or another one",
+            hint="restore the newer copy of the staging directory; without one, run --on-gap resnapshot copies the tables anew",
+        )
+    if reached is not None and removed is not None and position.lsn < min(reached.lsn, removed.lsn):
+        raise WarehouseError(
+            f"{house.name} is at {position}, but was at {reached} before, and the log in {staging} goes back only"
+            f" to {removed}: the warehouse is an older copy",
+            hint="restore a newer copy of the warehouse, or begin anew: another warehouse, another staging directory and slot",
+        )
+
+
+def check_changelog(house: Warehouse, table: Table, position: Position) -> None:
+    """Raise WarehouseError if a changelog has disappeared, because its changes cannot be recovered."""
+    if house.versions(table)[0].end_lsn <= position.lsn and not house.has_changelog(table):
+        raise WarehouseError(
+            f"the changelog of {table}, {house.changelog(table)}, has gone, and with it what was in it",
+            hint="restore it, or start anew: another warehouse, another staging directory, another slot",
+        )
+
+
+def take_gaps(warehouse: Warehouse, epochs: Sequence[Epoch]) -> None:
+    """Record the gaps of the log, and warn if the tables were not copied since. The pipeline itself copies nothing."""
+    gaps.record(warehouse, epochs)
+    found = gaps.open_gap(warehouse)
+    if found is not None:
+        after = format_lsn(found.gap.after_lsn)
+        _logger.warning("the tables are not right after %s until a run has copied them anew: %s", after, found.gap.cause)
+
+
+def behind_gap(house: Warehouse, staging: Path, position: Position) -> Position:
+    """Return the position from which to continue: if the log has no segments after ``position``, its end, which is recorded."""
+    end = log_end(staging)
+    if end is None or end.lsn <= position.lsn or list_segments(staging, position):
+        return position
+    house.record(end)
+    return end
+
+
+def begin_keeping_deleted(spark: SparkSession, house: Warehouse) -> None:
+    """With ``--deletes soft``, add the column ``_cdc_deleted_at`` to replicas that were begun without it."""
+    if not (house.keeps_deleted and house.format.keeps_replicas):
+        return
+    wanted, begun = replica_schema(StructType(), keeps_deleted=True), []
+    for table in house.tables():
+        state = delta.state(house.replica(table))
+        if state is not None and delta.add_columns(spark, house.replica(table), state.schema, wanted):
+            begun.append(str(table))
+    if begun:
+        _logger.warning(
+            "--deletes soft: %d replicas keep deleted rows from now on, in which %s has the time; rows that were deleted before are"
+            " not in them",
+            len(begun),
+            DELETED_AT,
+        )
+
+
+def name_less_readable(house: Warehouse) -> None:
+    """With ``--readers any``, warn about tables from before that some readers refuse."""
+    found = house.less_readable() if house.readers == ANY else {}
+    if found:
+        listed = [f"{places.name(path)} ({', '.join(sorted(features))})" for path, features in sorted(found.items())]
+        more = f", and {len(listed) - 5} more" if len(listed) > 5 else ""
+        _logger.warning(
+            "--readers any: %d tables have features from before that some readers refuse: %s%s. They keep them; "
+            "a new warehouse has none",
+            len(listed),
+            ", ".join(listed[:5]),
+            more,
+        )

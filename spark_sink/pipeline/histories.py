@@ -1,0 +1,83 @@
+"""Brings the stored histories of a warehouse up to date with its changelogs, in rounds of their own (replica/history_table.py).
+
+A round looks at every table, and brings each history that is behind to the position of the changelog. The rounds exclude neither
+micro-batches nor merges, so the first round, which reads whole changelogs, delays neither. No state is stored: each history records
+its own position.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from spark_sink.pipeline.follower import MERGES, is_out_of_date
+from spark_sink.pipeline.rounds import Rounds
+from spark_sink.replica import history_table
+from spark_sink.spark import session
+from spark_sink.staging.log import Position
+from spark_sink.warehouse import stored_histories
+from spark_sink.warehouse.warehouse import WarehouseError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    from spark_sink.pipeline.catalog import CatalogDatabase
+    from spark_sink.schema.table import Table
+    from spark_sink.warehouse.lock import TableLock
+    from spark_sink.warehouse.warehouse import Warehouse
+
+__all__ = ["Histories"]
+
+_logger = logging.getLogger(__name__)
+
+
+class Histories:
+    """Maintains the stored histories. If an error ends the rounds, their thread calls ``on_error`` with it."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        warehouse: Warehouse,
+        lock: TableLock,
+        names: CatalogDatabase | None,
+        interval_s: float,
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        self._spark = session.copy(spark)
+        self._warehouse = warehouse
+        self._lock = lock
+        self._names = names
+        self._warned: set[Table] = set()
+        self.rounds = Rounds("histories", self.catch_up, interval_s, on_error)
+
+    def catch_up(self) -> None:
+        """Bring the histories to the positions that their changelogs have."""
+        position = self._warehouse.source().position
+        if position is None:
+            return
+        for table in self._warehouse.tables():
+            if self.rounds.is_hurried:
+                return
+            changed_lsn = self._warehouse.format.lsn(self._warehouse.changelog(table))
+            if changed_lsn and self._is_behind(table, changed_lsn):
+                with self._lock.history():
+                    self._bring(table, Position(position.epoch, changed_lsn))
+                if self._names is not None:
+                    self._names.register([table])
+
+    def _is_behind(self, table: Table, changed_lsn: int) -> bool:
+        found = stored_histories.facts(self._warehouse, table)
+        return found is None or found.known_lsn(self._warehouse.versions(table)) < changed_lsn
+
+    def _bring(self, table: Table, until: Position) -> None:
+        try:
+            MERGES.call(
+                lambda: history_table.bring(self._spark, self._warehouse, table, until, self._lock), Exception, where=is_out_of_date
+            )
+        except WarehouseError as ex:
+            # One history must not stop all tables.
+            if table not in self._warned:
+                self._warned.add(table)
+                _logger.warning("the history of %s stays as it is: %s; %s", table, ex.message, ex.hint)

@@ -1,0 +1,144 @@
+"""Keeps the views with the histories of the tables, ``shop__orders__history``, in a database of the session's catalog.
+
+replica/history_view.py writes the SQL of a view. It holds for the versions, the columns and the purges that the table had then. So
+
+- a view is dropped before a change of the table's versions or columns is committed to the changelog, and made again afterwards;
+- a view that another run left is made again, or dropped, at the start, if it does not fit the table any more;
+- a table whose past the SQL cannot express has no view. A warning names it, and the other ways to its history. The same goes for a
+  view that the catalog refuses: Hive's embedded metastore takes no text of more than 32,700 characters.
+
+A view's properties name its changelog, and have a digest of everything that its text was made of. A view or table that this module
+did not create is left alone, with a warning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from spark_sink.files import places
+from spark_sink.replica.history_view import HistoryShape, Known, UnfitError, history_shape, known_sql, view_sql
+from spark_sink.schema.table import has_key
+from spark_sink.spark.session import reason_of
+from spark_sink.spark.sql import literal
+from spark_sink.warehouse import purged_changes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+    from spark_sink.schema.table import Table
+    from spark_sink.warehouse.warehouse import Warehouse
+
+__all__ = ["HISTORY_OF", "HistoryViews"]
+
+_logger = logging.getLogger(__name__)
+
+HISTORY_OF: Final = "cdcpipe.history_of"
+"""The property of a view that names the changelog of its table."""
+_MADE_OF: Final = "cdcpipe.history_made_of"
+"""The property with the digest."""
+
+
+_REASON: Final = 200
+"""How much of a catalog's error is shown: it may repeat the text of the view."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Basis:
+    """What the text of a view is made of, but for `Known`, which costs a job of Spark."""
+
+    changelog: str
+    schema: StructType
+    shape: HistoryShape
+    first_place: tuple[int, int]
+    """Where the table's first version begins: a warehouse that was made again has another one."""
+
+    def sql(self, known: Known) -> str:
+        return view_sql(self.changelog, self.schema, self.shape, known)
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(f"{self.first_place} {self.sql(Known(0))}".encode()).hexdigest()
+
+
+class HistoryViews:
+    """Makes and drops views. The caller holds a lock."""
+
+    def __init__(self, spark: SparkSession, warehouse: Warehouse) -> None:
+        self._spark = spark
+        self._warehouse = warehouse
+        self._settled: set[Table] = set()
+        """The tables whose views fit, and those that cannot have one."""
+
+    def forget(self, tables: Iterable[Table] | None = None) -> None:
+        """Look again, at the next `show`, whether the views of these tables, or of all tables, still fit."""
+        self._settled = set() if tables is None else self._settled.difference(tables)
+
+    def show(self, table: Table, changelog: str, view: str) -> None:
+        """Make a table's view if it has a key and no view that fits. ``changelog`` and ``view`` are quoted names in the catalog."""
+        if table in self._settled:
+            return
+        if not has_key(self._warehouse.versions(table)):
+            self._settled.add(table)
+            return
+        properties = self.properties(view)
+        if properties.get(HISTORY_OF) != self._path(table) and self._spark.catalog.tableExists(view):
+            self._tell(table, f"{view} in the catalog is something else")
+            self._settled.add(table)
+            return
+        try:
+            basis = self._basis(table, changelog)
+            if properties.get(_MADE_OF) != basis.digest:
+                known = Known.of(self._spark.sql(known_sql(changelog, basis.shape)).collect())
+                if known is None:
+                    return
+                basis = self._basis(table, changelog)  # again: a purge that `known` shows must be in it
+                self._make(table, view, basis, known)
+        except UnfitError as ex:
+            if properties:
+                self._spark.sql(f"DROP VIEW {view}")
+            self._tell(table, ex.message)
+        self._settled.add(table)
+
+    def _basis(self, table: Table, changelog: str) -> _Basis:
+        purged_lsn = purged_changes.last_lsn(self._warehouse, table)
+        versions = self._warehouse.versions(table)
+        shape = history_shape(versions, purged_lsn)
+        return _Basis(changelog, self._spark.table(changelog).schema, shape, versions[0].place)
+
+    def _make(self, table: Table, view: str, basis: _Basis, known: Known) -> None:
+        properties = {HISTORY_OF: self._path(table), _MADE_OF: basis.digest}
+        listed = ", ".join(f"{literal(name)} = {literal(value)}" for name, value in properties.items())
+        text = basis.sql(known)
+        try:
+            self._spark.sql(f"CREATE OR REPLACE VIEW {view} TBLPROPERTIES ({listed}) AS {text}")
+        except Exception as ex:
+            raise UnfitError(f"the catalog does not take its text of {len(text)} characters: {reason_of(ex)[:_REASON]}") from ex
+
+    def drop(self, table: Table, view: str) -> None:
+        """Drop a table's view, if there is one. `show` makes it again."""
+        self.forget([table])
+        properties = self.properties(view)
+        if properties.get(HISTORY_OF) == self._path(table):
+            self._spark.sql(f"DROP VIEW {view}")
+
+    def properties(self, name: str) -> dict[str, str]:
+        """Return the properties of a view or table in the catalog; none if it does not exist."""
+        if not self._spark.catalog.tableExists(name):
+            return {}
+        return {row["key"]: row["value"] for row in self._spark.sql(f"SHOW TBLPROPERTIES {name}").collect()}
+
+    def _path(self, table: Table) -> str:
+        return places.name(self._warehouse.changelog(table))
+
+    def _tell(self, table: Table, reason: str) -> None:
+        _logger.warning(
+            "%s has no view with its history: %s. read_history in Python has it; with Delta, --history table stores it",
+            table,
+            reason,
+        )

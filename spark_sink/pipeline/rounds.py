@@ -1,0 +1,90 @@
+"""Calls a function again and again in a thread: at the start, after each interval, and once more at the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from cdcpipe.threads import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Rounds", "own_interval_s"]
+
+_LOOK_S: Final = 0.2
+_SHORTEST_S: Final = 1.0
+_LONGEST_S: Final = 10.0
+_SHARE: Final = 0.25
+"""Without a given interval, rounds take at most this share of the time, unless the longest interval is reached."""
+
+
+def own_interval_s(took_s: float) -> float:
+    """Return the interval from the start of a round that took ``took_s`` to the start of the next one, if none is given."""
+    return min(_LONGEST_S, max(_SHORTEST_S, took_s / _SHARE))
+
+
+class Rounds:
+    """The rounds of one thread called ``name``.
+
+    With an interval of 0 there are only the first and the last round; with None the interval is `own_interval_s`. If an error ends
+    the rounds, the thread calls ``on_error`` with it.
+    """
+
+    def __init__(
+        self, name: str, run: Callable[[], None], interval_s: float | None, on_error: Callable[[BaseException], None]
+    ) -> None:
+        self._name = name
+        self._round = run
+        self._interval_s = interval_s
+        self._on_error = on_error
+        self._ending = threading.Event()
+        self._is_last_wanted = True
+        self._thread: Worker | None = None
+
+    def start(self) -> None:
+        """Start the thread. Returns at once."""
+        self._thread = Worker(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
+
+    def end(self, *, is_last_round_wanted: bool = True) -> None:
+        """Ask the thread to end after a last round, or as soon as possible. Returns at once."""
+        self._is_last_wanted = is_last_round_wanted
+        self._ending.set()
+
+    @property
+    def is_hurried(self) -> bool:
+        """Whether the running round should end early: no last round is wanted."""
+        return self._ending.is_set() and not self._is_last_wanted
+
+    def finish(self, is_stopping: Callable[[], bool]) -> None:
+        """Wait until a last round is done, or for the end of the running one once ``is_stopping`` is True."""
+        self.end()
+        while not self.wait(_LOOK_S):
+            if is_stopping():
+                self.end(is_last_round_wanted=False)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait, after ``end``, for the last round. Returns False if the time runs out first."""
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            started = time.monotonic()
+            self._round()
+            while not self._ending.wait(self._pause_s(started)):
+                started = time.monotonic()
+                self._round()
+            if self._is_last_wanted:
+                self._round()
+        except BaseException as ex:  # noqa: BLE001 - the owner raises it
+            self._on_error(ex)
+
+    def _pause_s(self, started: float) -> float | None:
+        took_s = time.monotonic() - started
+        interval_s = own_interval_s(took_s) if self._interval_s is None else self._interval_s
+        return max(0.0, interval_s - took_s) if interval_s else None

@@ -1,0 +1,59 @@
+"""Tells which changes end all rows before them: TRUNCATE, DROP TABLE, a snapshot. Writes nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from spark_sink.schema.types import ENDS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, Row
+
+__all__ = ["POSITION", "all_ends", "end_position", "ends_all"]
+
+POSITION: Final = ("_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal")
+"""The columns whose order is the order of the changes."""
+
+
+def ends_all() -> Column:
+    """Return an expression: whether a change ends all rows before it (TRUNCATE, DROP TABLE)."""
+    return F.col("_cdc_op").isin(*ENDS)
+
+
+def end_position() -> Column:
+    """Return an expression for the last position that such a change ends.
+
+    A DROP TABLE stands before the change with the same position, which is one of a new table with the name.
+    """
+    *before, ordinal = POSITION
+    return F.struct(*before, F.when(F.col("_cdc_op") == "drop", F.col(ordinal) - 1).otherwise(F.col(ordinal)).alias(ordinal))
+
+
+def all_ends(changes: DataFrame) -> Column:
+    """Return a literal: the places where all rows end, in order, as an array of ``(at, until)``.
+
+    ``at`` is the last position that ends; ``until`` has the LSN and the time at which it ends.
+    """
+    until = F.struct(F.col("_cdc_end_lsn").alias("lsn"), F.col("_cdc_commit_time").alias("time"))
+    ends = changes.where(ends_all()).select(end_position().alias("at"), until.alias("until"))
+    # A snapshot's rows replace all rows before the first of them.
+    snapshots = (
+        changes.where(F.col("_cdc_op") == "snapshot")
+        .groupBy("_cdc_epoch", "_cdc_end_lsn")
+        .agg(F.min("_cdc_commit_time").alias("_cdc_commit_time"))
+        .withColumn("_cdc_ordinal", F.lit(-1))
+        .select(F.struct("_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal").alias("at"), until.alias("until"))
+    )
+    found = ends.unionByName(snapshots)
+    kind = found.schema.simpleString().replace("struct<", "array<struct<", 1) + ">"
+    # As microseconds: a time without its zone is not exact in the hour in which the clocks go back.
+    micros = F.struct("until.lsn", F.unix_micros("until.time").alias("micros")).alias("until")
+    rows = found.orderBy("at").select("at", micros).collect()
+    return F.array(*(_literal(row["at"], row["until"]) for row in rows)).cast(kind)
+
+
+def _literal(at: Row, until: Row) -> Column:
+    time = F.timestamp_micros(F.lit(until["micros"]).cast("bigint"))
+    return F.struct(F.struct(*map(F.lit, at)).alias("at"), F.struct(F.lit(until["lsn"]), time).alias("until"))

@@ -1,0 +1,68 @@
+"""Looks at the server's catalog for tables that need a copy, and records which ones do. No Spark.
+
+    CatalogLook(config, warehouse).look(is_stopping)
+
+publication.py compares two looks. `wanted_copies` has the tables that wait; the healer copies them.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from cdcpipe.errors import CdcpipeError
+from spark_sink.snapshot import publication
+from spark_sink.snapshot.homes import Homes
+from spark_sink.warehouse import wanted_copies
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from spark_sink.client.prepare import SlotConfig
+    from spark_sink.schema.table import Table
+    from spark_sink.warehouse.warehouse import Warehouse
+
+__all__ = ["CatalogLook"]
+
+_logger = logging.getLogger(__name__)
+
+
+class CatalogLook:
+    """The looks of one run. ``copies_new``: whether a table that comes into a publication is copied."""
+
+    def __init__(self, config: SlotConfig, warehouse: Warehouse, *, copies_new: bool = True) -> None:
+        self._config = config
+        self._warehouse = warehouse
+        self._copies_new = copies_new
+
+    def look(self, is_stopping: Callable[[], bool]) -> bool:
+        """Find tables whose rows have changed without a change in the stream, and forget those that are not published any more.
+
+        Returns False if the server could not be asked, or once ``is_stopping`` is True.
+        """
+        try:
+            found = publication.look(self._config, is_stopping)
+        except InterruptedError:
+            return False
+        except CdcpipeError as ex:
+            _logger.info("cannot look at the catalog for new tables, trying again: %s", ex.message)
+            return False
+        house, before, homes = self._warehouse, publication.read(self._warehouse), Homes(self._warehouse)
+        kept = publication.undecided(before, found, homes)
+        now = publication.seen(found, kept)
+        for table, since_lsn, reason in publication.compare(before, found, self._is_keyed, homes, kept):
+            if self._copies_new or reason != publication.CAME:
+                wanted_copies.want(house, table, since_lsn, reason)
+        if before != now:
+            publication.write(house, now)
+        known = {homes.table(each.relation_id, each.table) for each in now.tables.values()}
+        for each in wanted_copies.waiting(house):
+            versions = house.versions(each.table)
+            if each.table not in known and not (versions and versions[-1].relation_id in kept):
+                _logger.info("table %s is not published any more, and waits for no copy", each.table)
+                wanted_copies.give_up(house, each.table)
+        return True
+
+    def _is_keyed(self, table: Table) -> bool:
+        versions = self._warehouse.versions(table)
+        return bool(versions) and bool(versions[-1].key)

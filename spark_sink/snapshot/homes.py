@@ -1,0 +1,69 @@
+"""Finds the table of the warehouse to which a snapshot copies a table of the server. Reads small files only.
+
+    homes = Homes(warehouse)
+    table = homes.of(relation)
+    homes.check(relation, snapshot_lsn)
+
+Tables keep their directories when they are renamed (schema/names.py). The server is further than the stream: it may have renamed
+tables that the warehouse does not know by these names yet. A copy then would go to the wrong tables. So it waits until the stream
+has told, if DDL is captured at all. Without captured DDL the name decides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cdcpipe.lsn import format_lsn
+from spark_sink.client.exported import SnapshotError
+from spark_sink.replica.as_of import reached_lsn
+from spark_sink.schema.table import DDL, Table
+
+if TYPE_CHECKING:
+    from cdcpipe.pgoutput.messages import Relation
+    from spark_sink.warehouse.warehouse import Warehouse
+
+__all__ = ["Homes", "name_of"]
+
+
+def name_of(relation: Relation) -> Table:
+    """Return the name of a table that the server describes."""
+    return Table(relation.namespace, relation.name)
+
+
+class Homes:
+    """The tables of a warehouse, as of the time at which this is made."""
+
+    def __init__(self, house: Warehouse) -> None:
+        self._house = house
+        self._names = house.names()
+
+    def table(self, relation_id: int, name: Table) -> Table:
+        """Return the table of the warehouse that has the changes of the table with this OID and name."""
+        return self._names.shown(self._names.home(relation_id, name))
+
+    def of(self, relation: Relation) -> Table:
+        """Return the same for a description."""
+        return self.table(relation.relation_id, name_of(relation))
+
+    def check(self, relation: Relation, lsn: int) -> None:
+        """Raise SnapshotError if a copy as of ``lsn`` has to wait until the stream has told of names."""
+        if self.is_certain(relation.relation_id, name_of(relation)) or self.knows(lsn):
+            return
+        raise SnapshotError(
+            f"{name_of(relation)} is another table on the server than in the warehouse: it was renamed or made anew, and the tables"
+            f" have not come to {format_lsn(lsn)} yet",
+            hint="wait until cdcpipe-spark run has brought the tables there, and try again",
+        )
+
+    def is_certain(self, relation_id: int, name: Table) -> bool:
+        """Tell whether the stream can't have another name for the table with this OID than the warehouse has."""
+        if self._names.is_following is False or not self._house.has_changelog(DDL):
+            return True
+        versions = self._house.versions(self.table(relation_id, name))
+        if versions:
+            return versions[-1].relation_id == relation_id or self._names.is_called(relation_id, name)
+        return all(version.relation_id != relation_id for version in self._house.newest_versions().values())
+
+    def knows(self, lsn: int) -> bool:
+        """Tell whether the tables know everything that the stream tells up to ``lsn``."""
+        return reached_lsn(self._house, self._house.source()) >= lsn

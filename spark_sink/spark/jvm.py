@@ -1,0 +1,70 @@
+"""Starts Spark's JVM, and keeps its stderr apart from ours (jvm_output.py). Under spark-submit the JVM runs already."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from spark_sink.client import guard
+from spark_sink.spark.home import without_zip
+from spark_sink.spark.jvm_output import JvmOutput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+__all__ = ["GATEWAY", "output", "show_held", "shown_on_error", "start"]
+
+_logger = logging.getLogger(__name__)
+
+GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
+"""The environment variable in which spark-submit passes the port of its JVM to the program that it runs."""
+
+_output: JvmOutput | None = None
+
+
+def output() -> JvmOutput | None:
+    """Return what takes the JVM's stderr; None if this process has not started the JVM."""
+    return _output
+
+
+def show_held() -> None:
+    """Show the last lines of the JVM's stderr that were held back, before an error that ends a command."""
+    if _output is not None:
+        _output.show_held()
+
+
+@contextmanager
+def shown_on_error() -> Iterator[None]:
+    """Call `show_held` if an error leaves the ``with``."""
+    try:
+        yield
+    except Exception:
+        show_held()
+        raise
+
+
+def start(settings: Mapping[str, str], on_step: Callable[[str], None] | None) -> None:
+    """Start Spark's JVM, unless it runs, in the process group that a watchdog ends when this process is gone.
+
+    The JVM itself ends when its stdin ends. But it reads its stdin only after it has sent its port to this process. Without the
+    watchdog, a JVM whose driver is killed before that would stay for ever.
+    """
+    global _output  # noqa: PLW0603 - a process has one JVM
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is not None or GATEWAY in os.environ:  # noqa: SLF001
+        return
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    _output = JvmOutput(holds=not _logger.isEnabledFor(logging.INFO), on_step=on_step)
+    try:
+        with without_zip(settings["spark.master"]):
+            stderr = _output.writer
+            gateway = guard.start_in_group(lambda group: launch_gateway(conf, {"process_group": group, "stderr": stderr}))
+    finally:
+        _output.close_writer()
+    atexit.register(_output.take)  # an entry of the log that came just before the end is shown
+    SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - the parameter that SparkContext() passes on

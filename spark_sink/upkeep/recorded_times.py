@@ -1,0 +1,80 @@
+"""When the daily parts of the upkeep were last done: _cdcpipe/vacuumed.json. No Spark."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from spark_sink.delta import log as delta_log
+from spark_sink.files.places import read_json, write_json
+from spark_sink.schema.table import MESSAGES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from spark_sink.schema.table import Table
+    from spark_sink.warehouse.warehouse import Warehouse
+
+__all__ = ["HISTORIES", "PURGE", "RecordedTimes", "is_due", "places_of", "vacuum_of"]
+
+_DAY_S = 86_400.0
+
+PURGE: Final = "purge"
+"""The name of the last purge. It can't be a table's name, which has a slash."""
+HISTORIES: Final = "histories"
+"""The same for the last purge of the histories."""
+
+
+class RecordedTimes:
+    """The recorded times of one warehouse. One process at a time writes them."""
+
+    def __init__(self, house: Warehouse) -> None:
+        self._path = house.root / "_cdcpipe/vacuumed.json"
+        self._times: dict[str, Any] | None = None
+
+    def is_known(self, name: str) -> bool:
+        """Tell whether ``name`` has a recorded time."""
+        return name in self._read()
+
+    def is_due(self, name: str) -> bool:
+        """Tell whether a day has passed since the recorded time of ``name``, or whether there is none."""
+        before = self._read().get(name)
+        return before is None or time.time() - before >= _DAY_S
+
+    def record(self, name: str) -> None:
+        """Record that ``name`` was done now."""
+        self._read()[name] = round(time.time())
+        write_json(self._path, self._read())
+
+    def _read(self) -> dict[str, Any]:
+        if self._times is None:
+            self._times = read_json(self._path) or {}
+        return self._times
+
+
+def places_of(house: Warehouse) -> Iterator[tuple[Table, Path]]:
+    """Yield the Delta tables of a warehouse: changelogs, replicas and stored histories."""
+    for table in [*house.tables(), MESSAGES]:
+        for path in (house.changelog(table), house.replica(table), house.history(table)):
+            if delta_log.exists(path):
+                yield table, path
+
+
+def vacuum_of(path: Path) -> str:
+    """Return the name of a table's VACUUM."""
+    return f"{path.parent.name}/{path.name}"
+
+
+def is_due(house: Warehouse, *, vacuums: bool, purges: bool, purges_histories: bool) -> bool:
+    """Tell whether a daily part of the upkeep is due, of those that the options ask for.
+
+    A table without a recorded time is new, and has nothing to vacuum yet.
+    """
+    times = RecordedTimes(house)
+    names = [vacuum_of(path) for _, path in places_of(house)] if vacuums and house.format.has_upkeep else []
+    return house.format.has_upkeep and (
+        (purges and times.is_due(PURGE))
+        or (purges_histories and times.is_due(HISTORIES))
+        or any(times.is_known(name) and times.is_due(name) for name in names)
+    )

@@ -1,0 +1,92 @@
+"""Notes in the warehouse which columns are masked since when, and what has data from before a change.
+
+    settle(house)       # before the first row is written: notes the masks in force, refuses what can't be changed
+
+    _cdcpipe/masks.json     the masks, what tells the key of hashes from another key, and the earlier masks with their ends
+
+A warehouse keeps its masks: a start without ``--mask`` uses those of the file, and ``--mask NAME=off`` takes one back.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from cdcpipe.lsn import format_lsn
+from cdcpipe.masks import HASH, KEY_VARIABLE, OFF, Masks
+from cdcpipe.publishing import ColumnPattern
+from spark_sink.files.places import make_directory, read_json, write_json
+from spark_sink.schema.types import original_name
+from spark_sink.warehouse.wanted_copies import want
+from spark_sink.warehouse.warehouse import WarehouseError, masks_path
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from spark_sink.schema.table import Table
+    from spark_sink.warehouse.warehouse import Warehouse
+
+__all__ = ["settle"]
+
+_logger = logging.getLogger(__name__)
+
+_VERSION: Final = 1
+
+
+def settle(house: Warehouse) -> None:
+    """Note the masks in force. Where they have changed, name the data from before, and let the tables be copied anew.
+
+    Raises WarehouseError for another key of hashes than before, and for a column of a key whose mask has changed: its rows could
+    not be found any more. Raises InvalidArgumentsError if the key is needed and not there.
+    """
+    path, masks = masks_path(house.root), house.masks
+    found: dict[str, Any] = read_json(path) or {}
+    if found and found.get("version") != _VERSION:
+        raise WarehouseError(f"{path} has version {found.get('version')!r}; this program knows {_VERSION}")
+    before, now, key = dict(found.get("masks", {})), masks.as_kinds, masks.fingerprint
+    if None not in (key, found.get("key")) and key != found.get("key"):
+        raise WarehouseError(
+            f"{KEY_VARIABLE} is not the key with which {house.name} has hashed its columns",
+            hint="set the former key: with another one the same value has another hash; or begin another warehouse",
+        )
+    if before == now:
+        return
+    changed = [ColumnPattern.parse(text, "--mask") for text in {*before, *now} if before.get(text) != now.get(text)]
+    called = {table: _names_of(house, table) for table in house.tables()}
+    tables = [table for table, names in called.items() if any(each.table.matches(*name) for each in changed for name in names)]
+    for table in tables:
+        _check_key(house, table, called[table], Masks.of(before))
+    position = house.source().position
+    since_lsn = 0 if position is None else position.lsn
+    for table in tables:
+        want(house, table, since_lsn, "the masks of its columns have changed")
+    make_directory(path.parent)
+    past = {"until": None if position is None else str(position), "masks": before}
+    changes = [*found.get("changes", []), *([past] if tables else [])]
+    write_json(path, {"version": _VERSION, "masks": now, "key": key or found.get("key"), "changes": changes})
+    if tables:
+        _logger.warning(
+            "the masks have changed. Changes up to %s have the old masks, in the changelogs of %s; the replicas get the new ones"
+            " when the tables are copied anew (run --heal). cdcpipe-spark purge removes the older changes; earlier versions of the"
+            " tables' files go with --vacuum-retention. _cdcpipe/masks.json notes this",
+            format_lsn(since_lsn),
+            ", ".join(map(str, tables)),
+        )
+
+
+def _names_of(house: Warehouse, table: Table) -> set[tuple[str, str]]:
+    """Return the name of the table's directories, and the name that the table has now."""
+    now = house.names().name(table)
+    return {(table.schema, table.name), (now.schema, now.name)}
+
+
+def _check_key(house: Warehouse, table: Table, names: Collection[tuple[str, str]], before: Masks) -> None:
+    """Raise WarehouseError if the mask of a key's column changes."""
+    versions = house.versions(table)
+    key = [original_name(name) for name in versions[-1].key] if versions else []
+    then, now = ({column for name in names for column in masks.kinds(*name, key)} for masks in (before, house.masks))
+    for column in sorted(then ^ now):
+        raise WarehouseError(
+            f"the mask of {table}.{column} can't be changed: it is part of the key, and {house.name} has rows of this table",
+            hint=f"keep it ({HASH if column in then else OFF}), or begin another warehouse",
+        )

@@ -1,0 +1,72 @@
+"""What a stored history (replica/history_table.py) says of itself in its Delta log: which changes and versions it has. No Spark."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from cdcpipe.lsn import LSN, format_lsn
+from spark_sink.delta.log import TableLog
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from spark_sink.schema.table import Table, Version
+    from spark_sink.warehouse.warehouse import Warehouse
+
+__all__ = ["HistoryFacts", "copies_until", "facts", "properties"]
+
+_COPIES: Final = "cdcpipe.copies"
+"""The property with the LSNs of the table's snapshots that the history knows."""
+_AFTER: Final = "cdcpipe.history_after"
+"""The property with the LSN after which the history has the rows of each moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryFacts:
+    """A history has the versions of all changes up to ``lsn``, and at each LSN after ``after_lsn`` all rows of that moment.
+
+    ``copies`` are the LSNs of the table's snapshots that were taken into account.
+    """
+
+    lsn: int
+    after_lsn: int
+    copies: frozenset[int]
+
+    def known_lsn(self, versions: Sequence[Version]) -> int:
+        """Return the LSN up to which the history is right.
+
+        A snapshot may come to the changelog after later changes have come to the history. Then the history is right up to the
+        snapshot only.
+        """
+        return min([self.lsn, *(copy - 1 for copy in copies_until(versions, self.lsn) - self.copies)])
+
+    def has(self, lsn: int, versions: Sequence[Version]) -> bool:
+        """Tell whether the rows at an LSN are those of the versions that are valid there.
+
+        They are not if a later ALTER TABLE has put values into these versions.
+        """
+        is_filled = any(version.fills for version in versions if version.end_lsn > lsn)
+        return self.after_lsn < lsn <= self.known_lsn(versions) and not is_filled
+
+
+def copies_until(versions: Sequence[Version], lsn: int) -> frozenset[int]:
+    """Return the LSNs of a table's snapshots up to an LSN."""
+    return frozenset(version.end_lsn for version in versions if version.snapshot and version.end_lsn <= lsn)
+
+
+def facts(house: Warehouse, table: Table) -> HistoryFacts | None:
+    """Return the facts about a table's stored history; None if there is none."""
+    log = TableLog(house.history(table)).refresh()
+    if log.version < 0:
+        return None
+    found = log.metadata["configuration"]
+    copies = frozenset(int(LSN.parse(text)) for text in json.loads(found.get(_COPIES, "[]")))
+    return HistoryFacts(log.lsn or 0, int(LSN.parse(found.get(_AFTER, "0/0"))), copies)
+
+
+def properties(*, after_lsn: int | None = None, copies: frozenset[int] | None = None) -> dict[str, str]:
+    """Return the properties of a history's table that record these facts."""
+    found = {} if after_lsn is None else {_AFTER: format_lsn(after_lsn)}
+    return found if copies is None else found | {_COPIES: json.dumps([format_lsn(lsn) for lsn in sorted(copies)])}
