@@ -1,7 +1,6 @@
 """Random DDL in random transactions: whoever keeps the last description of each table has the catalog's tables, all of them."""
 
 import contextlib
-import os
 import random
 from collections.abc import Iterator
 from operator import itemgetter
@@ -12,6 +11,7 @@ import psycopg
 import pytest
 
 from support.ddl_capture import Capture
+from support.seeds import SEED
 
 ROUNDS = 100
 SCHEMAS = ("public", "s1", "s2")
@@ -147,9 +147,8 @@ def capture(request: pytest.FixtureRequest) -> Iterator[Capture]:
 
 
 def test_the_last_descriptions_are_the_catalog(capture: Capture) -> None:
-    seed = int(os.environ.get("CDCPIPE_TEST_SEED", random.randrange(1 << 32)))
-    print(f"CDCPIPE_TEST_SEED={seed}")
-    rng = random.Random(seed)
+    print(f"CDCPIPE_TEST_SEED={SEED}")
+    rng = random.Random(SEED)
     connection = capture.connection
     connection.execute("set client_min_messages = error; create schema s1; create schema s2; create type mood as enum ('ok')")
     ddl = RandomDDL(connection, rng)

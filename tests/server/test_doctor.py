@@ -19,6 +19,7 @@ from cdcpipe.doctor import survey
 from cdcpipe.doctor.facts import Asked
 from cdcpipe.doctor.findings import Finding
 from cdcpipe.libpq.parameters import connection_parameters
+from cdcpipe.publishing import NewPublication, with_companions
 from cdcpipe.replication.session import connected
 from cdcpipe.subcommands.doctor import CHECKS, doctor
 from support.cli_process import CLI, run_cli
@@ -261,7 +262,9 @@ def test_tables_that_never_come(pg18: postgres.Cluster) -> None:
         ]
         [of_root] = of(diagnose(database, publications=("q",)), "tables.left_out")
         assert of_root.message == "it is unlogged, and a partition of public.root"
-        [new] = of(diagnose(database, publications=("r",), tables=(("public", "root"),), create=True), "tables.left_out")
+        [new] = of(
+            diagnose(database, publications=("r",), new=NewPublication.of(tables=["public.root"]), create=True), "tables.left_out"
+        )
         assert new == of_root
         for finding in found[1:]:
             run_fix(connection, finding)
@@ -270,10 +273,13 @@ def test_tables_that_never_come(pg18: postgres.Cluster) -> None:
         asked = {
             "publications": ("r",),
             "create": True,
-            "tables": (("public", "f"), ("public", "v"), ("no", "such"), ("public", "u")),
+            "new": NewPublication.of(tables=("public.f", "public.v", "no.such", "public.u")),
         }
-        named = [finding for finding in of(diagnose(database, **asked), "publications.there") if finding.level == "error"]
-        assert sorted(finding.subject or "" for finding in named) == ["no.such", "public.f", "public.v"]
+        [named] = [finding for finding in of(diagnose(database, **asked), "publications.there") if finding.level == "error"]
+        assert named.message == (
+            "--table public.f matches no table that it can publish: public.f is a foreign table;"
+            " --table public.v matches no table that it can publish: public.v is a view; --table no.such matches no table"
+        )
 
 
 def test_publications_in_part_and_of_schemas(pg15: postgres.Cluster) -> None:
@@ -336,8 +342,8 @@ def test_who_may_make_a_publication(pg18: postgres.Cluster, role: str) -> None:
         connection.execute(f'alter role {role} replication; grant create on database "{database.name}" to {role}')
 
         def found(*tables: str) -> Finding:
-            asked = tuple(("public", table) for table in tables)
-            return of(diagnose(database, user=role, tables=asked, create=True), "publications.there")[0]
+            asked = NewPublication.of(tables=[f"public.{table}" for table in tables])
+            return of(diagnose(database, user=role, new=asked, create=True), "publications.there")[0]
 
         assert (found().level, found("t").level, found("mine").level) == ("error", "error", "ok")
         sql = found("t").fix
@@ -485,3 +491,22 @@ def test_how_fast_the_server_writes(any_pg: postgres.Cluster, monkeypatch: pytes
         assert rate.average is not None
         # 14's statistics come with a delay.
         assert rate.average > 0 or any_pg.version_num < 150000
+
+
+def test_a_new_publication_with_tables_without_a_key(pg18: postgres.Cluster) -> None:
+    """The doctor judges what -c would make with the same options, and -c makes it."""
+    with pg18.database() as database, database.connect() as connection:
+        connection.execute("create table keyed (id int primary key); create table plain (v text)")
+
+        def found(keyless: str) -> list[Finding]:
+            wanted = NewPublication.of(keyless=keyless)
+            names = with_companions(("new",), wanted)
+            return of(diagnose(database, publications=names, new=wanted, create=True), "tables.identity")
+
+        assert [(each.level, each.subject) for each in found("refuse")] == [("error", "public.plain")]
+        assert [(each.level, each.subject) for each in found("insert-only")] == [("ok", None)]
+        [full] = found("full")
+        assert (full.level, full.message) == ("ok", "-c sets REPLICA IDENTITY FULL on public.plain")
+        wanted = NewPublication.of(tables=["public.*"], exclude_tables=["public.plain"])
+        [tables] = of(diagnose(database, publications=("new",), new=wanted, create=True), "tables.published")
+        assert tables.message.startswith("1 table is published")

@@ -5,20 +5,17 @@ LSNs, transaction ids, times and object ids differ between servers, so they are 
 
 from __future__ import annotations
 
-import os
-import random
-
 import pytest
 
 from support import decoding_records, wal2json_records
 from support.logical_stream import Both
 from support.random_sql import VALUES, RandomSQL
+from support.seeds import SEED
 from support.wal2json_records import V1, V2
 
 EVERYWHERE = {name: values for name, values in VALUES.items() if name != "xml"}
 """Not every build of the server has libxml."""
 
-SEED = int(os.environ.get("CDCPIPE_TEST_SEED", random.randrange(1 << 32)))
 
 MORE = {"include-pk": "1", "include-not-null": "1", "include-default": "1", "include-column-positions": "1"}
 WAL2JSON = [V1 | MORE, V2 | MORE, V1 | {"pretty-print": "1", "include-typmod": "0"}, V2 | {"include-domain-data-type": "1"}]

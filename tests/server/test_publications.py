@@ -13,8 +13,10 @@ import pytest
 from cdcpipe import catalog_sql
 from cdcpipe.errors import InitError
 from cdcpipe.libpq.parameters import connection_parameters
+from cdcpipe.publishing import NewPublication
 from cdcpipe.replication import table_locks
 from cdcpipe.replication.publications import create_publication
+from cdcpipe.replication.selection import select
 from cdcpipe.replication.session import connected
 from cdcpipe.sql import quote_identifier
 from cdcpipe.subcommands.checksum import Checksums
@@ -271,12 +273,12 @@ def test_the_holder_of_a_lock_is_named(pg18: postgres.Cluster, monkeypatch: pyte
     with pg18.database() as database, database.connect() as connection, database.connect() as other:
         connection.execute("create table t (id int) partition by list (id); create table part partition of t for values in (1)")
         parameters = connection_parameters([("dbname", database.dsn)])
-        tables = [("public", "t")]
+        tables, wanted = [("public", "t")], NewPublication.of(tables=["public.t"])
 
         def refusals() -> Iterator[InitError]:
             with connected(parameters) as ours:
                 with pytest.raises(InitError) as refused:
-                    create_publication(ours, "made", tables)
+                    create_publication(ours, "made", select(ours, wanted), wanted)
                 yield refused.value
             with connected(parameters) as ours:
                 checksums = Checksums(ours)
@@ -298,6 +300,6 @@ def test_the_holder_of_a_lock_is_named(pg18: postgres.Cluster, monkeypatch: pyte
         finally:
             other.execute("rollback prepared 'altered'")
         with connected(parameters) as ours:
-            create_publication(ours, "made", tables)
+            create_publication(ours, "made", select(ours, wanted), wanted)
             assert ours.execute("show lock_timeout") == [("0",)]
             Checksums(ours).begin(tables, ["made"])

@@ -179,7 +179,7 @@ def test_a_value_of_any_type_is_the_same_in_snapshot_and_stream(source: Source) 
     path.write_bytes(encode(records))
     assert list(read_relations(path)) == [table.relation]
     schema = typed_schema(merge_columns(None, [table.relation]))
-    reader = TypedReader(Slice(str(path), 1, 0, 2**64 - 1), ("public", "t"), schema)
+    reader = TypedReader(Slice(str(path), 1, 0, 2**64 - 1), {("public", "t"): None}, schema)
     streamed = {row["id"]: row for batch in reader.read() for row in batch.to_pylist(maps_as_pydicts="strict")}
     assert len(taken) == len(streamed) == len(values) + 2
     ignored = {"id"} | {name for name in schema.names if name.startswith("_cdc_")} - {"_cdc_exact", "_cdc_unchanged"}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
-
 import pytest
 
 from cdcpipe.errors import InvalidArgumentsError
@@ -13,6 +10,7 @@ from support.decoding_records import render, without_empty
 from support.logical_stream import WORDS, Both, both_on, refusals
 from support.random_sql import VALUES, RandomSQL, fill_tables_of_types, make_tables_of_types
 from support.recorder import nothing
+from support.seeds import SEED
 
 OPTION_SETS: list[dict[str, str | None]] = [
     {},
@@ -181,10 +179,9 @@ def test_a_gid_that_the_servers_plugin_does_not_prepare(both):
 
 @pytest.mark.parametrize("two_phase", [False, True])
 def test_random_workload(both, two_phase):
-    seed = int(os.environ.get("CDCPIPE_TEST_SEED", random.randrange(1 << 32)))
-    print(f"CDCPIPE_TEST_SEED={seed}")
+    print(f"CDCPIPE_TEST_SEED={SEED}")
     with both.database.connect() as other:
-        work = RandomSQL(seed, VALUES, [both.run, other.execute], is_plain=two_phase)
+        work = RandomSQL(SEED, VALUES, [both.run, other.execute], is_plain=two_phase)
         work.prepare()
         both.begin(two_phase=two_phase)
         work.work(120)

@@ -1,6 +1,5 @@
 """Streamed transactions of a real server, assembled: the result equals version 1 of the protocol."""
 
-import os
 import random
 
 import postgres
@@ -9,6 +8,7 @@ import pytest
 from cdcpipe.ddl import script
 from cdcpipe.pgoutput.transactions import Transactions
 from support.logical_stream import Both, peek
+from support.seeds import SEED
 from support.whole_transactions import plain, rows_with_columns, take_all
 
 
@@ -51,15 +51,14 @@ def workload(database: postgres.Database, rng: random.Random) -> None:
 def test_the_same_as_version_1_from_a_real_server(pg: postgres.Cluster, streaming: str) -> None:
     if streaming == "parallel" and pg.version_num < 160000:
         pytest.skip("streaming=parallel is PostgreSQL 16's")
-    seed = int(os.environ.get("CDCPIPE_TEST_SEED", random.randrange(1 << 32)))
-    print(f"CDCPIPE_TEST_SEED={seed}")
+    print(f"CDCPIPE_TEST_SEED={SEED}")
     with pg.database() as database:
         both = Both(database, "pgoutput")
         both.run("create type mood as enum ('sad', 'ok')")
         both.run("create table t (id int, v text default repeat('v', 200)); create table u (id int primary key, m mood)")
         both.run(script.install("cdcpipe", script.Settings()))
         both.begin()
-        workload(database, random.Random(seed))
+        workload(database, random.Random(SEED))
         # DDL that is the first in a savepoint, and undone with it.
         both.run(
             "begin; insert into t select g from generate_series(1, 400) g; savepoint a; create table undone (); savepoint b;"

@@ -79,7 +79,7 @@ def typed(tmp_path: Path, pg: postgres.Cluster) -> Any:
             path.write_bytes(encode(records))
             versions = [r for r in read_relations(path) if r.name == table]
             schema = typed_schema(merge_columns(None, (as_typed(version, types) for version in versions)))
-            reader = TypedReader(Slice(str(path), 1, 0, 2**64 - 1), ("public", table), schema, types)
+            reader = TypedReader(Slice(str(path), 1, 0, 2**64 - 1), {("public", table): None}, schema, types)
             return schema, [row for batch in reader.read() for row in batch.to_pylist(maps_as_pydicts="strict")]
 
         yield conn, run

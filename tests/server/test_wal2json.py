@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import re
 
 import pytest
@@ -15,6 +13,7 @@ from cdcpipe.plugins.wal2json.options import Settings
 from support.logical_stream import WORDS, Both, refusals
 from support.random_sql import VALUES, RandomSQL
 from support.recorder import nothing
+from support.seeds import SEED
 from support.wal2json_records import EVERYTHING, OPTION_SETS, V1, V2, compare, render
 
 
@@ -320,10 +319,9 @@ def test_origins(both):
 
 
 def test_random_workload(both):
-    seed = int(os.environ.get("CDCPIPE_TEST_SEED", random.randrange(1 << 32)))
-    print(f"CDCPIPE_TEST_SEED={seed}")
+    print(f"CDCPIPE_TEST_SEED={SEED}")
     with both.database.connect() as other:
-        work = RandomSQL(seed, VALUES, [both.run, other.execute])
+        work = RandomSQL(SEED, VALUES, [both.run, other.execute])
         work.prepare()
         both.begin()
         work.work(120)
@@ -334,10 +332,9 @@ def test_random_workload(both):
 
 
 def test_random_workload_and_what_the_catalog_says(both):
-    seed = int(os.environ.get("CDCPIPE_TEST_SEED", random.randrange(1 << 32)))
-    print(f"CDCPIPE_TEST_SEED={seed}")
+    print(f"CDCPIPE_TEST_SEED={SEED}")
     with both.database.connect() as other:
-        work = RandomSQL(seed, VALUES, [both.run, other.execute], is_plain=True)
+        work = RandomSQL(SEED, VALUES, [both.run, other.execute], is_plain=True)
         work.prepare()
         both.begin()
         work.work(60)

@@ -1,18 +1,27 @@
 """Tables that follow captured DDL. The catalog is never asked: the pipeline has no way to do so."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import postgres
 import pytest
+from pyspark.sql.types import LongType, StructField, StructType
 
 from spark_sink.changelog.tables import changelogs_of
+from spark_sink.delta import sql as delta
+from spark_sink.delta.comments import set_comments
+from spark_sink.delta.log import TableLog
+from spark_sink.pipeline.pipeline import PipelineError
+from spark_sink.replica import merge
+from spark_sink.replica.as_of import read_as_of
 from spark_sink.replica.current import read_replica
-from spark_sink.schema.table import DDL
+from spark_sink.schema.table import DDL, Table
 from spark_sink.status.report import Tables
 from spark_sink.verify.comparison import verify
 from spark_sink.warehouse.warehouse import Warehouse
 from support.captured_road import CapturedRoad
+from support.snapshots import TableCopies
 
 pytestmark = pytest.mark.spark
 
@@ -152,3 +161,130 @@ def test_a_command_counts_without_a_change_after_it(road: CapturedRoad, table_fo
     road.run(format=table_format)
     road.assert_equal("t", "id", "d")
     assert road.waiting() == {}
+
+
+def lsn_of(road: CapturedRoad) -> str:
+    ((lsn,),) = road.query("select pg_current_wal_insert_lsn()::text")
+    return str(lsn)
+
+
+def operations(road: CapturedRoad, name: str) -> list[str]:
+    """Return the operations of the replica's commits, the newest first. Those without Spark begin with an asterisk."""
+    path = road.house.replica(Table("public", name))
+    found = road.spark.sql(f"describe history delta.`{path}`").collect()
+    return [f"{'*' if row['engineInfo'] == 'cdcpipe' else ''}{row['operation']}" for row in found]
+
+
+def test_dropped_columns_leave_the_replica(road: CapturedRoad, monkeypatch: Any, caplog: Any) -> None:
+    road.execute("create table t (id int primary key, a int, b text, d int)", "alter table t alter b set storage external")
+    road.land()
+    road.install()
+    road.execute("insert into t select i, i, repeat('x', 3000), i from generate_series(1, 3) i")
+    road.run(drops_columns=True)
+    before = lsn_of(road)
+    road.execute("begin; update t set d = 7 where id = 1; alter table t drop a; update t set d = 8 where id = 2; commit")
+    road.run(drops_columns=True)
+    assert road.replica("public.t").columns == ["id", "b", "d"]
+    road.assert_equal("t", "id", "b", "d")
+    assert operations(road, "t")[:2] == ["MERGE", "DROP COLUMNS"]
+    rows = read_as_of(road.spark, road.warehouse, "public.t", before).select("id", "a").collect()
+    assert sorted(map(tuple, rows)) == [(1, 1), (2, 2), (3, 3)]
+
+    # The next merge is an ordinary one again. A column of the same name is another column.
+    road.execute("update t set d = 9 where id = 3")
+    road.run(drops_columns=True)
+    assert operations(road, "t")[0] == "*MERGE"
+    between = lsn_of(road)
+    road.execute("alter table t add a int default 5", "insert into t values (4, 'y', 4)", "alter table t rename b to c")
+    road.run(drops_columns=True)
+    assert sorted(road.replica("public.t").columns) == ["a", "c", "d", "id"]
+    road.assert_equal("t", "id", "a", "c", "d")
+    assert "a" not in read_as_of(road.spark, road.warehouse, "public.t", between).columns
+
+    # A kill between the two commits of a drop, and a copy of the table.
+    road.execute("alter table t drop d", "delete from t where id = 4")
+    with monkeypatch.context() as patched:
+        patched.setattr(merge, "_run_merge", _killed)
+        with pytest.raises(PipelineError):
+            road.run(drops_columns=True)
+    assert sorted(road.replica("public.t").columns) == ["a", "c", "id"]
+    road.run(drops_columns=True)
+    road.assert_equal("t", "id", "a", "c")
+    TableCopies(road.database, road.spark, road.root).snapshot("t")
+    assert sorted(road.replica("public.t").columns) == ["a", "c", "id"]
+    (equal,) = verify(road.spark, road.warehouse, ("-d", road.database.dsn), tables=["public.t"])
+    assert equal.is_equal
+
+    # What is not captured stays, and so does everything without the option.
+    road.execute("alter table t drop c")
+    road.run()
+    assert sorted(road.replica("public.t").columns) == ["a", "c", "id"]
+    road.remove()
+    road.execute("alter table t drop a", "insert into t values (9)")
+    road.run(drops_columns=True)
+    assert "table public.t does not have these columns any more, or they are not published: a, c." in caplog.text
+    assert sorted(road.replica("public.t").columns) == ["a", "c", "id"]
+
+
+def _killed(*_: Any) -> None:
+    raise ConnectionError
+
+
+def test_columns_leave_a_view_over_parquet(road: CapturedRoad) -> None:
+    road.execute("create table t (id int primary key, a int, b int)")
+    road.land()
+    road.install()
+    road.execute("insert into t values (1, 1, 1)")
+    before = lsn_of(road)
+    road.execute("alter table t drop a", "alter table t alter b type bigint", "insert into t values (2, 2)")
+    road.run(format="parquet", drops_columns=True)
+    assert sorted(map(tuple, road.replica("public.t").collect())) == [(1, 1), (2, 2)]
+    assert read_as_of(road.spark, road.warehouse, "public.t", before).collect() == [(1, 1, 1, None)]
+
+
+def test_a_column_that_was_dropped_and_comes_again_is_null(spark: Any, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    spark.range(1).selectExpr("id", "id as a").write.format("delta").save(str(path))
+    delta.drop_columns(spark, path, ["a", "b"])
+    present = delta.read(spark, path).schema
+    assert present.names == ["id"]
+    delta.add_columns(spark, path, present, StructType([StructField("a", LongType())]))
+    assert delta.read(spark, path).collect() == [(0, None)]
+
+
+def comments(road: CapturedRoad, path: Path) -> tuple[str | None, dict[str, str]]:
+    """Return the comments of a Delta table, as Spark shows them: its own, and those of its columns."""
+    rows = road.spark.sql(f"describe table extended delta.`{path}`").collect()
+    columns = {row["col_name"]: row["comment"] for row in itertools.takewhile(lambda row: row["col_name"], rows)}
+    (own,) = road.spark.sql(f"describe detail delta.`{path}`").select("description").collect()[0]
+    return own, {name: text for name, text in columns.items() if text is not None}
+
+
+def test_comments_are_comments(road: CapturedRoad) -> None:
+    road.execute("create table t (id int primary key, a int, b int)", "comment on column t.b is 'told at the installation'")
+    road.land()
+    road.install()
+    road.execute("insert into t values (1, 1, 1)", "comment on table t is 'it''s'", "comment on column t.a is 'é\n\"a\"'")
+    road.run()
+    tables = [place(Table("public", "t")) for place in (road.house.changelog, road.house.replica)]
+    for path in tables:
+        assert comments(road, path) == ("it's", {"a": 'é\n"a"', "b": "told at the installation"})
+
+    # No change of the table follows. No file is written.
+    road.execute("comment on table t is null", "comment on column t.b is null", "alter table t rename a to c")
+    road.execute("comment on column t.c is 'c'")
+    road.run()
+    for path in tables:
+        assert comments(road, path) == (None, {"c": "c"})
+    files = {path: len(TableLog(path).refresh().files) for path in tables}
+    road.execute("comment on column t.id is 'the key'")
+    road.run()
+    for path in tables:
+        assert comments(road, path) == (None, {"id": "the key", "c": "c"})
+        assert len(TableLog(path).refresh().files) == files[path]
+    # A run that was killed before the replica had the comment.
+    set_comments(tables[1], None, {})
+    road.execute("insert into t values (2, 2, 2)")
+    road.run()
+    assert comments(road, tables[1]) == (None, {"id": "the key", "c": "c"})
+    road.assert_equal("t", "id", "b", "c")

@@ -13,13 +13,12 @@ import pytest
 import spark_sink
 from cdcpipe.errors import GapError
 from cdcpipe.lsn import LSN
-from spark_sink.pipeline.pipeline import READER
 from spark_sink.staging.log import log_end
 from spark_sink.staging.readers import register_reader, remove_consumed
 from spark_sink.status.check import Limits, State, judge
 from spark_sink.status.report import Tables, describe
 from spark_sink.warehouse import gaps
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import READER, Warehouse, WarehouseError
 from support.waiting import SPARK_DEADLINE_S, until
 
 pytestmark = pytest.mark.spark

@@ -19,7 +19,7 @@ from spark_sink.snapshot import healer, publication
 from spark_sink.status.check import Limits, State, judge
 from spark_sink.status.report import Tables, describe
 from spark_sink.verify.comparison import verify
-from spark_sink.warehouse import wanted_copies
+from spark_sink.warehouse import landed_snapshots, wanted_copies
 from spark_sink.warehouse.warehouse import Warehouse
 from support.waiting import SPARK_DEADLINE_S, until
 
@@ -101,11 +101,12 @@ KILLED = """
 import os, signal, sys
 from spark_sink import __main__
 from spark_sink.replica import merge
+from spark_sink.warehouse import landed_snapshots
 
 remake = merge.remake
 
 def remake_or_kill(spark, warehouse, *others):
-    if warehouse.unfinished_snapshots():
+    if landed_snapshots.unfinished(warehouse):
         os.kill(os.getpid(), signal.SIGKILL)
     remake(spark, warehouse, *others)
 
@@ -184,7 +185,7 @@ def test_every_table_whose_rows_the_stream_cannot_tell_is_copied(
     source = ["-d", shop.database.dsn, "-S", launcher.slot, "--publication", "p", "--staging", str(shop.staging)]
     program = [sys.executable, "-c", KILLED, "run", *source, "--warehouse", str(shop.warehouse), "--available-now"]
     assert subprocess.run(program, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL).returncode == -signal.SIGKILL
-    [(unfinished, _)] = shop.house.unfinished_snapshots()
+    [(unfinished, _)] = landed_snapshots.unfinished(shop.house)
     assert str(unfinished) in shop.waiting()
     is_active = f"select active from pg_replication_slots where slot_name = '{launcher.slot}'"
     until(lambda: shop.connection.execute(is_active).fetchall() == [(False,)], "the slot's release")

@@ -184,6 +184,7 @@ def test_tables_change_under_a_running_pipeline(
 ) -> None:
     road = Road(database, spark, tmp_path)
     road.execute(*MADE)
+    road.publish()
     config = LauncherConfig(
         slot=road.slot,
         staging=road.staging,

@@ -300,10 +300,14 @@ def test_nothing_twice_whatever_the_batches(road: Road) -> None:
     counts = {name: road.changelog("public", name).count() for name in ("kinds", "identity_full", "keyless")}
     house = Warehouse.existing(road.warehouse)
     versions = changelogs_of(road.spark, house).read(SCHEMA_HISTORY).count()
-    shutil.rmtree(house.local_root() / CHECKPOINT)
+    checkpoint = house.local_root() / CHECKPOINT
+    shutil.rmtree(checkpoint)
+    # As if it had been killed while Spark wrote the first file of the new checkpoint.
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "offsets" / ".0.f3a1.tmp").write_text("v1")
     road.pipeline().process_available()
     # As if it had been killed before it could note how far it was, with some tables further than others.
-    shutil.rmtree(house.local_root() / CHECKPOINT)
+    shutil.rmtree(checkpoint)
     house.record(Position(1, list_segments(road.staging)[0].start_lsn))
     shutil.rmtree(house.replica(Table("public", "identity_full")))
     before = len(list((house.changelog(Table("public", "kinds")) / "_delta_log").glob("*.json")))
@@ -412,12 +416,13 @@ def test_a_micro_batch_that_begins_during_a_stop(spark: Any, tmp_path: Path, mon
         calls.append(batch_id)
         batch(rows, batch_id)
 
-    def let_another_begin(_query: Any) -> None:
+    def let_another_begin() -> bool:
         log.segment([described, Insert(None, 10, (b"2",))])
         until(lambda: calls == [0, 1], deadline_s=SPARK_DEADLINE_S)
+        return True
 
     monkeypatch.setattr(pipeline, "_batch", begin)
-    monkeypatch.setattr(pipeline, "_wait_until_recorded", let_another_begin)
+    monkeypatch.setattr(pipeline, "_is_recorded", let_another_begin)
     pipeline.start()
     until(lambda: pipeline.progress.batches == 1, deadline_s=SPARK_DEADLINE_S)
     stopping = threading.Thread(target=pipeline.stop, daemon=True)

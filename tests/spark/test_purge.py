@@ -23,7 +23,7 @@ from spark_sink.upkeep import purge as purge_module
 from spark_sink.upkeep import upkeep
 from spark_sink.upkeep.purge import Purged, purge
 from spark_sink.upkeep.upkeep import Upkeep
-from spark_sink.warehouse import appends
+from spark_sink.warehouse import appends, landed_snapshots, purged_changes
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.changelog_rows import EPOCH, KEY, SCHEMA, TABLE, add, append
@@ -90,11 +90,11 @@ def test_delta(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     # Nothing that the replica does not have: there is none yet.
     assert purge(spark, tmp_path, LSN(31), tables=["public.t"]) == [Purged(TABLE, 0, 3, "there is no replica")]
-    assert house.purged_lsn(TABLE) == 0
+    assert purged_changes.last_lsn(house, TABLE) == 0
     merge.bring(spark, house, TABLE, Position(1, 30))
     wanted = [Purged(TABLE, 3, 1, "the replica is at 0/1E"), Purged(MESSAGES, 2)]
     assert [(each.rows, each.kept) for each in purge(spark, tmp_path, LSN(41), is_dry_run=True)] == [(3, 1), (2, 0)]
-    assert (house.purged_lsn(TABLE), len(places(spark, house))) == (0, 5)
+    assert (purged_changes.last_lsn(house, TABLE), len(places(spark, house))) == (0, 5)
 
     # Killed after the note: nothing has gone, and nobody relies on it.
     history = as_of.read_as_of(spark, tmp_path, "public.t", LSN(20))
@@ -102,7 +102,7 @@ def test_delta(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         patched.setattr(delta_changelogs._OldDeltaChanges, "remove", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             purge(spark, tmp_path, LSN(41))
-    assert (house.purged_lsn(TABLE), len(places(spark, house))) == (30, 5)
+    assert (purged_changes.last_lsn(house, TABLE), len(places(spark, house))) == (30, 5)
     assert_refused(as_of.read_as_of, spark, tmp_path, "public.t", LSN(20))
 
     found = purge(spark, tmp_path, LSN(41))
@@ -266,7 +266,7 @@ def test_a_snapshot_gives_a_new_beginning(database: postgres.Database, spark: Sp
 
     with pytest.raises(CdcpipeError, match="changelog was purged up to"):
         road.snapshot("t", while_held=go_on_and_purge)
-    assert not road.house.unfinished_snapshots()
+    assert not landed_snapshots.unfinished(road.house)
     shutil.rmtree(road.house.replica(Table("public", "t")))
     with pytest.raises(WarehouseError, match="changelog was purged up to"):
         road.run()

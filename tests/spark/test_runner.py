@@ -20,13 +20,13 @@ def config(database: postgres.Database, tmp_path: Path, **options: Any) -> spark
     launcher = spark_sink.LauncherConfig(
         slot, tmp_path / "staging", ("p",), ("-d", database.dsn), **{"create_slot": True, "available_now": True} | options
     )
-    return spark_sink.RunConfig(launcher, tmp_path / "warehouse", format="parquet", snapshot="initial")
+    return spark_sink.RunConfig(launcher, tmp_path / "warehouse", format="parquet", snapshot="initial", deletes="soft")
 
 
 def test_a_program_runs_what_the_command_runs(
     spark: Any, database: postgres.Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A snapshot, then changes, in the active session, which stays active. Then a stop in the middle."""
+    """A snapshot, then changes, in the active session, which stays active. Then a stop in the middle. Deleted rows are kept."""
     caplog.set_level("INFO", "spark_sink.doctor")
     with database.connect() as connection:
         connection.execute(
@@ -43,10 +43,13 @@ def test_a_program_runs_what_the_command_runs(
         assert progress.snapshot.elapsed_s > 0
         assert progress.lag == Lag(0, 0.0)
 
-        connection.execute("update t set v = 'new' where id > 3; insert into t values (6, 'new')")
+        connection.execute("update t set v = 'new' where id > 3; insert into t values (6, 'new'); delete from t where id = 1")
         spark_sink.run(config(database, tmp_path), spark)
-        rows = spark_sink.read_replica(spark, tmp_path / "warehouse", "public.t").groupBy("v").count().collect()
-        assert {row["v"]: row["count"] for row in rows} == {"old": 3, "new": 3}
+        rows = spark_sink.read_replica(spark, tmp_path / "warehouse", "public.t").collect()
+        assert {row["id"]: (row["v"], row["_cdc_deleted_at"] is not None) for row in rows} == {
+            **{number: ("old", number == 1) for number in (1, 2, 3)},
+            **dict.fromkeys((4, 5, 6), ("new", False)),
+        }
 
         runner = spark_sink.Runner(config(database, tmp_path, available_now=False), spark).start()
         connection.execute("insert into t values (7, 'new')")

@@ -5,12 +5,14 @@ import resource
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 
 from cdcpipe.pgoutput.messages import Insert
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.pipeline.pipeline import Pipeline, PipelineError
 from spark_sink.schema.table import Table
+from spark_sink.spark import session
 from support.segments import Log, relation
 
 pytestmark = pytest.mark.spark
@@ -45,6 +47,26 @@ def test_the_verbose_log_has_the_stacks(spark: Any) -> None:
     text = logged(spark, "full")
     assert STACK in text
     assert "java.io.IOException: No space left on device\n\tat " in text
+
+
+def test_python_workers_are_shared_and_import_the_installed_pyspark(spark: Any) -> None:
+    """Each process that imports pyspark from its zip file compiles it anew; so does each daemon that a session has for itself."""
+
+    def tell(batches: Any) -> Any:
+        import os
+
+        import pyarrow as pa
+        import pyspark
+
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"daemon": [os.getppid()], "file": [pyspark.__file__]})
+
+    rows = [
+        each.range(1).mapInArrow(tell, "daemon long, file string").collect()
+        for each in (spark, session.copy(spark), session.copy(spark))
+    ]
+    assert rows[1:] == rows[:1] * 2
+    assert rows[0][0]["file"] == pyspark.__file__
 
 
 def test_a_full_disk_is_one_message(spark: Any, tmp_path: Path) -> None:

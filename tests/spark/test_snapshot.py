@@ -341,7 +341,7 @@ def test_one_table_that_fails_ends_it(
     config = copied.config(publications=("p",), create_slot=True)
     failed = threading.Event()
 
-    def copy_table(_copying: Any, _table: Any) -> None:
+    def copy_table(*_arguments: Any) -> None:
         if not failed.is_set():
             failed.set()
             raise SnapshotError("as it happens")

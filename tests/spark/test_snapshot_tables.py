@@ -21,12 +21,14 @@ from spark_sink.launcher.launcher import Launcher
 from spark_sink.replica import as_of, merge
 from spark_sink.schema.table import Table
 from spark_sink.staging.filler import SealPolicy
+from spark_sink.warehouse import landed_snapshots
 from support.cli_process import run_spark_cli
+from support.seeds import SEED
 from support.snapshots import TableCopies
 from support.waiting import until
 
 pytestmark = pytest.mark.spark
-SEED = random.randrange(10**6)
+
 BIG = 5000
 """Bytes of a value that is stored outside of its row."""
 TABLES = [
@@ -115,9 +117,9 @@ def test_a_replica_is_its_table_whatever_was_known_of_it(
 
             with pytest.raises(Exception, match="interrupted"):
                 road.snapshot("known", while_held=go_on_then_fail)
-        assert [table.name for table, _ in road.house.unfinished_snapshots()] == ["known"]
+        assert [table.name for table, _ in landed_snapshots.unfinished(road.house)] == ["known"]
         road.run()
-        assert not road.house.unfinished_snapshots()
+        assert not landed_snapshots.unfinished(road.house)
     else:
         road.snapshot("known", while_held=go_on)
     assert_all_equal(road)
@@ -171,7 +173,7 @@ def test_while_another_process_keeps_the_tables_in_step(database: postgres.Datab
     )
     road.prepared = road.land().prepared
     stopping = threading.Event()
-    print("seed", SEED)
+    print(f"CDCPIPE_TEST_SEED={SEED}")
     writer = threading.Thread(target=write, args=(database, random.Random(SEED), stopping))
     config = LauncherConfig(
         road.slot, road.staging, (road.publication,), ("-d", database.dsn), seal=SealPolicy(seal_interval_s=0.2)
@@ -192,7 +194,7 @@ def test_while_another_process_keeps_the_tables_in_step(database: postgres.Datab
             writer.join()
         road.assert_verified("public.busy")
     road.assert_once("busy")
-    assert not road.house.unfinished_snapshots()
+    assert not landed_snapshots.unfinished(road.house)
     road.connection.close()
 
 

@@ -25,6 +25,10 @@ class CapturedRoad(Road):
             )
         )
 
+    def remove(self) -> None:
+        nothing = script.announce("cdcpipe", "removed", "select null::oid where false", [])
+        self.execute(f"{nothing}; {script.disarm()}", script.remove("cdcpipe"))
+
     def pipeline(self, warehouse: Path | None = None, **options: Any) -> Pipeline:
         return Pipeline(self.spark, self.staging, warehouse or self.warehouse, describe=None, **options)
 

@@ -3,6 +3,8 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +12,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import MapType, StructType
 
 from spark_sink.changelog.tables import changelogs_of
-from spark_sink.schema.table import Table
+from spark_sink.files.parquet import FileWriter, part_name
+from spark_sink.schema.table import Table, Version
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse.warehouse import Warehouse
 
@@ -43,9 +46,19 @@ class Source:
     rng: random.Random
     case: int = 0
     rows: dict[int, Row] = field(default_factory=dict)
+    deleted: dict[int, tuple[Row, datetime]] = field(default_factory=dict)
+    """The last row of each key that has none any more, and the commit time of its end."""
     changes: list[tuple[Any, ...]] = field(default_factory=list)
     lsn: int = 0
     ordinal: int = 0
+
+    @property
+    def time(self) -> datetime:
+        """The commit time of the present transaction."""
+        return datetime(2026, 10, 25, tzinfo=UTC) + timedelta(seconds=self.lsn)
+
+    def _end(self, key: int, row: Row) -> None:
+        self.deleted[key] = row, self.time
 
     def commit(self) -> int:
         """End a transaction. Later changes belong to the next one."""
@@ -59,11 +72,12 @@ class Source:
             if name in (unchanged or ()):
                 values[index] = None
         old_key = None if old is None else (old[0], old[1], None, None, None)
-        self.changes.append((*values, op, 1, self.lsn + 1, self.ordinal, 1, None, unchanged, old_key, None))
+        self.changes.append((*values, op, 1, self.lsn + 1, self.ordinal, 1, self.time, unchanged, old_key, None))
         self.ordinal += 1
 
     def insert(self, key: int) -> None:
         self.rows[key] = (self.case, key, self.rng.randrange(99), self._blob(), self._blob_bytes())
+        self.deleted.pop(key, None)
         self._emit("insert", self.rows[key])
 
     def update(self, key: int, to: int | None = None) -> None:
@@ -80,14 +94,29 @@ class Source:
             other = self._blob_bytes()
         new = (self.case, key if to is None else to, self.rng.randrange(99), blob, other)
         self.rows[new[1]] = new
+        if to is not None:
+            self._end(key, old)
+            self.deleted.pop(to, None)
         self._emit("update", new, unchanged or None, None if to is None else old)
 
     def delete(self, key: int) -> None:
+        self._end(key, self.rows[key])
         self._emit("delete", self.rows[key][:2] + (None,) * 3, None, self.rows.pop(key))
 
     def truncate(self) -> None:
         self._emit("truncate", None)
+        for key, row in self.rows.items():
+            self._end(key, row)
         self.rows.clear()
+
+    def snapshot(self) -> int:
+        """Copy all rows, at a position of its own, which is returned. Rows that only the changelog has are gone."""
+        lsn = self.lsn + 1
+        for row in self.rows.values():
+            self._emit("snapshot", row)
+        assert self.rows
+        self.commit()
+        return lsn
 
     def _blob(self) -> str | None:
         return None if self.rng.random() < 0.2 else f"blob {self.rng.randrange(10**6)}"
@@ -118,6 +147,19 @@ def comparable(rows: Any) -> list[tuple[Any, ...]]:
     return sorted(tuple(bytes(v) if isinstance(v, bytearray) else v for v in row) for row in rows)
 
 
+def keys_of_the_hour_that_comes_twice(spark: Any, root: Path) -> tuple[Any, Warehouse]:
+    """Return a session in whose time zone two keys of the table are the same text, and the warehouse."""
+    house = Warehouse(root, "delta")
+    house.open(EPOCH)
+    house.write_versions(TABLE, [Version(0, 0, 7, ("at",), ("at",))])
+    times = [datetime(2024, 11, 3, hour, 30, tzinfo=UTC) for hour in (5, 6)]
+    changes = [(time, "insert", 1, 10 + n, 0, 1, time, None, None, None) for n, time in enumerate(times)]
+    append(spark, house, changes, schema_of("at timestamp"), Position(1, 0), Position(1, 20))
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "America/New_York")
+    return session, house
+
+
 def add(spark: Any, warehouse: Warehouse, changes: list[tuple[Any, ...]], start: int, end: int, schema: str = SCHEMA) -> None:
     """Append to the changelog the changes whose transactions end in (start, end]."""
     part = [change for change in changes if start < change[7] <= end]
@@ -136,6 +178,17 @@ def append(
     """Append these changes to a changelog, as a micro-batch from ``start`` to ``end`` does. Starts no job of Spark."""
     struct = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     changelogs_of(spark, warehouse).append(table, _arrow(changes, struct), struct, start, end)
+
+
+def add_copy(spark: Any, warehouse: Warehouse, changes: Sequence[tuple[Any, ...]], lsn: int) -> None:
+    """Add the rows of a snapshot at ``lsn`` to a changelog, as `cdcpipe-spark snapshot` does."""
+    rows, struct = [change for change in changes if change[5] == "snapshot" and change[7] == lsn], StructType.fromDDL(SCHEMA)
+    changelogs, directory = changelogs_of(spark, warehouse), warehouse.root / f"copy-{lsn}"
+    directory.mkdir()
+    writer = FileWriter(str(directory), part_name(), changelogs.snapshot_layout(TABLE, struct))
+    for batch in _arrow(rows, struct).to_batches():
+        writer.write_batch(batch)
+    changelogs.add_snapshot(TABLE, directory, [writer.close()], Position(1, lsn))
 
 
 def _arrow(rows: Sequence[tuple[Any, ...]], struct: StructType) -> pa.Table:

@@ -2,7 +2,8 @@
 
 The directory has input files:
 
-- `transactions.json`: the transactions of the "server", [[end LSN, [[relation id, text], ...]], ...];
+- `transactions.json`: the transactions of the "server", [[end LSN, [[relation id, its description, record], ...]], ...], the bytes
+  in hexadecimal (`Transaction.pieces`);
 - `turns.json`: the fault of each start, in order; after the last one there are no faults;
 - `looks.json`: the faults of `prepare` after the first stream.
 
@@ -11,7 +12,6 @@ slot's position). It checks that each confirmed position is durable in `staging`
 """
 
 import json
-import os
 import sys
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,6 @@ from spark_sink.launcher.launcher import Launcher
 from spark_sink.launcher.restart import RestartPolicy
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.log import list_segments
-from support.paths import ROOT
 from support.pgoutput_stream import Transaction, decode_segment
 
 PROGRAM = Path(__file__).with_name("fake_streamer_program.py")
@@ -51,7 +50,7 @@ class Fake:
         (self.directory / "looks.json").write_text(json.dumps(turns))
 
     def set_transactions(self, transactions: list[Transaction]) -> None:
-        encoded = [[t.end_lsn, [[relation_id, value.decode()] for relation_id, value in t.rows]] for t in transactions]
+        encoded = [[t.end_lsn, [[number, text.hex(), rest.hex()] for number, text, rest in t.pieces()]] for t in transactions]
         (self.directory / "transactions.json").write_text(json.dumps(encoded))
 
     def config(self, **changes: Any) -> LauncherConfig:
@@ -63,7 +62,7 @@ class Fake:
             connection=("-d", "db"),
             available_now=True,
             seal=SMALL,
-            command=(sys.executable, "-S", str(PROGRAM), str(self.directory)),
+            command=(sys.executable, "-I", "-S", str(PROGRAM), str(self.directory)),
         )
         return replace(config, **changes)
 
@@ -102,7 +101,6 @@ def make_fake(
     turns: list[dict[str, Any]] | None = None,
 ) -> Fake:
     """Create a fake streamer, and let launchers of this process restart it without a pause."""
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
     monkeypatch.setattr(
         launcher_module, "RestartPolicy", partial(RestartPolicy, pauses=RetryPolicy(first_pause_s=0.01, longest_pause_s=10))
     )

@@ -1,6 +1,7 @@
 """The program of the fake streamer: python fake_streamer_program.py DIRECTORY (prepare | options). See fake_streamer.py.
 
-Tests start it hundreds of times, so it imports little, and no installed package (python -S).
+Tests start it hundreds of times, and its imports would take most of its CPU time. So it imports little: nothing of the project, and
+no installed package (python -I -S). What it reads of the staging directory is the format that spark_sink/staging/log.py describes.
 """
 
 import json
@@ -9,17 +10,55 @@ import select
 import signal
 import sys
 import time
-from pathlib import Path
 
-from cdcpipe.lsn import LSN, format_lsn
-from spark_sink.staging import account
-from spark_sink.staging.log import log_end
-from support.pgoutput_stream import Transaction, encode_stream
+START_LSN = 0x100
 
 
-def note(path: Path, text: str) -> None:
+def parse_lsn(text: str) -> int:
+    high, low = text.split("/")
+    return int(high, 16) << 32 | int(low, 16)
+
+
+def format_lsn(lsn: int) -> str:
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def read(path: str) -> str | None:
+    try:
+        with open(path) as stream:
+            return stream.read()
+    except FileNotFoundError:
+        return None
+
+
+def note(path: str, text: str) -> None:
     with open(path, "a") as stream:
         stream.write(text + "\n")
+
+
+def durable_lsn(staging: str) -> int:
+    """Return the LSN up to which everything is durable: the end of the segments, of the removed ones, or of the account."""
+    ends = [0]
+    if (text := read(f"{staging}/known.json")) is not None:
+        ends.append(parse_lsn(json.loads(text)["lsn"]))
+    if (text := read(f"{staging}/removed.json")) is not None:
+        ends.append(parse_lsn(json.loads(text)["position"].partition(":")[2]))
+    epochs = sorted(name for name in os.listdir(staging) if name.isdigit())
+    for epoch in epochs[-1:]:
+        ends.append(parse_lsn(json.loads(read(f"{staging}/{epoch}/epoch.json") or "")["start_lsn"]))
+        ends += [int(name[17:33], 16) for name in os.listdir(f"{staging}/{epoch}") if name.endswith(".cdc")]
+    return max(ends)
+
+
+def encode_stream(transactions: list) -> bytes:
+    described, parts = set(), []
+    for _, pieces in transactions:
+        for relation_id, description, rest in pieces:
+            if relation_id and relation_id not in described:
+                described.add(relation_id)
+                parts.append(description)
+            parts.append(rest)
+    return bytes.fromhex("".join(parts))
 
 
 def fail(turn: dict) -> None:
@@ -34,25 +73,20 @@ def fail(turn: dict) -> None:
 
 
 def main() -> None:
-    directory, arguments = Path(sys.argv[1]), sys.argv[2:]
-    is_look = "prepare" in arguments and (directory / "streamed").exists()
-    starts, turns_path = (
-        (directory / "looks", directory / "looks.json") if is_look else (directory / "starts", directory / "turns.json")
-    )
-    number = len(starts.read_text().splitlines()) if starts.exists() else 0
-    note(starts, json.dumps(arguments))
-    note(directory / "temporary", os.environ.get("TMPDIR", ""))
-    turns = json.loads(turns_path.read_text()) if turns_path.exists() else []
+    directory, arguments = sys.argv[1], sys.argv[2:]
+    is_look = "prepare" in arguments and os.path.exists(f"{directory}/streamed")
+    starts, turns_name = ("looks", "looks.json") if is_look else ("starts", "turns.json")
+    number = len((read(f"{directory}/{starts}") or "").splitlines())
+    note(f"{directory}/{starts}", json.dumps(arguments))
+    note(f"{directory}/temporary", os.environ.get("TMPDIR", ""))
+    turns = json.loads(read(f"{directory}/{turns_name}") or "[]")
     turn = turns[number] if number < len(turns) else {}
-    transactions = [
-        Transaction(end_lsn, tuple((relation_id, value.encode()) for relation_id, value in rows))
-        for end_lsn, rows in json.loads((directory / "transactions.json").read_text())
-    ]
-    confirmed_path = directory / "confirmed"
-    confirmed_lsn = LSN.parse(confirmed_path.read_text()) if confirmed_path.exists() else LSN(0x100)
+    transactions = json.loads(read(f"{directory}/transactions.json") or "")
+    confirmed_path = f"{directory}/confirmed"
+    confirmed_lsn = parse_lsn(read(confirmed_path) or format_lsn(START_LSN))
     if "prepare" in arguments:
         fail(turn)
-        end_lsn = transactions[-1].end_lsn if transactions else 0x100
+        end_lsn = transactions[-1][0] if transactions else START_LSN
         prepared = {
             "server_version": turn.get("server_version", 180004),
             "system_id": turn.get("system_id", "7"),
@@ -62,18 +96,18 @@ def main() -> None:
             "wal_lsn": turn.get("wal_lsn", format_lsn(end_lsn + 1)),
             "slot": {
                 "name": "s",
-                "confirmed_flush_lsn": turn.get("confirmed", str(confirmed_lsn)),
+                "confirmed_flush_lsn": turn.get("confirmed", format_lsn(confirmed_lsn)),
                 "created": turn.get("created", False),
             },
             "tables": [],
         }
         sys.stdout.write(turn.get("output", json.dumps(prepared)))
         return
-    (directory / "streamed").touch()
-    start_lsn = max(confirmed_lsn, LSN.parse(arguments[arguments.index("--startpos") + 1]))
-    to_send = [transaction for transaction in transactions if transaction.end_lsn > start_lsn]
+    note(f"{directory}/streamed", "")
+    start_lsn = max(confirmed_lsn, parse_lsn(arguments[arguments.index("--startpos") + 1]))
+    to_send = [transaction for transaction in transactions if transaction[0] > start_lsn]
     stream = encode_stream(to_send)[: turn.get("bytes")] + turn.get("garbage", "").encode()
-    emitted_lsn = max(to_send[-1].end_lsn if to_send else start_lsn, LSN.parse(turn.get("idle", "0/0")))
+    emitted_lsn = max(to_send[-1][0] if to_send else start_lsn, parse_lsn(turn.get("idle", "0/0")))
     if "idle" in turn:
         stream += b"w %s 0\n" % turn["idle"].encode()
     commands = b""
@@ -101,16 +135,17 @@ def main() -> None:
             commands += data
             *lines, commands = commands.split(b"\n")
             for line in lines:
-                note(directory / "commands", line.decode())
+                note(f"{directory}/commands", line.decode())
                 if line.startswith(b"F "):
-                    lsn = LSN.parse(line[2:].decode())
-                    end = log_end(directory / "staging")
-                    if end is None or lsn > max(end.lsn, account.read(directory / "staging").lsn) or lsn > emitted_lsn:
-                        note(directory / "liar", f"{lsn} while the log ended at {end} and {emitted_lsn} was emitted")
+                    lsn = parse_lsn(line[2:].decode())
+                    durable = durable_lsn(f"{directory}/staging")
+                    if lsn > durable or lsn > emitted_lsn:
+                        shown = ", ".join(map(format_lsn, (lsn, durable, emitted_lsn)))
+                        note(f"{directory}/liar", f"confirmed, durable, emitted: {shown}")
                     # Write atomically, because the launcher may kill this process at any time.
-                    temporary_path = confirmed_path.with_suffix(".tmp")
-                    temporary_path.write_text(str(lsn))
-                    temporary_path.rename(confirmed_path)
+                    with open(f"{confirmed_path}.tmp", "w") as stream_file:
+                        stream_file.write(format_lsn(lsn))
+                    os.replace(f"{confirmed_path}.tmp", confirmed_path)
                 elif line == b"q":
                     if turn.get("ignores_quit"):
                         time.sleep(60)

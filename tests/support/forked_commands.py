@@ -20,6 +20,8 @@ import gc, json, os, sys
 import cli.main, spark_sink.__main__
 import spark_sink.commands.land, spark_sink.commands.run, spark_sink.commands.status  # else each fork imports them
 
+cli.main.cdcpipe.load()
+
 gc.freeze()
 for line in sys.stdin:
     request = json.loads(line)

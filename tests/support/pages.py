@@ -20,7 +20,7 @@ CHAIN = [
 ]
 
 
-ALONE = ["docs/cdcpipe.md", "docs/operations/ddl.md", "docs/operations/doctor.md"]
+ALONE = ["docs/cdcpipe.md", "docs/operations/configuration.md", "docs/operations/ddl.md", "docs/operations/doctor.md"]
 BLOCK = re.compile(
     r"^```(?P<language>sh|python) run\n(?P<code>.*?)^```\n(?:\n^```text\n(?P<output>.*?)^```\n)?",
     re.DOTALL | re.MULTILINE,

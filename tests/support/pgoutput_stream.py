@@ -1,7 +1,7 @@
 """Builds streams of pgoutput version 1 by hand, as a streamer writes them, for tests without a server."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cdcpipe.pipe.framing import encode_header
@@ -61,21 +61,27 @@ class Transaction:
     end_lsn: int
     rows: Sequence[tuple[int, bytes]]
 
-    def encode(self, described: set[int]) -> bytes:
-        """Return the records. Like a server, describes a relation that is not in ``described`` before its first use."""
-        parts = [begin(self.end_lsn - 1, self.end_lsn)]
+    def pieces(self) -> Iterator[tuple[int, bytes, bytes]]:
+        """Yield the records: (relation id, what describes it before its first use, a record). Without a relation the id is 0."""
+        yield 0, b"", begin(self.end_lsn - 1, self.end_lsn)
         for relation_id, value in self.rows:
             if relation_id == 0:
-                parts.append(message(self.end_lsn - 1, value, flags=1))
+                yield 0, b"", message(self.end_lsn - 1, value, flags=1)
                 continue
-            if relation_id not in described:
+            described = relation(relation_id)
+            if relation_id % 2:
+                described = type_record(100_000 + relation_id) + relation(relation_id, type_id=100_000 + relation_id)
+            yield relation_id, described, insert(relation_id, value)
+        yield 0, b"", commit(self.end_lsn - 1, self.end_lsn)
+
+    def encode(self, described: set[int]) -> bytes:
+        """Return the records. Like a server, describes a relation that is not in ``described`` before its first use."""
+        parts = []
+        for relation_id, description, rest in self.pieces():
+            if relation_id and relation_id not in described:
                 described.add(relation_id)
-                if relation_id % 2:
-                    parts += [type_record(100_000 + relation_id), relation(relation_id, type_id=100_000 + relation_id)]
-                else:
-                    parts.append(relation(relation_id))
-            parts.append(insert(relation_id, value))
-        parts.append(commit(self.end_lsn - 1, self.end_lsn))
+                parts.append(description)
+            parts.append(rest)
         return b"".join(parts)
 
 

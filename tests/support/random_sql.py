@@ -134,7 +134,14 @@ class RandomSQL:
             return f"truncate {', '.join(tables)}{rng.choice(['', ' restart identity', ' cascade', ' restart identity cascade'])}"
         if action < 0.93 or self.is_plain:
             content = rng.choice(["'x'", "'say \"hi\"'", "''", "'\\x00ff0a'::bytea", "'\\x610062'::bytea"])
-            return f"select pg_logical_emit_message({rng.choice(['true', 'false'])}, {rng.choice(['p', 'q', ''])!r}, {content})"
+            kind = rng.choice(["true", "false"])
+            message = f"select pg_logical_emit_message({kind}, {rng.choice(['p', 'q', ''])!r}, {content})"
+            if self.is_plain and kind == "true":
+                # The server sorts a transactional message by the end of its record, which is where the next record begins, unless a
+                # page ends there (decode.c, logicalmsg_decode). If that is a change of another subtransaction, either may come
+                # first. Another record in between makes the order certain.
+                message += ", pg_logical_emit_message(false, '', '')"
+            return message
         return self._ddl(table, column)
 
     def _ddl(self, table: Table, column: str) -> str:

@@ -50,8 +50,14 @@ class Road:
     def query(self, statement: str) -> list[tuple[Any, ...]]:
         return self.connection.execute(statement).fetchall()
 
+    def publish(self) -> None:
+        """Make a publication of all tables, if there is none. (-c would refuse to where tables have no key.)"""
+        if not self.query(f"select from pg_publication where pubname = '{self.publication}'"):
+            self.execute(f"create publication {self.publication} for all tables")
+
     def land(self) -> Launcher:
         """Bring everything that is committed to the staging directory."""
+        self.publish()
         config = LauncherConfig(
             slot=self.slot,
             staging=self.staging,
@@ -83,6 +89,11 @@ class Road:
     def changelog(self, schema: str, name: str) -> Any:
         path = Warehouse.existing(self.warehouse).changelog(Table(schema, name))
         return self.spark.read.format("delta").load(str(path))
+
+    def features(self, name: str) -> set[str]:
+        """Return the features of the replica that a reader must know."""
+        house = Warehouse.existing(self.warehouse)
+        return house.format.reader_features(house.replica(Table("public", name)))
 
     def messages(self, warehouse: Path | None = None) -> Any:
         return changelogs_of(self.spark, Warehouse.existing(warehouse or self.warehouse)).read(MESSAGES)

@@ -23,7 +23,7 @@ from cdcpipe.errors import CdcpipeError
 from cdcpipe.libpq.parameters import connection_parameters
 from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
-from cdcpipe.subcommands import prepare
+from cdcpipe.subcommands.stream import stream as run_stream
 from support.cli_process import CLI
 from support.published_database import PublishedDatabase
 
@@ -167,7 +167,7 @@ def stream(source: Source, alter: Alter, records: str) -> Run:
     error = None
     with FaultyProxy(source.database.cluster.port, alter) as proxy:
         try:
-            prepare.stream(config(source, proxy.dsn(source.database.tcp_dsn), records, out_fd[1], command_fd[0]))
+            run_stream(config(source, proxy.dsn(source.database.tcp_dsn), records, out_fd[1], command_fd[0]))
         except CdcpipeError as ex:
             error = ex
         # All of it is in the pipe: it is less than a pipe holds.
@@ -273,7 +273,7 @@ def test_what_a_server_does_not_have(pg: postgres.Cluster) -> None:
             if pg.version_num >= since:
                 continue
             with pytest.raises(CdcpipeError, match=said) as caught:
-                prepare.stream(replace(config(source, database.dsn, RAW, 1, 0), options=options))
+                run_stream(replace(config(source, database.dsn, RAW, 1, 0), options=options))
             assert caught.value.exit_code == ExitCode.INIT_FAILED
             source.released()
             assert source.value(state, source.slot) == before
@@ -283,6 +283,6 @@ def test_an_option_that_neither_side_knows(source: Source) -> None:
     """With an output plugin, what is not pgoutput's is the plugin's: the error names the option, and the plugin's own."""
     asked = replace(config(source, source.database.dsn, JSON2, 1, 0), options={"nonsense": "1"})
     with pytest.raises(CdcpipeError, match="wal2json has no option 'nonsense'") as caught:
-        prepare.stream(asked)
+        run_stream(asked)
     assert caught.value.exit_code == ExitCode.INVALID_ARGS
     assert "include-xids" in (caught.value.hint or "")

@@ -295,7 +295,7 @@ def test_wal_level_and_lost_slots_are_explained() -> None:
 def test_create_slot_and_publication_for_tables(on: PublishedDatabase) -> None:
     on.sql('create table "Odd ""name"""(id int primary key)', "create table other(id int primary key)")
     name = f"new_{on.database.name}"
-    args = ["-d", on.database.dsn, "-S", name, "--publication", "New pub", "--table", 'public.Odd "name"']
+    args = ["-d", on.database.dsn, "-S", name, "--publication", "New pub", "--table", 'public."Odd ""name"""']
     assert run_cli(*args)[0] == 8
     with CLI(*args, "-c") as cli:
         until(lambda: on.value("select active from pg_replication_slots where slot_name = %s", name))

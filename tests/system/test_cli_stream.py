@@ -11,6 +11,7 @@ import pytest
 from cdcpipe.lsn import LSN
 from support.cli_process import CLI, run_cli
 from support.published_database import PublishedDatabase, backlog, insert
+from support.seeds import SEED
 from support.waiting import until
 
 # Feedback
@@ -52,9 +53,8 @@ def test_interleaved_transactions_are_cut_exactly(on: PublishedDatabase) -> None
 
 def test_random_interleavings_and_kill_points_lose_nothing(on18: PublishedDatabase) -> None:
     """Consumers are killed at random. Confirmed and later transactions together are complete, and no confirmed one comes again."""
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    print(f"CDCPIPE_TEST_SEED={SEED}")
+    rng = random.Random(SEED)
     expected: set[bytes] = set()
     connections = [on18.database.connect() for _ in range(3)]
     number = 0

@@ -1,7 +1,5 @@
 """Random transactions on random tables, while parts are killed: every table equals its source, and has every change once."""
 
-import os
-import random
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,7 @@ from soak_round import SETTINGS, Round
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.warehouse.warehouse import Warehouse
 from support.requirements import need
-
-SEED = int(os.environ.get("CDCPIPE_TEST_SEED", random.randrange(1 << 32)))
+from support.seeds import SEED
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ from spark_sink.schema.table import Table, Version
 from spark_sink.schema.types import typed_schema
 from spark_sink.snapshot import publication
 from spark_sink.staging.log import Epoch, Position
-from spark_sink.warehouse import wanted_copies
+from spark_sink.warehouse import landed_snapshots, wanted_copies
 from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse, WarehouseError
 from support import object_stores
 from support.object_stores import Store
@@ -230,12 +230,12 @@ def test_the_warehouse_knows_itself_again(house: Warehouse, tmp_path: Path) -> N
     other_scheme = known_as.replace("s3a://", "s3://").replace("abfs://", "abfss://")
     assert Warehouse(f"{other_scheme}/", "delta").local_root(tmp_path) == again.local_root()
     assert again.local_root().parent == tmp_path
-    house.note_snapshot(TABLE, Position(1, 7))
-    assert again.unfinished_snapshots() == [(TABLE, Position(1, 7))]
-    house.note_finished(TABLE)
-    assert again.unfinished_snapshots() == []
+    landed_snapshots.record_start(house, TABLE, Position(1, 7))
+    assert landed_snapshots.unfinished(again) == [(TABLE, Position(1, 7))]
+    landed_snapshots.record_end(house, TABLE)
+    assert landed_snapshots.unfinished(again) == []
     wanted_copies.want(house, TABLE, 9, "it was renamed")
-    wanted_copies.note_failure(house, TABLE, "the server is away", 1.0)
+    wanted_copies.record_failure(house, TABLE, "the server is away", 1.0)
     assert [(each.table, each.why) for each in wanted_copies.waiting(again)] == [(TABLE, "it was renamed")]
     wanted_copies.settle(house)
     wanted_copies.give_up(house, TABLE)

@@ -154,16 +154,20 @@ def test_killed_at_any_moment(database: postgres.Database, spark: Any, tmp_path:
 def test_progress_on_a_terminal_and_a_signal_to_all_processes(database: postgres.Database, tmp_path: Path) -> None:
     """systemd stops a service in this way: Spark's JVM gets the signal, too. That is no error. The remaining changes come later.
 
-    Before that the server falls silent: the progress line says so, and the command still ends.
+    Before that the server falls silent: the progress line says so, and the command still ends. The line fits a small terminal.
     """
     said = io.StringIO()
     with database.connect() as connection, FaultyProxy(database.cluster.port) as proxy:
         argv = command(database, tmp_path, "--snapshot", "never", dsn=proxy.dsn(database.tcp_dsn))
-        connection.execute("create table t (id int primary key); create table keyless (v int)")
-        dimensions = (24, 400)
+        connection.execute(
+            "create table t (id int primary key); create table keyless (v int); create publication busy for all tables"
+        )
+        dimensions = (24, 80)
         terminal = pexpect.spawn(argv[0], argv[1:], env=environment(), timeout=240, dimensions=dimensions, encoding="utf-8")
         terminal.logfile_read = said
-        terminal.expect(r"\r\x1b\[Ktables 1:0/[0-9A-F]+, 0 rows/s, lag [0-9.]+ [KMGi]*B (≥ )?[0-9.]+ s, 0 changes in 0 tables")
+        terminal.expect(r"\r\x1b\[Kstarting, 0 s\r\x1b\[Kasking the server, 0 s.*\r\x1b\[Kstarting Spark, [1-9]")
+        terminal.expect(r"\r\x1b\[Ktables 1:0/[0-9A-F]+, 0 rows/s, lag [0-9.]+ [KMGi]*B (≥ )?[0-9.]+ s(, 0 changes in 0 tables)?\r")
+        terminal.setwinsize(24, 400)
         connection.execute("insert into t select generate_series(1, 7); insert into keyless values (1)")
         terminal.expect(r"\r\x1b\[Ktables 1:0/[0-9A-F]+, [0-9,]+ rows/s, lag 0 B 0.0 s, 8 changes in 2 tables, log 1:0/")
         proxy.silence()
@@ -175,6 +179,9 @@ def test_progress_on_a_terminal_and_a_signal_to_all_processes(database: postgres
         terminal.close()
     assert terminal.exitstatus == 0, terminal.before
     assert "cdcpipe-spark: error" not in terminal.before
+    small = said.getvalue()[: said.getvalue().index(", log 1:0/")].split("\r\x1b[K")[:-1]
+    assert all(len(line) < 80 for line in small if not line.endswith("\n")), small
+    assert "incubator" not in said.getvalue()
     assert said.getvalue().count("public.keyless") == 1, said.getvalue()
     assert "a changelog and no replica, and the server refuses UPDATE and DELETE on them: public.keyless;" in said.getvalue()
     assert last_error.read(tmp_path / "staging") is None
@@ -191,7 +198,7 @@ def test_a_missing_privilege_shows_before_there_is_a_slot(database: postgres.Dat
         assert done.returncode == 2
         assert done.stderr.splitlines() == [
             f"cdcpipe-spark: error: user '{role}' may not read public.t",
-            "cdcpipe-spark: hint: GRANT it SELECT on the tables, and USAGE on their schemas",
+            f'cdcpipe-spark: hint: GRANT SELECT ON "public"."t" TO "{role}"',
         ]
         assert connection.execute("select count(*) from pg_replication_slots where slot_name = 'busy'").fetchone() == (0,)
         connection.execute(f"grant select on t to {role}")

@@ -69,7 +69,7 @@ def test_a_command_that_ended_with_an_error(tmp_path: Path) -> None:
         ([], "--staging DIR or --warehouse DIR has to be given"),
         (["--staging", "/nowhere"], "/nowhere"),
         (["--warehouse", "/nowhere"], "is not a warehouse"),
-        (["--staging", "x", "--json"], "goes without --watch and --json"),
+        (["--staging", "x", "--json"], "goes without --watch, --json and --html"),
         (["--staging", "x", "--max-lag", "fast"], "not a number of seconds"),
         (["--staging", "x", "--max-lag-bytes", "2G,1G"], "WARNING,CRITICAL"),
         (["--staging", "x", "--nonsense"], "--nonsense"),

@@ -70,7 +70,7 @@ RUN = ["run", "-S", "s", "--publication", "p", "--staging", "staging", "--wareho
         ([*RUN, "--keep-changelog", "30min"], "less than 60min"),
         ([*RUN, "--keep-changelog", "30days", "--keep-segments", "64M", "--snapshot-hold", "off", "--format", "x"], "--format"),
         ([*RUN, "--segment-size", "64M", "--keep-segments", "2weeks", "--seal-interval", "1s"], "without a unit"),
-        (["start"], "no such command: start; the commands are as-of, doctor, land, purge, run, snapshot, status, verify"),
+        (["start"], "no such command: start; the commands are as-of, config, doctor, land, purge, run, snapshot, status, verify"),
     ],
 )
 def test_the_command_line_of_spark_lists_what_there_is(arguments: list[str], message: str) -> None:

@@ -8,12 +8,14 @@ import pytest
 from cdcpipe.pgoutput.messages import Relation
 from spark_sink.changelog.described_uses import add_described_uses
 from spark_sink.changelog.history import SchemaHistory, SchemaVersion
+from spark_sink.schema.column_numbers import looks, numbered
 from spark_sink.schema.ddl import Descriptions
+from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.table import Table
 from spark_sink.source.contents import Contents, Use
 from spark_sink.source.ddl import Ddl
 from support.ddl_messages import ddl, described
-from support.descriptions import table
+from support.descriptions import catalog, table
 
 T = Table("public", "t")
 
@@ -21,8 +23,9 @@ T = Table("public", "t")
 class History:
     """A schema history with one version at most, as far as the code under test asks it."""
 
-    def __init__(self, *messages: Ddl, relation: Relation | None = None) -> None:
+    def __init__(self, *messages: Ddl, relation: Relation | None = None, snapshot: SchemaVersion | None = None) -> None:
         self.captured = Descriptions()
+        self._copied = snapshot
         for each in messages:
             self.captured.add(each.place, each.message)
         self._relation = relation
@@ -30,12 +33,23 @@ class History:
     def version(self, _relation_id: int, place: tuple[int, int]) -> SchemaVersion | None:
         return None if self._relation is None or place < (5, 0) else SchemaVersion(5, 0, self._relation, None)
 
+    def copied(self, *_: object) -> SchemaVersion | None:
+        return self._copied
+
+    def as_copied(self, _table: Table, relation: Relation, _place: tuple[int, int]) -> SchemaVersion | None:
+        return self._copied if self._copied is not None and looks(self._copied.relation) == looks(relation) else None
+
 
 def uses(
-    contents: dict[Table, Contents], *messages: Ddl, known: Ddl, relation: Relation | None
+    contents: dict[Table, Contents],
+    *messages: Ddl,
+    known: Ddl,
+    relation: Relation | None,
+    snapshot: SchemaVersion | None = None,
+    names: Names | None = None,
 ) -> list[tuple[tuple[int, int], str]]:
-    history = History(known, *messages, relation=relation)
-    add_described_uses(contents, messages, cast("SchemaHistory", cast("Any", history)))
+    history = History(known, *messages, relation=relation, snapshot=snapshot)
+    add_described_uses(contents, messages, cast("SchemaHistory", cast("Any", history)), names or Names())
     found = contents.get(T, Contents())
     assert found.last_lsn >= max((use.end_lsn for use in found.uses), default=0)
     return [((use.end_lsn, use.ordinal), " ".join(column.name for column in use.relation.columns)) for use in found.uses]
@@ -79,6 +93,29 @@ def test_changes_in_the_same_segments() -> None:
 )
 def test_what_the_stream_will_say_is_not_certain(after: dict[str, Any], relation: Relation | None) -> None:
     assert uses({}, ddl(10, 0, after), known=INSTALLED, relation=relation) == []
+
+
+@pytest.mark.parametrize("relation", [None, table("id a b")])
+def test_a_table_that_was_copied_and_has_not_been_altered_since(relation: Relation | None) -> None:
+    """The capture was there before the stream. So nothing but the snapshot tells what the table was."""
+    renamed, nothing = ddl(10, 0, described("id=1 x=2 b=3 c=5", key=["id"])), ddl(1, 0)
+    snapshot = SchemaVersion(2, 0, table("id a b"), numbered(table("id a b"), catalog("id=1 a=2 b=3"), None))
+    assert uses({}, renamed, known=nothing, relation=relation, snapshot=snapshot) == [((10, 0), "id x b c")]
+    assert uses({}, renamed, known=nothing, relation=relation) == []
+    # The stream has described other columns since.
+    assert uses({}, renamed, known=nothing, relation=table("id a"), snapshot=snapshot) == []
+    # The publication has a list of columns.
+    snapshot = SchemaVersion(2, 0, table("id b"), numbered(table("id b"), catalog("id=1 b=3"), None))
+    assert uses({}, renamed, known=nothing, relation=None, snapshot=snapshot) == [((10, 0), "id b")]
+
+
+def test_a_table_that_goes_on_under_another_name() -> None:
+    u = Table("public", "u")
+    after = ddl(10, 2, described("id=1 b=2", key=["id"], name="u"))
+    names = Names([Naming((10, 2), 1, T, u, T)])
+    contents: dict[Table, Contents] = {}
+    assert uses(contents, after, known=INSTALLED, relation=table("id a"), names=names) == [((10, 2), "id b")]
+    assert [str(each) for each in contents] == ["public.u"]
 
 
 def test_a_generated_column_may_be_published_or_not() -> None:

@@ -41,8 +41,8 @@ def target(directory: Path, described: Relation | None, after_lsn: int = 0) -> T
     schema = MESSAGE_SCHEMA if described is None else typed_schema(merge_columns(None, [described]))
     directory.mkdir(exist_ok=True)
     layout = Layout(tuple(schema.names), to_arrow_schema(renamed(schema), timezone="UTC"))
-    table = None if described is None else (described.namespace, described.name)
-    return Target(table, schema, str(directory), layout, after_lsn)
+    relations = None if described is None else {(described.namespace, described.name): {described.relation_id}}
+    return Target(relations, schema, str(directory), layout, after_lsn)
 
 
 def renamed(schema: StructType) -> StructType:

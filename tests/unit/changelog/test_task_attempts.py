@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -37,7 +38,7 @@ def names(directory: Path) -> list[str]:
 
 
 def rows(house: Warehouse) -> int:
-    return sum(pq.read_metadata(path).num_rows for path in house.changelog(FRUIT).glob("_cdc_batch=*/*.parquet"))
+    return sum(pq.read_metadata(path).num_rows for path in house.changelog(FRUIT).glob("cdc_append=*/*.parquet"))
 
 
 def test_files_of_other_attempts_do_not_become_part_of_a_parquet_changelog(tmp_path: Path) -> None:
@@ -58,6 +59,7 @@ def test_files_of_other_attempts_do_not_become_part_of_a_parquet_changelog(tmp_p
     changelogs_of(NO_SPARK, house).commit_files(FRUIT, files, [attempt(files, "next.parquet").close()], END, LATER, 3)
     assert names(house.changelog(FRUIT)) == [append_name(START, END), append_name(END, LATER)]
     assert rows(house) == 6
+    assert pd.read_parquet(house.changelog(FRUIT))["id"].tolist() == [1, 2, 3] * 2
 
 
 def test_an_append_that_was_killed_is_made_again(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from spark_sink.changelog.unknown_rows import tables_with_unknown_rows
 from spark_sink.schema.ddl import Descriptions
+from spark_sink.schema.names import Names
 from spark_sink.source.ddl import Ddl
 from support.ddl_messages import ddl, described
 
@@ -12,7 +13,7 @@ def reasons(*messages: Ddl, known: tuple[Ddl, ...] = ()) -> list[tuple[str, int,
     descriptions = Descriptions()
     for each in (*known, *messages):
         descriptions.add(each.place, each.message)
-    return [(str(table), lsn, reason) for table, lsn, reason in tables_with_unknown_rows(messages, descriptions)]
+    return [(str(table), lsn, reason) for table, lsn, reason in tables_with_unknown_rows(messages, descriptions, Names())]
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def reasons(*messages: Ddl, known: tuple[Ddl, ...] = ()) -> list[tuple[str, int,
         (["type"], "select migrate()", True),
         (["type"], None, True),
         (["type", "default"], "alter table t add c float default random()", True),
-        (["persistence"], "alter table t set logged", False),
+        (["persistence"], "alter table t set logged", True),
         (["access method"], "alter table t set access method heap2", False),
         ([], None, False),
     ],
@@ -61,5 +62,34 @@ def test_partitions_that_stay_where_they_are() -> None:
     assert reasons(ddl(10, 0, PART, MIDDLE, ROOT), known=known) == []
     # A new partition is empty.
     assert reasons(ddl(10, 0, PART, tag="CREATE TABLE")) == []
+    # So is one under another name, and one of a root that was renamed.
+    moved = described("id=1", relation_id=2, name="centre", parent=(1, "trunk"))
+    assert reasons(ddl(10, 0, moved), known=known) == []
+    alone = ddl(10, 0, PART | {"name": "q"}, statement="alter table p rename to q")
+    assert reasons(alone, known=(ddl(5, 0, ROOT, MIDDLE),)) == []
     # A partition that was not described before may have been attached.
     assert [each[0] for each in reasons(ddl(10, 0, PART), known=(ddl(5, 0, ROOT, MIDDLE),))] == ["public.middle", "public.root"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "needs"),
+    [
+        ("alter type mood add value 'new' before 'ok'", False),
+        ("ALTER TYPE mood RENAME TO other;", False),
+        ("alter type mood rename value 'ok' to 'fine'", True),
+        ("alter type pair add attribute c int", True),
+        ("alter type mood add value 'x'; alter type mood rename value 'ok' to 'fine'", True),
+        (None, True),
+    ],
+)
+def test_types_whose_values_have_other_texts(statement: str | None, needs: bool) -> None:
+    known = ddl(
+        5,
+        0,
+        described("id=1 a:700=2"),
+        described("id=1 a:701=2", relation_id=2, name="u"),
+        described("id=1", relation_id=3, name="v"),
+    )
+    types = [{"oid": 700, "array": 701}, {"oid": 800, "array": None}]
+    found = reasons(ddl(10, 0, tag="ALTER TYPE", statement=statement, types=types), known=(known,))
+    assert found == ([(f"public.{name}", 10, "ALTER TYPE changed the texts of values") for name in "tu"] if needs else [])

@@ -74,6 +74,12 @@ class History:
     def step(self, _use: Use) -> None:
         return None
 
+    def as_copied(self, *_: object) -> SchemaVersion | None:
+        return None
+
+    def is_uncertain(self, *_: object) -> bool:
+        return False
+
 
 @pytest.mark.parametrize(
     ("at_snapshot", "after", "fills", "unknown"),
@@ -102,7 +108,7 @@ def test_values_of_a_snapshots_rows(tmp_path: Path, at_snapshot: str, after: str
     snapshot = replace(version(20, 0, ID), snapshot=tuple(zip(numbers, names, strict=True)))
     later = SchemaVersion(30, 2, relations[1], numbered(relations[1], catalog(after), None))
     known = [version(10, 0, ID), replace(version(30, 2, ID), fills=(Fill("b", "x"),))]
-    found = insert_snapshot(known, snapshot, cast("SchemaHistory", History(later)), columns, "exact")
+    found = insert_snapshot(known, snapshot, cast("SchemaHistory", History(later)), columns, Warehouse(tmp_path, "delta"))
     assert [each.place for each in found] == [(10, 0), (20, 0), (30, 2)]
     assert found[1:] == [snapshot, replace(known[1], fills=tuple(fills))]
     assert Version.from_json(snapshot.to_json()) == snapshot

@@ -110,6 +110,38 @@ assert guard.group() == group
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_watchdog_that_another_thread_replaces_meanwhile() -> None:
+    """The group of the first one is gone when the child is to join it. In a process of its own, which has no other children."""
+    program = """
+import os, signal, subprocess
+from spark_sink.client import guard
+
+numbers = []
+
+def start(number):
+    numbers.append(number)
+    if len(numbers) == 1:
+        os.kill(number, signal.SIGKILL)
+        while guard.group() == number:
+            pass
+    return subprocess.Popen(["true"], process_group=number)
+
+assert guard.start_in_group(start).wait() == 0
+assert len(numbers) == 2 and numbers[1] == guard.group() != numbers[0], numbers
+
+def refuse(number):
+    numbers.append(number)
+    raise PermissionError
+
+try:
+    guard.start_in_group(refuse)
+except PermissionError:
+    print("refused", len(numbers))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "refused 3\n", "")
+
+
 def test_a_watchdog_that_was_killed_is_replaced() -> None:
     before = guard.group()
     os.kill(before, signal.SIGKILL)

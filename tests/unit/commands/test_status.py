@@ -1,6 +1,7 @@
 """`cdcpipe-spark status` of a staging directory and a warehouse made by hand."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -81,12 +82,28 @@ def test_a_replica_that_is_not_there_is_behind(pipeline: Path, commands: ForkedC
     assert rung() == ("1:0/1000", 0x300)
 
 
+def test_a_stored_history_has_a_stage_of_its_own(pipeline: Path, commands: ForkedCommands) -> None:
+    house = Warehouse.existing(pipeline / "warehouse")
+    commit(
+        house.history(Table("public", "fruit")) / "_delta_log", 0, {"txn": {"appId": "cdcpipe", "version": 0x1180}}, added("a", 1)
+    )
+    arguments = ("status", "--warehouse", str(house.root))
+    found = json.loads(commands.spark_cli(*arguments, "--json").stdout)
+    assert found["tables"][0]["history"]["position"] == "1:0/1180"
+    assert [rung["rung"] for rung in found["ladder"]][-1] == "replica"  # nobody maintains the history
+    assert "history" in commands.spark_cli(*arguments).stdout
+    kept = Warehouse(house.root, "delta", history="table")
+    kept.open(Epoch(1, "7123456789", 1, "db", "s", ("p",), {}, START_LSN))
+    rung = json.loads(commands.spark_cli(*arguments, "--json").stdout)["ladder"][-1]
+    assert (rung["rung"], rung["position"]) == ("history", "1:0/1180")
+
+
 def test_status_of_parquet_tables(pipeline: Path, commands: ForkedCommands) -> None:
     house = Warehouse(pipeline / "parquet", "parquet")
     house.open(Epoch(1, "7123456789", 1, "db", "s", ("p",), {}, START_LSN))
     house.record(Position(1, 0x1200))
     house.write_versions(Table("public", "fruit"), [])
-    (house.changelog(Table("public", "fruit")) / "_cdc_batch=000001-0000000000001000-0000000000001200").mkdir(parents=True)
+    (house.changelog(Table("public", "fruit")) / "cdc_append=000001-0000000000001000-0000000000001200").mkdir(parents=True)
     arguments = ("status", "--warehouse", str(house.root), "--json")
     assert "--staging DIR does" in commands.spark_cli(*arguments, code=1).stderr
     found = json.loads(commands.spark_cli(*arguments, "--staging", str(pipeline / "staging")).stdout)
@@ -126,12 +143,27 @@ def test_status_in_blocks(pipeline: Path) -> None:
     assert ["public.fruit", "3", "1", "1:0/1300", "2", "1", "1:0/1200", "2023-11-14T22:13:20.000Z"] in lines
 
 
-def test_status_on_a_terminal_is_drawn_again(pipeline: Path) -> None:
-    argv = ["-m", "spark_sink", "status", "--warehouse", str(pipeline / "warehouse"), "--watch"]
-    terminal = pexpect.spawn(sys.executable, argv, cwd=str(ROOT), timeout=60, dimensions=(40, 200), encoding="utf-8")
+@pytest.mark.parametrize("end", ["q", "\x03"])
+def test_status_on_a_terminal_is_drawn_again_and_takes_keys(pipeline: Path, end: str) -> None:
+    house = Warehouse.existing(pipeline / "warehouse")
+    for number in range(30):
+        table = Table("public", f"t{number:02}")
+        house.write_versions(table, [Version(0, 0, 1, ("id",), ("id",))])
+        commit(house.changelog(table) / "_delta_log", 0, {"txn": {"appId": "cdcpipe", "version": 0x1300}}, added("a", 1))
+    argv = ["-m", "spark_sink", "status", "--warehouse", str(house.root), "--watch", "0.5"]
+    environment = {**os.environ, "TERM": "xterm", "NO_COLOR": ""}
+    terminal = pexpect.spawn(
+        sys.executable, argv, cwd=str(ROOT), env=environment, timeout=60, dimensions=(24, 80), encoding="utf-8"
+    )
     for _ in range(2):
-        terminal.expect_exact("\x1b[H\x1b[2Jstaging ")
-    terminal.sendintr()
+        terminal.expect_exact("\x1b[H\x1b[K\x1b[1mslot s, database db")
+        terminal.expect_exact("public.fruit")
+    terminal.expect("tables 1 to ([0-9]+) of 31: ")
+    page = int(terminal.match[1])
+    terminal.send("jj\x1b[Bk\x1b[6~")
+    terminal.expect_exact(f"tables {page + 3} to {2 * page + 2} of 31: ")
+    terminal.send(end)
+    terminal.expect("\r\n$")
     terminal.expect(pexpect.EOF)
     terminal.close()
     assert terminal.exitstatus == 0
@@ -140,3 +172,13 @@ def test_status_on_a_terminal_is_drawn_again(pipeline: Path) -> None:
 @pytest.mark.parametrize("arguments", [[], ["--watch", "--json"], ["--staging", "x", "--watch", "0"]])
 def test_usage_errors(arguments: list[str], commands: ForkedCommands) -> None:
     assert "cdcpipe-spark: error: " in commands.spark_cli("status", *arguments, code=1).stderr
+
+
+def test_a_mistake_is_unknown_also_where_a_file_asks_for_a_check(tmp_path: Path, commands: ForkedCommands) -> None:
+    file = tmp_path / "shop.toml"
+    file.write_text("[status]\ncheck = true\nmax-lag = 'soon'\n")
+    ended = commands.cdcpipe_spark("status", "--config", str(file))
+    assert (ended.code, ended.stderr) == (3, "")
+    assert ended.stdout.startswith(f"CDCPIPE UNKNOWN: {file}: status.max-lag: 'soon' is not a number of seconds")
+    file.write_text("[status]\nmax-lag = 'soon'\n")
+    assert commands.cdcpipe_spark("status", "--config", str(file)).code == 1

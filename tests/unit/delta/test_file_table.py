@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StringType, StructField, StructType, TimestampNTZType
 
 from spark_sink.changelog.delta_changelogs import DeltaFiles
 from spark_sink.changelog.interface import Files
@@ -34,6 +34,8 @@ SCHEMA = StructType(
         StructField("exact", MapType(StringType(), StringType())),
     ]
 )
+UNFIT = StructType([*SCHEMA, StructField("unit price", LongType())])
+"""Files can't have the name of the last column."""
 FILE = WrittenFile("part-1.parquet", 100, 7, {"c": 1}, {"c": 9}, {"c": 0})
 
 
@@ -58,35 +60,102 @@ def test_the_first_commit_makes_the_table(table: FileTable) -> None:
     info, protocol, metadata, transaction, added = (next(iter(action.values())) for action in read(table, 0))
     assert info["userMetadata"] == "1:0/A"
     assert info["operationMetrics"]["numOutputRows"] == "7"
-    assert {"columnMapping", "timestampNtz"} <= set(protocol["writerFeatures"])
-    assert metadata["configuration"]["a"] == "b"
-    fields = json.loads(metadata["schemaString"])["fields"]
-    found = [fields[0], fields[1], fields[1]["type"]["fields"][0], *fields[2:]]
-    numbers = [field["metadata"]["delta.columnMapping.id"] for field in found]
-    assert sorted(numbers) == list(range(1, 6))
-    assert metadata["configuration"]["delta.columnMapping.maxColumnId"] == "5"
-    names = [field["metadata"]["delta.columnMapping.physicalName"] for field in found]
-    assert len(set(names)) == 5
-    assert table.physical.names == [names[0], names[1], *names[3:]]
-    assert table.physical[names[1]].dataType.names == [names[2]]
+    assert protocol == {"minReaderVersion": 1, "minWriterVersion": 2}
+    assert metadata["configuration"] == {"a": "b"}
+    assert json.loads(metadata["schemaString"]) == SCHEMA.jsonValue()
+    assert table.physical == table.schema == SCHEMA
     assert transaction["version"] == 10
     assert (added["path"], json.loads(added["stats"])["numRecords"]) == ("part-1.parquet", 7)
     assert (table.version, table.lsn) == (0, 10)
 
 
+def test_names_that_files_can_not_have_are_mapped(tmp_path: Path) -> None:
+    made = file_table.define(tmp_path / "t", UNFIT, {"a": "b"})
+    file_table.commit(made, [FILE], Position(1, 10))
+    _, protocol, metadata, _, _ = (next(iter(action.values())) for action in read(made, 0))
+    assert protocol["readerFeatures"] == ["columnMapping"]
+    assert "columnMapping" in protocol["writerFeatures"]
+    assert metadata["configuration"]["a"] == "b"
+    assert metadata["configuration"]["delta.columnMapping.mode"] == "name"
+    fields = json.loads(metadata["schemaString"])["fields"]
+    found = [fields[0], fields[1], fields[1]["type"]["fields"][0], *fields[2:]]
+    numbers = [field["metadata"]["delta.columnMapping.id"] for field in found]
+    assert sorted(numbers) == list(range(1, 7))
+    assert metadata["configuration"]["delta.columnMapping.maxColumnId"] == "6"
+    names = [field["metadata"]["delta.columnMapping.physicalName"] for field in found]
+    assert len(set(names)) == 6
+    assert made.physical.names == [names[0], names[1], *names[3:]]
+    assert made.physical[names[1]].dataType.names == [names[2]]
+
+
+def struct(**fields: DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in fields.items()])
+
+
+@pytest.mark.parametrize(
+    ("schema", "wanted"),
+    [
+        (struct(id=LongType(), größe=StringType(), **{"a-b": LongType(), "a/b": LongType()}), set()),
+        (struct(at=TimestampNTZType()), {"timestampNtz"}),
+        (struct(old=struct(list=ArrayType(TimestampNTZType()))), {"timestampNtz"}),
+        (struct(map=MapType(StringType(), TimestampNTZType())), {"timestampNtz"}),
+        *(
+            (struct(**{name: LongType()}), {"columnMapping"})
+            for name in ("unit price", "a,b", "a;b", "{", "}", "(", ")", "a=b", "a.b", "a\tb", "\n")
+        ),
+        (struct(old=struct(**{"unit price": LongType()})), {"columnMapping"}),
+        (struct(list=ArrayType(struct(**{"a b": TimestampNTZType()}))), {"columnMapping", "timestampNtz"}),
+    ],
+)
+def test_a_table_has_only_the_features_that_it_needs(tmp_path: Path, schema: StructType, wanted: set[str]) -> None:
+    made = file_table.define(tmp_path / "t", schema, {})
+    file_table.commit(made, [], Position(1, 10))
+    assert TableLog(made.path).refresh().features("readerFeatures") == wanted
+
+
+@pytest.mark.parametrize(
+    ("protocol", "wanted"),
+    [
+        ({"minReaderVersion": 1, "minWriterVersion": 2}, set()),
+        ({"minReaderVersion": 1, "minWriterVersion": 3}, {"checkConstraints"}),
+        (
+            {"minReaderVersion": 2, "minWriterVersion": 5},
+            {"checkConstraints", "changeDataFeed", "generatedColumns", "columnMapping"},
+        ),
+        ({"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": [], "writerFeatures": ["rowTracking"]}, {"rowTracking"}),
+    ],
+)
+def test_versions_of_the_protocol_imply_features(table: FileTable, protocol: dict[str, Any], wanted: set[str]) -> None:
+    other(table, 1, {"protocol": protocol})
+    found = TableLog(table.path).refresh().features("writerFeatures")
+    assert found - {"appendOnly", "invariants"} == wanted
+
+
 def test_files_of_one_table_may_be_anothers(tmp_path: Path) -> None:
-    whole = file_table.define(tmp_path / "whole", SCHEMA, {})
+    whole = file_table.define(tmp_path / "whole", UNFIT, {})
     part = file_table.define(tmp_path / "part", StructType([SCHEMA["old"], SCHEMA["id"]]), {"c": "d"}, like=whole)
     assert part.physical == StructType([whole.physical[1], whole.physical[0]])
     least = {name: number for number, name in enumerate(whole.physical.names)}
     file_table.commit(part, [WrittenFile("part-1.parquet", 100, 7, least, {}, least)], Position(1, 10))
     metadata, added = read(part, 0)[2]["metaData"], read(part, 0)[4]["add"]
     # A column that comes later gets a number that is not one of these.
-    assert metadata["configuration"]["delta.columnMapping.maxColumnId"] == "5"
+    assert metadata["configuration"]["delta.columnMapping.maxColumnId"] == "6"
     assert metadata["configuration"]["c"] == "d"
     stats = json.loads(added["stats"])
     assert stats["minValues"] == stats["nullCount"] == {whole.physical[0].name: 0, whole.physical[1].name: 1}
     assert len(read(part, 0)) == 5
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, UNFIT])
+def test_another_tables_files_may_lack_a_column(tmp_path: Path, schema: StructType) -> None:
+    whole = file_table.define(tmp_path / "whole", schema, {})
+    more = file_table.define(tmp_path / "more", StructType([schema["id"], StructField("more", LongType())]), {}, like=whole)
+    assert more.physical[0] == whole.physical[0]
+    assert more.schema.names == ["id", "more"]
+    assert more.physical.names[1] not in whole.physical.names
+    numbers = [field.metadata.get("delta.columnMapping.id") for field in (*whole.physical, *more.physical[1:])]
+    assert len(set(numbers)) == (len(numbers) if schema is UNFIT else 1)
+    assert more.properties.get("delta.columnMapping.maxColumnId") == ("7" if schema is UNFIT else None)
 
 
 def test_the_order_of_durability(table: FileTable, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +248,7 @@ def test_a_link_that_is_there_although_an_error_was_returned(table: FileTable, m
 
 def test_files_have_the_numbers_of_the_tables_columns(tmp_path: Path) -> None:
     """Delta's protocol asks for this in tables with column mapping. A reader that maps by number finds no column without it."""
-    nested = StructType([*SCHEMA, StructField("list", ArrayType(StructType([StructField("x", LongType())])))])
+    nested = StructType([*UNFIT, StructField("list", ArrayType(StructType([StructField("x", LongType())])))])
     table = file_table.define(tmp_path / "t", nested, {})
     table.path.mkdir()
     writer = FileWriter(str(table.path), "part-1.parquet", table.layout())
@@ -187,12 +256,12 @@ def test_files_have_the_numbers_of_the_tables_columns(tmp_path: Path) -> None:
     file_table.commit(table, [writer.close()], Position(1, 20))
     metadata = TableLog(table.path).refresh().metadata
     said = json.loads(metadata["schemaString"])["fields"]
-    fields = [*said, said[1]["type"]["fields"][0], said[4]["type"]["elementType"]["fields"][0]]
+    fields = [*said, said[1]["type"]["fields"][0], said[5]["type"]["elementType"]["fields"][0]]
     wanted = {each["metadata"]["delta.columnMapping.physicalName"]: each["metadata"]["delta.columnMapping.id"] for each in fields}
     schema = pq.ParquetFile(table.path / "part-1.parquet").schema_arrow
-    written = [*schema, schema.field(1).type.field(0), schema.field(4).type.value_type.field(0)]
+    written = [*schema, schema.field(1).type.field(0), schema.field(5).type.value_type.field(0)]
     assert {each.name: int(each.metadata[b"PARQUET:field_id"]) for each in written} == wanted
-    assert len(wanted) == 7
+    assert len(wanted) == 8
 
 
 def test_bounds_of_the_columns_by_which_a_table_is_clustered(tmp_path: Path) -> None:

@@ -9,8 +9,12 @@ import pytest
 
 from cdcpipe.doctor import table_checks
 from cdcpipe.doctor.facts import Asked, Facts, LeftOut, Partition, Restriction, Role, Table
+from cdcpipe.errors import InitError
+from cdcpipe.replication.selection import Selected, Selection
 from cdcpipe.replication.tables import TypeWithoutBinary
 from support.doctor_facts import ALL, ASKED, NEW, PUBLICATION, ROLE, facts, judge, on, server, table
+
+MINE = Selected(7, "public", "t", False, 0, False, True, ())
 
 
 def test_publications() -> None:
@@ -23,24 +27,30 @@ def test_publications() -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "tables", "found", "expected"),
+    ("role", "selection", "expected"),
     [
-        (replace(ROLE, is_superuser=True), (), (), "ok -c makes it"),
-        (ROLE, (), (), "error a superuser, which cdc is not … an administrator run CREATE PUBLICATION"),
-        (ROLE, (("public", "t"),), (table(),), "ok -c makes it"),
-        (ROLE, (("public", "t"),), (table(is_owned=False),), 'error cdc does not own public.t … FOR TABLE "public"."t"'),
-        (replace(ROLE, can_create=False), (("public", "t"),), (table(),), "error may not make objects in database shop"),
+        (replace(ROLE, is_superuser=True), Selection((), is_all=True), "ok -c makes it"),
+        (ROLE, Selection((), is_all=True), "error a superuser, which cdc is not … an administrator run CREATE PUBLICATION"),
+        (ROLE, Selection((MINE,), is_all=False), "ok -c makes it"),
+        (
+            ROLE,
+            Selection((replace(MINE, is_owned=False),), is_all=False),
+            'error cdc does not own public.t … FOR TABLE "public"."t"',
+        ),
+        (
+            replace(ROLE, can_create=False),
+            Selection((MINE,), is_all=False),
+            "error may not make objects in database shop",
+        ),
     ],
 )
-def test_publications_that_are_made(
-    role: Role, tables: tuple[tuple[str, str], ...], found: tuple[Table, ...], expected: str
-) -> None:
-    asked = replace(NEW, tables=tables)
-    judge(table_checks.publications, facts(asked=asked, role=role, tables=found, publications=()), expected)
+def test_publications_that_are_made(role: Role, selection: Selection, expected: str) -> None:
+    judge(table_checks.publications, facts(asked=NEW, role=role, selection=selection, publications=()), expected)
 
 
 def test_tables_that_no_publication_can_have() -> None:
-    judge(table_checks.publications, facts(unknown_tables=("public.v",)), "ok", "error public.v: it can't be published … --table")
+    problem = InitError("--table public.v matches no table", hint="names are taken as they are")
+    judge(table_checks.publications, facts(selection_problem=problem), "ok", "error public.v matches no table … names are taken")
 
 
 def test_operations() -> None:

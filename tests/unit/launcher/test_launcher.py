@@ -23,6 +23,7 @@ from cdcpipe.errors import (
     SlotDoesNotExistError,
 )
 from cdcpipe.lsn import LSN
+from cdcpipe.publishing import NewPublication
 from cdcpipe.retry import RetryPolicy
 from spark_sink.client import process
 from spark_sink.launcher import launcher as launcher_module
@@ -70,8 +71,8 @@ def test_all_that_is_available_is_landed_and_confirmed(fake: Callable[..., Fake]
 
 def test_the_options_of_the_slot_are_for_prepare(fake: Callable[..., Fake]):
     made = fake([])
-    made.run(create_slot=True, tables=("a.b", "c.d"), verbose=True)
-    assert made.starts[0][-5:] == ["-c", "--table", "a.b", "--table", "c.d"]
+    made.run(create_slot=True, new_publication=NewPublication.of(tables=("a.b", "c.*")), verbose=True)
+    assert made.starts[0][-5:] == ["-c", "--table", "a.b", "--table", "c.*"]
     assert made.starts[1][0] == "-v"
     assert "-c" not in made.starts[1]
 

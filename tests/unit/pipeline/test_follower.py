@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from cdcpipe.measures import Histogram
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.pipeline.follower import Follower
+from spark_sink.pipeline.rounds import own_interval_s
 from spark_sink.replica import merge
 from spark_sink.schema.table import Table
 from spark_sink.spark import session
@@ -59,7 +61,7 @@ def make(merges: Merges, tmp_path: Path, interval_s: float) -> Follower:
     spark: Any = None
     names: Any = merges
     merges.lock = TableLock(tmp_path)
-    return Follower(spark, Warehouse(tmp_path, "delta"), merges.lock, names, interval_s, merges.errors.append)
+    return Follower(spark, Warehouse(tmp_path, "delta"), merges.lock, names, interval_s, merges.errors.append, Histogram())
 
 
 def test_a_round_brings_each_table_once_to_where_it_was_noted_last(merges: Merges, tmp_path: Path) -> None:
@@ -77,16 +79,20 @@ def test_a_round_brings_each_table_once_to_where_it_was_noted_last(merges: Merge
 def test_rounds_have_a_thread_of_their_own(merges: Merges, tmp_path: Path, interval_s: float) -> None:
     made = make(merges, tmp_path, interval_s)
     made.record(A, Position(1, 1))
-    made.start()
+    made.rounds.start()
     merges.came.acquire()  # what is behind at the start is not waited for
     made.record(B, Position(1, 2))
     if interval_s:
         merges.came.acquire()
-    assert not made.wait(0)
-    made.end()
-    assert made.wait()
+    assert not made.rounds.wait(0)
+    made.rounds.end()
+    assert made.rounds.wait()
     assert merges.done == [(A, Position(1, 1)), (B, Position(1, 2))]
     assert not merges.errors
+
+
+def test_rounds_without_an_interval_take_a_quarter_of_the_time_or_come_every_ten_seconds() -> None:
+    assert [own_interval_s(took_s) for took_s in (0.0, 0.25, 0.5, 2.0, 3.0, 60.0)] == [1.0, 1.0, 2.0, 8.0, 10.0, 10.0]
 
 
 def test_long_logs_get_a_checkpoint(merges: Merges, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,13 +116,13 @@ def test_long_logs_get_a_checkpoint(merges: Merges, tmp_path: Path, monkeypatch:
 def test_an_end_without_a_last_round(merges: Merges, tmp_path: Path) -> None:
     made = make(merges, tmp_path, 86400)
     made.record(A, Position(1, 1))
-    made.start()
+    made.rounds.start()
     merges.came.acquire()
     assert merges.lock is not None
     with merges.lock.merge():  # the first round is over
         made.record(B, Position(1, 2))
-    made.end(is_last_round_wanted=False)
-    assert made.wait()
+    made.rounds.end(is_last_round_wanted=False)
+    assert made.rounds.wait()
     assert merges.done == [(A, Position(1, 1))]
 
 
@@ -124,8 +130,8 @@ def test_an_error_ends_the_rounds_and_is_passed_on(merges: Merges, tmp_path: Pat
     merges.error = ValueError("no")
     made = make(merges, tmp_path, 0.01)
     made.record(A, Position(1, 1))
-    made.start()
-    assert made.wait()
+    made.rounds.start()
+    assert made.rounds.wait()
     assert merges.errors == [merges.error]
 
 

@@ -19,12 +19,12 @@ from spark_sink.snapshot.schedule import Hours
 from spark_sink.spark import session
 from spark_sink.staging import last_error
 
-OPTIONS = """--format parquet --types native --catalog-database lake --json variant --max-bytes-per-trigger 1MiB
-    --trigger-interval 2 --replica-interval 3 --snapshot never --snapshot-chunk-size 1MiB --snapshot-hold off
-    --heal 22:00-06:00 --heal-tables 5
-    --optimize-interval off --cluster-replicas --vacuum-retention off --log-retention off
+OPTIONS = """--format parquet --types native --mask a.b.c=null --catalog-database lake --json variant --max-bytes-per-trigger 1MiB
+    --trigger-interval 2 --replica-interval 3 --dropped-columns drop --renamed apart --snapshot never --snapshot-chunk-size 1MiB
+    --snapshot-hold off --heal 22:00-06:00 --heal-tables 5 --readers any --widen apart --history-interval 5 --keep-history 365d
+    --deletes soft --column-names sanitize --optimize-interval off --cluster-replicas --vacuum-retention off --log-retention off
     --master local[1] --conf a=b --jars . --ui --staging-shared no --checkpoint checkpoint"""
-"""Every option that `land` has not, with another value than its default; but --keep-changelog, which is Delta's."""
+"""Every option that `land` has not, with another value than its default; but --keep-changelog and --history, which are Delta's."""
 
 
 class ReachedError(Exception):
@@ -57,13 +57,14 @@ def test_the_command_has_the_defaults_of_the_api(monkeypatch: pytest.MonkeyPatch
 def test_the_api_has_what_the_command_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plain, full = config_of(monkeypatch, tmp_path), config_of(monkeypatch, tmp_path, *OPTIONS.split())
     same = {field.name for field in fields(RunConfig) if getattr(plain, field.name) == getattr(full, field.name)}
-    assert same == {"launcher", "warehouse", "keep_changelog_s", "keys"}
+    assert same == {"launcher", "warehouse", "keep_changelog_s", "history", "keys"}
     assert config_of(monkeypatch, tmp_path, "--keep-changelog", "30d").keep_changelog_s == 30 * 86400
+    assert config_of(monkeypatch, tmp_path, "--history", "table").history == "table"
     of_land, of_run = (
         {name for option in command.params for name in option.opts if name.startswith("--")}
         for command in (land.command, run_command.command)
     )
-    assert of_run - of_land == {*re.findall(r"--[a-z-]+", OPTIONS), "--keep-changelog", "--warehouse"}
+    assert of_run - of_land == {*re.findall(r"--[a-z-]+", OPTIONS), "--keep-changelog", "--history", "--warehouse"}
 
 
 def test_snapshot_never_turns_healing_off(tmp_path: Path) -> None:
@@ -80,12 +81,17 @@ def test_snapshot_never_turns_healing_off(tmp_path: Path) -> None:
     [
         ({"format": "iceberg"}, "unknown table format 'iceberg'"),
         ({"types": "spark"}, "types is 'spark'"),
+        ({"masks": {"a.b": "null"}}, "--mask takes SCHEMA.TABLE.COLUMN, not 'a.b'"),
         ({"snapshot": "always"}, "snapshot is 'always'"),
         ({"heal": "tonight"}, "neither now nor off"),
+        ({"dropped_columns": "hide"}, "dropped_columns is 'hide'"),
         ({"heal_tables": 0}, "at least one table"),
         ({"catalog_database": "a.b.c"}, "not 'a.b.c'"),
         ({"json_variants": True}, "views in the catalog"),
         ({"format": "parquet", "keep_changelog_s": 86400.0}, "is for Delta tables"),
+        ({"history": "always"}, "history is 'always'"),
+        ({"history": "view"}, "--history view makes views in the catalog"),
+        ({"format": "parquet", "history": "table"}, "no history table in this format"),
         ({"format": "parquet", "warehouse": "s3a://bucket/lake"}, "can't be in an object store"),
     ],
 )

@@ -73,3 +73,14 @@ def test_pieces(versions: list[Version], after_lsn: int, expected: list[tuple[ob
 )
 def test_where_rows_from_before_may_lack_the_key(versions: list[Version], after_lsn: int, expected: list[bool]) -> None:
     assert [piece.is_new_key for piece in cut_pieces(versions, after_lsn, 99)] == expected
+
+
+def test_columns_that_go_cut_nothing() -> None:
+    """The replica loses them before the changes, whichever of these came before."""
+    gone, again = replace(version(20, 3, ID), gone=("a",)), replace(version(30, 0, ID), fills=(Fill("a"),))
+    (piece,) = cut_pieces([version(10, 0, ID), gone], 12, 99)
+    assert (piece.is_plain, piece.gone) == (True, {"a"})
+    (piece,) = cut_pieces([version(10, 0, ID), gone], 12, 19)
+    assert piece.gone == set()
+    pieces = list(cut_pieces([version(10, 0, ID), gone, again], 12, 99))
+    assert [(piece.after_lsn, piece.until_lsn, set(piece.gone)) for piece in pieces] == [(12, 29, {"a"}), (29, 99, set())]

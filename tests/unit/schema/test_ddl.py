@@ -84,7 +84,7 @@ def test_dropped_and_rewritten_tables() -> None:
     ]
     assert message(kind="drop", dropped=dropped).dropped == {Table("public", "t"): 5}
     rewritten = {"oid": 5, "schema": "public", "name": "t", "reasons": ["default", "type"]}
-    assert message(kind="rewrite", rewritten=rewritten).rewritten == (Table("public", "t"), ("default", "type"))
+    assert message(kind="rewrite", rewritten=rewritten).rewritten == (5, Table("public", "t"), ("default", "type"))
 
 
 @pytest.mark.parametrize(
@@ -110,3 +110,79 @@ def test_dropped_and_rewritten_tables() -> None:
 def test_what_no_trigger_writes(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"^it "):
         parse(text)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ([], False),
+        ([(5, "command")], True),
+        ([(5, "installed")], True),
+        ([(5, "installed"), (7, "removed")], False),
+        # It was there before, or begins later.
+        ([(25, "command")], True),
+        ([(25, "installed")], False),
+        ([(15, "installed"), (25, "command")], False),
+        ([(15, "drop"), (16, "failure")], False),
+        ([(5, "command"), (25, "removed")], True),
+        ([(25, "removed")], False),
+    ],
+)
+def test_whether_the_ddl_between_two_places_was_captured(kinds: list[tuple[int, str]], expected: bool) -> None:
+    found = Descriptions()
+    for lsn, kind in kinds:
+        found.add((lsn, 0), message(kind=kind))
+    assert found.covers((10, 0), (20, 0)) == expected
+
+
+def dropped(number: int, name: str) -> dict[str, object]:
+    return {"type": "table column", "oid": 1, "number": number, "schema": "public", "name": "t", "column": name}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "gone", "numbers"),
+    [
+        ("id a", "id=1 b=2", [], [1, 2]),
+        ("id a", "id=1 a=2 b=4", [], [1, 2]),
+        ("id a:23", "id=1 a:25=2", [], [1, 2]),
+        ("a b", "b=1 a=2", [], None),
+        # Dropped and added with the same name, as one command: it is not what it was before.
+        ("id a", "id=1 a=3", [(2, "a")], [1, 2]),
+        ("id a b", "id=1 b=3 a=4", [(2, "a")], [1, 2, 3]),
+        ("id a b", "id=1 c=4", [(2, "a"), (3, "b")], [1, 2, 3]),
+        # A publication lacks columns: those at the end, or others.
+        ("id a", "id=1 a=2 b=3 c=4", [], [1, 2]),
+        ("id b", "id=1 a=2 b=3", [], None),
+        ("id a b", "id=1 a=2", [], None),
+    ],
+)
+def test_a_command_tells_what_the_table_was_before(
+    before: str, after: str, gone: list[tuple[int, str]], numbers: list[int] | None
+) -> None:
+    found, relation = Descriptions(), table(before)
+    found.add((10, 0), message(kind="command"))
+    assert found.facts_until_next(relation, (15, 0)) is None
+    found.add((20, 0), message(described(after), kind="drop", dropped=[dropped(*each) for each in gone]))
+    found.add((30, 0), message(described("id=1 z=99")))
+    facts = found.facts_until_next(relation, (15, 0))
+    assert (None if facts is None else [fact.number for fact in facts]) == numbers
+    assert found.facts_until_next(relation, (30, 0)) is None
+    assert found.facts_until_next(replace(relation, relation_id=2), (15, 0)) is None
+
+
+@pytest.mark.parametrize("kind", ["installed", "removed", "failure"])
+def test_what_was_not_captured_says_nothing_of_before(kind: str) -> None:
+    found = Descriptions()
+    found.add((18, 0), message(kind=kind))
+    found.add((20, 0), message(described("id=1 a=2")))
+    assert found.facts_until_next(table("id a"), (15, 0)) is None
+    assert [found.is_later_number(1, (15, 0), number) for number in (2, 3)] == [False, True]
+    assert not found.is_later_number(1, (20, 0), 3)
+
+
+def test_a_description_that_contradicts_the_command_before_it() -> None:
+    """The capture was off for a while."""
+    found = Descriptions()
+    found.add((10, 0), message(described("id=1 a=2")))
+    found.add((20, 0), message(described("id=1 b=3 c=4")))
+    assert found.facts_until_next(table("id b"), (15, 0)) is None

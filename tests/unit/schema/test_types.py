@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import string
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,10 +22,12 @@ from pyspark.sql.types import (
 )
 
 from cdcpipe.pgoutput.messages import Column
+from spark_sink.delta.schema import needed_features
 from spark_sink.schema.table import SchemaError
 from spark_sink.schema.types import (
     METADATA_FIELDS,
     assign_columns,
+    base_names,
     column_names,
     merge_columns,
     original_name,
@@ -127,6 +131,32 @@ def test_a_column_keeps_its_field_when_the_one_that_clashed_is_dropped() -> None
     merged = merge_columns(None, [both, one])
     assert merged.fieldNames() == ["id", "_cdc_column_%49%44"]
     assert [field.name for field in assign_columns(merged, one)] == ["_cdc_column_%49%44"]
+
+
+def test_sanitized_names_need_no_column_mapping() -> None:
+    """Each character that Delta can't have in a name is replaced, and no other one; the rule is the one of all escaped names."""
+    for character in string.printable + "ä€":
+        described = relation(1, "t", ("id", INT), (f"unit{character}", INT))
+        plain, safe = merge_columns(None, [described]), merge_columns(None, [described], sanitize=True)
+        assert not needed_features(safe)
+        assert (safe != plain) == bool(needed_features(plain)), character
+        assert original_name(safe.names[1]) == f"unit{character}"
+
+
+def test_only_new_columns_are_sanitized() -> None:
+    """Two names never become one, and a column keeps the name that it has, whatever the option is now."""
+    names = ["unit price", "Unit Price", "unit_price", "unit.price", "_cdc_column_unit%20price"]
+    described = relation(1, "t", *((name, INT) for name in names))
+    safe = merge_columns(None, [described], sanitize=True)
+    assert len({name.lower() for name in safe.names}) == len(names)
+    assert safe.names[0] == "_cdc_column_unit%20price"
+    plain = merge_columns(None, [relation(1, "t", ("unit price", INT))])
+    grown = relation(1, "t", ("unit price", TEXT), ("a b", INT))
+    assert merge_columns(plain, [grown], sanitize=True).names == ["unit price", "unit price__string", "_cdc_column_a%20b"]
+    for sanitize in (True, False):
+        later = merge_columns(safe, [relation(1, "t", ("unit price", TEXT))], sanitize=sanitize)
+        assert later.names == [*safe.names, "_cdc_column_unit%20price__string"]
+        assert base_names(later, relation(1, "t", ("unit price", TEXT))) == ["_cdc_column_unit%20price"]
 
 
 def test_a_column_that_has_no_place_is_an_error() -> None:

@@ -8,13 +8,33 @@ import pytest
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
+from spark_sink.client.exported import SnapshotError
 from spark_sink.client.prepare import Prepared
 from spark_sink.launcher.config import LauncherConfig
-from spark_sink.schema.table import Table
+from spark_sink.schema.names import Names, Naming
+from spark_sink.schema.table import DDL, Table
 from spark_sink.snapshot import publication
-from spark_sink.snapshot.publication import ATTACHED, CAME, CAME_BACK, KEY, REPLACED, REWRITTEN, Finding, compare, read, seen, write
-from spark_sink.staging.log import Epoch
+from spark_sink.snapshot.homes import Homes
+from spark_sink.snapshot.publication import (
+    ATTACHED,
+    CAME,
+    CAME_BACK,
+    KEY,
+    REPLACED,
+    REWRITTEN,
+    Finding,
+    Seen,
+    compare,
+    read,
+    seen,
+    undecided,
+    write,
+)
+from spark_sink.staging.log import Epoch, Position
+from spark_sink.warehouse.appends import append_name
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from support.descriptions import ID, version
+from support.segments import relation
 
 EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
 T = Table("public", "t")
@@ -90,6 +110,80 @@ def test_the_first_look_only_records() -> None:
     assert compare(BEFORE, found(table("u"), system_id="7999"), not_keyed) == []
     without = seen(found({name: value for name, value in table().items() if name not in ("parts", "published_by")}))
     assert compare(without, found(table(parts=[part(101, 2, "b", has_rows=True)], published_by=[8])), not_keyed) == []
+
+
+A, B = Table("public", "a"), Table("public", "b")
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Warehouse:
+    """A warehouse that has captured DDL, is at position 150, and has a copy of the table with the OID 100 under the name a."""
+    made = Warehouse(tmp_path, "parquet")
+    made.open(EPOCH)
+    made.record(Position(1, 150))
+    made.write_versions(A, [version(50, 0, ID, 100)])
+    (made.changelog(DDL) / append_name(Position(1, 1), Position(1, 2))).mkdir(parents=True)
+    return made
+
+
+def looks(house: Warehouse, before: Seen, now: Prepared) -> tuple[list[Finding], Seen]:
+    homes = Homes(house)
+    kept = undecided(before, now, homes)
+    return compare(before, now, not_keyed, homes, kept), seen(now, kept)
+
+
+def test_a_table_that_was_renamed_waits_for_the_stream(house: Warehouse) -> None:
+    """It is the same table, whose rows may have been rewritten meanwhile."""
+    before = seen(found(table("a"), lsn=100))
+    renamed = found(table("b", parts=[part(file=2, definition="b")]), lsn=200)
+    findings, record = looks(house, before, renamed)
+    assert (findings, record.tables[100].table, record.tables[100].undecided_lsn) == ([], A, 200)
+    write(house, record)
+    assert read(house) == record
+    # The stream is not there yet. Then it has told of the rename.
+    assert looks(house, record, renamed) == ([], record)
+    house.write_names(Names([Naming((180, 0), 100, A, B, A)], 180, is_following=True))
+    house.record(Position(1, 200))
+    findings, after = looks(house, record, renamed)
+    assert findings == [Finding(A, 200, REWRITTEN)]
+    assert str(findings[0].table) == "public.b"
+    assert looks(house, after, renamed) == ([], after)
+    # Another table under the old name: it has tables of its own.
+    other = table("a", relation_id=101)
+    findings, _ = looks(house, after, replace(renamed, wal_lsn=LSN(300), tables=(*renamed.tables, other)))
+    assert findings == [Finding(Table("public", "a", 101), 200, CAME)]
+    assert str(findings[0].table) == "public.a"
+
+
+def test_a_rename_of_which_nothing_tells(house: Warehouse) -> None:
+    before = seen(found(table("a"), lsn=100))
+    _, record = looks(house, before, found(table("b"), lsn=200))
+    house.record(Position(1, 200))
+    assert looks(house, record, found(table("b"), lsn=300))[0] == [Finding(B, 200, CAME)]
+    # So it is if its changes have come already, to tables of their own.
+    house.write_versions(B, [version(160, 0, ID, 100)])
+    assert looks(house, record, found(table("b"), lsn=300))[0] == [Finding(B, 200, CAME)]
+    house.forget(B)
+    # Tables of their own are wanted, or there is no captured DDL: nothing has to be waited for.
+    house.write_names(Names(is_following=False))
+    assert looks(house, before, found(table("b"), lsn=300))[0] == [Finding(B, 100, CAME)]
+
+
+def test_a_copy_goes_to_no_wrong_tables(house: Warehouse) -> None:
+    """A table with the OID of another name, or with another OID: the stream may have told of it, but it is not there yet."""
+    homes = Homes(house)
+    for relation_id, name in ((100, "b"), (101, "a")):
+        described = replace(relation(relation_id, name), replica_identity="d")
+        with pytest.raises(SnapshotError, match=f"public.{name} is another table on the server than in the warehouse"):
+            homes.check(described, 200)
+        homes.check(described, 150)
+    homes.check(relation(100, "a"), 200)
+    # The stream has told that the table 101 was created as "a", and so goes on in these tables.
+    house.write_names(Names([Naming((140, 0), 101, A, A, A)], 150, is_following=True))
+    Homes(house).check(relation(101, "a"), 200)
+    with pytest.raises(SnapshotError):
+        Homes(house).check(relation(102, "a"), 200)
+    homes.check(relation(102, "c"), 200)
 
 
 def test_the_record_in_the_warehouse(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_the_oldest_come_first_and_so_many_together() -> None:
     schedule = Schedule(Hours(), 2)
     waiting = [waits(A, 30.0), waits(B, 10.0), waits(C, 20.0), waits(D, 40.0)]
     assert schedule.choose(waiting, 100.0, NOON) == [B, C]
-    schedule.note_copied([B, C], 100.0)
+    schedule.record_copied([B, C], 100.0)
     assert schedule.choose([waiting[0], waiting[3]], 101.0, NOON) == [A, D]
     assert schedule.choose([], 102.0, NOON) == []
 
@@ -75,7 +75,7 @@ def test_a_table_that_waits_again_and_again_is_copied_more_and_more_rarely() -> 
     now, pauses = 0.0, []
     for _ in range(12):
         assert schedule.choose([waits(A), waits(B)], now, NOON) == [A, B]
-        schedule.note_copied([A], now)
+        schedule.record_copied([A], now)
         assert schedule.choose([waits(A), waits(B)], now, NOON) == [B]
         pause_s = next(pause_s for pause_s in range(0, int(DAY_S), 60) if A in schedule.choose([waits(A)], now + pause_s, NOON))
         pauses.append(pause_s)
@@ -84,5 +84,5 @@ def test_a_table_that_waits_again_and_again_is_copied_more_and_more_rarely() -> 
     assert pauses[-2:] == [6 * HOUR_S, 6 * HOUR_S]
     # A day without a copy: the pauses are short again.
     now += DAY_S + 1
-    schedule.note_copied([A], now)
+    schedule.record_copied([A], now)
     assert schedule.choose([waits(A)], now + 60, NOON) == [A]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_sink.source.offsets import is_recorded, micro_batch
+from spark_sink.source.offsets import is_recorded, micro_batch, tidy
 from spark_sink.staging.log import Position, StagingError
 
 
@@ -55,3 +55,22 @@ def test_a_micro_batch_that_spark_has_recorded(tmp_path: Path) -> None:
     assert not is_recorded(tmp_path, 3)
     being_renamed.rename(commits / ".3.crc")
     assert is_recorded(tmp_path, 3)
+
+
+def test_what_a_killed_stream_leaves_of_its_first_file_is_removed(tmp_path: Path) -> None:
+    tidy(tmp_path)
+    for directory in ("offsets", "commits"):
+        (tmp_path / directory).mkdir()
+        for name in (".0.f3a1.tmp", "..0.f3a1.tmp.crc"):
+            (tmp_path / directory / name).touch()
+    tidy(tmp_path)
+    assert list(tmp_path.glob("*/*")) == []
+
+
+@pytest.mark.parametrize("directory", ["offsets", "commits"])
+def test_a_checkpoint_with_a_micro_batch_is_left_alone(tmp_path: Path, directory: str) -> None:
+    (tmp_path / directory).mkdir()
+    for name in ("0", ".1.f3a1.tmp"):
+        (tmp_path / directory / name).touch()
+    tidy(tmp_path)
+    assert len(list((tmp_path / directory).iterdir())) == 2

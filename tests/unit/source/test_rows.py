@@ -237,7 +237,7 @@ def test_batches_are_bounded(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     schema = typed_schema(merge_columns(None, [A]))
 
     def sizes() -> list[int]:
-        batches = list(TypedReader(piece, ("public", "a"), schema).read())
+        batches = list(TypedReader(piece, {("public", "a"): None}, schema).read())
         assert [value for batch in batches for value in batch.column("id").to_pylist()] == list(range(100))
         return [batch.num_rows for batch in batches]
 

@@ -46,6 +46,17 @@ def test_the_newest_append_is_never_an_old_one(tmp_path: Path) -> None:
     assert [each.path for each in appends.list_before(tmp_path, 14)] == [first]
 
 
+def test_a_table_with_names_of_an_earlier_version_goes_on_with_them(tmp_path: Path) -> None:
+    (tmp_path / "_cdc_batch=000001-0000000000000000-000000000000000A").mkdir()
+    source = tmp_path / "_writing"
+    source.mkdir()
+    appends.add_append(tmp_path, appends.append_name(Position(1, 10), Position(1, 20)), source, ())
+    appends.add_append(tmp_path, appends.snapshot_name(Position(1, 15)), source, ())
+    assert [each.end_lsn for each in appends.list_appends(tmp_path)] == [10, 20]
+    assert [each.name[:11] for each in appends.list_snapshots(tmp_path)] == ["_cdc_batch="]
+    assert [each.end_lsn for each in appends.list_before(tmp_path, 15)] == [10, 15]
+
+
 def test_a_delta_table_is_as_far_as_its_log_says(tmp_path: Path) -> None:
     delta, path = table_format("delta"), tmp_path / "t"
     assert (delta.exists(path), delta.lsn(path), delta.facts(path)) == (False, None, None)

@@ -8,7 +8,8 @@ import pytest
 
 from spark_sink.schema.table import Table
 from spark_sink.staging.log import Epoch, Position
-from spark_sink.warehouse.wanted_copies import Failures, Reason, WantedCopy, give_up, note_failure, settle, waiting, want
+from spark_sink.warehouse import landed_snapshots
+from spark_sink.warehouse.wanted_copies import Failures, Reason, WantedCopy, give_up, record_failure, settle, waiting, want
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.descriptions import ID, version
 
@@ -44,9 +45,9 @@ def test_a_table_waits_until_a_copy_from_its_position_or_later_is_complete(house
         (FRUIT, (Reason("it is new", 50, 8.0),)),
     ]
     # The snapshot is in the changelog, but may not be in the replica yet.
-    house.note_snapshot(ORDERS, Position(1, 150))
+    landed_snapshots.record_start(house, ORDERS, Position(1, 150))
     assert waiting(house)[0].reasons == (renamed, computed)
-    house.note_finished(ORDERS)
+    landed_snapshots.record_end(house, ORDERS)
     copied(house, FRUIT, 50)
     copied(house, ORDERS, 300)
     assert waiting(house) == []
@@ -79,11 +80,11 @@ def test_many_reasons_do_not_make_a_long_record(house: Warehouse) -> None:
 
 
 def test_failures_are_counted_until_a_copy_succeeds(house: Warehouse) -> None:
-    note_failure(house, ORDERS, "nobody waits for this", 1.0)
+    record_failure(house, ORDERS, "nobody waits for this", 1.0)
     assert waiting(house) == []
     want(house, ORDERS, 100, "it was renamed", lambda: 1.0)
-    note_failure(house, ORDERS, "the server is away", 10.0)
-    note_failure(house, ORDERS, "it is locked", 20.0)
+    record_failure(house, ORDERS, "the server is away", 10.0)
+    record_failure(house, ORDERS, "it is locked", 20.0)
     want(house, ORDERS, 100, "it was renamed")
     assert waiting(house)[0].failures == Failures(2, 20.0, "it is locked")
     want(house, ORDERS, 200, "a column was computed", lambda: 2.0)

@@ -106,6 +106,16 @@ def test_another_source_is_refused(tmp_path: Path, epoch: Epoch, table_format: s
         Warehouse(tmp_path, table_format).open(epoch)
 
 
+def test_deleted_rows_can_be_kept_later_but_not_given_up(tmp_path: Path) -> None:
+    Warehouse(tmp_path, "delta").open(EPOCH)
+    assert not Warehouse.existing(tmp_path).keeps_deleted
+    Warehouse(tmp_path, "delta", deletes="soft").open(EPOCH)
+    assert Warehouse.existing(tmp_path).keeps_deleted
+    with pytest.raises(WarehouseError, match="deleted rows, with the time in _cdc_deleted_at") as refused:
+        Warehouse(tmp_path, "delta").open(EPOCH)
+    assert "--deletes soft" in str(refused.value.hint)
+
+
 def test_tables_without_their_identity_are_refused(tmp_path: Path) -> None:
     (tmp_path / "changelog/public.t").mkdir(parents=True)
     with pytest.raises(WarehouseError, match="lacks the file"):

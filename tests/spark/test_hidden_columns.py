@@ -1,0 +1,214 @@
+"""Columns that nobody is to see: left out of the publication, or masked, in snapshot, stream and captured DDL alike."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import postgres
+import pytest
+
+import spark_sink
+from cdcpipe.ddl import script
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from cdcpipe.publishing import NewPublication
+from cdcpipe.sql import quote_literal
+from spark_sink.replica.current import read_replica
+from spark_sink.verify.comparison import TableResult, verify
+from spark_sink.warehouse.warehouse import WarehouseError
+from support.typed_values import TYPES
+
+pytestmark = pytest.mark.spark
+
+
+class Hidden:
+    """A database with people, and a run that hides a part of what is known of them."""
+
+    def __init__(self, spark: Any, database: postgres.Database, root: Path, **options: Any) -> None:
+        self.spark, self.database = spark, database
+        self.staging, self.warehouse = root / "staging", root / "warehouse"
+        self.connection = database.connect()
+        launcher = spark_sink.LauncherConfig(
+            "hidden", self.staging, ("p",), ("-d", database.dsn), create_slot=True, available_now=True, **options
+        )
+        self.config = spark_sink.RunConfig(launcher, self.warehouse, optimize_interval_s=None)
+
+    def execute(self, *sql: str) -> None:
+        for each in sql:
+            self.connection.execute(each)
+
+    def run(self, **changes: Any) -> None:
+        spark_sink.run(replace(self.config, **changes), self.spark)
+
+    def check(self, *names: str) -> dict[str, TableResult]:
+        found = verify(self.spark, self.warehouse, ("-d", self.database.dsn), tables=names, timeout_s=300)
+        assert {str(each.table): (each.is_equal, each.problem) for each in found} == dict.fromkeys(names, (True, None))
+        return {str(each.table): each for each in found}
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        return [row.asDict() for row in read_replica(self.spark, self.warehouse, f"public.{name}").collect()]
+
+    def files_with(self, text: bytes, *roots: Path) -> list[str]:
+        return [str(path) for root in roots for path in root.rglob("*") if path.is_file() and text in path.read_bytes()]
+
+
+@pytest.fixture
+def database(pg18: postgres.Cluster) -> Iterator[postgres.Database]:
+    with pg18.database() as made:
+        yield made
+
+
+def test_excluded_columns_are_nowhere(spark: Any, database: postgres.Database, tmp_path: Path) -> None:
+    wanted = NewPublication.of(exclude_columns=["public.person.ssn"], exclude_tables=["public.other"])
+    hidden = Hidden(spark, database, tmp_path, new_publication=wanted)
+    hidden.execute(
+        "create table person (id int primary key, name text, ssn text, age int)",
+        "create table plain (id int primary key, v text)",
+        "create table other (v text)",
+        script.install("cdcpipe", script.Settings()),
+        "insert into person select i, 'name ' || i, 'canary' || i, i from generate_series(1, 100) i",
+    )
+    hidden.run()
+    hidden.check("public.person", "public.plain")
+    hidden.execute(
+        "update person set ssn = 'canary-new', age = age + 1 where id < 10",
+        "update person set ssn = 'canary-alone' where id = 11",
+        "insert into person values (200, 'Ann', 'canary-200', 1)",
+        "delete from person where id = 50",
+        # Captured DDL describes the whole table, also the excluded column, which the stream does not have.
+        "alter table person rename column name to full_name",
+        "alter table person alter column ssn type varchar(40)",
+        "alter table person add column nick text default 'nobody'",
+        "update person set age = 7 where id = 12",
+        "alter table plain add column w int default 7",
+        "insert into plain values (1, 'x', 1)",
+    )
+    hidden.run()
+    hidden.check("public.person", "public.plain")
+    hidden.execute("alter table person drop column ssn", "update person set age = 5 where id = 13")
+    hidden.run()
+    hidden.check("public.person", "public.plain")
+    assert {name for row in hidden.rows("person") for name in row} >= {"id", "full_name", "age"}
+    assert all("ssn" not in row for row in hidden.rows("person"))
+    assert hidden.files_with(b"canary", hidden.staging, hidden.warehouse) == []
+    hidden.connection.close()
+
+
+KEY = "a key that only this test knows"
+KINDS = [*TYPES, ("mood", None, ["so so"], []), ("price", None, ["1.5"], [])]
+
+
+def hash_of(text: str) -> str:
+    return hmac.new(KEY.encode(), text.encode(), "sha256").hexdigest()
+
+
+def every_kind(first: int) -> Iterator[str]:
+    """Yield statements that insert each value of each type, beginning with this id."""
+    count = max(len(fine) + len(others) for _, _, fine, others in KINDS)
+    for number in range(count):
+        values = [[*fine, *others][number % (len(fine) + len(others))] for _, _, fine, others in KINDS]
+        yield f"insert into kinds values ({first + number}, {', '.join(quote_literal(value) for value in values)})"
+    yield f"insert into kinds (id) values ({first + count})"
+
+
+def test_masked_columns(
+    spark: Any, database: postgres.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hidden = Hidden(spark, database, tmp_path)
+    columns = ", ".join(f"c{number} {kind}" for number, (kind, *_) in enumerate(KINDS))
+    hidden.execute(
+        "create type mood as enum ('so so'); create domain price as numeric(8,2)",
+        f"create table kinds (id int primary key, {columns})",
+        *every_kind(1000),
+        "create table person (email text, no int, ssn text, phone text, age int, note text, primary key (email, no))",
+        "alter table person alter note set storage external",
+        "insert into person select 'canary' || i, i, 'canary-s' || i, 'canary-p', i, repeat('canary', 1000)"
+        " from generate_series(1, 100) i",
+        "insert into person (email, no) values ('canary', 0)",
+    )
+    masks = {
+        "public.person.email": "hash",
+        "public.person.ssn": "null",
+        "public.person.phone": "redact",
+        "public.person.note": "hash",
+        "public.kinds.c*": "hash",
+    }
+    monkeypatch.delenv("CDCPIPE_MASK_KEY", raising=False)
+    with pytest.raises(InvalidArgumentsError, match="CDCPIPE_MASK_KEY"):
+        hidden.run(masks=masks)
+    assert hidden.connection.execute("select from pg_replication_slots where slot_name = 'hidden'").fetchall() == []
+    monkeypatch.setenv("CDCPIPE_MASK_KEY", KEY)
+    hidden.run(masks=masks)
+    hidden.execute(
+        *every_kind(0),
+        "update kinds set c0 = not c0 where id < 3",
+        "update person set age = age + 1 where no < 10",  # the note is not sent
+        "update person set email = 'canary-moved' where no = 20",  # a hashed key still finds its row
+        "update person set ssn = 'canary-new', phone = null, note = 'canary-note' where no = 21",
+        "insert into person values ('canary-ü', 200, 'canary', '', 1, null)",
+        "delete from person where no between 50 and 60",
+    )
+    hidden.run()  # the warehouse keeps its masks
+    found = hidden.check("public.person", "public.kinds")
+    assert (found["public.person"].left_out, found["public.person"].hashed) == (("ssn", "phone"), ("email", "note"))
+    assert len(found["public.kinds"].hashed) == len(KINDS)
+    rows = {row["no"]: row for row in hidden.rows("person")}
+    assert rows[20]["email"] == hash_of("canary-moved")
+    assert rows[200]["email"] == hash_of("canary-ü")
+    assert rows[5]["note"] == hash_of("canary" * 1000)
+    assert {row["ssn"] for row in rows.values()} == {None}
+    assert (rows[1]["phone"], rows[0]["phone"], rows[21]["phone"], rows[200]["phone"]) == ("***", None, None, "***")
+    assert (rows[0]["note"], rows[200]["note"], rows[21]["note"]) == (None, None, hash_of("canary-note"))
+    changes = spark.read.format("delta").load(str(hidden.warehouse / "changelog/public.person"))
+    old = changes.where("_cdc_old.email is not null").select("_cdc_old.email").collect()
+    assert {len(row["email"]) for row in old} == {64}
+    assert hidden.files_with(b"canary", hidden.warehouse) == []
+    assert hidden.files_with(b"canary", hidden.staging)  # the log holds what the server has sent
+
+    # A difference is found in a hashed column, too.
+    spark.sql(f"update delta.`{hidden.warehouse}/replica/public.person` set note = 'x' where no = 5")
+    [result] = verify(spark, hidden.warehouse, ("-d", database.dsn), tables=["public.person"], timeout_s=300)
+    assert [(each.kind, each.key["no"]) for each in result.differences] == [("changed", "5")]
+
+    # Another key, and another mask of a key column, are refused. Other masks may change: the table is copied anew.
+    monkeypatch.setenv("CDCPIPE_MASK_KEY", KEY + "!")
+    with pytest.raises(WarehouseError, match="is not the key"):
+        hidden.run()
+    monkeypatch.setenv("CDCPIPE_MASK_KEY", KEY)
+    with pytest.raises(WarehouseError, match=r"the mask of public\.person\.email can't be changed"):
+        hidden.run(masks={"public.person.email": "off"})
+    hidden.execute("update person set phone = 'canary-last' where no = 1")
+    caplog.clear()
+    hidden.run(masks={"public.person.phone": "off", "public.person.age": "redact"})
+    assert "Changes up to " in caplog.text
+    hidden.run()
+    found = hidden.check("public.person")
+    assert found["public.person"].left_out == ("ssn", "age")
+    rows = {row["no"]: row for row in hidden.rows("person")}
+    assert (rows[1]["phone"], rows[2]["phone"], rows[200]["phone"], rows[1]["age__string"]) == (
+        "canary-last",
+        "canary-p",
+        "",
+        "***",
+    )
+    noted = json.loads((hidden.warehouse / "_cdcpipe/masks.json").read_text())
+    assert noted["changes"][0]["masks"] == masks
+    assert KEY not in json.dumps(noted)
+
+    # A column that was renamed would be shown: the run ends before it writes a row.
+    hidden.execute("alter table person rename ssn to social", "update person set social = 'canary-renamed' where no = 1")
+    with pytest.raises(CdcpipeError, match="has no column 'ssn', which --mask names"):
+        hidden.run()
+    hidden.run(masks={"public.person.ssn": "off", "public.person.ss*n": "null", "public.person.social": "null"})
+    assert hidden.files_with(b"canary-renamed", hidden.warehouse) == []
+    assert hidden.check("public.person")["public.person"].left_out == ("social", "age")
+    # So would the columns of a table that was renamed.
+    hidden.execute("alter table person rename to people", "update people set social = 'canary-people' where no = 1")
+    with pytest.raises(CdcpipeError, match=r"public\.people was public\.person, and --mask names its"):
+        hidden.run()
+    assert hidden.files_with(b"canary-people", hidden.warehouse) == []
+    hidden.connection.close()

@@ -1,0 +1,194 @@
+"""``--deletes soft``: deleted rows stay in the replica, with the time of their deletion."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import postgres
+import pytest
+
+import spark_sink
+from cdcpipe.lsn import LSN
+from spark_sink.changelog.tables import changelogs_of
+from spark_sink.delta import sql as delta
+from spark_sink.pipeline.fit import begin_keeping_deleted
+from spark_sink.replica import merge
+from spark_sink.replica.layout import existing_rows
+from spark_sink.replica.replay import replay_all, without_unneeded
+from spark_sink.replica.small_merge import merge_without_spark
+from spark_sink.schema.table import Version
+from spark_sink.staging.log import Position
+from spark_sink.verify.comparison import verify
+from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from support.changelog_rows import EPOCH, KEY, TABLE, Source, add
+
+pytestmark = pytest.mark.spark
+
+NAMES = ("case", "id", "a", "blob", "other")
+
+
+def found_in(rows: Any) -> list[Any]:
+    """Return (the row, when it was deleted as microseconds) for each row, ordered by key."""
+    kept = rows.selectExpr("`case`", "id", "a", "blob", "other", "unix_micros(_cdc_deleted_at)").collect()
+    return sorted((tuple(bytes(v) if isinstance(v, bytearray) else v for v in row) for row in kept), key=lambda row: row[1])
+
+
+def expected(source: Source) -> list[Any]:
+    deleted = [(*row, round(time.timestamp() * 1e6)) for row, time in source.deleted.values()]
+    return sorted([*((*row, None) for row in source.rows.values()), *deleted], key=lambda row: row[1])
+
+
+@pytest.mark.parametrize("is_ordinary", [True, False], ids=["mostly without Spark", "by MERGE"])
+def test_random_changes(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_ordinary: bool) -> None:
+    """Rows that come back, keys that change, TRUNCATE, and a copy of a table that had lost a delete."""
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    source, said = Source(random.Random(seed)), []
+
+    def listened(*arguments: Any) -> bool:
+        said.append(merge_without_spark(*arguments))
+        return said[-1]
+
+    monkeypatch.setattr(merge, "merge_without_spark", listened)
+    house = Warehouse(tmp_path / "warehouse", "delta", deletes="soft")
+    house.open(EPOCH)
+    versions = [Version(0, 0, 7, KEY, KEY)]
+    house.write_versions(TABLE, versions)
+    if is_ordinary:
+        monkeypatch.setattr(source, "_blob", lambda: None)  # so no update leaves a column out
+        monkeypatch.setattr(source, "_blob_bytes", lambda: None)
+    for step in range(7):
+        start = source.lsn
+        for _ in range(source.rng.randint(2, 6)):
+            for _ in range(source.rng.randint(1, 6)):
+                source.step(keys=12)
+            source.commit()
+        if step == 3:
+            source.truncate()
+            source.insert(3)
+            source.commit()
+        if step == 5:
+            source.insert(20)
+            source.insert(21)
+            source.commit()
+        add(spark, house, source.changes, start, source.lsn)
+        if step != 5 or is_ordinary:  # otherwise the replica is behind when the copy comes
+            merge.merge_changes(spark, house, TABLE, Position(1, source.lsn))
+        if step == 5:  # the delete of a row gets lost, and a copy mends it
+            start, lost = source.lsn, source.rows.pop(20)
+            source.deleted[20] = lost, source.time
+            lsn = source.snapshot()
+            versions.append(Version(lsn, 0, 7, KEY, KEY, snapshot=tuple(enumerate(NAMES, 1))))
+            house.write_versions(TABLE, versions)
+            add(spark, house, source.changes, start, lsn)
+            merge.remake(spark, house, TABLE, Position(1, lsn))
+        replica = delta.read(spark, house.replica(TABLE))
+        assert found_in(replica) == expected(source), step
+        assert existing_rows(replica).count() == len(source.rows)
+    merge.remake(spark, house, TABLE, Position(1, lsn))  # as after a kill: the replica is ahead of the copy by now
+    assert found_in(delta.read(spark, house.replica(TABLE))) == expected(source)
+    assert any(said) if is_ordinary else not all(said)
+    changes = changelogs_of(spark, house).read(TABLE)
+    made = without_unneeded(replay_all(house, TABLE, changes), keeps_deleted=True)
+    assert found_in(made) == expected(source)  # a reader of Parquet, and a replica that was lost, get the same
+
+
+NEW_TABLE = 'create table t (id int primary key, name text, _cdc_deleted_at text, "unit price" int)'
+
+
+def test_run_with_soft_deletes(database: postgres.Database, spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A copy, then changes; another key, another table with the name; `verify`, `as-of`, and a change of the option."""
+    launcher = spark_sink.LauncherConfig(
+        f"soft_{database.name}"[:63], tmp_path / "staging", ("p",), ("-d", database.dsn), create_slot=True, available_now=True
+    )
+    warehouse = tmp_path / "warehouse"
+
+    def run(deletes: Any) -> None:
+        config = spark_sink.RunConfig(launcher, warehouse, snapshot="initial", deletes=deletes, catalog_database="default")
+        spark_sink.run(config, spark)
+
+    def rows(name: str = "t") -> list[Any]:
+        found = spark_sink.read_replica(spark, warehouse, f"public.{name}")
+        return sorted((row["id"], row["name"], row["_cdc_deleted_at"] is not None) for row in found.collect())
+
+    def verified() -> list[Any]:
+        found = verify(spark, warehouse, ("-d", database.dsn), timeout_s=300)
+        assert all(each.is_equal and each.without_deleted for each in found), found
+        return [(str(each.table), each.replica_rows) for each in found]
+
+    with database.connect() as connection:
+        for statement in (
+            NEW_TABLE,
+            "create table quiet (id int primary key, name text)",
+            "insert into t select n, 'first' from generate_series(1, 5) n",
+            "insert into quiet values (1, 'x')",
+            "create publication p for table t, quiet",
+        ):
+            connection.execute(statement)
+        run("soft")
+        assert rows() == [(number, "first", False) for number in range(1, 6)]
+        connection.execute("delete from t where id = 1; update t set id = 12 where id = 2; insert into t values (7, 'brief')")
+        connection.execute("delete from t where id = 7; update t set name = 'second' where id = 3")
+        run("soft")
+        expected = [(1, "first", True), (2, "first", True), (3, "second", False), (4, "first", False), (5, "first", False)]
+        assert rows() == [*expected, (7, "brief", True), (12, "first", False)]
+        assert verified() == [("public.quiet", 1), ("public.t", 4)]
+        lsn = LSN.parse(connection.execute("select pg_current_wal_lsn()").fetchone()[0])
+
+        connection.execute("insert into t values (1, 'again'); delete from t where id = 4")
+        connection.execute("alter table t drop constraint t_pkey; alter table t add primary key (id, name)")
+        connection.execute("insert into t values (3, 'twin')")
+        run("soft")
+        found = rows()
+        assert [row for row in found if row[0] in (1, 3, 4)] == [
+            (1, "again", False),
+            (3, "second", False),
+            (3, "twin", False),
+            (4, "first", True),
+        ]
+        assert verified()[1] == ("public.t", 5)
+        past = spark_sink.read_as_of(spark, warehouse, "public.t", lsn)
+        assert sorted(row["id"] for row in past.collect()) == [3, 4, 5, 12]
+        assert "_cdc_deleted_at" not in past.columns
+
+        connection.execute("truncate t; drop table t")
+        connection.execute(NEW_TABLE)
+        connection.execute("alter publication p add table t")
+        connection.execute("insert into t values (3, 'another', 'theirs', 4)")
+        run("soft")
+        found = rows()
+        assert (3, "another", False) in found
+        assert sum(not is_deleted for *_, is_deleted in found) == 1
+        assert len({row[0] for row in found}) == len(found)  # the new table has the key (id): a key has one row
+        assert verified()[1] == ("public.t", 1)
+        [theirs] = spark_sink.read_replica(spark, warehouse, "public.t").where("_cdc_deleted_at is null").collect()
+        assert theirs["_cdc_column__cdc_deleted_at"] == "theirs"
+        with pytest.raises(WarehouseError, match="have deleted rows") as refused:
+            run("hard")
+        assert "--deletes soft" in str(refused.value.hint)
+
+
+def test_a_warehouse_begins_to_keep_deleted_rows(spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Replicas get the column at the start; what was deleted before is gone."""
+    source = Source(random.Random(3))
+    for key in range(3):
+        source.insert(key)
+    source.delete(0)
+    source.commit()
+    house = Warehouse(tmp_path / "warehouse", "delta")
+    house.open(EPOCH)
+    house.write_versions(TABLE, [Version(0, 0, 7, KEY, KEY)])
+    add(spark, house, source.changes, 0, source.lsn)
+    merge.merge_changes(spark, house, TABLE, Position(1, source.lsn))
+    soft = Warehouse(tmp_path / "warehouse", "delta", deletes="soft")
+    soft.open(EPOCH)
+    for _ in range(2):
+        begin_keeping_deleted(spark, soft)
+    assert caplog.text.count("1 replicas keep deleted rows from now on") == 1
+    start = source.lsn
+    source.delete(1)
+    source.commit()
+    add(spark, soft, source.changes, start, source.lsn)
+    merge.merge_changes(spark, soft, TABLE, Position(1, source.lsn))
+    del source.deleted[0]
+    assert found_in(delta.read(spark, soft.replica(TABLE))) == expected(source)

@@ -1,0 +1,148 @@
+"""The versions of a table's description: what a snapshot tells about its columns, and a description that comes again."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_sink.changelog.history import SchemaHistory
+from spark_sink.schema.column_numbers import looks
+from spark_sink.schema.published import PublishedTables
+from spark_sink.schema.table import Table, Version
+from spark_sink.source.contents import Contents, Use
+from spark_sink.staging.log import Position
+from spark_sink.warehouse.warehouse import Warehouse
+from support.ddl_messages import ddl, described, message
+from support.descriptions import ID, catalog, table, version
+from support.oids import INT4
+
+T = Table("public", "t")
+
+
+def test_a_table_is_as_it_was_copied_until_captured_ddl_says_otherwise(tmp_path: Path) -> None:
+    house = Warehouse(tmp_path, "delta")
+    columns = tuple((number, name, INT4, -1) for number, name in ((1, "id"), (4, "a")))
+    snapshot = replace(version(20, 0, ID), snapshot=((1, "id"), (4, "a")), described=columns)
+    assert Version.from_json(snapshot.to_json()) == snapshot
+    house.write_versions(T, [version(10, 0, ID), snapshot])
+    spark: Any = None
+    history = SchemaHistory(spark, house, PublishedTables(None))
+
+    found = history.copied(T, 1, (30, 0))
+    assert found is not None
+    assert found.place == (20, 0)
+    assert looks(found.relation) == looks(table("id a"))
+    assert [fact.number for fact in found.facts or ()] == [1, 4]
+    assert history.copied(T, 1, (19, 0)) is history.copied(T, 2, (30, 0)) is None
+
+    # Nobody tells what has happened since.
+    assert history.as_copied(T, table("id a"), (30, 0)) is None
+    # A command of another table tells that the capture was there all the time.
+    history.captured.add((40, 0), message(described("id=1", relation_id=7)))
+    assert history.as_copied(T, table("id a"), (30, 0)) == found
+    assert history.as_copied(T, table("id a:25"), (30, 0)) is None
+    history.captured.add((50, 0), message(described("id=1 a=5", key=["id"])))
+    assert history.as_copied(T, table("id a"), (49, 0)) == found
+    assert history.as_copied(T, table("id a"), (50, 0)) is None
+
+
+@pytest.mark.parametrize(
+    ("later", "is_repeated", "numbers"),
+    [
+        ("id=1 a=2", False, [[1, 2]]),
+        # Dropped and added again: the stream says the same as before, and not since when.
+        ("id=1 a=3", False, [[1, 2], None]),
+        ("id=1 a=3", True, [[1, 2]]),
+        ("id=1 a=2 b=3", False, [[1, 2]]),
+        # The catalog is further. Nobody knows whether that is the column from before.
+        ("id=1 a=3 b=4", False, [[1, 2], None]),
+    ],
+)
+def test_a_description_that_comes_again(tmp_path: Path, later: str, is_repeated: bool, numbers: list[list[int] | None]) -> None:
+    house = Warehouse(tmp_path, "delta")
+    answers = iter(["id=1 a=2", later, later])
+    spark: Any = None
+    tables = PublishedTables(lambda: [{"relation_id": 1, "schema": "public", "name": "t", "columns": catalog(next(answers))}])
+    history = SchemaHistory(spark, house, tables)
+    for lsn, repeated in ((10, False), (20, is_repeated), (30, is_repeated)):
+        segment: Any = SimpleNamespace(epoch=1, start_lsn=lsn - 5, end_lsn=lsn, end=Position(1, lsn))
+        history.record_new({T: Contents(1, lsn, [Use(lsn, 0, table("id a"), lsn, repeated)])}, lambda *_: None, [segment])
+    assert [each.facts and [fact.number for fact in each.facts] for each in history.until(1, (30, 0))] == numbers
+
+
+@pytest.mark.parametrize(
+    ("first", "columns", "snapshot", "versions"),
+    [
+        # The catalog was asked when it had the new column already.
+        (None, "id=1 a=3", (), 2),
+        (None, "id=1 a=2", (), 1),
+        ("id=1 b=2", "id=1 a=2", (), 2),
+        ("id=1 b=2", "id=1 a=3", (), 3),
+        # No column can have been dropped before this one came, or all were dropped before that.
+        ("id=1", "id=1 a=2", (), 2),
+        ("id=1 b=3", "id=1 b=3 a=4", (), 2),
+        ("id=1 b=3", "id=1 b=3 a=5", (), 3),
+        (None, "id=1 a=3", ((1, "id"), (3, "a")), 1),
+        (None, "id=1 a=3", ((1, "id"), (2, "a")), 2),
+    ],
+)
+def test_a_number_that_is_of_a_later_catalog(
+    tmp_path: Path, first: str | None, columns: str, snapshot: tuple[tuple[int, str], ...], versions: int
+) -> None:
+    house = Warehouse(tmp_path, "delta")
+    house.write_versions(T, [replace(version(5, 0, ID), snapshot=snapshot)] if snapshot else [])
+    said = [*([first] if first else []), columns, columns]
+    answers = iter([*said, columns])
+    spark: Any = None
+    tables = PublishedTables(lambda: [{"relation_id": 1, "schema": "public", "name": "t", "columns": catalog(next(answers))}])
+    history = SchemaHistory(spark, house, tables)
+    for lsn, text in zip((10, 20, 30), said, strict=False):
+        segment: Any = SimpleNamespace(epoch=1, start_lsn=lsn - 5, end_lsn=lsn, end=Position(1, lsn))
+        history.record_new({T: Contents(1, lsn, [Use(lsn, 0, table(text), lsn)])}, lambda *_: None, [segment])
+    assert len(history.until(1, (30, 0))) == versions
+
+
+@pytest.mark.parametrize(
+    ("kind", "described_first", "numbers"),
+    [
+        # A column was dropped and added again before the catalog was asked. The command after the rows tells what they had.
+        ("command", "id=1 a=2", [1, 2]),
+        # The capture began after the rows: the catalog can't be right, and nobody knows what is.
+        ("installed", "id=1 a=2", None),
+        ("installed", "id=1 a=3", [1, 3]),
+    ],
+)
+def test_captured_ddl_is_believed_and_not_a_later_catalog(
+    tmp_path: Path, kind: str, described_first: str, numbers: list[int] | None
+) -> None:
+    house = Warehouse(tmp_path, "delta")
+    spark: Any = None
+    tables = PublishedTables(lambda: [{"relation_id": 1, "schema": "public", "name": "t", "columns": catalog("id=1 a=3")}])
+    history = SchemaHistory(spark, house, tables)
+    segment: Any = SimpleNamespace(epoch=1, start_lsn=5, end_lsn=10, end=Position(1, 10))
+    history.record_new({T: Contents(1, 10, [Use(10, 0, table("id a"), 10)])}, lambda *_: None, [segment])
+    assert [fact.number for fact in history.until(1, (10, 0))[0].facts or ()] == [1, 3]
+
+    segment = SimpleNamespace(epoch=1, start_lsn=10, end_lsn=20, end=Position(1, 20))
+    history.record_ddl([ddl(20, 0, described(described_first), kind=kind)], [segment])
+    [known] = history.until(1, (10, 0))
+    assert (known.facts and [fact.number for fact in known.facts]) == numbers
+
+
+@pytest.mark.parametrize(("numbers", "versions"), [("id=1 a=2", 1), ("id=1 a=3", 2)])
+def test_a_table_that_was_altered_before_the_capture_began(tmp_path: Path, numbers: str, versions: int) -> None:
+    """The server describes it again with its first change. With a gap in the numbers a column may be another one since then."""
+    house = Warehouse(tmp_path, "delta")
+    spark: Any = None
+    tables = PublishedTables(lambda: [{"relation_id": 1, "schema": "public", "name": "t", "columns": catalog(numbers)}])
+    history = SchemaHistory(spark, house, tables)
+    for lsn in (10, 30):
+        segment: Any = SimpleNamespace(epoch=1, start_lsn=lsn - 5, end_lsn=lsn, end=Position(1, lsn))
+        history.record_new({T: Contents(1, lsn, [Use(lsn, 0, table("id a"), lsn)])}, lambda *_: None, [segment])
+        segment = SimpleNamespace(epoch=1, start_lsn=lsn, end_lsn=lsn + 10, end=Position(1, lsn + 10))
+        history.record_ddl([ddl(lsn + 10, 0, described(numbers), kind="installed")] if lsn == 10 else [], [segment])
+    found = history.until(1, (30, 0))
+    assert len(found) == versions
+    assert history.is_uncertain(T, found[0], []) == (versions == 2)

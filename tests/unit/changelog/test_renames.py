@@ -1,0 +1,237 @@
+"""Names of tables that captured DDL gives: single cases, and a random model of names against a simple oracle."""
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from spark_sink.changelog.renames import follow, told
+from spark_sink.schema.names import Names
+from spark_sink.schema.table import Table, Version
+from spark_sink.source.contents import Use
+from spark_sink.source.ddl import Ddl
+from spark_sink.warehouse.warehouse import decode_name, encode_name
+from support.ddl_messages import ddl, described
+from support.descriptions import ID, table, version
+
+X, Y, Z = 1, 2, 3
+
+
+def named(name: str, number: int = 0) -> Table:
+    return Table("public", name, number)
+
+
+def change(end_lsn: int, ordinal: int, relation_id: int, name: str) -> Use:
+    return Use(end_lsn, ordinal, replace(table("id"), relation_id=relation_id, name=name), end_lsn)
+
+
+def rename(end_lsn: int, ordinal: int, relation_id: int, name: str, **more: Any) -> Ddl:
+    return ddl(end_lsn, ordinal, described("id=1", relation_id=relation_id, name=name), **more)
+
+
+def newest(**homes: int) -> dict[Table, Version]:
+    return {named(name): version(5, 0, ID, relation_id) for name, relation_id in homes.items()}
+
+
+def found(
+    *events: Use | Ddl, known: dict[Table, Version], names: Names | None = None, is_following: bool = True
+) -> tuple[Names, list[str]]:
+    """Return the names after these events, and the lines that tell of them."""
+    before = names or Names()
+    uses = [each for each in events if isinstance(each, Use)]
+    messages = [each for each in events if isinstance(each, Ddl)]
+    now = follow(before, uses, messages, known, is_following=is_following)
+    return now, told(before, now)
+
+
+def shown(names: Names, *homes: Table) -> list[str]:
+    return [str(names.shown(home)) for home in homes]
+
+
+def test_a_table_goes_on_under_another_name() -> None:
+    names, lines = found(change(10, 0, X, "a"), rename(10, 2, X, "b"), change(10, 2, X, "b"), known=newest(a=X))
+    assert lines == ["public.a is public.b now: its tables go on under the new name"]
+    assert [names.home(X, named(name)) for name in "ab"] == [named("a")] * 2
+    assert [str(names.name(named("a"), place)) for place in ((9, 0), (10, 1), (10, 2))] == ["public.a", "public.a", "public.b"]
+    # A description that has the old name still, as of PostgreSQL 15 after ALTER SCHEMA … RENAME.
+    assert names.home(X, named("a"), (20, 0)) == named("a")
+    # Another table under the old name, whose second description comes from another table again.
+    names, _ = found(change(20, 0, Y, "a"), names=names, known={})
+    assert names.home(Y, named("a")) == names.home(Z, named("a")) == named("a", Y)
+    assert shown(names, named("a"), named("a", Y)) == ["public.b", "public.a"]
+    assert names.since(named("a")) == named("b")
+
+
+def test_two_tables_change_their_names_in_one_transaction() -> None:
+    steps = [rename(10, 0, X, "tmp"), rename(10, 0, Y, "a"), rename(10, 0, X, "b")]
+    names, lines = found(*steps, change(10, 0, X, "b"), change(10, 1, Y, "a"), known=newest(a=X, b=Y))
+    assert shown(names, named("a"), named("b")) == ["public.b", "public.a"]
+    assert lines == [f"public.{old} is public.{new} now: its tables go on under the new name" for old, new in ("ab", "ba")]
+    assert (names.home(X, named("b")), names.home(Y, named("a"))) == (named("a"), named("b"))
+    # Nothing else was ever called tmp: a table that is created with this name has tables of this name.
+    assert names.home(Z, named("tmp"), (20, 0)) == named("tmp")
+
+
+def test_a_name_that_comes_back() -> None:
+    names, lines = found(rename(10, 0, X, "b"), rename(20, 0, X, "a"), known=newest(a=X))
+    assert (shown(names, named("a")), lines) == (["public.a"], [])
+    assert names.former(named("a")) == {named("b")}
+
+
+def test_a_dropped_table_loses_its_name() -> None:
+    """It does so when another table is renamed to it. A table that is created goes on in its tables."""
+    names, lines = found(change(8, 0, Y, "b"), rename(10, 0, X, "b"), known=newest(a=X, b=Y))
+    assert shown(names, named("a"), named("b")) == ["public.b", "public.b~2"]
+    assert lines == [
+        "another table is public.b now: the tables of the dropped one go on as public.b~2",
+        "public.a is public.b now: its tables go on under the new name",
+    ]
+    assert names.home(Y, named("b"), (8, 0)) == named("b")
+    assert names.home(Z, named("b"), (20, 0)) == named("a")
+    assert decode_name(encode_name(named("b", 2))) == named("b", 2)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        rename(10, 0, X, "b", kind="installed"),  # what was renamed before the capture
+        rename(10, 0, Z, "b"),  # no table of the warehouse
+        rename(10, 0, X, "a"),
+    ],
+)
+def test_what_is_no_rename(said: Ddl) -> None:
+    names, lines = found(said, known=newest(a=X))
+    assert (list(names.namings), lines) == ([], [])
+
+
+def test_a_copy_that_has_the_name_already() -> None:
+    ahead = newest(a=X) | {named("b"): version(50, 0, ID, X)}
+    assert list(found(rename(10, 0, X, "b"), known=ahead)[0].namings) == []
+    later = newest(a=X) | {named("b"): version(50, 0, ID, Z)}
+    assert list(found(rename(10, 0, X, "b"), known=later)[0].namings) == []
+
+
+def test_a_table_that_is_made_anew_and_has_no_change_yet() -> None:
+    """It goes on in the home of the dropped one, which is recorded: a copy need not wait for its first change."""
+    created = rename(10, 0, Y, "a", tag="CREATE TABLE")
+    names, lines = found(created, rename(10, 0, Y, "a", tag="COMMENT"), rename(10, 0, Z, "b"), known=newest(a=X))
+    assert ([naming.relation_id for naming in names.namings], lines) == ([Y], [])
+    assert names.home(Y, named("a")) == names.home(X, named("a")) == named("a")
+    assert [names.is_called(number, named("a")) for number in (X, Y, Z)] == [False, True, False]
+    assert names.since(named("a")) is None
+    # With another name before its first change it has tables of its own.
+    names, _ = found(rename(20, 0, Y, "c"), change(20, 0, Y, "c"), names=names, known=newest(a=X))
+    assert names.home(Y, named("c")) == named("c")
+    assert shown(names, named("a"), named("c")) == ["public.a", "public.c"]
+
+
+def test_a_decision_is_made_once() -> None:
+    apart, _ = found(rename(10, 0, X, "b"), known=newest(a=X), is_following=False)
+    assert (list(apart.namings), apart.done_lsn, apart.is_following) == ([], 10, False)
+    assert list(found(rename(10, 0, X, "b"), known=newest(a=X), names=apart)[0].namings) == []
+    names, _ = found(rename(10, 0, X, "b"), known=newest(a=X))
+    again, lines = found(rename(10, 0, X, "b"), known=newest(a=X), names=names)
+    assert (again is names, lines) == (True, [])
+    assert Names.from_json(names.to_json()).to_json() == names.to_json()
+
+
+@dataclass
+class Server:
+    """The oracle: tables with their names, and the tables of the warehouse by name. It knows nothing of positions."""
+
+    rng: random.Random
+    names: dict[int, str] = field(default_factory=dict)
+    """The name of each table, by OID."""
+    home_of: dict[int, Table] = field(default_factory=dict)
+    """By OID: the tables of the warehouse that have its changes. A table without changes has none."""
+    held: dict[str, Table] = field(default_factory=dict)
+    """By name: the tables of the warehouse that are called so, also those of a dropped table."""
+    occupants: dict[Table, Version] = field(default_factory=dict)
+    lost: dict[Table, str] = field(default_factory=dict)
+    next_id: int = 1
+
+    def transaction(self, lsn: int) -> list[tuple[Use | Ddl, Table | None]]:
+        """Return what a transaction writes; with each change its table of the warehouse."""
+        made: list[tuple[Use | Ddl, Table | None]] = []
+        ordinal = 0
+        for _ in range(self.rng.randint(1, 6)):
+            relation_id = self.rng.choice([*self.names, 0])
+            match self.rng.randrange(6):
+                case 0 if len(self.names) < 5:
+                    made.append((self.create(lsn, ordinal), None))
+                case 1 if relation_id and self.rng.random() < 0.4:
+                    made.append((self.drop(lsn, ordinal, relation_id), None))
+                case 2 | 3 if relation_id and len(self.names) < 5:
+                    made.append((self.rename(lsn, ordinal, relation_id), None))
+                case _ if relation_id:
+                    made.append(
+                        (change(lsn, ordinal, relation_id, self.names[relation_id]), self.change(lsn, ordinal, relation_id))
+                    )
+                    ordinal += 1
+        return made
+
+    def free(self) -> str:
+        return self.rng.choice([name for name in "abcde" if name not in self.names.values()])
+
+    def create(self, lsn: int, ordinal: int) -> Ddl:
+        self.names[self.next_id] = self.free()
+        self.next_id += 1
+        return rename(lsn, ordinal, self.next_id - 1, self.names[self.next_id - 1], tag="CREATE TABLE")
+
+    def drop(self, lsn: int, ordinal: int, relation_id: int) -> Ddl:
+        gone = {"type": "table", "oid": relation_id, "schema": "public", "name": self.names.pop(relation_id)}
+        return ddl(lsn, ordinal, kind="drop", tag="DROP TABLE", dropped=[gone])
+
+    def change(self, lsn: int, ordinal: int, relation_id: int) -> Table:
+        name = self.names[relation_id]
+        if relation_id not in self.home_of:
+            new = named(name, relation_id if named(name) in self.occupants else 0)
+            self.home_of[relation_id] = home = self.held.setdefault(name, new)
+            self.occupants[home] = version(lsn, ordinal, ID, relation_id)
+        return self.home_of[relation_id]
+
+    def rename(self, lsn: int, ordinal: int, relation_id: int) -> Ddl:
+        old, new = self.names[relation_id], self.free()
+        self.names[relation_id] = new
+        home = self.home_of.get(relation_id)
+        if home is not None:
+            del self.held[old]
+            if new in self.held:
+                self.lost[self.held[new]] = f"public.{new}~{self.occupants[self.held[new]].relation_id}"
+            self.held[new] = home
+        return rename(lsn, ordinal, relation_id, new)
+
+    def shown(self) -> dict[Table, str]:
+        return self.lost | {home: f"public.{name}" for name, home in self.held.items()}
+
+
+def split(events: Iterable[Use | Ddl]) -> tuple[list[Use], list[Ddl]]:
+    listed = list(events)
+    return [each for each in listed if isinstance(each, Use)], [each for each in listed if isinstance(each, Ddl)]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_names(seed: int) -> None:
+    """Each change goes to the table that it belongs to, whatever a micro-batch has, and after each kill."""
+    rng = random.Random(seed)
+    server, names, lsn = Server(rng), Names(), 0
+    for _ in range(30):
+        newest = dict(server.occupants)
+        batch: list[tuple[Use | Ddl, Table | None]] = []
+        for _ in range(rng.randint(1, 3)):
+            lsn += 10
+            batch += server.transaction(lsn)
+            if rng.random() < 0.2:  # a micro-batch is killed after its names were recorded; some tables have its changes
+                names = Names.from_json(follow(names, *split(each for each, _ in batch), newest, is_following=True).to_json())
+                newest |= {home: known for home, known in server.occupants.items() if rng.random() < 0.5}
+        names = follow(names, *split(each for each, _ in batch), newest, is_following=True)
+        for each, home in batch:
+            if isinstance(each, Use):
+                assert names.home(each.relation.relation_id, each.name, (each.end_lsn, each.ordinal)) == home
+        assert {home: str(names.shown(home)) for home in server.occupants} == server.shown()
+        for name in "abcde":
+            free = None if named(name) in server.occupants else named(name)
+            assert names.holder(named(name)) == server.held.get(name, free)
+    assert names.namings

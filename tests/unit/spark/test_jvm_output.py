@@ -1,0 +1,121 @@
+"""What is shown of the JVM's stderr, and what is held back."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from cdcpipe import logs
+from spark_sink.spark.jvm_output import JvmOutput
+from support.waiting import until
+
+INCUBATOR = "WARNING: Using incubator modules: jdk.incubator.vector"
+ENTRY = "2026-03-01 12:00:00 WARN TaskSetManager: Lost task 0.0 in stage 1.0"
+IVY = ["downloading https://repo1.maven.org/maven2/io/delta/delta-storage/4.4.0/delta-storage-4.4.0.jar ...", ":: retrieving ::"]
+
+
+@pytest.fixture(autouse=True)
+def text_again() -> Iterator[None]:
+    yield
+    logs.use("text")
+
+
+def say(output: JvmOutput, *lines: str) -> None:
+    os.write(output.writer, "".join(f"{line}\n" for line in lines).encode())
+    output.take()
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().err.splitlines()
+
+
+def test_noise_is_held_back_and_log_entries_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    output = JvmOutput(holds=True)
+    say(output, INCUBATOR, *IVY, ENTRY)
+    assert said(capsys) == [ENTRY]
+    output.close_writer()
+
+
+def test_later_exceptions_in_java_are_shown_at_once_and_the_rest_before_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    output = JvmOutput(holds=True)
+    say(output, INCUBATOR, *IVY)
+    output.session_is_ready()
+    output.show_held()
+    assert said(capsys) == []  # Spark has started
+    of_java = [
+        'Exception in thread "main" java.lang.OutOfMemoryError: Java heap space',
+        "java.lang.OutOfMemoryError: Java heap space",
+        "\tat org.apache.spark.X.run(X.scala:1)",
+        "Caused by: java.io.IOException: No space left on device",
+        "\t... 12 more",
+        ENTRY,
+    ]
+    of_a_worker = ["Traceback (most recent call last):", "BrokenPipeError: [Errno 32] Broken pipe", "Fatal Python error: Aborted"]
+    say(output, *of_a_worker, *of_java)
+    assert said(capsys) == of_java
+    output.show_held()
+    assert said(capsys) == of_a_worker
+    output.show_held()
+    assert said(capsys) == []
+    output.close_writer()
+
+
+def test_what_was_held_back_is_shown_when_spark_does_not_start(capsys: pytest.CaptureFixture[str]) -> None:
+    output = JvmOutput(holds=True)
+    say(output, INCUBATOR, *IVY, "x" * 5000)
+    os.write(output.writer, b"no newline at the end")
+    output.close_writer()
+    output.show_held()
+    assert said(capsys) == [INCUBATOR, *IVY, "x" * 2000, "no newline at the end"]
+
+
+def test_what_is_shown_later_has_a_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    output = JvmOutput(holds=True)
+    say(output, *(f"line {number}" for number in range(1234)))
+    output.show_held()
+    lines = said(capsys)
+    assert lines[:2] == ["(1,034 lines before these are left out)", "line 1034"]
+    assert lines[-1] == "line 1233"
+    output.close_writer()
+
+
+def test_verbose_shows_all(capsys: pytest.CaptureFixture[str]) -> None:
+    output = JvmOutput(holds=False)
+    say(output, INCUBATOR, *IVY, ENTRY)
+    assert said(capsys) == [INCUBATOR, *IVY, ENTRY]
+    output.close_writer()
+
+
+def test_each_line_is_an_object_with_log_format_json(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.use("json")
+    output = JvmOutput(holds=False)
+    entry = '{"time": "2026-03-01T12:00:00.000Z", "level": "warn", "part": "spark.X", "message": "m"}'
+    say(output, INCUBATOR, entry)
+    first, second = said(capsys)
+    assert (json.loads(first)["part"], json.loads(first)["message"]) == ("spark.jvm", INCUBATOR)
+    assert second == entry
+    output.close_writer()
+
+
+def test_a_jar_that_is_fetched_is_named() -> None:
+    steps: list[str] = []
+    output = JvmOutput(holds=True, on_step=steps.append)
+    say(output, *IVY)
+    assert steps == ["fetching delta-storage-4.4.0.jar"]
+    output.close_writer()
+
+
+def test_the_jvm_never_waits_for_a_full_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also not when our own stderr is closed: the lines are taken all the same."""
+    output = JvmOutput(holds=False)
+    closed = open(os.devnull, "w")  # noqa: SIM115 - it has to be closed
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    program = "import sys; sys.stderr.write('x' * 99 + '\\n' * 1); sys.stderr.write(('y' * 999 + '\\n') * 2000)"
+    with subprocess.Popen([sys.executable, "-c", program], stderr=output.writer) as process:
+        output.close_writer()
+        assert process.wait(60) == 0
+    until(lambda: output.has_ended)

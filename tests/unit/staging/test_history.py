@@ -1,0 +1,60 @@
+"""The samples of the last day: when they are written, what they say, and what damages do not break."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from spark_sink.staging import history
+from spark_sink.staging.history import Counts, Recorder, Sample, read
+
+
+def test_a_sample_is_written_when_it_is_due(tmp_path: Path) -> None:
+    recorder, asked = Recorder(tmp_path, 100.0, interval_s=60.0, first_s=10.0), []
+
+    def count() -> Counts:
+        asked.append(1)
+        return Counts(10 * len(asked), 1000 * len(asked), 5 * len(asked), 7, 0.5)
+
+    for now in (100.0, 109.9, 110.0, 111.0, 169.9, 170.0):
+        recorder.tick(now, 1_000_000.0 + now, count)
+    assert len(asked) == 2
+    assert read(tmp_path) == [
+        Sample(1_000_110.0, 10.0, 10, 1000, 5, 7, 0.5),
+        Sample(1_000_170.0, 60.0, 10, 1000, 5, 7, 0.5),
+    ]
+    assert (tmp_path / "history.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_launcher_has_no_tables_and_no_lag(tmp_path: Path) -> None:
+    Recorder(tmp_path, 0.0, first_s=0.0).tick(1.0, 1.0, lambda: Counts(1, 2))
+    assert read(tmp_path) == [Sample(1.0, 1.0, 1, 2, None, None, None)]
+
+
+def test_the_file_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "_KEPT", 3)
+    recorder = Recorder(tmp_path, 0.0, interval_s=1.0, first_s=0.0)
+    lengths = []
+    for number in range(20):
+        recorder.tick(float(number), float(number), lambda: Counts(0, 0))
+        lengths.append(len(read(tmp_path)))
+    assert max(lengths) == 6
+    assert [sample.time for sample in read(tmp_path)][-3:] == [17.0, 18.0, 19.0]
+
+
+def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+    assert read(tmp_path) == []
+    Recorder(tmp_path, 0.0, first_s=0.0).tick(2.0, 2.0, lambda: Counts(1, 2))
+    Recorder(tmp_path, 0.0, first_s=0.0).tick(1.0, 1.0, lambda: Counts(1, 2))
+    with (tmp_path / "history.jsonl").open("ab") as stream:
+        stream.write(b'[1]\n{"time": 3}\nnull\n\xff\n{"time": 3.0, "seco')
+    assert [sample.time for sample in read(tmp_path)] == [1.0, 2.0]
+
+
+def test_a_full_disk_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "history.jsonl").mkdir()
+    recorder = Recorder(tmp_path, 0.0, interval_s=1.0, first_s=0.0)
+    with caplog.at_level(logging.WARNING):
+        for number in range(3):
+            recorder.tick(float(number), float(number), lambda: Counts(0, 0))
+    assert [record.getMessage() for record in caplog.records] == [f"cannot write {tmp_path}/history.jsonl: Is a directory"]

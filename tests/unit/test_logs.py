@@ -1,0 +1,73 @@
+"""--log-format json: one object on each line of stderr, whatever is said."""
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdcpipe import logs
+from spark_sink.commands.options import log_to_stderr
+from spark_sink.commands.progress import ProgressLine
+from spark_sink.launcher.launcher import Progress
+from support.forked_commands import ForkedCommands
+
+
+@pytest.fixture(autouse=True)
+def text_again() -> Iterator[None]:
+    handlers, level = logging.root.handlers[:], logging.root.level
+    yield
+    logs.use("text")
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
+
+
+def test_a_line_is_one_object() -> None:
+    found = json.loads(logs.line("error", "cdcpipe", 'a "b"\nc', at=0.5, hint=None, exit_code=2))
+    assert found == {
+        "time": "1970-01-01T00:00:00.500Z",
+        "level": "error",
+        "part": "cdcpipe",
+        "message": 'a "b"\nc',
+        "exit_code": 2,
+    }
+    assert "\n" not in logs.line("error", "cdcpipe", "a\nb")
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d\d\dZ", json.loads(logs.line("info", "p", "m"))["time"])
+
+
+def test_records_and_the_progress_are_objects(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.use("json")
+    log_to_stderr(verbose=False)
+    logging.getLogger("a.b").warning("%s is %d", "x", 3)
+    try:
+        raise ValueError("no")
+    except ValueError:
+        logging.getLogger("a").exception("failed")
+    ProgressLine(0.0).update(Progress(records=7), 1.0, is_last=True)
+    said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(each["level"], each["part"], each["message"]) for each in said[:2]] == [
+        ("warning", "a.b", "x is 3"),
+        ("error", "a", "failed"),
+    ]
+    assert "ValueError: no" in said[1]["stack"]
+    assert said[2]["part"] == "progress"
+    assert "7 records" in said[2]["message"]
+
+
+@pytest.mark.parametrize("option", [["--log-format", "json"], ["--log-format=json"]])
+def test_mistakes_are_objects(option: list[str], tmp_path: Path, commands: ForkedCommands) -> None:
+    file = tmp_path / "shop.toml"
+    file.write_text('log-format = "json"\n')
+    for ended in [
+        commands.cdcpipe("-S", "s", "-j", "-J", *option),
+        commands.cdcpipe("-S", "s", "--endpos", "x", *option),
+        commands.cdcpipe_spark("land", *option),
+        commands.cdcpipe_spark("run", "-S", "s", *option),
+        commands.cdcpipe_spark("land", "-S", "s", "--config", str(file)),
+    ]:
+        found = json.loads(ended.stderr)
+        assert (ended.code, found["level"], found["exit_code"]) == (1, "error", 1)
+        assert {*found} == {"time", "level", "part", "message", "hint", "exit_code"}
+    assert not commands.cdcpipe_spark("land").stderr.startswith("{")

@@ -1,0 +1,88 @@
+"""Masks: which columns they find, the key of hashes, and masked values, many at once."""
+
+from __future__ import annotations
+
+import hmac
+import pickle
+
+import pyarrow as pa
+import pytest
+
+from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.masks import KEY_VARIABLE, Masks, parse_masks
+from spark_sink.schema.masking import masked
+
+KEY = "0123456789abcdef"
+
+
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    return KEY
+
+
+def test_the_options() -> None:
+    assert parse_masks(["a.b.c=hash", "a.b.c=d=null", "*.*.x=off"]) == {"a.b.c": "hash", "a.b.c=d": "null", "*.*.x": "off"}
+    for text in "a.b.c", "a.b.c=sha1", "a.b=hash", "=hash":
+        with pytest.raises(InvalidArgumentsError, match="--mask takes SCHEMA"):
+            parse_masks([text])
+
+
+def test_the_columns() -> None:
+    masks = Masks.of({"public.t.a": "hash", "*.*.a": "redact", "public.t.b*": "hash", "public.t.bb": "null", "*.*.z": "off"})
+    assert masks.kinds("public", "t", ["id", "a", "b", "bb", "z"]) == {"a": "redact", "b": "hash", "bb": "null"}
+    assert masks.kinds("other", "t", ["a", "b"]) == {"a": "redact"}
+    masks.check_there("public", "t", ["a", "bb"])
+    masks.check_there("public", "u", ["x"])
+    with pytest.raises(InvalidArgumentsError, match=r"public\.t has no column 'bb', which --mask names") as raised:
+        masks.check_there("public", "t", ["a"])
+    # What the hint says is understood, and does what it says.
+    assert raised.value.hint
+    assert "--mask public.t.bb=off --mask 'public.t.bb*=null'" in raised.value.hint
+    Masks.of({**masks.as_kinds, **parse_masks(["public.t.bb=off", "public.t.bb*=null"])}).check_there("public", "t", ["a"])
+    masks.check_key("public", "t", ["id", "a", "b"], ["id", "b"])
+    with pytest.raises(InvalidArgumentsError, match=r"public\.t: redact masks the key's a"):
+        masks.check_key("public", "t", ["id", "a", "b"], ["id", "a"])
+
+
+def test_a_table_that_was_renamed() -> None:
+    masks = Masks.of({"public.old.a": "hash", "*.*.b": "null"})
+    masks.check_renamed(("public", "old"), ("public", "old"), ["a", "b"])
+    masks.check_renamed(("public", "old"), ("public", "new"), ["b", "c"])
+    with pytest.raises(InvalidArgumentsError, match=r"public\.new was public\.old, and --mask names its a under") as raised:
+        masks.check_renamed(("public", "old"), ("public", "new"), ["a", "b"])
+    assert raised.value.hint
+    assert raised.value.hint.endswith("--mask public.new.a=hash")
+    Masks.of({**masks.as_kinds, "public.new.a": "hash"}).check_renamed(("public", "old"), ("public", "new"), ["a", "b"])
+
+
+def test_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed, others = Masks.of({"a.b.c": "hash"}), Masks.of({"a.b.c": "null"})
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    assert (others.with_key(), others.fingerprint) == (others, None)
+    with pytest.raises(InvalidArgumentsError, match="is not set"):
+        hashed.with_key()
+    monkeypatch.setenv(KEY_VARIABLE, "short")
+    with pytest.raises(InvalidArgumentsError, match="has 5 bytes"):
+        hashed.with_key()
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    one = hashed.fingerprint
+    assert KEY not in repr(hashed.with_key())
+    # Executors have the key with the work, not in their environment.
+    sent = pickle.dumps(hashed.with_key())
+    monkeypatch.delenv(KEY_VARIABLE)
+    assert pickle.loads(sent).fingerprint == one
+    monkeypatch.setenv(KEY_VARIABLE, KEY + "x")
+    assert hashed.fingerprint != one
+
+
+@pytest.mark.parametrize("texts", [[], [None], ["a", None, "a", "", "ü😀", "***", "x" * 100_000], [None, None]])
+def test_masked_values(key: str, texts: list[str | None]) -> None:
+    masks, array = Masks.of({"a.b.c": "hash"}), pa.array(texts, pa.string())
+    expected = [None if text is None else hmac.new(key.encode(), text.encode(), "sha256").hexdigest() for text in texts]
+    for values in array, pa.chunked_array([array]).combine_chunks(), array.cast(pa.large_string()):
+        assert masked(values, "hash", masks).to_pylist() == expected
+        assert masked(values, "redact", masks).to_pylist() == [None if text is None else "***" for text in texts]
+        assert masked(values, "null", masks).to_pylist() == [None] * len(texts)
+        assert {masked(values, kind, masks).type for kind in ("hash", "redact", "null")} == {pa.string()}
+    assert masked(array[1:], "hash", masks).to_pylist() == expected[1:]

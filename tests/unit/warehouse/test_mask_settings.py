@@ -1,0 +1,98 @@
+"""Masks that change: what is noted, which tables are copied anew, what can't change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.masks import KEY_VARIABLE
+from spark_sink.schema.names import Names, Naming
+from spark_sink.schema.table import Table, Version
+from spark_sink.warehouse import wanted_copies
+from spark_sink.warehouse.mask_settings import settle
+from spark_sink.warehouse.warehouse import Warehouse, WarehouseError, masks_path
+
+KEY = "0123456789abcdef"
+IDENTITY = {"version": 1, "format": "delta", "types": "exact", "system_id": "1", "database": "d", "slot": "s"}
+PERSON, OTHER = Table("public", "person"), Table("public", "other")
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+
+
+def house(root: Path, **masks: str) -> Warehouse:
+    """Return a warehouse with these masks of the columns of public.person, as a start with ``--mask`` makes it."""
+    return Warehouse(root, "delta", masks={f"public.person.{column}": kind for column, kind in masks.items()})
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A warehouse that has rows of two tables, up to 1:0/100."""
+    made = house(tmp_path)
+    (tmp_path / "_cdcpipe/tables").mkdir(parents=True)
+    (tmp_path / "_cdcpipe/warehouse.json").write_text(json.dumps(IDENTITY | {"position": "1:0/100"}))
+    for number, table in enumerate((PERSON, OTHER)):
+        made.write_versions(table, [Version(10, 0, 16400 + number, ("email",), ("email",), ())])
+    return tmp_path
+
+
+def test_a_new_warehouse_notes_its_masks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "_cdcpipe").mkdir()
+    (tmp_path / "_cdcpipe/warehouse.json").write_text(json.dumps(IDENTITY))
+    settle(house(tmp_path))
+    assert not masks_path(tmp_path).exists()
+    settle(house(tmp_path, email="hash", phone="redact"))
+    noted = json.loads(masks_path(tmp_path).read_text())
+    assert (noted["masks"], noted["changes"]) == ({"public.person.email": "hash", "public.person.phone": "redact"}, [])
+    assert KEY not in masks_path(tmp_path).read_text()
+    assert caplog.text == ""
+    # A start without options keeps them, also one that changes others.
+    assert house(tmp_path).masks.as_kinds == noted["masks"]
+    assert house(tmp_path, phone="off", ssn="null").masks.as_kinds == {"public.person.email": "hash", "public.person.ssn": "null"}
+
+
+def test_masks_that_change(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settle(house(root, phone="redact"))
+    waiting = wanted_copies.waiting(house(root))
+    assert [(str(each.table), each.reasons[0].since_lsn) for each in waiting] == [("public.person", 0x100)]
+    assert "Changes up to 0/100 have the old masks, in the changelogs of public.person" in caplog.text
+    caplog.clear()
+    settle(house(root, phone="redact"))
+    assert caplog.text == ""
+    settle(house(root, phone="off"))
+    noted = json.loads(masks_path(root).read_text())
+    assert noted["masks"] == {}
+    assert noted["changes"] == [
+        {"until": "1:0/100", "masks": {}},
+        {"until": "1:0/100", "masks": {"public.person.phone": "redact"}},
+    ]
+
+
+def test_what_can_not_change(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(WarehouseError, match=r"the mask of public\.person\.email can't be changed") as raised:
+        settle(house(root, email="hash"))
+    assert raised.value.hint == "keep it (off), or begin another warehouse"
+    assert wanted_copies.waiting(house(root)) == []
+    settle(house(root, phone="hash"))
+    monkeypatch.setenv(KEY_VARIABLE, KEY + "!")
+    with pytest.raises(WarehouseError, match="is not the key"):
+        settle(house(root))
+    monkeypatch.delenv(KEY_VARIABLE)
+    with pytest.raises(InvalidArgumentsError, match="is not set"):
+        settle(house(root))
+
+
+def test_a_table_that_was_renamed(root: Path) -> None:
+    """Its masks may come under its new name, too: for a column of its key nothing changes by that."""
+    made = house(root)
+    settled = Table("public", "people")
+    made.write_names(Names([Naming((50, 0), 16400, PERSON, settled, PERSON)], is_following=True))
+    settle(Warehouse(root, "delta", masks={"public.people.phone": "redact"}))
+    assert [str(each.table.schema) + "." + each.table.name for each in wanted_copies.waiting(made)] == ["public.person"]
+    with pytest.raises(WarehouseError, match="email can't be changed"):
+        settle(Warehouse(root, "delta", masks={"public.people.email": "hash"}))
