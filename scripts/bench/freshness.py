@@ -1,7 +1,8 @@
-"""Measures the time from a commit to its sealed segment and to the changelog: 100 transactions a second, --seal-interval 0.1.
+"""Measures the time from a commit to its sealed segment, to the changelog and to the replica, with 100 transactions a second.
 
-The clock starts when COMMIT has returned. It stops when a segment that ends beyond the commit has its final name, or when the
-changelog has a Delta commit with a position beyond it.
+The clock starts when COMMIT has returned. It stops when a segment that ends beyond the commit has its final name, or when the table
+has a Delta commit with a position beyond it. For the replica there are ten tables with a million rows each; every transaction
+changes a row of one of them.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ from cdcpipe.lsn import LSN
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from psycopg import Connection
+
 __all__ = ["measure"]
 
 PER_SECOND, TRANSACTIONS = 100, 2000
-SEAL_INTERVAL_S = "0.1"
+TABLES, TABLE_ROWS = 10, 1_000_000
+SEALS_OFTEN = ("--seal-interval", "0.1")
 LOOK_S = 0.002
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 
 
 class _Watch(threading.Thread):
@@ -60,10 +64,10 @@ class _Segments(_Watch):
                     yield int(name[17:33], 16)
 
 
-class _Changelog(_Watch):
-    def __init__(self, directory: Path) -> None:
+class _Table(_Watch):
+    def __init__(self, directory: Path, kind: str, table: str) -> None:
         super().__init__(directory)
-        self._log = directory / "warehouse/changelog/public.freshness_row/_delta_log"
+        self._log = directory / f"warehouse/{kind}/public.{table}/_delta_log"
         self._next = 0
 
     def _ends(self) -> Iterator[int]:
@@ -78,81 +82,137 @@ class _Changelog(_Watch):
 @dataclass(frozen=True)
 class _Variant:
     name: str
-    command: str
-    watch: type[_Watch]
-    warm_up: int
+    target: str
+    """What has to have a transaction: a sealed ``segment``, the ``changelog`` or the ``replica``."""
+    options: tuple[str, ...] = ()
+
+    @property
+    def tables(self) -> list[str]:
+        return [f"large_row_{number}" for number in range(TABLES)] if self.target == "replica" else ["freshness_row"]
+
+    @property
+    def warm_up(self) -> int:
+        """How many transactions do not count: the first micro-batches of a session are slow."""
+        return 200 if self.target == "segment" else 2000
+
+    def command(self, directory: Path) -> list[str]:
+        """Return the arguments of cdcpipe-spark."""
+        options = ["-S", "freshness", "--publication", "freshness", "-c", "--staging", str(directory / "staging"), *self.options]
+        if self.target == "segment":
+            return ["land", *options]
+        snapshot = "initial" if self.target == "replica" else "never"
+        return ["run", *options, "--warehouse", str(directory / "warehouse"), "--snapshot", snapshot]
+
+    def watches(self, directory: Path) -> list[_Watch]:
+        """Return for each table what notes its progress."""
+        if self.target == "segment":
+            return [_Segments(directory)]
+        return [_Table(directory, self.target, table) for table in self.tables]
 
 
 VARIANTS = [
-    _Variant("commit to sealed segment", "land", _Segments, 200),
-    # The first micro-batches of a session are slow. So the first 20 seconds do not count.
-    _Variant("commit to changelog", "run", _Changelog, 2000),
+    _Variant("commit to sealed segment, --seal-interval 0.1", "segment", SEALS_OFTEN),
+    _Variant("commit to changelog, --seal-interval 0.1", "changelog", SEALS_OFTEN),
+    _Variant("commit to changelog", "changelog"),
+    _Variant("commit to replica, ten tables of 1M rows", "replica"),
 ]
+
+
+def _prepare(connection: Connection, variant: _Variant) -> None:
+    """Make the tables and the publication."""
+    for table in variant.tables:
+        connection.execute(f"create table {table} (id serial primary key, label text)".encode())
+        if variant.target == "replica":
+            connection.execute(f"insert into {table} (label) select 'a row ' || g from generate_series(1, {TABLE_ROWS}) g".encode())
+    connection.execute(f"create publication freshness for table {', '.join(variant.tables)}".encode())
+
+
+def _clean(connection: Connection, variant: _Variant) -> None:
+    connection.execute("drop publication freshness")
+    connection.execute(f"drop table {', '.join(variant.tables)}".encode())
+
+
+def _commit(connection: Connection, variant: _Variant, number: int) -> int:
+    """Commit one change. Return an LSN that is at or after its end, and before the end of the next one."""
+    table = variant.tables[number % len(variant.tables)]
+    if variant.target == "replica":
+        connection.execute(f"update {table} set label = 'changed' where id = %s".encode(), [number * 7919 % TABLE_ROWS + 1])
+    else:
+        connection.execute(f"insert into {table} (label) values ('a row')".encode())
+    row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
+    assert row is not None
+    return LSN.parse(row[0])
 
 
 def _run(cluster: postgres.Cluster, directory: Path, variant: _Variant) -> list[float]:
     """Return how many milliseconds each transaction took, sorted."""
-    options = ["--publication", "freshness", "-c", "--staging", str(directory / "staging"), "--seal-interval", SEAL_INTERVAL_S]
-    if variant.command == "run":
-        options += ["--warehouse", str(directory / "warehouse"), "--snapshot", "never"]
-    command = [sys.executable, "-m", "spark_sink", variant.command, "-d", cluster.dsn, "-S", "freshness", *options]
+    command = [sys.executable, "-m", "spark_sink", *variant.command(directory), "-d", cluster.dsn]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    watch = variant.watch(directory)
-    watch.start()
-    commits = []
+    watches = variant.watches(directory)
+    for watch in watches:
+        watch.start()
+    commits: list[tuple[int, float]] = []
     try:
         with cluster.connect() as connection:
+            numbers = itertools.count()
             deadline = time.monotonic() + TIMEOUT_S
-            while not watch.seen:  # until the pipeline works
-                connection.execute("insert into freshness_row (label) values ('first')")
+            first = None
+            while first is None or not all(watch.seen and max(watch.seen) >= first for watch in watches):  # until it works
+                for _ in watches:
+                    first = _commit(connection, variant, next(numbers)) if first is None else first
+                    _commit(connection, variant, next(numbers))
                 time.sleep(0.1)
                 if time.monotonic() > deadline:
                     raise SystemExit(f"nothing arrived within {TIMEOUT_S} s")
-            begun = time.perf_counter()
+            skipped, begun = next(numbers), time.perf_counter()
             for number in range(variant.warm_up + TRANSACTIONS):
                 time.sleep(max(0.0, begun + number / PER_SECOND - time.perf_counter()))
-                connection.execute("insert into freshness_row (label) values ('a row')")
-                now = time.perf_counter()
-                row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
-                assert row is not None
-                commits.append((LSN.parse(row[0]), now))
+                lsn = _commit(connection, variant, skipped + number)
+                commits.append((lsn, time.perf_counter()))
             deadline = time.monotonic() + TIMEOUT_S
-            while max(watch.seen) < commits[-1][0] - 1000:  # the message after a commit is not a transaction
+            # The message after a commit is not a transaction.
+            while any(max(watch.seen) < commits[-1][0] - 1000 * len(watches) for watch in watches):
                 time.sleep(0.1)
                 if time.monotonic() > deadline:
                     raise SystemExit(f"not all of it arrived within {TIMEOUT_S} s")
     finally:
         process.terminate()
         process.wait()
-        watch.stopped.set()
-        watch.join()
-    ends = sorted(watch.seen)
-    times, i = [], 0
-    for lsn, committed_at in commits[variant.warm_up : -1]:
-        # The record of this commit ends at or before this position. The next transaction's record lies beyond it.
-        while i < len(ends) - 1 and ends[i] < lsn - 64:
-            i += 1
-        times.append((watch.seen[ends[i]] - committed_at) * 1000)
+        for watch in watches:
+            watch.stopped.set()
+            watch.join()
+    times = []
+    for which, watch in enumerate(watches):
+        ends, i = sorted(watch.seen), 0
+        for number in range(variant.warm_up, len(commits) - len(watches)):
+            if (skipped + number) % len(watches) != which:
+                continue
+            lsn, committed_at = commits[number]
+            # The record of this commit ends at or before this position. The next transaction's record lies beyond it.
+            while i < len(ends) - 1 and ends[i] < lsn - 64:
+                i += 1
+            times.append((watch.seen[ends[i]] - committed_at) * 1000)
     return sorted(times)
 
 
 def measure(runs: int) -> Iterator[dict[str, Any]]:
     """Yield a line for each run."""
     with postgres.Cluster("15") as cluster:
-        with cluster.connect() as connection:
-            connection.execute("create table freshness_row (id serial primary key, label text)")
-            connection.execute("create publication freshness for table freshness_row")
         for run, variant in itertools.product(range(1, runs + 1), VARIANTS):
+            with cluster.connect() as connection:
+                _prepare(connection, variant)
             with tempfile.TemporaryDirectory() as directory:
                 times = _run(cluster, Path(directory), variant)
             cluster.drop_slot("freshness")
+            with cluster.connect() as connection:
+                _clean(connection, variant)
             yield {
                 "benchmark": "freshness",
                 "transport": "unix",
-                "variant": f"{variant.name}, --seal-interval {SEAL_INTERVAL_S}",
+                "variant": variant.name,
                 "reference": False,
                 "run": run,
-                "rows": len(times) + 1,
+                "rows": len(times) + len(variant.tables),
                 "rows_wanted": TRANSACTIONS,
                 "p50_ms": round(statistics.median(times), 2),
                 "p99_ms": round(times[int(len(times) * 0.99)], 2),

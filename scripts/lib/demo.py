@@ -281,7 +281,19 @@ def perform(args: argparse.Namespace, cluster: postgres.Cluster) -> bool:
     directory: Path = args.directory
     staging, warehouse, log = directory / "staging", directory / "warehouse", directory / "cdcpipe-spark.log"
     options = ["-d", cluster.dsn, "-S", SLOT, "--publication", PUBLICATION]
-    command = [sys.executable, "-m", "spark_sink", "run", *options, "-c", "-v", "--staging", str(staging)]
+    command = [
+        sys.executable,
+        "-m",
+        "spark_sink",
+        "run",
+        *options,
+        "-c",
+        "--keyless",
+        "insert-only",
+        "-v",
+        "--staging",
+        str(staging),
+    ]
     command += ["--warehouse", str(warehouse), "--format", args.format]
     if args.jars:
         command += ["--jars", str(args.jars)]

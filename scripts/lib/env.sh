@@ -97,7 +97,7 @@ need_java() {
 # for a few rows it takes longer to generate and compile code. (A JVM's properties are defaults: a test may set others.)
 want_quick_java() {
     quick=$venv/java
-    wanted="$JAVA_HOME $(cat pyproject.toml scripts/lib/train_java.py scripts/lib/env.sh | cksum)"
+    wanted="$JAVA_HOME $(cat pyproject.toml scripts/lib/train_java.py scripts/lib/env.sh spark_sink/spark/home.py | cksum)"
     if [ "$(cat "$quick/stamp" 2>/dev/null)" != "$wanted" ]; then
         say "writing an archive of Spark's classes into $quick (once; half a minute)"
         rm -rf "$quick"
@@ -107,16 +107,30 @@ want_quick_java() {
             say "going on without it: the tests take longer"
             return
         fi
-        # JVMs with another class path can't use the archive. They must not print a warning about it.
+        # Spark starts another JVM to find out its command line, and we start one for Java's version. To map the archive would take
+        # them longer than all they do. JVMs with another class path can't use the archive. They must not print a warning about it.
+        # An archive that is mapped at the address it was made for needs no patching, and its memory is shared by all JVMs.
         cat >"$quick/bin/java" <<EOF
 #!/bin/sh
-exec "$JAVA_HOME/bin/java" -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:SharedArchiveFile="$quick/classes.jsa" -Xlog:disable -Xlog:all=error:stderr \\
+case " \$* " in
+" -version " | *" org.apache.spark.launcher.Main "*) exec "$JAVA_HOME/bin/java" -XX:TieredStopAtLevel=1 -XX:+UseSerialGC "\$@" ;;
+esac
+exec "$JAVA_HOME/bin/java" -XX:TieredStopAtLevel=1 -XX:+UseSerialGC \\
+    -XX:+UnlockDiagnosticVMOptions -XX:+IgnoreUnrecognizedVMOptions -XX:ArchiveRelocationMode=0 \\
+    -XX:SharedArchiveFile="$quick/classes.jsa" -Xlog:disable -Xlog:all=error:stderr \\
     -Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN "\$@"
 EOF
         chmod +x "$quick/bin/java"
         echo "$wanted" >"$quick/stamp"
     fi
     export JAVA_HOME="$quick"
+}
+
+# want_bytecode: lets Python keep its bytecode in $venv/bytecode, also where the environment forbids it beside the sources. The tests
+# start Python thousands of times, and a start without bytecode takes half as long again.
+want_bytecode() {
+    unset PYTHONDONTWRITEBYTECODE
+    export PYTHONPYCACHEPREFIX="$venv/bytecode"
 }
 
 # want_postgresql_15: installs Debian's package, because the Python wheel has no 15, no test_decoding and no wal2json.

@@ -103,16 +103,18 @@ def _lsn_key(lsn: str) -> int:
 
 def _compare_changes(changes: DataFrame, wanted: list[Change], positions: set[tuple[int, int]]) -> Iterator[str]:
     rows = changes.select("_cdc_end_lsn", "_cdc_ordinal", "_cdc_xid", "_cdc_op", "stamp").collect()
-    copied: list[int] = []
+    copies: dict[int, list[int]] = defaultdict(list)
+    ends: dict[int, int] = {}
     found: dict[int, list[tuple[str, int | None]]] = defaultdict(list)
     for end_lsn, ordinal, xid, op, stamp in sorted(rows, key=lambda row: row[:2]):
         if op == "snapshot":
-            copied.append(stamp)
+            copies[end_lsn].append(stamp)
             continue
         if (end_lsn, ordinal) in positions:
             yield f"position {format_lsn(end_lsn)}, {ordinal} is there twice"
         positions.add((end_lsn, ordinal))
         found[xid].append(_shown(op, stamp))
+        ends[xid] = end_lsn
     committed: dict[int, list[tuple[str, int | None]]] = defaultdict(list)
     for change in wanted:
         if change.xid in found and change.op != "drop":
@@ -127,24 +129,26 @@ def _compare_changes(changes: DataFrame, wanted: list[Change], positions: set[tu
                 f"transaction {xid} has {len(here)} changes, {len(there)} were committed; "
                 f"from change {at} on {here[at : at + _SHOWN]}, not {there[at : at + _SHOWN]}"
             )
-    # Only one session changes a table, one transaction after the other. So the snapshot has the first transactions.
+    # Only one session changes a table, one transaction after the other. So the first snapshot has the first transactions.
     has_begun = False
     for change in wanted:
         has_begun = has_begun or change.xid in found
         if has_begun and change.xid not in found and change.op != "drop":
             yield f"transaction {change.xid} is missing, and an earlier one is there"
             break
-    earlier = [change for change in wanted if change.xid not in found]
-    if earlier and earlier[-1].op == "drop":
-        earlier.pop()  # later than the snapshot: nothing else came under this name, and there is a changelog
-    before = Ledger.stamps(earlier)
-    if len(copied) != len(set(copied)):
-        yield f"{len(copied) - len(set(copied))} rows are in the snapshot twice"
-    if set(copied) != before:
-        yield (
-            f"without the transactions that are in it, {len(before)} rows were there, and {len(set(copied))} were copied: "
-            f"missing {sorted(before - set(copied))[:_SHOWN]}, surplus {sorted(set(copied) - before)[:_SHOWN]}"
-        )
+    for lsn, copied in sorted(copies.items()) or [(0, [])]:
+        # A table that is copied anew has the transactions before the copy, too.
+        earlier = [change for change in wanted if ends.get(change.xid, 0) < lsn or change.xid not in found]
+        if earlier and earlier[-1].op == "drop":
+            earlier.pop()  # later than the snapshot: nothing else came under this name, and there is a changelog
+        before = Ledger.stamps(earlier)
+        if len(copied) != len(set(copied)):
+            yield f"{len(copied) - len(set(copied))} rows are in the snapshot at {format_lsn(lsn)} twice"
+        if set(copied) != before:
+            yield (
+                f"at the snapshot at {format_lsn(lsn)}, {len(before)} rows were there, and {len(set(copied))} were copied: "
+                f"missing {sorted(before - set(copied))[:_SHOWN]}, surplus {sorted(set(copied) - before)[:_SHOWN]}"
+            )
 
 
 def _shown(op: str, stamp: int | None) -> tuple[str, int | None]:

@@ -5,7 +5,8 @@ transactions. The round kills parts of the run, or the server, at random moments
 two runs it sometimes deletes a checkpoint or a replica, or changes how batches are cut. With ``--network`` the runs reach the
 server through a proxy (faulty_proxy.py) that goes silent, breaks connections, throttles and delays at random, or does only one of
 these (weather.py). When everything is in the tables, the round compares all of it (equality.py). The seed of a round is printed: it
-decides what the round does, but not when. With ``--failover`` the rounds are others: see failover_rounds.py.
+decides what the round does, but not when. With ``--failover`` the rounds are others: see failover_rounds.py; with ``--ddl``, too:
+see ddl_rounds.py.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import big
 import postgres
+from ddl_rounds import SETTINGS as DDL_SETTINGS
+from ddl_rounds import DdlError, DdlRound
 from failover_rounds import KINDS as FAILOVER_KINDS
 from failover_rounds import FailoverError, FailoverRounds
 from soak_round import EXECUTOR, JVM_OPTIONS, KILLS, NETWORK_SETTINGS, SETTINGS, Round, SoakError
@@ -73,6 +76,17 @@ def play(args: argparse.Namespace, seed: int, spark: SparkSession, directory: Pa
             network=args.network,
         )
         say(made.play(spark))
+
+
+def play_ddl(args: argparse.Namespace, seed: int, spark: SparkSession, directory: Path) -> None:
+    """Play the round of random DDL of this seed."""
+    rng = random.Random(seed)
+    version = args.postgres or rng.choice(postgres.available_versions())
+    is_captured, steps = args.ddl == "captured" or (args.ddl == "mixed" and rng.random() < 0.7), rng.choice([30, 100])
+    print(f"round with --seed {seed}, PostgreSQL {version}, {args.ddl}", file=sys.stderr, flush=True)
+    with postgres.Cluster(version, settings=DDL_SETTINGS) as cluster:
+        made = DdlRound(cluster, directory, seed, spark, is_captured=is_captured, steps=steps, kills=rng.randrange(3))
+        print(made.play(), file=sys.stderr, flush=True)
 
 
 def play_big(args: argparse.Namespace) -> int:
@@ -149,6 +163,13 @@ def main() -> int:
         choices=("mixed", *FAILOVER_KINDS),
         help="no rounds of that kind, but a primary that is killed and a standby that is promoted, again and again",
     )
+    parser.add_argument(
+        "--ddl",
+        nargs="?",
+        const="mixed",
+        choices=("mixed", "captured", "uncaptured"),
+        help="no rounds of that kind, but random DDL of several sessions, with captured DDL and without",
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="of the big cases (default: %(default)s)")
     args = parser.parse_args()
     if args.kill and EXECUTOR in args.kill and args.master.startswith("local["):
@@ -167,11 +188,11 @@ def main() -> int:
         for seed in rounds(args):
             directory = Path(tempfile.mkdtemp(prefix="cdcpipe-soak-"))
             try:
-                play(args, seed, spark, directory)
+                (play_ddl if args.ddl else play)(args, seed, spark, directory)
             except BaseException as ex:
                 print(f"scripts/soak: round {done + 1} failed; its files are in {directory}", file=sys.stderr)
                 print(f"scripts/soak: again: scripts/soak --minutes 0 {_again(args, seed)}", file=sys.stderr)
-                if not isinstance(ex, SoakError):
+                if not isinstance(ex, SoakError | DdlError):
                     raise
                 print(f"scripts/soak: {ex}", file=sys.stderr)
                 return 1
@@ -187,7 +208,7 @@ def main() -> int:
 
 def _again(args: argparse.Namespace, seed: int) -> str:
     options: dict[str, Any] = {"--seed": seed, "--tables": args.tables, "--postgres": args.postgres, "--master": args.master}
-    options["--network"] = args.network
+    options |= {"--network": args.network, "--ddl": args.ddl}
     said = [f"{name} {value}" for name, value in options.items() if value is not None]
     said += [f"--kill {kill}" for kill in args.kill or ()]
     flags = ("leave_untold", "rekey_with_rows", "alter_while_copied")
