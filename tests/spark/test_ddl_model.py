@@ -16,7 +16,6 @@ from support.requirements import need
 from support.seeds import SEED
 
 
-@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("version", "options"),

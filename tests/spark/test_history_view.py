@@ -91,7 +91,7 @@ class Noisy(Source):
             self.changes.append((*change[:2], None, change[3], None, *change[5:-1], texts))
 
 
-@pytest.mark.parametrize(("seed", "table_format"), [(None, "delta"), (2, "parquet")])
+@pytest.mark.parametrize(("seed", "table_format"), [(None, "delta"), pytest.param(2, "parquet", marks=pytest.mark.slow)])
 def test_random_changes(spark: Any, tmp_path: Path, seed: int | None, table_format: str) -> None:
     """Keys that change with unsent values, exchanged keys, TRUNCATE, DROP, copies, another table, defaults, unknown rows."""
     chosen = random.randrange(10**6) if seed is None else seed

@@ -111,7 +111,7 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("table_format", ["delta", "parquet"])
+@pytest.mark.parametrize("table_format", ["delta", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_tables_go_on_under_their_new_names(
     road: CapturedRoad, table_format: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

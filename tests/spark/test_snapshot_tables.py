@@ -58,7 +58,7 @@ def assert_all_equal(road: TableCopies) -> None:
         road.assert_equal(table, *columns)
 
 
-@pytest.mark.parametrize("table_format", ["delta", "parquet"])
+@pytest.mark.parametrize("table_format", ["delta", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_a_replica_is_its_table_whatever_was_known_of_it(
     database: postgres.Database, spark: Any, tmp_path: Path, table_format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

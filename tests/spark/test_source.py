@@ -217,7 +217,6 @@ print("rows:", len(rows))
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 def test_workers_need_no_path(log: Log, tmp_path: Path) -> None:
     """Only the driver needs to find the package. Its sources go to the workers."""
     fill(log)

@@ -207,7 +207,6 @@ def test_a_keepalive_is_not_confirmed_while_a_transaction_is_outstanding(on: Pub
 # A reader that does not read
 
 
-@pytest.mark.slow
 def test_a_stalled_reader_costs_neither_connection_nor_memory(on: PublishedDatabase) -> None:
     backlog(on, rows=150_000)
     with on.cli("-m", "options=-c wal_sender_timeout=4s") as cli:

@@ -10,7 +10,6 @@ from support.paths import ROOT
 from support.requirements import need
 
 
-@pytest.mark.slow
 @pytest.mark.spark
 def test_the_demo_ends_with_equal_tables(tmp_path: Path) -> None:
     need("18")

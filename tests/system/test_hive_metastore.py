@@ -11,7 +11,7 @@ import pytest
 
 from support.cli_process import SPARK_COMMAND
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 READER = """
 import json, sys

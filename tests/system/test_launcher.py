@@ -175,7 +175,6 @@ class Workload:
             self.error = ex
 
 
-@pytest.mark.slow
 def test_postgres_kill_loops(database: postgres.Database, tmp_path: Path):
     """Launcher and streamer are killed repeatedly at random moments. The log then has what the tables have."""
     seed = random.randrange(1 << 30)

@@ -185,7 +185,6 @@ def holds_a_file(pid: int) -> bool:
         return False
 
 
-@pytest.mark.slow
 def test_postgres_kills_in_the_middle_of_streamed_transactions(database: postgres.Database, tmp_path: Path):
     """Streamer or launcher is killed, or the launcher stopped, mostly while large transactions are held. Every change is there
     once.

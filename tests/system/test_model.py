@@ -16,7 +16,6 @@ from support.requirements import need
 from support.seeds import SEED
 
 
-@pytest.mark.slow
 @pytest.mark.spark
 def test_tables_equal_their_sources_whatever_is_killed(spark: Any, tmp_path: Path) -> None:
     """A snapshot under concurrent writes. Then streamer, server and driver are killed. (`scripts/soak` does this for longer.)"""

@@ -53,7 +53,7 @@ def stores() -> Iterator[Callable[[str], Store]]:
         yield functools.cache(lambda kind: stack.enter_context(object_stores.started(kind)))
 
 
-@pytest.fixture(params=["s3", "azure", "gcs"])
+@pytest.fixture(params=["s3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("azure", "gcs"))])
 def store(request: pytest.FixtureRequest, stores: Callable[[str], Store]) -> Store:
     if reason := object_stores.missing(request.param):
         pytest.skip(reason)
@@ -288,7 +288,6 @@ sys.exit(code)
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 def test_with_spark_as_the_page_has_it(root: Any, store: Store, database: postgres.Database, tmp_path: Path) -> None:
     conf = re.findall(r"--conf '?(spark\.[^\s']+)", section(store.kind))
     assert len(conf) == {"s3": 5, "azure": 3, "gcs": 3}[store.kind]

@@ -159,7 +159,6 @@ def test_workers_are_looked_at(spark: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 def test_workers_without_packages(pipeline: list[str], tmp_path: Path) -> None:
     """An interpreter without any packages, as on an unprepared machine of an executor."""
     bare = tmp_path / "bare"

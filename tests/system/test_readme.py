@@ -145,7 +145,6 @@ def test_examples(page: str, session: Session) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 def test_examples_from_the_readme_on(session: Session) -> None:
     for page in CHAIN:
         session.run_page(page)

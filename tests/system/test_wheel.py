@@ -19,8 +19,6 @@ from support.paths import ROOT
 
 PACKAGES = ["cdcpipe", "cli", "spark_sink"]
 
-pytestmark = pytest.mark.slow
-
 
 def own_environment() -> dict[str, str]:
     """Return the environment without a PYTHONPATH to the checkout. With it, pip would take cdcpipe for installed."""
