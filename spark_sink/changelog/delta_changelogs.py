@@ -63,14 +63,8 @@ class DeltaChangelogs(Changelogs[DeltaFiles]):
         return None if found is None else ChangelogState(found.schema, found.lsn)
 
     def read(self, table: Table) -> DataFrame:
-        """Read the table's newest version."""
-        return delta.read(self._spark, self._warehouse.changelog(table))
-
-    def read_as_is(self, table: Table) -> DataFrame:
         """Read the newest version of this moment. VACUUM keeps its files for a while."""
-        path = self._warehouse.changelog(table)
-        versions = delta_log.commits(path)
-        return delta.read_version(self._spark, path, versions[-1]) if versions else self.read(table)
+        return delta.read_as_is(self._spark, self._warehouse.changelog(table))
 
     def open_files(self, table: Table, schema: StructType, before: DeltaFiles | None = None) -> DeltaFiles:
         """Add the new columns, and widen those whose type became wider."""

@@ -107,11 +107,7 @@ class Changelogs(ABC, Generic[_Files]):
 
     @abstractmethod
     def read(self, table: Table) -> DataFrame:
-        """Return all changes as of now."""
-
-    @abstractmethod
-    def read_as_is(self, table: Table) -> DataFrame:
-        """Return all changes as of now. If some are removed later, reading still returns them, or raises an error."""
+        """Return all changes as of this moment. If some are removed later, reading still returns them, or raises an error."""
 
     @abstractmethod
     def open_files(self, table: Table, schema: StructType, before: _Files | None = None) -> _Files:

@@ -62,16 +62,12 @@ class ParquetChangelogs(Changelogs[Files]):
         return from_arrow_schema(pq.read_schema(next(path.glob("*.parquet"))), prefer_timestamp_ntz=True)
 
     def read(self, table: Table) -> DataFrame:
-        """Read all appends, with all the columns that they have together."""
+        """Read all appends, with all the columns that they have together. If a file is removed later, reading raises an error."""
         path = self._warehouse.changelog(table)
         found = appends.list_appends(path)
         if not found:
             raise WarehouseError(f"there is no changelog of {table} in {self._warehouse.name}")
         return self._spark.read.schema(self._schema(path, found[-1])).option("recursiveFileLookup", "true").parquet(str(path))
-
-    def read_as_is(self, table: Table) -> DataFrame:
-        """Read all present appends. If a file is removed later, reading raises an error."""
-        return self.read(table)
 
     def open_files(self, table: Table, schema: StructType, before: Files | None = None) -> Files:  # noqa: ARG002
         """Create an empty directory for the files."""

@@ -29,6 +29,7 @@ __all__ = [
     "commits",
     "exists",
     "is_long",
+    "is_small",
     "newest_lsn",
     "pin",
     "read_table",
@@ -65,6 +66,8 @@ _OWN_RETENTION = {"delta.logRetentionDuration", "delta.enableExpiredLogCleanup"}
 _NEWEST_COMMITS = 20
 _MANY_COMMITS = 200
 """With this many commits after the newest checkpoint, a new checkpoint, which costs a second, is worth it."""
+_MANY_ACTIONS = 1000
+"""A checkpoint with this many actions takes longer to read in Python than Delta takes to plan a query."""
 _READS = RetryPolicy(attempts=3)
 """A log is read again if it was cleaned up meanwhile: listed files are gone then, and there is a newer checkpoint."""
 
@@ -265,7 +268,7 @@ def newest_lsn(path: Path) -> int | None:
 
 
 def pin(path: Path) -> TableLog | None:
-    """Return the table's log as of now; None if there is no table. Pass its version to `delta.sql.read_version`."""
+    """Return the table's log as of now; None if there is no table. Pass it to `delta.sql.read_at`."""
     log = TableLog(path).refresh()
     return None if log.version < 0 else log
 
@@ -275,6 +278,11 @@ def is_long(path: Path) -> bool:
     names = _names(path / "_delta_log")
     checkpoint, _ = _newest_checkpoint(names)
     return sum(version > checkpoint for version in _versions(names)) >= _MANY_COMMITS
+
+
+def is_small(path: Path) -> bool:
+    """Tell whether a table's last checkpoint has so few files, if there is one, that its log is read in milliseconds."""
+    return _last_checkpoint(path / "_delta_log")[1] < _MANY_ACTIONS
 
 
 def shorten(path: Path, age_s: float) -> int:
@@ -301,14 +309,19 @@ def shorten(path: Path, age_s: float) -> int:
 
 def _names(log: Path) -> list[str]:
     """Return the names in a log from its last checkpoint on. Earlier names may be many, and only `shorten` needs them."""
-    try:
-        version = int(json.loads((log / _LAST_CHECKPOINT).read_bytes())["version"])
-    except (OSError, ValueError, KeyError, TypeError):
-        version = 0  # _last_checkpoint is only a hint
     names = places.list_names(log)
-    first = f"{version:020d}."
+    first = f"{_last_checkpoint(log)[0]:020d}."
     kept = [name for name in names if name >= first]
     return kept if f"{first}json" in kept and _newest_checkpoint(kept)[1] else names
+
+
+def _last_checkpoint(log: Path) -> tuple[int, int]:
+    """Return the version of the last checkpoint and the number of its actions; zeros if not known, because it is only a hint."""
+    try:
+        hint = json.loads((log / _LAST_CHECKPOINT).read_bytes())
+        return int(hint["version"]), int(hint.get("size", 0))
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0, 0
 
 
 def _versions(names: Iterable[str]) -> list[int]:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.types import StructType
 
+from spark_sink.delta import log as delta_log
 from spark_sink.delta.log import APPLICATION, TableLog
 from spark_sink.delta.schema import MAPPING_MODE, columns, needed_features
+from spark_sink.delta.small import plain_files
 from spark_sink.files import places
 from spark_sink.spark.sql import literal, quote
 
@@ -36,7 +38,8 @@ __all__ = [
     "end_clustering",
     "overwrite",
     "read",
-    "read_version",
+    "read_as_is",
+    "read_at",
     "recording",
     "replace",
     "set_properties",
@@ -76,8 +79,26 @@ def state(path: Path) -> State | None:
     return State(columns(log.metadata), log.lsn or 0, log.metadata["configuration"])
 
 
-def read_version(spark: SparkSession, path: Path, version: int) -> DataFrame:
-    """Return the rows of one of the table's versions."""
+def read_at(spark: SparkSession, log: TableLog) -> DataFrame:
+    """Return the rows of the version up to which ``log`` has read.
+
+    Delta plans each query with a query over the table's log, which takes 0.2 s. So Spark reads the files of a small table itself.
+    """
+    files = plain_files(log)
+    if files:
+        return spark.read.schema(columns(log.metadata)).parquet(*map(places.name, files))
+    return _read_version(spark, log.path, log.version)
+
+
+def read_as_is(spark: SparkSession, path: Path) -> DataFrame:
+    """Return the rows of the newest version of this moment, also after later commits. VACUUM keeps its files for a while."""
+    versions = delta_log.commits(path)
+    if not versions:
+        return read(spark, path)
+    return read_at(spark, TableLog(path).refresh()) if delta_log.is_small(path) else _read_version(spark, path, versions[-1])
+
+
+def _read_version(spark: SparkSession, path: Path, version: int) -> DataFrame:
     return spark.read.format("delta").option("versionAsOf", version).load(places.name(path))
 
 

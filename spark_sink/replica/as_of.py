@@ -87,7 +87,7 @@ def read_as_of(spark: SparkSession, warehouse: str | Path, table: str, at: At | 
     source = house.source()
     known_lsn = reached_lsn(house, source)
     # Read the changes after the position is known, so that they reach it or go further.
-    changes = changelogs_of(spark, house).read_as_is(known)
+    changes = changelogs_of(spark, house).read(known)
     if not purged_changes.last_lsn(house, known):
         until_lsn = _last_lsn(spark, house, known, changes, at, source, known_lsn)
         rows = rows_at(spark, house, known, until_lsn, changes)

@@ -74,7 +74,7 @@ def read_history(spark: SparkSession, warehouse: str | Path, table: str) -> Data
     house = Warehouse.existing(warehouse)
     known = house.find(table)
     versions = keyed_versions(house, known)
-    changes = changelogs_of(spark, house).read_as_is(known)
+    changes = changelogs_of(spark, house).read(known)
     return make_versions(versions, known, changes, first_known(house, known, changes), LAST_LSN)
 
 

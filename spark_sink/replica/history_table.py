@@ -68,7 +68,7 @@ def bring(spark: SparkSession, house: Warehouse, table: Table, until: Position, 
         if not has_key(versions) or any(unfinished == table for unfinished, _ in landed_snapshots.unfinished(house)):
             return
         # What follows may take long. It uses this version of the changelog, so that a snapshot may be landed meanwhile.
-        changes = changelogs_of(spark, house).read_as_is(table)
+        changes = changelogs_of(spark, house).read(table)
     after_lsn = first_known(house, table, changes) if known is None else known.known_lsn(versions)
     pieces = list(cut_pieces(versions, after_lsn, until.lsn))
     if not pieces:

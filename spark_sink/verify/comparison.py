@@ -314,7 +314,7 @@ class _Comparison:
         changes = self._changes(table).where(self._visibility.sees() & (F.col("_cdc_end_lsn") > base.lsn))
         if base.log is None:
             return replay(self._house, table, changes)
-        rows = existing_rows(delta.read_version(self._spark, self._house.replica(table), base.log.version))
+        rows = existing_rows(delta.read_at(self._spark, base.log))
         if changes.isEmpty():
             purged_changes.check(self._house, table, base.lsn)
             return rows
@@ -325,7 +325,7 @@ class _Comparison:
         return self._changelogs.setdefault(table, TableLog(self._house.changelog(table))).refresh()
 
     def _changes(self, table: Table) -> DataFrame:
-        return changelogs_of(self._spark, self._house).read_as_is(table)
+        return changelogs_of(self._spark, self._house).read(table)
 
 
 def _name(table: Table) -> list[str]:
