@@ -397,6 +397,7 @@ class Pipeline:
         with self.lock.alone():
             begin_keeping_deleted(self.spark, self.warehouse)
             merge.finish_snapshots(self.spark, self.warehouse)
+            merge.finish_merges(self.warehouse)
             for table in self.warehouse.tables():
                 check_changelog(self.warehouse, table, position)
         if self._names is not None:

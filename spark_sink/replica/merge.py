@@ -54,7 +54,7 @@ from spark_sink.schema.table import gone_columns
 from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.spark.sql import literal, quote
 from spark_sink.staging.log import Position
-from spark_sink.warehouse import landed_snapshots, purged_changes
+from spark_sink.warehouse import landed_snapshots, purged_changes, unchecked_merges
 from spark_sink.warehouse.wanted_copies import want as want_copy
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Table
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["bring", "finish_snapshots", "merge_changes", "remake"]
+__all__ = ["bring", "finish_merges", "finish_snapshots", "merge_changes", "remake"]
 
 
 _logger = logging.getLogger(__name__)
@@ -108,7 +108,9 @@ def merge_changes(spark: SparkSession, warehouse: Warehouse, table: Table, until
             _write_anew(spark, warehouse, table, changes, first.after_lsn, position)
         else:
             want = partial(want_copy, warehouse, table, position.lsn)
+            unchecked_merges.record_start(warehouse, table, position.lsn)
             _merge_piece(spark, warehouse, table, changes_of(changes, first), first, position, want)
+            unchecked_merges.record_check(warehouse, table)
 
 
 def remake(spark: SparkSession, warehouse: Warehouse, table: Table, position: Position) -> None:
@@ -172,6 +174,14 @@ def finish_snapshots(spark: SparkSession, warehouse: Warehouse) -> None:
             if not changelogs_of(spark, warehouse).read(table).where(is_its).isEmpty():
                 remake(spark, warehouse, table, position)
         landed_snapshots.record_end(warehouse, table)
+
+
+def finish_merges(warehouse: Warehouse) -> None:
+    """Let the tables be copied whose last merge a killed process has committed, and perhaps not checked."""
+    for table, lsn in unchecked_merges.unchecked(warehouse):
+        if (delta_log.newest_lsn(warehouse.replica(table)) or 0) >= lsn:
+            want_copy(warehouse, table, lsn, "a merge was interrupted before its rows were counted")
+        unchecked_merges.record_check(warehouse, table)
 
 
 def _has_others(spark: SparkSession, warehouse: Warehouse, table: Table, changes: DataFrame, piece: Piece) -> bool:

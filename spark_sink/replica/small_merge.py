@@ -119,9 +119,11 @@ def _merge(warehouse: Warehouse, table: Table, piece: Piece, position: Position)
         last, existing = _with_deleted(last, target, found)
     else:
         existing = sum(len(each.rows) for each in found)
-    target.commit(_new_rows(changes, last, target, found), found, position)
+    rows = _new_rows(changes, last, target, found)
     grown = int(last.is_live.sum()) - existing
+    # Before the commit: a process that is killed in between merges and checks once more.
     check_growth(table, piece, changes.growth, grown, partial(want_copy, warehouse, table, position.lsn))
+    target.commit(rows, found, position)
 
 
 def _check_columns(log: TableLog, present: StructType, wanted: StructType, last: _Last) -> None:

@@ -15,6 +15,7 @@ from spark_sink.replica import merge
 from spark_sink.replica.replay import replay, without_unneeded
 from spark_sink.schema.table import Version
 from spark_sink.staging.log import Position
+from spark_sink.warehouse.wanted_copies import waiting
 from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH, TABLE, append, schema_of
 
@@ -193,6 +194,41 @@ def test_rows_that_came_without_a_change_are_named(
         found = bring(spark, house, changes, [copied], start, end)
     assert ordered(found) == [(1, None, "b"), (2, None, "unheard of")]
     assert "table public.t: 2 rows that were changed or deleted were not in the replica" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("m", "killed_in", "reached"),
+    [
+        (None, "small_merge.check_growth", 10),
+        (None, "small_merge.Rewrite.commit", 10),
+        (MATRIX, "merge._run_merge", 10),
+        (MATRIX, "merge.check_growth", 20),
+    ],
+)
+def test_a_kill_around_the_commit_of_a_merge_loses_no_reason_for_a_copy(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, m: str | None, killed_in: str, reached: int
+) -> None:
+    class KilledError(BaseException):
+        pass
+
+    def kill(*_: Any) -> None:
+        raise KilledError
+
+    house = made(tmp_path)
+    changes = [change("snapshot", 10, (1, None, "a")), change("update", 20, (2, None, "unheard of"), m=m)]
+    copied = replace(at(10, K), snapshot=((1, "k"), (2, "c"), (3, "v"), (4, "m")))
+    bring(spark, house, changes, [copied], 0, 10)
+    merge.finish_merges(house)
+    assert waiting(house) == []
+    with monkeypatch.context() as patched:
+        patched.setattr(f"spark_sink.replica.{killed_in}", kill)
+        with pytest.raises(KilledError):
+            bring(spark, house, changes, [copied], 10, 20)
+    assert delta_log.newest_lsn(house.replica(TABLE)) == reached
+    merge.finish_merges(house)
+    merge.bring(spark, house, TABLE, Position(1, 20))
+    assert [each.table for each in waiting(house)] == [TABLE]
+    assert not list((house.root / "_cdcpipe/merges").glob("*"))
 
 
 # What m's column can't hold is NULL there, and a text in _cdc_exact; being large it is sent only where it changes.
