@@ -40,7 +40,7 @@ _MOST_BYTES: Final = 256 << 20
 """The most bytes of a file's values, uncompressed, that are read. A multiple of this is in memory."""
 _MOST_REWRITTEN_BYTES: Final = 1 << 30
 """The most bytes, uncompressed, of the larger files that one commit writes anew in a table without deletion vectors."""
-_MOST_ROWS: Final = 20_000_000
+_MOST_ROWS: Final = 200_000_000
 """The most rows of the table that are searched for keys."""
 _SMALL_BYTES: Final = 1 << 20
 """A smaller file is rewritten when it loses rows, instead of getting a deletion vector."""
