@@ -29,7 +29,6 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import postgres
 import processes
@@ -46,9 +45,6 @@ from spark_sink.spark import session
 from spark_sink.staging.log import Position, list_segments
 from spark_sink.warehouse.warehouse import Warehouse
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 TABLE = Table("public", "scale")
 NEVER_S = 86400.0
 ROOT = Path(__file__).parents[2]
@@ -62,7 +58,7 @@ COLUMNS = {
 }
 """The columns after the key, again and again."""
 
-# Transaction after transaction: 60 % of its rows are new, half as many update rows of the previous one, the others delete such rows.
+# Of each transaction 60 % of the changes insert rows, 30 % update rows of the previous transaction, 10 % delete such rows.
 INSERT = "insert into scale select i, {values} from generate_series({first}, {last}) i"
 LOAD = f"""
 do $$
