@@ -31,10 +31,13 @@ class Pair:
         return str(row[0])
 
     def replay(self) -> str:
-        """Wait until the standby has all that is committed. Return the end of the WAL."""
+        """Wait until the standby has all that is committed. Return the end of the WAL.
+
+        The standby also has the record that follows, the one of pg_log_standby_snapshot(): a slot that is made later can't use it.
+        """
         end = self.value("select pg_current_wal_insert_lsn()")
-        self.on_primary.execute("select pg_log_standby_snapshot()")
-        until(lambda: self.value(f"select pg_last_wal_replay_lsn() >= '{end}'", self.on_standby) == "True", "the replay")
+        logged = self.value("select pg_log_standby_snapshot()")
+        until(lambda: self.value(f"select pg_last_wal_replay_lsn() >= '{logged}'", self.on_standby) == "True", "the replay")
         return end
 
     @contextlib.contextmanager
