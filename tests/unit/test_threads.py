@@ -11,19 +11,22 @@ from cdcpipe.threads import Worker
 from support.waiting import until
 
 
-def interrupt(*_: object) -> None:
-    raise InterruptedError
-
-
 @pytest.fixture
-def interrupting() -> Iterator[None]:
+def interrupted() -> Iterator[threading.Event]:
+    """Yield an event that the first SIGUSR1 sets. That signal also interrupts what the main thread waits for; later ones do not."""
+    event = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        if not event.is_set():
+            event.set()
+            raise InterruptedError
+
     before = signal.signal(signal.SIGUSR1, interrupt)
-    yield
+    yield event
     signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.usefixtures("interrupting")
-def test_it_is_alive_after_an_interrupted_join() -> None:
+def test_it_is_alive_after_an_interrupted_join(interrupted: threading.Event) -> None:
     started, ending = threading.Event(), threading.Event()
     main = threading.main_thread().ident
     assert main is not None
@@ -31,7 +34,9 @@ def test_it_is_alive_after_an_interrupted_join() -> None:
     def work() -> None:
         assert started.wait(60)  # the start is a wait, too
         until(lambda: sys._current_frames()[main].f_code is threading.Condition.wait.__code__)
-        signal.pthread_kill(main, signal.SIGUSR1)
+        # A signal just before the system call of the wait does not end that wait. The next signal does.
+        while not interrupted.wait(0.1):
+            signal.pthread_kill(main, signal.SIGUSR1)
         ending.wait(60)
 
     worker = Worker(target=work, daemon=True)
