@@ -17,6 +17,7 @@ import cloup
 from cdcpipe import logs
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.threads import have_no_blas_threads
 from spark_sink.commands import signals
 from spark_sink.commands.all_commands import COMMANDS, load
 from spark_sink.commands.options import CONTEXT_SETTINGS
@@ -61,6 +62,7 @@ def group() -> None:
 def invoke(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: one of those of ``cdcpipe``, or one that the subcommand defines."""
     signals.listen()
+    have_no_blas_threads()
     try:
         result = group.main(args=arguments, prog_name="cdcpipe-spark", standalone_mode=False)
     except (KeyboardInterrupt, click.Abort):  # from Spark's own handler, before `signals.kept` restores ours

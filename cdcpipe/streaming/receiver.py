@@ -9,7 +9,6 @@ Then Python code looks only at the records between the changes.
 from __future__ import annotations
 
 import logging
-import os
 import struct
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from cdcpipe.replication.boundaries import BoundaryTracker
 from cdcpipe.replication.copydata import WAL_DATA, WAL_DATA_HEADER_BYTES, parse_keepalive
 from cdcpipe.replication.progress import Progress
 from cdcpipe.streaming.notices import check_notices, raise_end
+from cdcpipe.threads import have_no_blas_threads
 
 if TYPE_CHECKING:
     from cdcpipe.streaming.wal_data import Run
@@ -252,7 +252,7 @@ class Receiver:
     def _load(self) -> None:
         """Import numpy, once a stream has many records: that takes 0.1 s."""
         self._can_load = False
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads would cost more than the import
+        have_no_blas_threads()
         try:
             from cdcpipe.streaming.wal_data import Run
         except ImportError as ex:
