@@ -6,10 +6,9 @@ import select
 import time
 from collections.abc import Callable, Mapping
 
-from psycopg import conninfo, pq
-
 from cdcpipe.errors import InvalidArgumentsError, UnreachableError
 from cdcpipe.libpq import hosts
+from cdcpipe.libpq.driver import conninfo, pq
 from cdcpipe.libpq.parameters import effective_parameters, network_defaults
 from cdcpipe.libpq.server_errors import connection_hint
 from cdcpipe.libpq.waiting import NO_LIMIT, wait

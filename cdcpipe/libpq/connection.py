@@ -13,13 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import ClassVar, NamedTuple
 
-import psycopg
-from psycopg import pq
-
 from cdcpipe import sqlstate
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError, ServerError
 from cdcpipe.libpq import hosts
 from cdcpipe.libpq.connecting import connect, current_host, named_hosts
+from cdcpipe.libpq.driver import errors, pq
 from cdcpipe.libpq.parameters import effective_parameters
 from cdcpipe.libpq.server_errors import Failure, lost_error, server_error
 from cdcpipe.libpq.waiting import NO_LIMIT, OverdueError, wait
@@ -209,9 +207,9 @@ class Connection:
         deadline = time.monotonic() + CANCEL_TIMEOUT_S
         try:
             canceller = self._pgconn.cancel_conn()
-        except psycopg.NotSupportedError:  # libpq 16 and older can cancel only with a call that may block for ever
+        except errors.NotSupportedError:  # libpq 16 and older can cancel only with a call that may block for ever
             return self._cancel_by_sql(deadline)
-        except psycopg.OperationalError:  # the connection is gone
+        except errors.OperationalError:  # the connection is gone
             return False
         try:
             canceller.start()
@@ -220,7 +218,7 @@ class Connection:
                 if not wait(canceller.socket, events, deadline):
                     return False
             return state == pq.PollingStatus.OK
-        except psycopg.OperationalError as ex:
+        except errors.OperationalError as ex:
             log.info("the request to cancel failed: %s", ex)
             return False
         finally:
@@ -261,7 +259,7 @@ class Connection:
         """The socket's descriptor. Raises ConnectionClosedError if the connection is gone."""
         try:
             return self._pgconn.socket
-        except psycopg.OperationalError as ex:
+        except errors.OperationalError as ex:
             raise self.closed_error() from ex
 
     def wait(self, events: int, deadline: float) -> bool:
@@ -276,7 +274,7 @@ class Connection:
     def _translating_loss(self) -> Iterator[None]:
         try:
             yield
-        except psycopg.OperationalError as ex:
+        except errors.OperationalError as ex:
             raise self.closed_error() from ex
 
     def closed_error(self) -> ConnectionClosedError:

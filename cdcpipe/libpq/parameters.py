@@ -7,10 +7,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-import psycopg
-from psycopg import conninfo, pq
-
 from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.libpq.driver import conninfo, errors, pq
 
 __all__ = ["connection_parameters", "effective_parameters", "network_defaults"]
 
@@ -63,7 +61,7 @@ def _parse_conninfo(text: str) -> dict[str, Any]:
     """
     try:
         expanded: dict[str, Any] | None = conninfo.conninfo_to_dict(text)
-    except psycopg.Error:
+    except errors.Error:
         expanded = None
     if expanded is not None and not _has_misplaced_rest(text, expanded):
         return expanded
@@ -86,7 +84,7 @@ def _checked(key: str, value: str) -> dict[str, str]:
     """Return one parameter. Raise InvalidArgumentsError if libpq has no parameter of this name."""
     try:
         conninfo.make_conninfo(**{key: value})
-    except psycopg.Error:
+    except errors.Error:
         # A key that is not a name may be the beginning of a connection string, so it is not shown.
         named = f"connection parameter {key!r}" if key.isidentifier() else "a connection parameter"
         msg = f"{named} can't be used: libpq has none of this name"

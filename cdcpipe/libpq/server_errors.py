@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from psycopg import pq
-
 from cdcpipe import sqlstate
 from cdcpipe.errors import ConnectionClosedError, ServerError
+from cdcpipe.libpq.driver import pq
 
 __all__ = ["Failure", "connection_hint", "loss", "lost_error", "server_error"]
 

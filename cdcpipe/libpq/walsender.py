@@ -14,12 +14,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-import psycopg
-from psycopg import pq
-
 from cdcpipe.errors import ConnectionClosedError, ProtocolError, ServerError
 from cdcpipe.libpq.connection import Connection, Rows
 from cdcpipe.libpq.direct_copy import DirectCopy, Fields, LostError, Message
+from cdcpipe.libpq.driver import errors, pq
 from cdcpipe.libpq.server_errors import loss, server_error
 from cdcpipe.libpq.waiting import NO_LIMIT, OverdueError
 
@@ -31,7 +29,7 @@ class Walsender(Connection):
 
     _MODE: ClassVar[Mapping[str, str]] = {"replication": "database"}
 
-    Lost = (psycopg.OperationalError, LostError)
+    Lost = (errors.OperationalError, LostError)
     """The exceptions that ``consume_input`` raises when the connection is lost; see ``closed_error``."""
 
     def __init__(
