@@ -11,8 +11,9 @@ import click
 import cloup
 
 from cdcpipe.lsn import format_lsn
+from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.replication.table_parts import TableParts
-from cdcpipe.subcommands.prepare import Preparation, exporting, prepare
+from cdcpipe.subcommands.prepare import Preparation, exporting, prepare, read_stream_arguments
 from cdcpipe.units import parse_seconds
 from cli.options import CONTEXT_SETTINGS, connection_options, slot_config, slot_options
 
@@ -59,9 +60,28 @@ Example:
         help="Refuse, before a slot is made, if this user may not read the table, or with * any published one; repeatable.",
     ),
 )
+@cloup.option_group(
+    "Stream",
+    cloup.option(
+        "--then-stream",
+        is_flag=True,
+        help="Print the object on one line, read the arguments of a stream from stdin, as a JSON array on one line, and run it.",
+    ),
+)
+@click.pass_context
 def command(
-    *, export_snapshot: bool, linger: float, readable: tuple[str, ...], in_use: bool, with_parts: bool, quiet: bool, **options: Any
-) -> None:
+    ctx: click.Context,
+    /,
+    *,
+    export_snapshot: bool,
+    linger: float,
+    readable: tuple[str, ...],
+    in_use: bool,
+    with_parts: bool,
+    quiet: bool,
+    then_stream: bool,
+    **options: Any,
+) -> ExitCode | None:
     """Check everything that a stream from a pgoutput slot needs, and print what was found as one JSON object.
 
     With -c, make the publications and the slot first. The exit codes are those of streaming.
@@ -74,10 +94,15 @@ def command(
         raise click.UsageError("--check-select is for --export-snapshot")
     if with_parts and export_snapshot:
         raise click.UsageError("--export-snapshot and --parts can't be used together")
+    if then_stream and (export_snapshot or in_use):
+        raise click.UsageError("--then-stream goes with neither --export-snapshot nor --in-use")
     config = slot_config(**options)
     if not export_snapshot:
-        _print(_report(prepare(config, in_use=in_use, quiet=quiet, with_parts=with_parts)))
-        return
+        _print(_report(prepare(config, in_use=in_use, quiet=quiet, with_parts=with_parts)), indent=None if then_stream else 2)
+        if not then_stream:
+            return None
+        result = ctx.find_root().command.main(read_stream_arguments(0), prog_name="cdcpipe", standalone_mode=False)
+        return result if isinstance(result, ExitCode) else None
     with exporting(config, (() if "*" in readable else readable) if readable else None, quiet=quiet) as (found, export):
         exported = {
             "snapshot": export.snapshot.name,
@@ -87,10 +112,11 @@ def command(
         }
         _print(_report(found) | exported)
         export.hold(sys.stdin.fileno(), linger)
+    return None
 
 
-def _print(report: dict[str, Any]) -> None:
-    click.echo(json.dumps(report, indent=2, ensure_ascii=False))
+def _print(report: dict[str, Any], indent: int | None = 2) -> None:
+    click.echo(json.dumps(report, indent=indent, ensure_ascii=False))
     sys.stdout.flush()
 
 

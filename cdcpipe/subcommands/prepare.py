@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import select
@@ -9,9 +10,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cdcpipe.config import SlotConfig
-from cdcpipe.errors import InitError
+from cdcpipe.errors import CommandClosedError, CommandError, InitError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.libpq.parameters import effective_parameters, network_defaults
 from cdcpipe.libpq.walsender import Walsender
@@ -26,7 +28,7 @@ from cdcpipe.replication.tables import PublishedTable, check_readable, published
 from cdcpipe.replication.timelines import TimelineEnd, timeline_history
 from cdcpipe.subcommands.creation import check_published, find_or_create_slot
 
-__all__ = ["Export", "Preparation", "exporting", "prepare"]
+__all__ = ["Export", "Preparation", "exporting", "prepare", "read_stream_arguments"]
 
 _READ_BYTES = 4096
 _LINGER_POLL_S = 0.2
@@ -177,3 +179,28 @@ def exporting(
             # It does not matter whether another connection uses the slot, because the snapshot comes from a temporary one.
             preparation = _preparation(connection, config, slot, server, is_shared=True, quiet=quiet)
         yield preparation, Export(made[0], slot.is_new, parameters | connection.address, walsender)
+
+
+def read_stream_arguments(fd: int) -> list[str]:
+    r"""Read a line from ``fd`` with the command line of a stream, as a JSON array. Nothing after the line is read.
+
+    The next bytes on ``fd`` are the stream's commands. Raises CommandClosedError at the end of ``fd``, and CommandError for another
+    line. Example: ``["-S", "shop_cdc", "--publication", "shop", "-H"]\n``.
+    """
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(fd, 1)
+        if not byte:
+            raise CommandClosedError("stdin was closed before it had the arguments of a stream")
+        line += byte
+    try:
+        arguments: Any = json.loads(line)
+    except ValueError:
+        arguments = None
+    given = arguments if isinstance(arguments, list) else []
+    words = [each for each in given if isinstance(each, str)]
+    if not words or words != given or not words[0].startswith("-"):  # a subcommand would not begin with -
+        raise CommandError(
+            "the line on stdin has no arguments of a stream", hint='write a JSON array of options, like ["-S", "shop_cdc", "-H"]'
+        )
+    return words

@@ -44,7 +44,7 @@ from spark_sink.launcher.config import LauncherConfig
 from spark_sink.launcher.opening import Opening, plugin_options, slot_arguments
 from spark_sink.launcher.restart import RestartPolicy, final_error
 from spark_sink.launcher.sealer import Sealer
-from spark_sink.launcher.streamer import QUIT_TIMEOUT_S, Feedback, Streamer
+from spark_sink.launcher.streamer import QUIT_TIMEOUT_S, Feedback
 from spark_sink.staging import account
 from spark_sink.staging.filler import Idle, SegmentFiller
 from spark_sink.staging.log import Position
@@ -53,6 +53,7 @@ from spark_sink.staging.writer import StagingWriter
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from spark_sink.launcher.streamer import Streamer
     from spark_sink.staging.filler import Operation
     from spark_sink.staging.log import Segment
     from spark_sink.staging.writer import Sealing
@@ -200,7 +201,8 @@ class Launcher:
     def _land(self) -> None:
         config = self.config
         policy = RestartPolicy(random.random, reconnect_s=config.reconnect_s)
-        with StagingWriter(config.staging, slot=config.slot, hook=config.hook) as writer:
+        with contextlib.ExitStack() as stack:
+            writer = stack.enter_context(StagingWriter(config.staging, slot=config.slot, hook=config.hook))
             opening = Opening(
                 config,
                 writer,
@@ -209,6 +211,7 @@ class Launcher:
                 self._tell,
                 tables=self.tables,
             )
+            stack.callback(opening.close)
             prepared = opening.open()
             if prepared is None:
                 return
@@ -218,7 +221,7 @@ class Launcher:
             sealer = Sealer(writer, self._sealed, self._wakeup.set, config.retention, self.seals)
             try:
                 while prepared is not None and opening.await_wal(prepared):
-                    failure = self._stream(writer, sealer, prepared)
+                    failure = self._stream(writer, sealer, prepared, opening.take_streamer())
                     if failure is not None and failure.is_rewound:
                         opening.record_divergence(prepared, failure.message)
                     elif failure is None or not self._wait_before_restart(policy, failure, writer.end_lsn):
@@ -240,8 +243,8 @@ class Launcher:
         self._note(restarts=self._progress.restarts + 1, last_error=said, last_error_at=time.time(), last_error_code=failure.code)
         return not self._stopping.wait(delay)
 
-    def _stream(self, writer: StagingWriter, sealer: Sealer, prepared: Prepared) -> Failure | None:
-        """Run one streamer to its end. Returns its failure, None if it ended as it should."""
+    def _stream(self, writer: StagingWriter, sealer: Sealer, prepared: Prepared, streamer: Streamer) -> Failure | None:
+        """Begin a stream, and take it to its end. Returns the streamer's failure, None if it ended as it should."""
         start_lsn = writer.end_lsn
         filler = SegmentFiller(start_lsn, self.config.seal)
         arguments = [*(["-v"] if self.config.verbose else []), *slot_arguments(self.config), "-H", "--whole-transactions"]
@@ -254,9 +257,9 @@ class Launcher:
             arguments += ["--endpos", format_lsn(prepared.wal_lsn), "--endpos-wait"]
         broken: ProtocolError | None = None
         is_whole = False
-        spill = self.config.spill or self.config.staging
-        with Streamer(arguments, command=self.config.command, temporary=spill, tell=self._tell) as child:
+        with streamer as child:
             self._child = child
+            child.begin(arguments)
             feedback = Feedback(child, start_lsn, self.config.hook)
             try:
                 self._pump(child, filler, writer, sealer, feedback)

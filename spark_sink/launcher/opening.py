@@ -1,7 +1,11 @@
-"""Opens the log: prepares the slot, judges whether it continues the log, and begins an epoch. Done anew after each lost stream."""
+"""Opens the log: prepares the slot, judges whether it continues the log, and begins an epoch. Done anew after each lost stream.
+
+The process that has prepared the slot is the streamer of the next stream: `Opening.take_streamer`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from dataclasses import replace
@@ -10,8 +14,8 @@ from typing import TYPE_CHECKING
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.client.prepare import Prepared, creation_arguments, later_arguments
-from spark_sink.client.process import ask
 from spark_sink.launcher.continuity import Log, Verdict, gap_error, gone_back, judge, missing_slot
+from spark_sink.launcher.streamer import Streamer
 from spark_sink.staging import account, divergence
 from spark_sink.staging.log import Position, StagingError, epoch_directory, list_epochs, log_end
 from spark_sink.staging.writer import check_source
@@ -60,6 +64,19 @@ class Opening:
         """Where the last epoch begins."""
         self.gaps = 0
         """How many gaps were found and passed."""
+        self._streamer: Streamer | None = None
+
+    def take_streamer(self) -> Streamer:
+        """Return the process that has prepared the slot last. The caller begins the stream, and ends the process."""
+        streamer, self._streamer = self._streamer, None
+        assert streamer is not None
+        return streamer
+
+    def close(self) -> None:
+        """End the process that has prepared the slot, unless it was taken."""
+        if self._streamer is not None:
+            with self.take_streamer():
+                pass
 
     def open(self) -> Prepared | None:
         """Prepare the slot, and begin an epoch. Returns None if asked to stop.
@@ -126,26 +143,36 @@ class Opening:
         return end.lsn if end is not None and is_waiting else 0
 
     def _prepare(self) -> Prepared | None:
-        """Run ``cdcpipe prepare`` until it succeeds; return None if asked to stop.
+        """Start streamers until one has prepared the slot; return None if asked to stop.
 
         A slot that is gone although there is a log is a gap. It is created anew only if the user wants to go on after the gap.
         """
         config = self._config
+        self.close()
         while not self._wait(0):
             log = self._log()
             is_creating = config.create_slot and (log is None or config.on_gap == "resnapshot")
             arguments = [*slot_arguments(config), *(creation_arguments if is_creating else later_arguments)(config)]
-            try:
-                answer = ask(
-                    ["prepare", "--quiet", *arguments], command=config.command, is_stopping=lambda: self._wait(0), tell=self._tell
+            with contextlib.ExitStack() as stack:
+                streamer = stack.enter_context(
+                    Streamer(
+                        ["prepare", "--then-stream", "--quiet", *arguments],
+                        command=config.command,
+                        temporary=config.spill or config.staging,
+                        tell=self._tell,
+                    )
                 )
-            except InterruptedError:
-                return None
-            if answer.code == ExitCode.SUCCESS:
-                return Prepared.parse(answer.output)
-            if answer.code == ExitCode.SLOT_NOT_EXIST and config.create_slot and log is not None:
+                try:
+                    found = streamer.prepared(lambda: self._wait(0))
+                except InterruptedError:
+                    return None
+                if isinstance(found, Prepared):
+                    stack.pop_all()
+                    self._streamer = streamer
+                    return found
+            if found.code == ExitCode.SLOT_NOT_EXIST and config.create_slot and log is not None:
                 self._take_gap(missing_slot(log, config.slot, time.time()), 0)
-            if not self._wait_before_restart(answer.failure, 0 if log is None else log.end_lsn):
+            if not self._wait_before_restart(found, 0 if log is None else log.end_lsn):
                 return None
         return None
 

@@ -1,4 +1,6 @@
-"""The program of the fake streamer: python fake_streamer_program.py DIRECTORY (prepare | options). See fake_streamer.py.
+"""The program of the fake streamer: python fake_streamer_program.py DIRECTORY prepare OPTIONS. See fake_streamer.py.
+
+After ``prepare`` it reads the arguments of a stream from stdin, as ``cdcpipe prepare --then-stream`` does.
 
 Tests start it hundreds of times, and its imports would take most of its CPU time. So it imports little: nothing of the project, and
 no installed package (python -I -S). What it reads of the staging directory is the format that spark_sink/staging/log.py describes.
@@ -72,8 +74,17 @@ def fail(turn: dict) -> None:
         os._exit(turn["exit"])
 
 
-def main() -> None:
-    directory, arguments = sys.argv[1], sys.argv[2:]
+def read_arguments() -> list[str]:
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            os._exit(4)
+        line += byte
+    return list(json.loads(line))
+
+
+def run(directory: str, arguments: list[str]) -> None:
     is_look = "prepare" in arguments and os.path.exists(f"{directory}/streamed")
     starts, turns_name = ("looks", "looks.json") if is_look else ("starts", "turns.json")
     number = len((read(f"{directory}/{starts}") or "").splitlines())
@@ -101,7 +112,10 @@ def main() -> None:
             },
             "tables": [],
         }
-        sys.stdout.write(turn.get("output", json.dumps(prepared)))
+        sys.stdout.write(turn.get("output", json.dumps(prepared) + "\n"))
+        sys.stdout.flush()
+        if "output" not in turn:
+            run(directory, read_arguments())
         return
     note(f"{directory}/streamed", "")
     start_lsn = max(confirmed_lsn, parse_lsn(arguments[arguments.index("--startpos") + 1]))
@@ -154,4 +168,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    main()
+    run(sys.argv[1], sys.argv[2:])

@@ -30,9 +30,9 @@ SPILLING = (
     "-P",
     "-c",
     """if True:
-        import runpy, sys
-        if "prepare" not in sys.argv:
-            sys.argv += ["--spill-threshold", "100kB"]
+        import runpy, cli.prepare
+        read = cli.prepare.read_stream_arguments
+        cli.prepare.read_stream_arguments = lambda fd: [*read(fd), "--spill-threshold", "100kB"]
         runpy.run_module("cli", run_name="__main__")
     """,
 )

@@ -7,6 +7,7 @@ import subprocess
 from typing import Any
 
 import postgres
+import pytest
 
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.decode import decode
@@ -196,6 +197,50 @@ def test_prepare_makes_what_is_missing_and_its_end_is_reached(on: PublishedDatab
         rows = [decode(record) for _, record in cli.records()]
         assert [row.new[0] for row in rows if isinstance(row, Insert)] == [b"1", b"2"]
         assert cli.wait() == 0
+
+
+THEN_STREAM = ("prepare", "--then-stream", "--publication", "p")
+
+
+def test_prepare_then_streams_in_the_same_process(on: PublishedDatabase) -> None:
+    on.sql("insert into t values (1, 'a')")
+    with CLI(*THEN_STREAM, "-d", on.database.dsn, "-S", on.slot, header=False) as cli:
+        found = read_json(cli)
+        assert (found["slot"]["name"], found["publications"]) == (on.slot, ["p"])
+        on.sql("insert into t values (2, 'b')")
+        arguments = ["-d", on.database.dsn, "-S", on.slot, "--publication", "p", "-H"]
+        cli.say(json.dumps(arguments) + "\nF 0/0\n")
+        assert [rows for _, rows in cli.transactions(2)] == [[b"1"], [b"2"]]
+        assert cli.quit() == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("", 4, "stdin was closed before it had the arguments of a stream"),
+        ('["-H"', 4, "stdin was closed before"),
+        ("-H\n", 6, "the line on stdin has no arguments of a stream"),
+        ('["slot", "-S", "s"]\n', 6, "the line on stdin has no arguments"),
+        ('["-S", 1]\n', 6, "the line on stdin has no arguments"),
+        ('["-S", "s", "--nonsense"]\n', 1, "--nonsense"),
+    ],
+)
+def test_prepare_needs_the_arguments_of_a_stream(on18: PublishedDatabase, line: str, code: int, said: str) -> None:
+    with CLI(*THEN_STREAM, "-d", on18.database.dsn, "-S", on18.slot, header=False) as cli:
+        read_json(cli)
+        cli.say(line)
+        cli.close_stdin()
+        assert cli.wait() == code
+        assert said in cli.stderr
+
+
+def test_prepare_that_fails_has_no_stream(on18: PublishedDatabase) -> None:
+    assert run_cli(*THEN_STREAM, "-d", on18.database.dsn, "-S", "nope")[0] == 8
+    assert run_cli(*THEN_STREAM, "-d", on18.database.dsn, "-S", on18.slot, "--in-use")[0] == 1
+    with CLI(*THEN_STREAM, "-d", on18.database.dsn, "-S", on18.slot, header=False) as cli:
+        read_json(cli)
+        cli.process.terminate()
+        assert cli.wait() == 143
 
 
 def test_prepare_exports_the_snapshot_of_a_new_slot(on: PublishedDatabase) -> None:

@@ -101,7 +101,7 @@ def start(*arguments: str) -> contextlib.AbstractContextManager[subprocess.Popen
 
 @pytest.mark.parametrize(
     ("name", "extra", "child"),
-    [("status", ("--watch",), "slot monitor"), ("land", ("-S", "s", "--publication", "p"), "prepare")],
+    [("status", ("--watch",), "slot monitor"), ("land", ("-S", "s", "--publication", "p"), "streamer")],
 )
 def test_a_signal_ends_a_command_at_a_silent_server(
     silent_server: tuple[str, ...], tmp_path: Path, name: str, extra: tuple[str, ...], child: str

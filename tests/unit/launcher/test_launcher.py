@@ -60,7 +60,7 @@ def test_all_that_is_available_is_landed_and_confirmed(fake: Callable[..., Fake]
     assert made.confirmed_lsn == WORK[-1].end_lsn
     assert made.read("commands")[-1] == "q"
     assert made.starts == [
-        ["prepare", "--quiet", "-d", "db", "-S", "s", "--publication", "p"],
+        ["prepare", "--then-stream", "--quiet", "-d", "db", "-S", "s", "--publication", "p"],
         (
             "-d db -S s --publication p -H --whole-transactions -o streaming=parallel -o messages=true"
             f" --startpos 0/100 --expect 7/1 --expect-lsn 0/100 --idle-positions --endpos 0/{WORK[-1].end_lsn + 1:X} --endpos-wait"
