@@ -1,8 +1,8 @@
 """The parts of psycopg that are used here: ``pq``, which is libpq, ``errors`` and ``conninfo``.
 
 Python runs a package's own code before it imports a part of it. psycopg's own code imports the conversion of each type and much
-else, which is a fifth of a short command's start (docs/decisions/0083). So this module enters the package in ``sys.modules`` and does
-not run its code. The code runs as soon as anyone asks the package for something else:
+else, which is a fifth of a short command's start (docs/decisions/0083). So this module enters the package in ``sys.modules``, but
+its code runs only when anyone asks the package for something else:
 
     from cdcpipe.libpq.driver import pq     # psycopg.pq; psycopg itself has not run
     import psycopg                          # still not
