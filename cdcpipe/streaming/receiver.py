@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import struct
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,7 +25,7 @@ from cdcpipe.replication.boundaries import BoundaryTracker
 from cdcpipe.replication.copydata import WAL_DATA, WAL_DATA_HEADER_BYTES, parse_keepalive
 from cdcpipe.replication.progress import Progress
 from cdcpipe.streaming.notices import check_notices, raise_end
-from cdcpipe.threads import have_no_blas_threads
+from cdcpipe.threads import Worker, have_no_blas_threads
 
 if TYPE_CHECKING:
     from cdcpipe.streaming.wal_data import Run
@@ -45,6 +46,9 @@ LEAST_RUN_BYTES = 24 << 10
 LEAST_RUN_RECORDS = 64
 """After a shorter run, the next records are taken one by one."""
 ONE_BY_ONE_RECORDS = 512
+
+_SHORT_TURN_S = 0.0002
+"""How long a thread may run while another one wants to, during the import of numpy."""
 
 
 class _Layouts(dict[int, tuple[Callable[[memoryview | bytes], tuple[int, int, int, Any]], bytes]]):
@@ -249,16 +253,28 @@ class Receiver:
         is_long = count >= LEAST_RUN_RECORDS or self.is_taking or self._tracker.is_finished
         return size, 0 if is_long else ONE_BY_ONE_RECORDS
 
-    def _load(self) -> None:
-        """Import numpy, once a stream has many records: that takes 0.1 s."""
+    def _load(self) -> Worker:
+        """Import numpy in a thread, once a stream has many records. Until it is there, records are taken one by one.
+
+        The import takes 0.1 s of CPU time. A server whose socket is not read is blocked after 0.5 ms, so the threads take turns
+        that are shorter.
+        """
         self._can_load = False
         have_no_blas_threads()
+        loader = Worker(target=self._import_runs, args=(sys.getswitchinterval(),), name="cdcpipe-numpy", daemon=True)
+        sys.setswitchinterval(_SHORT_TURN_S)
+        loader.start()
+        return loader
+
+    def _import_runs(self, turn_s: float) -> None:
         try:
             from cdcpipe.streaming.wal_data import Run
         except ImportError as ex:
             log.info("records are taken one by one: %s", ex)
         else:
             self._run_class = Run
+        finally:
+            sys.setswitchinterval(turn_s)
 
     def _take_run(self, run: Run, direct: DirectCopy) -> int:
         """Queue records that need not be held. Return how many of the run were taken."""

@@ -1,8 +1,10 @@
 """Taking many records at once gives the same chunks, ends and errors as taking them one by one, however the stream is cut."""
 
+import functools
 import os
 import socket
 import struct
+import sys
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +23,7 @@ from cdcpipe.replication.progress import Progress
 from cdcpipe.streaming import receiver as receiver_module
 from cdcpipe.streaming.receiver import Receiver
 from cdcpipe.streaming.wal_data import Run
+from support.waiting import DEADLINE_S
 from support.wire import error_fields, keepalive, message, wal_data
 
 OPTIONS = StreamOptions(
@@ -227,9 +230,10 @@ def test_an_error_comes_after_the_same_records(drawn: list[Any], is_whole: bool,
 
 def test_runs_are_taken_once_numpy_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
-    loaded: list[object] = []
-    receiver: Any = SimpleNamespace()
-    Receiver._load(receiver)
-    loaded.append(receiver._run_class)
-    assert loaded == [Run]
+    turn_s = sys.getswitchinterval()
+    receiver: Any = SimpleNamespace(_run_class=None)
+    receiver._import_runs = functools.partial(Receiver._import_runs, receiver)
+    Receiver._load(receiver).join(DEADLINE_S)
+    assert receiver._run_class is Run
     assert os.environ["OPENBLAS_NUM_THREADS"] == "1"
+    assert sys.getswitchinterval() == turn_s
