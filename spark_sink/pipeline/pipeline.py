@@ -272,9 +272,13 @@ class Pipeline:
                 if _LATE not in str(ex) or self._error is not None or _STARTS.pause_s(self._late_starts + 1) is None:
                     self._error = self._error or _own_error(ex)  # the first error is kept
                     raise self._error from ex
+            if self._stopping:  # a start after `stop` would never end
+                return True
             self._late_starts += 1
             _logger.warning("a Python process took Spark more than ten seconds to start; beginning again")
             self._stop_following(is_last_round_wanted=False)
+            if self._error is not None:  # of the last round; a start would forget it
+                raise self._error
             self.start(available_now=self._available_now)
         return True
 

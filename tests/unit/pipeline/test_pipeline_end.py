@@ -31,12 +31,14 @@ class Query:
         self._clock = clock
         self._ends = list(ends)
         self.timeouts: list[float | None] = []
+        self.starts = 0
         self.isActive = False
 
     def trigger(self, **_: Any) -> "Query":
         return self
 
     def start(self) -> "Query":
+        self.starts += 1
         return self
 
     def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802 - Spark's name
@@ -58,7 +60,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def pipeline(query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
-    for module, name in ((session, "check"), (session, "check_reach"), (datasource, "register")):
+    for module, name in ((session, "check"), (session, "check_reach"), (session, "has_ended"), (datasource, "register")):
         monkeypatch.setattr(module, name, lambda *_: None)
     monkeypatch.setattr(Pipeline, "_stream", lambda _self: query)
     spark: Any = None
@@ -89,3 +91,30 @@ def test_a_source_is_not_started_again_for_ever(clock: Clock, tmp_path: Path, mo
     with pytest.raises(CdcpipeError, match="failed to connect back"):
         pipeline(query, tmp_path, monkeypatch).process_available()
     assert len(query.timeouts) == 11
+
+
+def test_a_source_that_starts_late_is_not_started_again_after_a_stop(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would end that query: `wait` would wait for ever."""
+    query = Query(clock, Exception(LATE))
+    with pipeline(query, tmp_path, monkeypatch):
+        pass
+    assert query.starts == 1
+    query = Query(clock, Exception(LATE), None)
+    made = pipeline(query, tmp_path, monkeypatch).start()
+    made.stop()
+    assert made.wait()
+    made.process_available()  # a stopped pipeline can be started again
+    assert query.starts == 2
+
+
+def test_an_error_of_the_last_round_is_kept_when_a_source_starts_late(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = Query(clock, Exception(LATE), None)
+    made = pipeline(query, tmp_path, monkeypatch).start()
+    monkeypatch.setattr(made, "_stop_following", lambda **_: made._take_error(CdcpipeError("the last merge failed")))
+    with pytest.raises(CdcpipeError, match="the last merge failed"):
+        made.wait()
+    assert query.starts == 1
