@@ -246,7 +246,7 @@ class Launcher:
     def _stream(self, writer: StagingWriter, sealer: Sealer, prepared: Prepared, streamer: Streamer) -> Failure | None:
         """Begin a stream, and take it to its end. Returns the streamer's failure, None if it ended as it should."""
         start_lsn = writer.end_lsn
-        filler = SegmentFiller(start_lsn, self.config.seal)
+        filler = SegmentFiller(start_lsn, self.config.seal, backlog_lsn=prepared.wal_lsn)
         arguments = [*(["-v"] if self.config.verbose else []), *slot_arguments(self.config), "-H", "--whole-transactions"]
         for name, value in plugin_options(prepared).items():
             arguments += ["-o", f"{name}={value}"]

@@ -115,14 +115,16 @@ class SealPolicy:
     seal_interval_s: float = 1.0
     held_bytes: int = 8 << 20
     """A transaction larger than this gets its own segment, and goes to disk while it arrives."""
+    backlog_interval_s: float = 2.0
+    """The least seal interval while the stream has changes from before its start. They are old, and fewer segments cost less."""
 
-    def is_due(self, size: int, since: float, now: float) -> bool:
+    def is_due(self, size: int, since: float, now: float, *, is_backlog: bool = False) -> bool:
         """Tell whether to seal a segment of ``size`` bytes whose first transaction came at ``since``."""
-        return size >= self.segment_bytes or now >= self.deadline(since)
+        return size >= self.segment_bytes or now >= self.deadline(since, is_backlog=is_backlog)
 
-    def deadline(self, since: float) -> float:
+    def deadline(self, since: float, *, is_backlog: bool = False) -> float:
         """Return when to seal a segment whose first transaction came at ``since``, whatever its size."""
-        return since + self.seal_interval_s
+        return since + (max(self.seal_interval_s, self.backlog_interval_s) if is_backlog else self.seal_interval_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +146,13 @@ class _Piece:
 class SegmentFiller:
     """Takes the streamer's output, and returns the operations that write it to segments.
 
-    ``start_lsn`` is the end of the log; transactions must end beyond it. After a ProtocolError, discard the open segment and use a
-    new filler, to which the server's next stream goes.
+    ``start_lsn`` is the end of the log; transactions must end beyond it. Those that end before ``backlog_lsn`` had committed before
+    the stream began. After a ProtocolError, discard the open segment and use a new filler, to which the server's next stream goes.
     """
 
-    def __init__(self, start_lsn: int, policy: SealPolicy) -> None:
+    def __init__(self, start_lsn: int, policy: SealPolicy, backlog_lsn: int = 0) -> None:
         self._policy = policy
+        self._backlog_lsn = backlog_lsn
         self._start_lsn = self._end_lsn = start_lsn
         # State of the stream: the bytes of an incomplete record, or how many bytes are missing of a record passed on in parts.
         self._held = b""
@@ -178,7 +181,11 @@ class SegmentFiller:
     @property
     def deadline(self) -> float | None:
         """When ``tick`` has to cut the open segment; None if it has no transaction."""
-        return None if self._since is None else self._policy.deadline(self._since)
+        return None if self._since is None else self._policy.deadline(self._since, is_backlog=self._is_backlog)
+
+    @property
+    def _is_backlog(self) -> bool:
+        return self._end_lsn < self._backlog_lsn
 
     def feed(self, data: bytes, now: float) -> list[Operation]:
         """Take the next bytes of the stream. Raises ProtocolError if they are not a stream of whole transactions."""
@@ -245,7 +252,7 @@ class SegmentFiller:
 
     def tick(self, now: float) -> list[Operation]:
         """Cut the open segment if it is due."""
-        if self._since is not None and self._policy.is_due(self._size, self._since, now):
+        if self._since is not None and self._policy.is_due(self._size, self._since, now, is_backlog=self._is_backlog):
             return [self._cut()]
         return []
 

@@ -31,7 +31,7 @@ from spark_sink.staging.log import list_segments
 from support.pgoutput_stream import Transaction, decode_segment
 
 PROGRAM = Path(__file__).with_name("fake_streamer_program.py")
-SMALL = SealPolicy(segment_bytes=400, seal_interval_s=0.05, held_bytes=300)
+SMALL = SealPolicy(segment_bytes=400, seal_interval_s=0.05, held_bytes=300, backlog_interval_s=0)
 
 WORK = [Transaction(0x100 + 0x20 * n, tuple((16384 + n % 3, b"value %d" % n) for _ in range(1 + n % 5))) for n in range(1, 60)]
 

@@ -23,7 +23,7 @@ def config_for(database: postgres.Database, staging: Path, **changes: Any) -> La
         publications=("pub",),
         connection=("-d", database.dsn),
         create_slot=True,
-        seal=SealPolicy(segment_bytes=200_000, seal_interval_s=0.1, held_bytes=100_000),
+        seal=SealPolicy(segment_bytes=200_000, seal_interval_s=0.1, held_bytes=100_000, backlog_interval_s=0),
     )
     return replace(config, **changes)
 

@@ -215,7 +215,7 @@ def test_whole_transactions_are_sealed_and_confirmed_at_a_stop(fake: Callable[..
 
 def test_a_segment_is_sealed_by_age_while_nothing_comes(fake: Callable[..., Fake]):
     made = fake()
-    with Launcher(made.config(available_now=False, seal=SealPolicy(1 << 30, 0.01))) as launcher:
+    with Launcher(made.config(available_now=False, seal=SealPolicy(1 << 30, 0.01, backlog_interval_s=0))) as launcher:
         until(lambda: made.confirmed_lsn == WORK[-1].end_lsn)
         assert launcher.progress.position == (1, WORK[-1].end_lsn)
     made.check(WORK)

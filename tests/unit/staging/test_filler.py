@@ -152,6 +152,22 @@ def test_a_segment_is_cut_by_size_and_by_age():
     assert [(cut.start_lsn, cut.end_lsn) for cut in operations if isinstance(cut, Cut)] == [(0x20, 0x30)]
 
 
+def test_changes_from_before_the_stream_wait_longer_for_their_seal():
+    """They are old, and fewer segments cost less. The size counts for them, too."""
+    filler = SegmentFiller(0, SealPolicy(segment_bytes=200, seal_interval_s=0.5, backlog_interval_s=3.0), backlog_lsn=0x40)
+    filler.feed(encode_stream([Transaction(0x20, ())]), 10.0)
+    assert filler.deadline == 13.0
+    assert filler.tick(12.999) == []
+    assert [cut.end_lsn for cut in filler.tick(13.0) if isinstance(cut, Cut)] == [0x20]
+    operations = filler.feed(encode_stream([Transaction(0x30, [(16384, bytes(200))])]), 14.0)
+    assert [cut.end_lsn for cut in operations if isinstance(cut, Cut)] == [0x30]
+    filler.feed(encode_stream([Transaction(0x38, ())]), 15.0)
+    assert filler.deadline == 18.0
+    filler.feed(encode_stream([Transaction(0x40, ())]), 15.1)
+    assert filler.deadline == 15.5
+    assert SealPolicy(seal_interval_s=9.0).deadline(1.0, is_backlog=True) == 10.0
+
+
 def test_a_large_transaction_goes_to_disk_as_it_comes_in_a_segment_of_its_own():
     small, large = Transaction(0x20, [(16384, b"x")]), Transaction(0x90, [(16384, bytes(100))] * 50)
     stream = encode_stream([small, large])
