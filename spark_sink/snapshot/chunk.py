@@ -1,9 +1,10 @@
 """Copies a chunk of a table into a file of its changelog: the part of a snapshot that runs in executors.
 
-The server sends rows in COPY's binary form, ADBC makes Arrow columns of them, and they go to Parquet as they are. No Python code
-runs per row, and no row goes through the JVM. A type that binary form or Arrow cannot represent exactly comes as text. The few
-dates and times beyond Spark's years come as text in a second column. Texts go through the same casts as the texts of the stream. So
-a value is the same whether it comes with the snapshot or with a change.
+The server packs the rows of some pages into one (packed.py). Where it can't, it sends each row in COPY's binary form, and ADBC
+makes Arrow columns of them. The columns go to Parquet as they are. No Python code runs per row, and no row goes through the JVM. A
+type that binary form or Arrow cannot represent exactly comes as text. Texts go through the same casts as the texts of the stream.
+The few dates and times beyond Spark's years become text, too. So a value is the same whether it comes with the snapshot or with a
+change.
 
 The position of each row is the snapshot's. Its ordinal is ``row * chunks + chunk``, both counted from 0. So ordinals are unique in
 the table, and no chunk has to know of another. Ordinals beyond 31 bits continue as negative numbers, from the least one (32 bits in
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -23,27 +25,29 @@ import pyarrow as pa
 
 from cdcpipe.masks import HASH, NO_MASKS, REDACT, Masks
 from cdcpipe.sql import quote_identifier, quote_literal
-from cdcpipe.sqlstate import LOCK_NOT_AVAILABLE, UNDEFINED_COLUMN, UNDEFINED_TABLE
-from cdcpipe.types.arrow.casts import convert_text
+from cdcpipe.sqlstate import LOCK_NOT_AVAILABLE, UNDEFINED_COLUMN, UNDEFINED_FUNCTION, UNDEFINED_TABLE
+from cdcpipe.types.arrow.casts import NO_ROWS, NO_TEXTS, Converted, convert_text
 from cdcpipe.types.table import PRINTED, TYPES, UNKNOWN
 from spark_sink.client.exported import SnapshotError
 from spark_sink.files import places
 from spark_sink.files.parquet import FileWriter, Layout
 from spark_sink.schema.exact_texts import ExactTexts
 from spark_sink.schema.masking import REDACTED, masked
+from spark_sink.snapshot import packed
 from spark_sink.snapshot.plan import Chunk, LockedError, RewrittenError, Select, open_snapshot, reading_error
 from spark_sink.snapshot.progress import Written, note
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
     from cdcpipe.pgoutput.messages import Column, Relation
     from spark_sink.files.parquet import WrittenFile
+    from spark_sink.snapshot.packed import Packing
 
 __all__ = ["ChunkTask", "select_columns", "write_chunk", "write_truncate"]
 
-_GONE: Final = (UNDEFINED_COLUMN, UNDEFINED_TABLE)
-"""A query in an old snapshot still uses today's catalog."""
+_GONE: Final = (UNDEFINED_COLUMN, UNDEFINED_FUNCTION, UNDEFINED_TABLE)
+"""A query in an old snapshot still uses today's catalog. A column may be gone, or have a type that a function does not take."""
 
 _ORDINALS: Final = 1 << 32
 _BATCH_HINT_BYTES: Final = 16 << 20
@@ -57,18 +61,23 @@ def select_columns(relation: Relation, masks: Mapping[str, str] = MappingProxyTy
 def _select_masked(column: Column, kind: str) -> Select:
     name = quote_identifier(column.name)
     if kind == HASH:
-        return Select(PRINTED.expression.format(name), is_text=True, is_hashed=True)
+        expression = PRINTED.expression.format(name)
+        return Select(expression, is_text=True, is_hashed=True, packing=packed.as_text(expression))
     value = f"CASE WHEN {name} IS DISTINCT FROM NULL THEN {quote_literal(REDACTED)} END" if kind == REDACT else "NULL"
-    return Select(f"({value})::pg_catalog.text", is_text=True)
+    expression = f"({value})::pg_catalog.text"
+    return Select(expression, is_text=True, packing=packed.as_text(expression))
 
 
 def _select(column: Column) -> Select:
     rule, name = TYPES.get(column.type_id, UNKNOWN).selected, quote_identifier(column.name)
-    expression = rule.expression.format(name)
+    expression, packing = rule.expression.format(name), packed.packing(column, name)
+    if rule.is_text:
+        return Select(expression, is_text=True, packing=packing or packed.as_text(expression))
     if rule.fits is None:
-        return Select(expression, rule.is_text)
+        return Select(expression, packing=packing)
     fits = rule.fits.format(name)
-    return Select(f"CASE WHEN {fits} THEN {expression} END", rest=f"CASE WHEN NOT ({fits}) THEN {name}::pg_catalog.text END")
+    rest = f"CASE WHEN NOT ({fits}) THEN {name}::pg_catalog.text END"
+    return Select(f"CASE WHEN {fits} THEN {expression} END", rest=rest, packing=packing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +113,37 @@ def write_chunk(task: ChunkTask, count_rows: Callable[[int], object]) -> Written
 
     If another attempt at the same chunk was first, its file counts, and this attempt's file is removed.
     """
+    packings = _packings(task)
+    if packings is not None:
+        try:
+            return _write(task, _read_packed(task, packings), count_rows)
+        except packed.AmbiguousError:
+            pass
+    return _write(task, _read_rows(task), count_rows)
+
+
+def _write(task: ChunkTask, batches: Iterator[tuple[int, list[Converted]]], count_rows: Callable[[int], object]) -> Written:
     writer = FileWriter(task.directory, f"part-{task.number:06d}-{secrets.token_hex(8)}.parquet", task.layout)
     rows = 0
-    exact: Counter[str] = Counter()
-    for batch in _read(task):
-        count = len(batch)
-        arrays = _columns(task, batch, exact)
-        writer.write(arrays | _metadata(task, rows, count), count)
-        rows += count
-        count_rows(count)
-    own = Written(rows, writer.close(), dict(exact))
+    counts: Counter[str] = Counter()
+    try:
+        for count, columns in batches:
+            arrays: dict[str, pa.Array] = {}
+            exact = ExactTexts(count)
+            for name, column in zip(task.names, columns, strict=True):
+                arrays[name] = column.array
+                if len(column.exact_rows):
+                    exact.add(name, column.exact_rows, column.exact)
+                    counts[name] += len(column.exact_rows)
+            arrays["_cdc_exact"] = exact.to_arrow(_EXACT_TYPE)
+            writer.write(arrays | _metadata(task, rows, count), count)
+            rows += count
+            count_rows(count)
+    except packed.AmbiguousError:
+        places.remove_files(places.place(task.directory), [writer.close().name])
+        count_rows(-rows)
+        raise
+    own = Written(rows, writer.close(), dict(counts))
     written = note(places.place(task.note), own)
     if written.file.name != own.file.name:
         places.remove_files(places.place(task.directory), [own.file.name])
@@ -127,17 +157,58 @@ def write_truncate(directory: str, layout: Layout, epoch: int, lsn: int, time_us
     return writer.close()
 
 
-def _read(task: ChunkTask) -> Iterator[pa.RecordBatch]:
-    """Yield the chunk's rows as they arrive, in the columns of its SELECT."""
+def _packings(task: ChunkTask) -> list[Packing] | None:
+    """Return how the server packs the columns; None if it must send each row."""
+    if not task.chunk.packed_pages:
+        return None
+    found = []
+    for select, name in zip(task.selects, task.names, strict=True):
+        each = select.packing
+        if each is None or (each.is_integer and not pa.types.is_decimal(task.types.field(name).type)):
+            return None
+        found.append(each)
+    return found if packed.is_possible(found) else None
+
+
+def _read_packed(task: ChunkTask, packings: list[Packing]) -> Iterator[tuple[int, list[Converted]]]:
+    """Yield numbers of rows, and the table's columns of as many rows. Raises AmbiguousError."""
+    # A SELECT without columns would not count rows.
+    expressions = [f"{each.value} AS c{number}" for number, each in enumerate(packings)] or ["true AS c0"]
+    query = task.chunk.packed_query(packed.aggregates(packings), expressions, task.condition)
+    kinds = [task.types.field(name).type for name in task.names]
+    with closing(_read(task, query, packed.SETTINGS)) as batches:
+        for batch in batches:
+            count, columns = packed.read_packed(packings, kinds, batch)
+            yield (
+                count,
+                [
+                    Converted(masked(column.array, HASH, task.masks), NO_ROWS, NO_TEXTS) if select.is_hashed else column
+                    for select, column in zip(task.selects, columns, strict=True)
+                ],
+            )
+
+
+def _read_rows(task: ChunkTask) -> Iterator[tuple[int, list[Converted]]]:
+    """Yield the same for a table whose rows the server sends one by one."""
     expressions = [select.expression for select in task.selects]
     expressions += [select.rest for select in task.selects if select.rest is not None]
     # Numbered names, because two columns may get the same name in Arrow. A table without columns gets a constant, to count rows.
     numbered = [f"{expression} AS c{number}" for number, expression in enumerate(expressions)] or ["true AS c0"]
+    with closing(_read(task, task.chunk.query(numbered, task.condition))) as batches:
+        for batch in batches:
+            yield len(batch), _columns(task, batch)
+
+
+def _read(task: ChunkTask, query: str, settings: Mapping[str, str] = MappingProxyType({})) -> Generator[pa.RecordBatch, None, None]:
+    """Yield the server's answer as it arrives."""
     connection = open_snapshot(task.connection, task.snapshot)
     try:
         with connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": _BATCH_HINT_BYTES})
-            cursor.execute(task.chunk.query(numbered, task.condition))
+            if settings:
+                values = (f"set_config({quote_literal(name)}, {quote_literal(value)}, true)" for name, value in settings.items())
+                cursor.execute(f"SELECT {', '.join(values)}")
+            cursor.execute(query)
             yield from cursor.fetch_record_batch()
             # The query has locked the table. So the file of this moment is the file that was read.
             cursor.execute(f"SELECT pg_relation_filenode({task.chunk.relation_id}::oid)::int8")
@@ -163,36 +234,28 @@ def _read(task: ChunkTask) -> Iterator[pa.RecordBatch]:
         connection.close()
 
 
-def _columns(task: ChunkTask, batch: pa.RecordBatch, counts: Counter[str]) -> dict[str, pa.Array]:
-    """Return the table's columns and ``_cdc_exact``; count in ``counts`` the values that their type cannot hold."""
-    arrays: dict[str, pa.Array] = {}
-    exact = ExactTexts(len(batch))
+def _columns(task: ChunkTask, batch: pa.RecordBatch) -> list[Converted]:
+    """Return the table's columns."""
+    found = []
     rests = iter(range(len(task.selects), batch.num_columns))
     for number, (select, name) in enumerate(zip(task.selects, task.names, strict=True)):
         array, kind = batch.column(number), task.types.field(name).type
         if not task.is_utf8 and pa.types.is_string(array.type):
             _check_utf8(task, name, array)
         if select.is_hashed:
-            array, rows, texts = masked(array, HASH, task.masks), _NO_ROWS, _NO_TEXTS
+            converted = Converted(masked(array, HASH, task.masks), NO_ROWS, NO_TEXTS)
         elif select.is_text:
             converted = convert_text(array, kind)
-            array, rows, texts = converted.array, converted.exact_rows, converted.exact
         elif select.rest is not None:
             rest = batch.column(next(rests))
-            rows = np.flatnonzero(rest.is_valid().to_numpy(zero_copy_only=False)) if rest.null_count < len(rest) else _NO_ROWS
-            texts = rest.take(pa.array(rows))
+            rows = np.flatnonzero(rest.is_valid().to_numpy(zero_copy_only=False)) if rest.null_count < len(rest) else NO_ROWS
+            converted = Converted(array, rows, rest.take(pa.array(rows)))
         else:
-            rows, texts = _NO_ROWS, _NO_TEXTS
-        if len(rows):
-            exact.add(name, rows, texts)
-            counts[name] += len(rows)
-        arrays[name] = array
-    arrays["_cdc_exact"] = exact.to_arrow(_EXACT_TYPE)
-    return arrays
+            converted = Converted(array, NO_ROWS, NO_TEXTS)
+        found.append(converted)
+    return found
 
 
-_NO_ROWS: Final = np.zeros(0, np.int64)
-_NO_TEXTS: Final = pa.nulls(0, pa.string())
 _EXACT_TYPE: Final = pa.map_(pa.string(), pa.string())
 
 
@@ -221,5 +284,5 @@ def _positions(op: str, epoch: int, lsn: int, ordinals: pa.Array, time_us: int) 
         "_cdc_end_lsn": pa.repeat(pa.scalar(lsn, pa.int64()), count),
         "_cdc_ordinal": ordinals,
         "_cdc_commit_time": pa.repeat(pa.scalar(time_us, pa.timestamp("us", "UTC")), count),
-        "_cdc_unchanged": pa.ListArray.from_arrays(pa.array(np.zeros(count + 1, np.int32)), _NO_TEXTS),
+        "_cdc_unchanged": pa.ListArray.from_arrays(pa.array(np.zeros(count + 1, np.int32)), NO_TEXTS),
     }

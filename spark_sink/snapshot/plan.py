@@ -31,6 +31,8 @@ from spark_sink.client.exported import SnapshotError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from spark_sink.snapshot.packed import Packing
+
 __all__ = [
     "Chunk",
     "LockedError",
@@ -45,6 +47,9 @@ __all__ = [
 ]
 
 _KEY_FLAG: Final = 1
+_MAX_PAGE: Final = 0xFFFFFFFE
+_PACKED_BYTES: Final = 512 << 10
+"""The size of the pages whose rows the server packs into one row. It holds their values in memory at once."""
 _LOCK_TIMEOUT_MS: Final = 2000
 _CHUNK_LOCK_TIMEOUT_MS: Final = 5000
 _LOST: Final = ("08", "57")
@@ -66,6 +71,7 @@ SELECT json_build_object(
         SELECT json_agg(json_build_object(
             'relation_id', l.oid::int8, 'schema', m.nspname, 'name', l.relname, 'file', l.relfilenode::int8,
             'rows', l.reltuples, 'is_heap', am.amname = 'heap',
+            'is_toasted', coalesce(pg_relation_size(nullif(l.reltoastrelid, 0)) > 0, false),
             'pages', pg_relation_size(l.oid) / current_setting('block_size')::int) ORDER BY l.oid)
         FROM pg_class l JOIN pg_namespace m ON m.oid = l.relnamespace JOIN pg_am am ON am.oid = l.relam
         WHERE l.oid IN {leaves})
@@ -96,6 +102,8 @@ class Chunk:
     file: int
     first_page: int = 0
     last_page: int | None = None
+    packed_pages: int = 0
+    """The number of pages whose rows the server may pack into one row (packed.py); 0 if it must send each row."""
 
     def query(self, expressions: Sequence[str], condition: str | None) -> str:
         """Return the chunk's SELECT."""
@@ -106,6 +114,26 @@ class Chunk:
             conditions.append(f"ctid < '({self.last_page},0)'")
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         return f"SELECT {', '.join(expressions)} FROM ONLY {self.table}{where}"
+
+    def packed_query(self, aggregates: Sequence[str], expressions: Sequence[str], condition: str | None) -> str:
+        """Return the chunk's SELECT of ``aggregates``, over the rows of `packed_pages` pages each."""
+        pages = quote_identifier("cdcpipe pages")
+        if self.table.endswith(f".{pages}"):
+            pages = quote_identifier("cdcpipe's pages")  # inside, the other name is the table's
+        if self.last_page is None:
+            end, last = f"pg_relation_size({self.relation_id}::oid) / current_setting('block_size')::int8", _MAX_PAGE
+        else:
+            end, last = str(self.last_page), self.last_page
+        conditions = [] if condition is None else [condition]
+        conditions.append(f"ctid >= format('(%s,0)', {pages}.first)::tid")
+        conditions.append(f"ctid < format('(%s,0)', least({pages}.first + {self.packed_pages}, {last}))::tid")
+        named = ", ".join(f"{aggregate} AS a{number}" for number, aggregate in enumerate(aggregates))
+        # With OFFSET 0 the server computes each expression once, however often an aggregate uses it.
+        rows = f"SELECT {', '.join(expressions)} FROM ONLY {self.table} WHERE {' AND '.join(conditions)} OFFSET 0"
+        return (
+            f"SELECT packed.* FROM generate_series({self.first_page}::int8, {end} - 1, {self.packed_pages}) AS {pages} (first), "
+            f"LATERAL (SELECT {named} FROM ({rows}) AS selected) AS packed"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +147,8 @@ class Select:
     is_text: bool = False
     rest: str | None = None
     is_hashed: bool = False
+    packing: Packing | None = None
+    """How the server packs the column; None if it must send each row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,16 +268,17 @@ def make_plan(connection: str, snapshot: str, publications: Sequence[str], chunk
     finally:
         opened.close()
     pages = max(1, chunk_bytes // page_bytes)
-    return Plan(tuple(_table(value, pages) for value in found), time_us, encoding != "SQL_ASCII")
+    packed_pages = max(1, _PACKED_BYTES // page_bytes) if encoding == "UTF8" else 0
+    return Plan(tuple(_table(value, pages, packed_pages) for value in found), time_us, encoding != "SQL_ASCII")
 
 
-def _table(value: dict[str, Any], chunk_pages: int) -> TablePlan:
+def _table(value: dict[str, Any], chunk_pages: int, packed_pages: int) -> TablePlan:
     columns = tuple(
         Column(_KEY_FLAG if column["is_key"] else 0, column["name"], column["type_id"], column["type_modifier"])
         for column in value["columns"] or ()
     )
     relation = Relation(None, value["relation_id"], value["schema"], value["name"], value["identity"], columns)
-    chunks = [chunk for part in value["parts"] or () for chunk in _chunks(part, chunk_pages)]
+    chunks = [chunk for part in value["parts"] or () for chunk in _chunks(part, chunk_pages, packed_pages)]
     filters = value["filters"]
     return TablePlan(
         relation=relation,
@@ -259,12 +290,13 @@ def _table(value: dict[str, Any], chunk_pages: int) -> TablePlan:
     )
 
 
-def _chunks(part: dict[str, Any], chunk_pages: int) -> list[Chunk]:
+def _chunks(part: dict[str, Any], chunk_pages: int, packed_pages: int) -> list[Chunk]:
     """Cut a heap table into chunks of equal size. A table with another storage (no pages) is one chunk."""
+    packed_pages = packed_pages if part["is_heap"] and not part["is_toasted"] else 0
     table = f"{quote_identifier(part['schema'])}.{quote_identifier(part['name'])}"
     count = max(1, -(-part["pages"] // chunk_pages)) if part["is_heap"] else 1
     borders = [part["pages"] * number // count for number in range(count)]
     return [
-        Chunk(part["relation_id"], table, part["file"], first, last)
+        Chunk(part["relation_id"], table, part["file"], first, last, packed_pages)
         for first, last in zip(borders, [*borders[1:], None], strict=True)
     ]

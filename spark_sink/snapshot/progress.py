@@ -76,7 +76,7 @@ def begin(
     """Create the directory, and record the copy that begins."""
     make_directory(directory)
     token = secrets.token_hex(8)
-    cut = [[chunk.relation_id, chunk.table, chunk.file, chunk.first_page, chunk.last_page] for chunk in chunks]
+    cut = [list(asdict(chunk).values()) for chunk in chunks]
     write_json(
         directory / "begun.json",
         {"purpose": purpose, "chunks": cut, "time_us": time_us, "token": token, "definition": list(definition)},

@@ -22,6 +22,7 @@ from spark_sink.client.prepare import slot_exists
 from spark_sink.files.parquet import Layout
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.schema.types import assign_columns, merge_columns, typed_schema
+from spark_sink.snapshot import chunk
 from spark_sink.snapshot import plan as snapshot_plan
 from spark_sink.snapshot.chunk import ChunkTask, select_columns, write_chunk
 from spark_sink.snapshot.plan import LockedError, Plan, RewrittenError, TablePlan, conninfo, make_plan, open_snapshot
@@ -123,6 +124,11 @@ class Source:
             self.export = None
 
 
+def unpacked(table: TablePlan) -> TablePlan:
+    """Return the plan for a table whose rows the server sends one by one."""
+    return replace(table, chunks=tuple(replace(chunk, packed_pages=0) for chunk in table.chunks))
+
+
 @pytest.fixture
 def source(pg: postgres.Cluster, tmp_path: Path) -> Iterator[Source]:
     with pg.database() as database:
@@ -170,7 +176,11 @@ def test_a_value_of_any_type_is_the_same_in_snapshot_and_stream(source: Source) 
     source.sql(*(f"{role} set {name} = '{value}'" for name, value in HOSTILE_SETTINGS.items()))
     source.take()
     table = source.tables()["t"]
+    assert all(chunk.packed_pages for chunk in table.chunks)
     taken = {row["id"]: row for row in source.rows(table)}
+    by_row = {row["id"]: row for row in source.rows(unpacked(table))}
+    for number, row in by_row.items():
+        assert repr({**row, "_cdc_ordinal": 0}) == repr({**taken[number], "_cdc_ordinal": 0})
     source.close()
     source.sql(f"{role} reset all")
     insert(1000)
@@ -188,6 +198,97 @@ def test_a_value_of_any_type_is_the_same_in_snapshot_and_stream(source: Source) 
         assert (row["_cdc_op"], row["_cdc_old"]) == ("snapshot", None)
         for name in set(row) - ignored:
             assert repr(row[name]) == repr(change[name]), (name, number, kinds[int(name[1:])][0] if name[1:].isdigit() else name)
+
+
+NULLS = {
+    "int4": ["-1985229329", "0"],  # the value that stands for NULL; another one
+    "int8": ["-8526495043095935641", "0"],
+    "int2": ["-32768", "32767"],
+    "float8": ["NaN", "-0"],
+    "bool": ["f", "t"],
+    "date": ["-infinity", "4713-01-01 BC"],
+    "timestamptz": ["-infinity", "infinity"],
+    "numeric(18, 3)": ["NaN", "-999999999999999.999"],
+    "numeric(3, 3)": ["NaN", "-0.001"],
+    "text": ["", "x"],
+    "bytea": ["", "x"],
+    "char(3)": ["", "x"],
+    "inet": ["::1", "10.0.0.0/8"],
+}
+"""Values of types that could be taken for NULL."""
+
+
+@pytest.mark.parametrize("kind", NULLS)
+def test_what_stands_for_null_is_not_taken_for_it(source: Source, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_row = []
+    monkeypatch.setattr(chunk, "_read_rows", lambda task, read=chunk._read_rows: by_row.append(task) or read(task))
+    source.sql(f"create table t (id int primary key, v {kind})", "create publication p for table t")
+    values = [*NULLS[kind], None, *NULLS[kind]] * 20
+    with source.connection.cursor() as cursor:
+        cursor.executemany("insert into t values (%s, %s)", list(enumerate(values)))
+    source.sql("set timezone = 'UTC'")
+    expected = dict(source.connection.execute("select id, format('%s', v) from t where v is not null").fetchall())
+    source.take()
+    table = source.tables()["t"]
+    for plan in (table, unpacked(table)):
+        rows = {row["id"]: row for row in source.rows(plan)}
+        assert len(rows) == len(values)
+        for number, value in enumerate(values):
+            row = rows[number]
+            assert (row["v"] is None and not row["_cdc_exact"]) == (value is None)
+            if row["_cdc_exact"]:
+                assert row["_cdc_exact"] == {"v": expected[number]}
+    assert len(by_row) == (2 if kind in ("int4", "int8") else 1)
+    first, second = ({row["id"]: (row["v"], row["_cdc_exact"]) for row in source.rows(plan)} for plan in (table, unpacked(table)))
+    assert repr(first) == repr(second)
+
+
+def test_a_table_with_values_outside_of_its_rows_is_read_row_by_row(source: Source) -> None:
+    source.sql(
+        "create table t (id int primary key, v text); alter table t alter v set storage external",
+        "create table u (id int primary key, v text)",
+        "insert into t select g, repeat('x', 9000) from generate_series(1, 9) g; insert into u select * from t",
+        "create publication p for table t, u",
+    )
+    source.take()
+    tables = source.tables()
+    assert [any(chunk.packed_pages for chunk in tables[name].chunks) for name in ("t", "u")] == [False, True]
+    for table in tables.values():
+        assert sorted((row["id"], len(row["v"])) for row in source.rows(table)) == [(number, 9000) for number in range(1, 10)]
+
+
+@pytest.mark.parametrize("columns", [1, 1200])
+def test_tables_of_strange_names_and_many_columns(source: Source, columns: int) -> None:
+    name = '"cdcpipe pages"'
+    listed = ", ".join(f"first{number} int" for number in range(columns))
+    source.sql(
+        f"create table {name} (first int primary key, {listed})",
+        f"insert into {name} select generate_series(1, 5)",
+        f"create publication p for table {name} where (first > 1)",
+    )
+    source.take()
+    (table,) = source.plan().tables
+    assert sorted(row["first"] for row in source.rows(table)) == [2, 3, 4, 5]
+
+
+def test_a_database_of_another_encoding(pg: postgres.Cluster, tmp_path: Path) -> None:
+    with pg.database() as database:
+        name = f"{database.name}_l1"[:63]
+        with pg.connect() as connection:
+            connection.execute(f"create database {name} encoding 'LATIN1' locale 'C' template template0")
+        other = postgres.Database(pg, name)
+        try:
+            made = Source(other, tmp_path)
+            made.sql("create table t (id int primary key, v text)", "create publication p for table t")
+            made.connection.execute("insert into t values (1, %s)", ("Köln",))
+            made.take()
+            table = made.tables()["t"]
+            assert not any(chunk.packed_pages for chunk in table.chunks)
+            assert [row["v"] for row in made.rows(table)] == ["Köln"]
+            made.close()
+            made.connection.close()
+        finally:
+            other.drop()
 
 
 def test_every_row_of_the_snapshot_is_read_once(source: Source) -> None:
