@@ -12,6 +12,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -88,8 +89,14 @@ class FileWriter:
         self.write(dict(zip(batch.schema.names, batch.columns, strict=True)), len(batch))
 
     def _open(self, columns: list[pa.Array]) -> Any:
-        """Begin the file. Only columns whose first values repeat get dictionaries: these are half of the cost of writing."""
-        repeated = [field.name for field, array in zip(self._layout.schema, columns, strict=True) if _repeats(array)]
+        """Begin the file. The first values of a column decide how it is encoded.
+
+        Values that repeat get a dictionary, which costs half of the time of writing. Of integers and times that lie close together
+        the differences are written. Readers take these faster, and the files get smaller.
+        """
+        named = [(field.name, array) for field, array in zip(self._layout.schema, columns, strict=True)]
+        repeated = [name for name, array in named if _repeats(array)]
+        close = [name for name, array in named if name not in repeated and _lie_close(array)]
         return places.parquet_writer(
             self._path,
             self._layout.schema,
@@ -97,6 +104,7 @@ class FileWriter:
             compression="zstd",
             compression_level=1,
             use_dictionary=repeated,
+            column_encoding=dict.fromkeys(close, "DELTA_BINARY_PACKED"),
             store_schema=False,
             metadata_collector=self._collected,
         )
@@ -152,6 +160,17 @@ def _repeats(array: pa.Array) -> bool:
         return False
     sample = array[:_SAMPLE_ROWS]
     return bool(2 * pc.count_distinct(sample).as_py() <= len(sample))
+
+
+def _lie_close(array: pa.Array) -> bool:
+    """Tell from the first values of a column of integers or times whether their differences need less room than they do."""
+    kind = array.type
+    if not (pa.types.is_integer(kind) or pa.types.is_date32(kind) or pa.types.is_timestamp(kind)):
+        return False
+    bits = 64 if kind.bit_width == 64 else 32  # as Parquet stores them
+    numbers = array[:_SAMPLE_ROWS].drop_null().view(f"int{kind.bit_width}").to_numpy().astype(np.float64)
+    differences = np.diff(numbers)
+    return len(differences) > 0 and bool(differences.max() - differences.min() < 2.0 ** (bits * 5 // 8))
 
 
 def _statistics(metadata: Any, clustering: Collection[str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, int]]:

@@ -292,7 +292,7 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 writer = FileWriter({str(tmp_path)!r}, "x.parquet", Layout(("v",), pa.schema([("v", pa.int64())])))
 try:
-    writer.write({{"v": pa.array(range(100_000))}}, 100_000)
+    writer.write({{"v": pa.array([number * 0x9E3779B97F4A7C15 % 2**63 for number in range(100_000)])}}, 100_000)
     writer.close()
 except OSError as ex:
     print(ex.strerror)
