@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import ArrayType, DataType, DecimalType, StringType
 
-from cdcpipe.pgoutput.messages import Column
+from cdcpipe.pgoutput.messages import Column, Relation
 from cdcpipe.types.arrow.casts import ARROW_TYPES, convert_text
 from cdcpipe.types.pg_type import PG_TYPES, type_id_of, type_ids_of
 from cdcpipe.types.shape import Kind, Shape
@@ -98,12 +98,18 @@ def test_a_name_that_no_type_has_is_an_error() -> None:
     assert type_id_of("int3") is None
 
 
-def test_braces_in_a_columns_name_stay() -> None:
-    from cdcpipe.pgoutput.messages import Relation
+def test_a_snapshot_can_pack_every_type() -> None:
+    columns = tuple(Column(0, f"c{type_id}", type_id, -1) for type_id in (*TYPES, 16384))
+    for select in select_columns(Relation(None, 1, "public", "t", "d", columns)):
+        assert select.packing is not None, select
 
+
+def test_braces_in_a_columns_name_stay() -> None:
     columns = tuple(Column(0, "{0}{x}", type_id, -1) for type_id in type_ids_of("int4", "uuid", "date", "inet"))
     for select in select_columns(Relation(None, 1, "public", "t", "d", columns)):
         assert '"{0}{x}"' in select.expression
+        assert select.packing is not None
+        assert '"{0}{x}"' in select.packing.value
 
 
 # docs/spark/types.md
