@@ -76,6 +76,7 @@ _CAUSE = re.compile(r"^(?:Caused by)?: (?:(?:[\w$]+\.)+([\w$]+)(?:: |$))?(.*)$",
 
 
 _DEFAULT_MASTER = "local[2]"
+_CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _DELTA_SETTINGS = {
     "spark.sql.extensions": DELTA_EXTENSION,
     "spark.sql.catalog.spark_catalog": DELTA_CATALOG,
@@ -296,6 +297,9 @@ def _settings(*, ui: bool) -> dict[str, str]:
         "spark.sql.shuffle.partitions": "4",
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
         "spark.sql.streaming.metricsEnabled": "false",
+        # The checkpoint is in a local directory (docs/decisions/0040). There Spark's default starts `readlink` five times for each
+        # file that it renames, because Hadoop's FileContext asks whether a path is a link. Both rename in one step.
+        "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_FILES,
         # A Python worker imports numpy and pyarrow, which is slow: start workers once and reuse them.
         "spark.python.worker.reuse": "true",
         # Otherwise each session, and each streaming query with its copy of one, would start Python workers of its own.
