@@ -232,9 +232,6 @@ class Workload:
     def _columns(self, session: psycopg.Connection[Any], name: str) -> list[str]:
         return [column for (column,) in session.execute(_COLUMNS, [name]).fetchall()]
 
-    def _data(self, session: psycopg.Connection[Any], name: str) -> list[str]:
-        return [column for column in self._columns(session, name) if column in _NUMBERS + _TEXTS]
-
     def _value(self, column: str) -> str:
         rng = self.rng
         if rng.random() < 0.1:
@@ -248,7 +245,7 @@ class Workload:
         return key, key // 5, key % 5
 
     def _insert(self, session: psycopg.Connection[Any], name: str) -> str:
-        data = self._data(session, name)
+        data = _with_data(self._columns(session, name))
         values = [*map(str, self._new_key()), *(self._literal(session, name, column) for column in data)]
         return f"insert into {name} ({', '.join(['id', 'k', 'm', *data])}) values ({', '.join(values)})"
 
@@ -270,7 +267,7 @@ class Workload:
             return self._insert(session, name)
         key = rng.choice(ids)
         held.rows.add((name, key))
-        data = self._data(session, name)
+        data = _with_data(self._columns(session, name))
         if choice < 0.75 and data:
             column = rng.choice(data)
             return f"update {name} set {column} = {self._literal(session, name, column)} where id = {key}"
@@ -281,7 +278,7 @@ class Workload:
 
     def _ddl(self, session: psycopg.Connection[Any], name: str) -> list[str]:
         """Return a command, or several that belong together."""
-        rng, data = self.rng, self._data(session, name)
+        rng, data = self.rng, _with_data(self._columns(session, name))
         if not self.tables[name] and rng.random() < 0.4:
             return self._computed(name, data)
         if name == "parts":
@@ -372,3 +369,8 @@ class Workload:
                     *([f"{alter}drop column if exists g"] if rng.random() < 0.7 else []),
                 ]
         return [f"{alter}add x int default 3", f"{alter}drop x"]
+
+
+def _with_data(columns: list[str]) -> list[str]:
+    """Return the columns that have values of this workload."""
+    return [column for column in columns if column in _NUMBERS + _TEXTS]

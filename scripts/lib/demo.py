@@ -276,10 +276,8 @@ def print_outcomes(outcomes: list[Outcome], elapsed_s: float) -> None:
     )
 
 
-def perform(args: argparse.Namespace, cluster: postgres.Cluster) -> bool:
-    """Play the whole demo. Return whether everything is equal."""
-    directory: Path = args.directory
-    staging, warehouse, log = directory / "staging", directory / "warehouse", directory / "cdcpipe-spark.log"
+def _command(args: argparse.Namespace, cluster: postgres.Cluster, staging: Path, warehouse: Path) -> list[str]:
+    """Return the command line of the pipeline."""
     options = ["-d", cluster.dsn, "-S", SLOT, "--publication", PUBLICATION]
     command = [
         sys.executable,
@@ -297,6 +295,14 @@ def perform(args: argparse.Namespace, cluster: postgres.Cluster) -> bool:
     command += ["--warehouse", str(warehouse), "--format", args.format]
     if args.jars:
         command += ["--jars", str(args.jars)]
+    return command
+
+
+def perform(args: argparse.Namespace, cluster: postgres.Cluster) -> bool:
+    """Play the whole demo. Return whether everything is equal."""
+    directory: Path = args.directory
+    staging, warehouse, log = directory / "staging", directory / "warehouse", directory / "cdcpipe-spark.log"
+    command = _command(args, cluster, staging, warehouse)
 
     with (
         cluster.connect() as connection,

@@ -39,7 +39,16 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     import psycopg
 
-__all__ = ["REGULAR_VERSIONS", "VERSIONS", "Cluster", "Database", "PostgresError", "available_versions", "missing_reason"]
+__all__ = [
+    "REGULAR_VERSIONS",
+    "VERSIONS",
+    "Cluster",
+    "Database",
+    "PostgresError",
+    "available_versions",
+    "missing_reason",
+    "run_as_server",
+]
 
 VERSIONS = ("14", "15", "16", "17", "18")
 
@@ -242,7 +251,7 @@ class Cluster:
             self.port = self.port or _free_port()
             self._configure()
             try:
-                self._pg_ctl("start", "-w", "-l", self.log_path)
+                _pg_ctl(self, "start", "-w", "-l", self.log_path)
             except PostgresError:
                 if "could not bind" not in self.log():
                     raise
@@ -257,7 +266,7 @@ class Cluster:
             return
         try:
             if (self.data / "postmaster.pid").exists():
-                self._pg_ctl("stop", "-w", "-m", mode)
+                _pg_ctl(self, "stop", "-w", "-m", mode)
         finally:
             assert self._guard.stdin is not None
             self._guard.stdin.close()
@@ -275,15 +284,15 @@ class Cluster:
 
     def halt(self, mode: str = "immediate") -> None:
         """Stop the server, and keep the cluster. ``immediate`` is like a crash."""
-        self._pg_ctl("stop", "-w", "-m", mode)
+        _pg_ctl(self, "stop", "-w", "-m", mode)
 
     def resume(self) -> None:
         """Start the server after `halt`, on the same port."""
-        self._pg_ctl("start", "-w", "-l", self.log_path)
+        _pg_ctl(self, "start", "-w", "-l", self.log_path)
 
     def promote(self) -> None:
         """Promote a standby, and wait until it is a primary."""
-        self._pg_ctl("promote", "-w")
+        _pg_ctl(self, "promote", "-w")
 
     def log(self) -> str:
         """Return the server's log."""
@@ -297,10 +306,10 @@ class Cluster:
             self.directory.chmod(0o755)
         if self.standby_of is not None:
             options = ["-R", "-C", "-S", self._standby_slot, "-X", "stream", "-c", "fast", "--no-sync"]
-            self._run(self.bin("pg_basebackup"), "-d", self.standby_of.dsn, "-D", self.data, *options)
+            run_as_server(self, self.bin("pg_basebackup"), "-d", self.standby_of.dsn, "-D", self.data, *options)
             return
         options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", *self._initdb_options()]
-        self._run(self.bin("initdb"), "-D", self.data, *options)
+        run_as_server(self, self.bin("initdb"), "-D", self.data, *options)
 
     def _initdb_options(self) -> list[str]:
         """Return more options for a subclass. The directory is there."""
@@ -341,26 +350,6 @@ class Cluster:
             **as_server_user(),
         )
         atexit.register(self.stop, "immediate")
-
-    def _pg_ctl(self, *args: str | Path) -> None:
-        self._run(self.bin("pg_ctl"), "-D", self.data, *args)
-
-    def _run(self, *command: str | Path) -> None:
-        # The server inherits pg_ctl's stdout. A pipe there would stay open as long as the server runs.
-        with tempfile.TemporaryFile() as output:
-            done = subprocess.run(
-                command,
-                check=False,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd="/",
-                **as_server_user(),
-            )
-            if done.returncode != 0:
-                output.seek(0)
-                said = output.read().decode(errors="replace")
-                raise PostgresError(f"{command[0]} failed ({done.returncode}):\n{said}\n{self.log()[-4000:]}")
 
 
 def available_versions() -> list[str]:
@@ -493,6 +482,22 @@ def main() -> int:
         print(f"scripts/pg: {ex}", file=sys.stderr)
         return 1
     return 0
+
+
+def _pg_ctl(cluster: Cluster, *args: str | Path) -> None:
+    run_as_server(cluster, cluster.bin("pg_ctl"), "-D", cluster.data, *args)
+
+
+def run_as_server(cluster: Cluster, *command: str | Path) -> None:
+    """Run a command as the user of the server. Raises PostgresError if it fails."""
+    # The server inherits pg_ctl's stdout. A pipe there would stay open as long as the server runs.
+    with tempfile.TemporaryFile() as output:
+        files: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        done = subprocess.run(command, check=False, cwd="/", **files, **as_server_user())
+        if done.returncode != 0:
+            output.seek(0)
+            said = output.read().decode(errors="replace")
+            raise PostgresError(f"{command[0]} failed ({done.returncode}):\n{said}\n{cluster.log()[-4000:]}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from postgres import Cluster
+from postgres import Cluster, run_as_server
 
 __all__ = ["PASSWORD", "SecureCluster"]
 
@@ -27,8 +27,8 @@ class SecureCluster(Cluster):
     def _initdb_options(self) -> list[str]:
         # Debian's PostgreSQL brings the program openssl along.
         names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
-        self._run(
-            "openssl", "req", "-x509", *names, "-newkey", "rsa:2048", "-nodes", "-keyout", self._key, "-out", self.certificate
+        run_as_server(
+            self, "openssl", "req", "-x509", *names, "-newkey", "rsa:2048", "-nodes", "-keyout", self._key, "-out", self.certificate
         )
         password = self.directory / "password"
         password.write_text(PASSWORD)

@@ -216,7 +216,7 @@ class Round:
             if now != state:
                 state, since = now, time.monotonic()
             elif time.monotonic() - since > PATIENCE_S:
-                raise SoakError(f"nothing has moved for {PATIENCE_S} s, at {state}; {self._said()}")
+                raise SoakError(f"nothing has moved for {PATIENCE_S} s, at {state}; {_end_of(self.log)}")
             time.sleep(0.02)
 
     def _check(self) -> None:
@@ -224,15 +224,12 @@ class Round:
         code = self._process.poll()
         if code is None:
             return
-        is_passing = code in _PASSING or (code == 7 and any(text in self._said() for text in _PASSING_WORDS))
+        is_passing = code in _PASSING or (code == 7 and any(text in _end_of(self.log) for text in _PASSING_WORDS))
         if not is_passing or self._starts > _MAX_STARTS:
-            raise SoakError(f"cdcpipe-spark ended with {code}; {self._said()}")
-        errors = [line for line in self._said().splitlines() if "error:" in line]
+            raise SoakError(f"cdcpipe-spark ended with {code}; {_end_of(self.log)}")
+        errors = [line for line in _end_of(self.log).splitlines() if "error:" in line]
         self.say(f"cdcpipe-spark ended with {code}: {errors[-1] if errors else ''}; starting it again")
         self._start()
-
-    def _said(self) -> str:
-        return f"the end of {self.log}:\n" + "".join(self.log.read_text(errors="replace").splitlines(keepends=True)[-30:])
 
     # --- what is killed ---
 
@@ -268,9 +265,9 @@ class Round:
             try:
                 code = self._process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired as ex:
-                raise SoakError(f"cdcpipe-spark goes on without its Spark; {self._said()}") from ex
+                raise SoakError(f"cdcpipe-spark goes on without its Spark; {_end_of(self.log)}") from ex
             if code == 0:
-                raise SoakError(f"cdcpipe-spark ended with 0 without its Spark; {self._said()}")
+                raise SoakError(f"cdcpipe-spark ended with 0 without its Spark; {_end_of(self.log)}")
             self._between()
             self._start()
 
@@ -289,7 +286,7 @@ class Round:
         self._process.send_signal(signal.SIGTERM)
         code = self._process.wait(PATIENCE_S)
         if code != 0 and code not in (-signal.SIGTERM, *_PASSING):
-            raise SoakError(f"cdcpipe-spark ended with {code} when asked to stop; {self._said()}")
+            raise SoakError(f"cdcpipe-spark ended with {code} when asked to stop; {_end_of(self.log)}")
 
     def _between(self) -> None:
         """Before the next start, delete what may be deleted, or change how batches are cut."""
@@ -339,7 +336,7 @@ class Round:
             self._start("--available-now")
             assert self._process is not None
             if code := self._process.wait(PATIENCE_S):
-                raise SoakError(f"cdcpipe-spark run --available-now ended with {code}; {self._said()}")
+                raise SoakError(f"cdcpipe-spark run --available-now ended with {code}; {_end_of(self.log)}")
             problems = self._problems(spark)
         if problems:
             raise SoakError("\n".join(problems))
@@ -388,3 +385,7 @@ class _Worker(threading.Thread):
         self.join()
         if self.error is not None and kind is None:
             raise self.error
+
+
+def _end_of(log: Path) -> str:
+    return f"the end of {log}:\n" + "".join(log.read_text(errors="replace").splitlines(keepends=True)[-30:])

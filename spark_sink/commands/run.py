@@ -271,9 +271,21 @@ Example:
 )
 @monitoring_options
 @verbose_option
-def command(
+def command(*, metrics: Address | None, **options: Any) -> None:
+    """Keep Spark tables in step with a slot: every change once in a changelog, the current rows in a replica.
+
+    If -c makes the slot, the tables begin with a copy of the rows that the server's tables have at the start of the slot.
+
+    Changes go to the staging directory first. They are confirmed to the server as soon as they are durable there, and the tables
+    follow. SIGINT and SIGTERM end the command cleanly. After a kill, start it again: no change is lost, and none comes twice.
+    """
+    config = _config(**options)
+    log_to_stderr(verbose=config.launcher.verbose)
+    _run(config, metrics)
+
+
+def _config(
     *,
-    metrics: Address | None,
     warehouse: Path,
     table_format: str,
     types: str,
@@ -309,17 +321,11 @@ def command(
     keep_changelog: float | None,
     keep_history: float | None,
     **options: Any,
-) -> None:
-    """Keep Spark tables in step with a slot: every change once in a changelog, the current rows in a replica.
-
-    If -c makes the slot, the tables begin with a copy of the rows that the server's tables have at the start of the slot.
-
-    Changes go to the staging directory first. They are confirmed to the server as soon as they are durable there, and the tables
-    follow. SIGINT and SIGTERM end the command cleanly. After a kill, start it again: no change is lost, and none comes twice.
-    """
+) -> RunConfig:
+    """Return the configuration that the options of the command line ask for."""
     from spark_sink.pipeline.config import RunConfig
 
-    config = RunConfig(
+    return RunConfig(
         launcher_config(**options),
         warehouse,
         format=table_format,
@@ -356,8 +362,6 @@ def command(
         staging_shared=staging_shared == "yes",
         checkpoint=checkpoint,
     )
-    log_to_stderr(verbose=config.launcher.verbose)
-    _run(config, metrics)
 
 
 def _run(config: RunConfig, metrics: Address | None) -> None:

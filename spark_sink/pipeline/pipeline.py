@@ -21,6 +21,7 @@ import logging
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -42,14 +43,7 @@ from spark_sink.source import datasource
 from spark_sink.source.offsets import is_recorded, micro_batch, tidy
 from spark_sink.source.server import serve_segments
 from spark_sink.spark import session
-from spark_sink.staging.log import (
-    Position,
-    StagingError,
-    former_system_ids,
-    list_epochs,
-    list_segments,
-    removed_position,
-)
+from spark_sink.staging.log import Position, StagingError, former_system_ids, list_epochs, list_segments, removed_position
 from spark_sink.staging.readers import read_readers, register_reader
 from spark_sink.warehouse.formats import HARD, KEEP, OFF, SPARK, VIEW
 from spark_sink.warehouse.lock import TableLock
@@ -175,10 +169,14 @@ class Pipeline:
             variants = schemas if json_variants else None
             self._names = CatalogDatabase(spark, catalog_database, self.warehouse, variants, history_views=history == VIEW)
         self._server: SegmentServer | None = None
+        self._serving = ExitStack()
+        """Stops the server when it is closed."""
         self._replica_interval_s = replica_interval_s
         self._follower: Follower | None = None
         self._history_interval_s = history_interval_s
         self._histories: Histories | None = None
+        self._rounds: list[Rounds] = []
+        """The threads that follow the changelogs."""
         self.lock = TableLock(local_root)
         """The rights to write the tables. Other writers in this process must use this object, too."""
         self._lock_state = b""
@@ -209,7 +207,7 @@ class Pipeline:
         else:
             stream = stream.trigger(processingTime=f"{self._trigger_interval_s} seconds")
         self._query = stream.start()
-        for rounds in self._rounds():
+        for rounds in self._rounds:
             rounds.start()
         return self
 
@@ -248,11 +246,11 @@ class Pipeline:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         if not self._wait_for_query(deadline):
             return False
-        self._stop_serving()
+        self._serving.close()
         if self._error is None:
-            for rounds in self._rounds():
+            for rounds in self._rounds:
                 rounds.end()
-            for rounds in self._rounds():
+            for rounds in self._rounds:
                 if not rounds.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
                     return False
         if self._error is not None:
@@ -268,7 +266,7 @@ class Pipeline:
                     return True
                 return bool(self._query.awaitTermination(max(_LEAST_WAIT_S, deadline - time.monotonic())))
             except Exception as ex:
-                self._stop_serving()
+                self._serving.close()
                 if _LATE not in str(ex) or self._error is not None or _STARTS.pause_s(self._late_starts + 1) is None:
                     self._error = self._error or _own_error(ex)  # the first error is kept
                     raise self._error from ex
@@ -295,12 +293,8 @@ class Pipeline:
         for each, is_wanted in ((self._follower, is_last_round_wanted), (self._histories, False)):
             if each is not None:
                 each.rounds.end(is_last_round_wanted=is_wanted)
-        for rounds in self._rounds():
+        for rounds in self._rounds:
             rounds.wait()
-
-    def _rounds(self) -> list[Rounds]:
-        """Return the threads that follow the changelogs."""
-        return [each.rounds for each in (self._follower, self._histories) if each is not None]
 
     def _stop_query(self) -> None:
         self._stopping = True
@@ -311,16 +305,11 @@ class Pipeline:
                 _wait_until(query, self._is_recorded)
             # Called without the lock: Spark waits for a micro-batch that has just begun, and `_batch` ends that one.
             query.stop()
-        self._stop_serving()
+        self._serving.close()
 
     def _is_recorded(self) -> bool:
         """Tell whether Spark has recorded the end of the last micro-batch."""
         return self._batch_id is None or is_recorded(self.checkpoint, self._batch_id)
-
-    def _stop_serving(self) -> None:
-        if self._server is not None:
-            self._server.stop()
-            self._server = None
 
     def _take_error(self, ex: BaseException) -> None:
         """Make an error of the follower the error of the pipeline, and stop the query."""
@@ -365,6 +354,7 @@ class Pipeline:
         start = self._open()
         if not self._staging_shared:
             self._server = serve_segments(self.spark, self.staging)
+            self._serving.callback(self._server.stop)
         reader = self.spark.readStream.format("cdcpipe").option("view", "segments").option("start", str(start))
         if self._max_bytes_per_trigger is not None:
             reader = reader.option("max_bytes_per_trigger", str(self._max_bytes_per_trigger))
@@ -415,6 +405,7 @@ class Pipeline:
         if self.warehouse.keeps_history:
             interval_s = self._history_interval_s
             self._histories = Histories(self.spark, self.warehouse, self.lock, self._names, interval_s, self._take_error)
+        self._rounds = [each.rounds for each in (self._follower, self._histories) if each is not None]
         return position
 
     def _batch(self, _rows: DataFrame, batch_id: int) -> None:

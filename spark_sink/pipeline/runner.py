@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from spark_sink.launcher.launcher import Progress as LauncherProgress
     from spark_sink.pipeline.config import RunConfig
     from spark_sink.snapshot.copy import SnapshotProgress
-    from spark_sink.staging.log import Position
 
 __all__ = ["RunProgress", "Runner", "run"]
 
@@ -210,7 +209,7 @@ class Runner:
         self._snapshot.prepare(self._stopping.is_set)
         self._check_stopping()
         self._step = "starting the stream"
-        self.launcher.tables = self._position_of_tables()
+        self.launcher.tables = self._warehouse.source().position if self._warehouse.exists else None
         stack.enter_context(self.launcher)
         self._check_stopping()
         assert self.launcher.prepared is not None
@@ -234,7 +233,7 @@ class Runner:
         with self._make_pipeline(spark) as pipeline:
             healer = self._make_healer(spark, pipeline)
             self._pass_gap(spark, pipeline, healer)
-            upkeep = self._make_upkeep(spark, pipeline)
+            upkeep = _upkeep(config, spark, pipeline)
             try:
                 if not config.launcher.available_now:
                     upkeep.start()
@@ -321,10 +320,6 @@ class Runner:
         finally:
             snapshot.stop()
 
-    def _position_of_tables(self) -> Position | None:
-        """Return how far the tables are; None for a warehouse that does not exist yet."""
-        return self._warehouse.source().position if self._warehouse.exists else None
-
     def _pass_gap(self, spark: SparkSession, pipeline: Pipeline, healer: Healer) -> None:
         """Copy all tables anew if the log has a gap since they were copied."""
         config = self.config
@@ -390,20 +385,6 @@ class Runner:
             healer.want_missing(self.launcher.prepared)
         return healer
 
-    def _make_upkeep(self, spark: SparkSession, pipeline: Pipeline) -> Upkeep:
-        config = self.config
-        return Upkeep(
-            spark,
-            self._warehouse,
-            pipeline.lock,
-            optimize_interval_s=config.optimize_interval_s,
-            vacuum_retention_s=config.vacuum_retention_s,
-            log_retention_s=config.log_retention_s,
-            keep_changelog_s=config.keep_changelog_s,
-            keep_history_s=config.keep_history_s,
-            clustering=config.cluster_replicas,
-        )
-
     def _follow(self, spark: SparkSession, pipeline: Pipeline, healer: Healer) -> None:
         """Wait until the run is asked to stop, or with ``available_now`` until the tables have the whole log."""
         launcher, tables = self.launcher, 0
@@ -455,6 +436,20 @@ class Runner:
         # If the tables have all sealed segments, they have all changes up to the confirmed position.
         lsn = position.lsn if position.lsn < sealed.lsn else max(position.lsn, report.confirmed_flush_lsn or 0)
         return self.monitor.lag(lsn, now)
+
+
+def _upkeep(config: RunConfig, spark: SparkSession, pipeline: Pipeline) -> Upkeep:
+    return Upkeep(
+        spark,
+        pipeline.warehouse,
+        pipeline.lock,
+        optimize_interval_s=config.optimize_interval_s,
+        vacuum_retention_s=config.vacuum_retention_s,
+        log_retention_s=config.log_retention_s,
+        keep_changelog_s=config.keep_changelog_s,
+        keep_history_s=config.keep_history_s,
+        clustering=config.cluster_replicas,
+    )
 
 
 def _counts(launcher: LauncherProgress, tables: PipelineProgress, lag: Lag | None) -> history.Counts:

@@ -346,12 +346,9 @@ class Warehouse:
                     f"{self.name} has the changes of {name} {getattr(source, name)!r}, {theirs} {value!r}", hint=hint
                 )
 
-    def _versions_path(self, table: Table) -> Path:
-        return self.root / "_cdcpipe/tables" / f"{encode_name(table)}.json"
-
     def versions(self, table: Table) -> list[Version]:
         """Return a table's versions, the oldest first."""
-        path = self._versions_path(table)
+        path = _versions_path(self.root, table)
         found = read_json(path)
         try:
             return [] if found is None else [Version.from_json(value) for value in found["versions"]]
@@ -360,13 +357,13 @@ class Warehouse:
 
     def write_versions(self, table: Table, versions: list[Version]) -> None:
         """Replace a table's versions."""
-        path = self._versions_path(table)
+        path = _versions_path(self.root, table)
         make_directory(path.parent)
         write_json(path, {**table.to_json(), "versions": [version.to_json() for version in versions]})
 
     def forget(self, table: Table) -> None:
         """Delete the versions of a table that has no changelog and no replica."""
-        self._versions_path(table).unlink(missing_ok=True)
+        _versions_path(self.root, table).unlink(missing_ok=True)
 
     @property
     def _names_path(self) -> Path:
@@ -412,3 +409,7 @@ class Warehouse:
 
 def _read_all(directory: Path) -> list[dict[str, Any]]:
     return [value for path in directory.glob("*.json") if (value := read_json(path)) is not None]
+
+
+def _versions_path(root: Path, table: Table) -> Path:
+    return root / "_cdcpipe/tables" / f"{encode_name(table)}.json"

@@ -1,5 +1,6 @@
 """docs/architecture.md follows the code: the files and names in it exist. test_imports.py compares the floors."""
 
+import ast
 import re
 
 import pytest
@@ -30,3 +31,35 @@ def test_a_name_is_in_the_file(name: str, file: str) -> None:
 def test_the_named_places_exist() -> None:
     assert len(PLACES) > 15
     assert ("Follower.catch_up", "spark_sink/pipeline/follower.py") in PLACES
+
+
+MOST_LINES, MOST_FUNCTION_LINES, MOST_METHODS = 500, 80, 25
+CODE = sorted(path for package in ("cdcpipe", "cli", "spark_sink", "scripts") for path in (ROOT / package).rglob("*.py"))
+
+
+def is_output_plugin(node: ast.ClassDef) -> bool:
+    """The API of output plugins says which callbacks a plugin has."""
+    return any("Plugin" in ast.unparse(base) for base in node.bases)
+
+
+def test_nothing_is_too_long() -> None:
+    """A long function, class or module has more than one task. A generated module is a table."""
+    found = []
+    for path in CODE:
+        text = path.read_text()
+        place = path.relative_to(ROOT)
+        if text.count("\n") > MOST_LINES and "generate-pg-type" not in text[:500]:
+            found.append(f"{place}: {text.count(chr(10))} lines")
+        for node in ast.walk(ast.parse(text)):
+            if (
+                isinstance(node, ast.FunctionDef)
+                and node.end_lineno is not None
+                and node.end_lineno - node.lineno >= MOST_FUNCTION_LINES
+            ):
+                found.append(f"{place}: {node.name} has {node.end_lineno - node.lineno + 1} lines")
+            if isinstance(node, ast.ClassDef) and not is_output_plugin(node):
+                methods = sum(isinstance(each, ast.FunctionDef) for each in node.body)
+                if methods > MOST_METHODS:
+                    found.append(f"{place}: {node.name} has {methods} methods")
+    assert len(CODE) > 300
+    assert found == []
