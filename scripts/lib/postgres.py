@@ -39,16 +39,7 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     import psycopg
 
-__all__ = [
-    "REGULAR_VERSIONS",
-    "VERSIONS",
-    "Cluster",
-    "Database",
-    "PostgresError",
-    "available_versions",
-    "missing_reason",
-    "run_as_server",
-]
+__all__ = ["REGULAR_VERSIONS", "VERSIONS", "Cluster", "Database", "PostgresError", "available_versions", "missing_reason", "run_as"]
 
 VERSIONS = ("14", "15", "16", "17", "18")
 
@@ -306,10 +297,10 @@ class Cluster:
             self.directory.chmod(0o755)
         if self.standby_of is not None:
             options = ["-R", "-C", "-S", self._standby_slot, "-X", "stream", "-c", "fast", "--no-sync"]
-            run_as_server(self, self.bin("pg_basebackup"), "-d", self.standby_of.dsn, "-D", self.data, *options)
+            run_as(self, self.bin("pg_basebackup"), "-d", self.standby_of.dsn, "-D", self.data, *options)
             return
         options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", *self._initdb_options()]
-        run_as_server(self, self.bin("initdb"), "-D", self.data, *options)
+        run_as(self, self.bin("initdb"), "-D", self.data, *options)
 
     def _initdb_options(self) -> list[str]:
         """Return more options for a subclass. The directory is there."""
@@ -485,10 +476,10 @@ def main() -> int:
 
 
 def _pg_ctl(cluster: Cluster, *args: str | Path) -> None:
-    run_as_server(cluster, cluster.bin("pg_ctl"), "-D", cluster.data, *args)
+    run_as(cluster, cluster.bin("pg_ctl"), "-D", cluster.data, *args)
 
 
-def run_as_server(cluster: Cluster, *command: str | Path) -> None:
+def run_as(cluster: Cluster, *command: str | Path) -> None:
     """Run a command as the user of the server. Raises PostgresError if it fails."""
     # The server inherits pg_ctl's stdout. A pipe there would stay open as long as the server runs.
     with tempfile.TemporaryFile() as output:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from postgres import Cluster, run_as_server
+from postgres import Cluster, run_as
 
 __all__ = ["PASSWORD", "SecureCluster"]
 
@@ -27,7 +27,7 @@ class SecureCluster(Cluster):
     def _initdb_options(self) -> list[str]:
         # Debian's PostgreSQL brings the program openssl along.
         names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
-        run_as_server(
+        run_as(
             self, "openssl", "req", "-x509", *names, "-newkey", "rsa:2048", "-nodes", "-keyout", self._key, "-out", self.certificate
         )
         password = self.directory / "password"
