@@ -45,9 +45,10 @@ def _import_parts() -> list[ModuleType]:
         package = importlib.util.module_from_spec(spec)
         package.__class__ = _Deferred
         sys.modules["psycopg"] = package
-    parts = [importlib.import_module(f"psycopg.{name}") for name in ("pq", "errors", "conninfo")]
-    _Deferred.is_importing_parts = False
-    return parts
+    try:
+        return [importlib.import_module(f"psycopg.{name}") for name in ("pq", "errors", "conninfo")]
+    finally:
+        _Deferred.is_importing_parts = False  # also after an error: others still get the whole package, or its own error
 
 
 if not TYPE_CHECKING:

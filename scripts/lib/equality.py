@@ -111,7 +111,7 @@ def _compare_changes(changes: DataFrame, wanted: list[Change], positions: set[tu
             copies[end_lsn].append(stamp)
             continue
         if op == "truncate" and xid is None:  # a copy that found no rows in the table
-            copies[end_lsn] += []
+            copies.setdefault(end_lsn, [])
             continue
         if (end_lsn, ordinal) in positions:
             yield f"position {format_lsn(end_lsn)}, {ordinal} is there twice"

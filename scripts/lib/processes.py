@@ -35,9 +35,9 @@ def role(command: list[str]) -> str:
         return "watchdog"
     if "cli" not in command:
         return "Python worker"
-    # The streamer is a command that prepares the slot first.
-    subcommand = "streamer" if "--then-stream" in command else command[command.index("cli") + 1]
-    return {"prepare": "prepare", "slot": "slot monitor"}.get(subcommand, "streamer")
+    if "--then-stream" in command:  # it prepares the slot first
+        return "streamer"
+    return {"prepare": "prepare", "slot": "slot monitor"}.get(command[command.index("cli") + 1], "streamer")
 
 
 def kill(pid: int, *roles: str) -> int:

@@ -76,7 +76,7 @@ class Feedback:
 class Streamer(Child):
     """A running streamer, with a large stdout pipe.
 
-    It is one process from the preparation to the end of the stream, because each start of ``cdcpipe`` takes 0.3 s of CPU time:
+    It is one process from the preparation to the end of the stream, because each start of ``cdcpipe`` takes a quarter of a second:
 
     1. ``Streamer(["prepare", "--then-stream", …])`` starts it.
     2. `prepared` waits for what it has found.
