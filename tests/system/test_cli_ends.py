@@ -118,7 +118,9 @@ def CLI_ARGS(on: PublishedDatabase) -> list[str]:  # noqa: N802 - reads as the c
 
 
 def test_a_terminated_backend_is_3(on: PublishedDatabase) -> None:
+    insert(on, 1)
     with on.cli() as cli:
+        cli.take(1)  # the slot is active before the stream is: until then, it would be 2
         pid = until(lambda: on.value("select active_pid from pg_replication_slots where slot_name = %s", on.slot))
         on.connection.execute("select pg_terminate_backend(%s)", (pid,))
         assert cli.wait() == 3
