@@ -109,7 +109,7 @@ class SlotMonitor:
     """Has the newest report on a slot. Any thread may ask it.
 
     A report older than ``stale_s`` is not returned. The argument ``now`` of the methods is `time.monotonic()`. The monitor's thread
-    calls ``on_report`` with each report.
+    calls ``on_report`` with each report. The first start of the command is ``delay_s`` after that of the monitor.
     """
 
     def __init__(
@@ -121,7 +121,9 @@ class SlotMonitor:
         command: Sequence[str] = COMMAND,
         on_report: Callable[[SlotReport], None] | None = None,
         silence_s: float = 30.0,
+        delay_s: float = 0.0,
     ) -> None:
+        self._delay_s = delay_s
         self.stale_s = max(_STALE_S, 3 * interval_s)
         self._arguments = ["slot", *connection, "-S", slot, "--watch", str(interval_s)]
         self._command = command
@@ -201,6 +203,8 @@ class SlotMonitor:
         return f"the server has not reported the position of the slot for {now - self._reported_at:.0f} s"
 
     def _run(self) -> None:
+        if self._stopping.wait(self._delay_s):
+            return
         for ends in itertools.count(1):
             try:
                 self._watch()

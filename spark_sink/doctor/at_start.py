@@ -1,7 +1,7 @@
 """The doctor's quick part, which `run` does at its start: what this machine lacks, and what the server's settings lead to.
 
     refuse_what_fails(plan, starts_spark=True)      # before there is a slot
-    with ServerLook(plan):                          # beside the start of Spark
+    with ServerLook(plan):                          # beside the run
         ...
 
 What is certain to fail here is refused before there is a slot. What the server refuses, it refuses itself. So what is found
@@ -50,11 +50,22 @@ def _say(findings: Iterable[Finding]) -> None:
 
 
 class ServerLook:
-    """Asks ``cdcpipe doctor --quick`` in a thread of its own, and says what it finds. Leaving the context gives up the answer."""
+    """Asks ``cdcpipe doctor --quick`` in a thread of its own, and says what it finds. Leaving the context gives up the answer.
 
-    def __init__(self, plan: Plan, *, command: Sequence[str] = COMMAND, is_stopping: Callable[[], bool] = lambda: False) -> None:
+    It asks ``delay_s`` after its start. A run that has ended by then has met what keeps a stream from working.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        command: Sequence[str] = COMMAND,
+        delay_s: float = 0.0,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._plan = plan
         self._command = command
+        self._delay_s = delay_s
         self._is_stopping = is_stopping
         self._leaving = threading.Event()
         self._thread = Worker(target=self._run, name="cdcpipe-doctor", daemon=True)
@@ -68,6 +79,8 @@ class ServerLook:
         self._thread.join()
 
     def _run(self) -> None:
+        if self._leaving.wait(self._delay_s):
+            return
         try:
             findings, _ = examine_server(self._plan, quick=True, command=self._command, is_stopping=self._must_end)
         except InterruptedError:

@@ -456,6 +456,8 @@ class Pipeline:
                     self._names.rename()
                 self._names.register([*sorted(batch.contents), *batch.renamed, SCHEMA_HISTORY, *captured])
             self.warehouse.record(end)
+            if self._follower is not None:
+                self._follower.rounds.want()
             counts = {table: found.count for table, found in batch.contents.items()}
             position = end
         message_count = counts.pop(MESSAGES, 0)

@@ -1,4 +1,11 @@
-"""Calls a function again and again in a thread: at the start, after each interval, and once more at the end."""
+"""Calls a function again and again in a thread: at the start, after each interval, and once more at the end.
+
+rounds = Rounds("replicas", catch_up, None, on_error)
+rounds.start()
+rounds.want()       # there is something to do: after a rest, the next round need not wait for its time
+rounds.end()        # one more round, in the thread
+rounds.wait()
+"""
 
 from __future__ import annotations
 
@@ -28,8 +35,8 @@ def own_interval_s(took_s: float) -> float:
 class Rounds:
     """The rounds of one thread called ``name``.
 
-    With an interval of 0 there are only the first and the last round; with None the interval is `own_interval_s`. If an error ends
-    the rounds, the thread calls ``on_error`` with it.
+    With an interval of 0 there are only the first and the last round. With None the interval is `own_interval_s`, and `want` starts
+    a round at once if no other wanted round began within it. If an error ends the rounds, the thread calls ``on_error`` with it.
     """
 
     def __init__(
@@ -39,8 +46,10 @@ class Rounds:
         self._round = run
         self._interval_s = interval_s
         self._on_error = on_error
-        self._ending = threading.Event()
+        self._changed = threading.Condition()
+        self._is_ending = False
         self._is_last_wanted = True
+        self._is_wanted = False
         self._thread: Worker | None = None
 
     def start(self) -> None:
@@ -50,13 +59,21 @@ class Rounds:
 
     def end(self, *, is_last_round_wanted: bool = True) -> None:
         """Ask the thread to end after a last round, or as soon as possible. Returns at once."""
-        self._is_last_wanted = is_last_round_wanted
-        self._ending.set()
+        with self._changed:
+            self._is_last_wanted = is_last_round_wanted
+            self._is_ending = True
+            self._changed.notify_all()
+
+    def want(self) -> None:
+        """Say that there is something to do. Returns at once. Changes nothing if an interval is given."""
+        with self._changed:
+            self._is_wanted = True
+            self._changed.notify_all()
 
     @property
     def is_hurried(self) -> bool:
         """Whether the running round should end early: no last round is wanted."""
-        return self._ending.is_set() and not self._is_last_wanted
+        return self._is_ending and not self._is_last_wanted
 
     def finish(self, is_stopping: Callable[[], bool]) -> None:
         """Wait until a last round is done, or for the end of the running one once ``is_stopping`` is True."""
@@ -74,17 +91,29 @@ class Rounds:
 
     def _run(self) -> None:
         try:
-            started = time.monotonic()
-            self._round()
-            while not self._ending.wait(self._pause_s(started)):
+            earliest = 0.0
+            while True:
                 started = time.monotonic()
+                with self._changed:
+                    was_wanted, self._is_wanted = self._is_wanted, False
                 self._round()
+                interval_s = own_interval_s(time.monotonic() - started) if self._interval_s is None else self._interval_s
+                if was_wanted:
+                    earliest = started + interval_s
+                if not self._pause(earliest, started + interval_s):
+                    break
             if self._is_last_wanted:
                 self._round()
         except BaseException as ex:  # noqa: BLE001 - the owner raises it
             self._on_error(ex)
 
-    def _pause_s(self, started: float) -> float | None:
-        took_s = time.monotonic() - started
-        interval_s = own_interval_s(took_s) if self._interval_s is None else self._interval_s
-        return max(0.0, interval_s - took_s) if interval_s else None
+    def _pause(self, earliest: float, latest: float) -> bool:
+        """Wait until the next round is due: a wanted one at ``earliest``, another at ``latest``. Returns False at the end."""
+        with self._changed:
+            while not self._is_ending:
+                due = earliest if self._is_wanted and self._interval_s is None else latest
+                left_s = due - time.monotonic()
+                if left_s <= 0 and self._interval_s != 0:
+                    return True
+                self._changed.wait(left_s if self._interval_s != 0 else None)
+            return False

@@ -68,6 +68,9 @@ _logger = logging.getLogger(__name__)
 _LOOK_S, _LAST_LOOK_S = 0.2, 0.1
 """How often to check for a stop or an end: while the launcher runs, and after it has ended."""
 
+_WATCH_AFTER_S = 5.0
+"""When the doctor and the monitor begin to look at the server. Until then the stream and Spark need the processors more."""
+
 _LONGEST_END_S = 10.0
 """How long the JVM may take to end after a signal. systemd and timeout often send the signal to all our processes, also the JVM."""
 _END_S = 1.0
@@ -111,6 +114,7 @@ class Runner:
             config.launcher.connection,
             config.launcher.slot,
             command=config.launcher.command,
+            delay_s=_WATCH_AFTER_S,
         )
         self._snapshot = InitialSnapshot(
             config.launcher, self._warehouse, config.snapshot, config.snapshot_chunk_bytes, config.snapshot_hold_s or 0.0
@@ -222,7 +226,9 @@ class Runner:
             self._is_complete = True
             return
         stack.enter_context(self.monitor)
-        stack.enter_context(ServerLook(self._plan, command=config.launcher.command, is_stopping=self._stopping.is_set))
+        stack.enter_context(
+            ServerLook(self._plan, command=config.launcher.command, delay_s=_WATCH_AFTER_S, is_stopping=self._stopping.is_set)
+        )
         spark = stack.enter_context(self._session())  # the launcher already runs while Spark starts
         if self._snapshot.is_needed and not self._stopping.is_set():
             self._step = "looking at the tables to copy"

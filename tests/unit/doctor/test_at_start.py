@@ -84,6 +84,8 @@ def test_the_run_does_not_wait_for_an_answer(tmp_path: Path, caplog: pytest.LogC
     caplog.set_level(logging.INFO, "spark_sink.doctor")
     with ServerLook(plan(tmp_path), command=cdcpipe("time.sleep(3600)")):
         pass
+    with ServerLook(plan(tmp_path), command=cdcpipe("print('asked')"), delay_s=86400):
+        pass
     stopping = ServerLook(plan(tmp_path), command=cdcpipe("time.sleep(3600)"), is_stopping=lambda: True)
     with stopping:
         until(lambda: not stopping._thread.is_alive())

@@ -9,6 +9,7 @@ import pytest
 from cdcpipe.measures import Histogram
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
+from spark_sink.pipeline import rounds
 from spark_sink.pipeline.follower import Follower
 from spark_sink.pipeline.rounds import own_interval_s
 from spark_sink.replica import merge
@@ -57,7 +58,7 @@ def merges(monkeypatch: pytest.MonkeyPatch) -> Merges:
     return made
 
 
-def make(merges: Merges, tmp_path: Path, interval_s: float) -> Follower:
+def make(merges: Merges, tmp_path: Path, interval_s: float | None) -> Follower:
     spark: Any = None
     names: Any = merges
     merges.lock = TableLock(tmp_path)
@@ -93,6 +94,36 @@ def test_rounds_have_a_thread_of_their_own(merges: Merges, tmp_path: Path, inter
 
 def test_rounds_without_an_interval_take_a_quarter_of_the_time_or_come_every_ten_seconds() -> None:
     assert [own_interval_s(took_s) for took_s in (0.0, 0.25, 0.5, 2.0, 3.0, 60.0)] == [1.0, 1.0, 2.0, 8.0, 10.0, 10.0]
+
+
+def test_without_an_interval_a_wanted_round_comes_at_once_and_the_next_one_after_the_interval(
+    merges: Merges, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "own_interval_s", lambda _took_s: 86400.0)
+    made = make(merges, tmp_path, None)
+    made.record(A, Position(1, 1))
+    made.rounds.start()
+    merges.came.acquire()
+    made.record(B, Position(1, 2))
+    made.rounds.want()
+    merges.came.acquire()
+    made.record(A, Position(1, 3))
+    made.rounds.want()  # for tomorrow
+    made.rounds.end(is_last_round_wanted=False)
+    assert made.rounds.wait()
+    assert merges.done == [(A, Position(1, 1)), (B, Position(1, 2))]
+
+
+def test_with_an_interval_a_wanted_round_waits_for_it(merges: Merges, tmp_path: Path) -> None:
+    made = make(merges, tmp_path, 86400)
+    made.record(A, Position(1, 1))
+    made.rounds.start()
+    merges.came.acquire()
+    made.record(B, Position(1, 2))
+    made.rounds.want()
+    made.rounds.end(is_last_round_wanted=False)
+    assert made.rounds.wait()
+    assert merges.done == [(A, Position(1, 1))]
 
 
 def test_long_logs_get_a_checkpoint(merges: Merges, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
