@@ -13,6 +13,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from spark_sink.spark import without_pandas
+
 if TYPE_CHECKING:
     from spark_sink.launcher.config import LauncherConfig
     from spark_sink.launcher.launcher import Launcher
@@ -43,6 +45,8 @@ __all__ = [
     "register_views",
     "run",
 ]
+
+without_pandas.apply()  # here, because Spark's Python workers import this first
 
 _HOMES = {
     "Launcher": ("launcher.launcher", "Launcher"),

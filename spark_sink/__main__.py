@@ -21,6 +21,7 @@ from cdcpipe.threads import have_no_blas_threads
 from spark_sink.commands import signals
 from spark_sink.commands.all_commands import COMMANDS, load
 from spark_sink.commands.options import CONTEXT_SETTINGS
+from spark_sink.spark import without_pandas
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +64,7 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: one of those of ``cdcpipe``, or one that the subcommand defines."""
     signals.listen()
     have_no_blas_threads()
+    without_pandas.want()
     try:
         result = group.main(args=arguments, prog_name="cdcpipe-spark", standalone_mode=False)
     except (KeyboardInterrupt, click.Abort):  # from Spark's own handler, before `signals.kept` restores ours

@@ -26,7 +26,7 @@ from cdcpipe import logs
 from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
 from spark_sink.files.lock import hold_alone
 from spark_sink.files.places import is_local, name
-from spark_sink.spark import jvm
+from spark_sink.spark import jvm, without_pandas
 from spark_sink.spark.home import user_home
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ def build(
         builder = builder.config(key, value)
     on_step = on_step or (lambda _step: None)
     on_step("fetching Spark's packages" if "spark.jars.packages" in settings else "starting Spark")
+    without_pandas.apply()
     try:
         with _alone_in_ivy(settings):
             jvm.start(settings, on_step)
