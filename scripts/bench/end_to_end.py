@@ -56,8 +56,11 @@ def _visible_s(table: Path, started_at: float) -> float:
 
 def main() -> int:
     """Run the command on each slot."""
-    from spark_sink.spark import session
+    from cdcpipe.threads import have_no_blas_threads
+    from spark_sink.spark import session, without_pandas
 
+    have_no_blas_threads()  # these two as `cdcpipe-spark` does at its start
+    without_pandas.want()
     dsn, scratch, *slots = sys.argv[1:]
     logging.basicConfig(level=logging.ERROR)
     spark = session.build(app_name="bench")
