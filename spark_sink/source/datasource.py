@@ -88,12 +88,9 @@ from spark_sink.files.local import local_directory
 from spark_sink.schema.table import EXACT, TYPES
 from spark_sink.schema.types import CHANGE_FIELDS, MESSAGE_SCHEMA, as_typed, merge_columns, typed_schema
 from spark_sink.source.contents import count_rows
-from spark_sink.source.envelope import EnvelopeReader
-from spark_sink.source.messages import MessageReader
 from spark_sink.source.offsets import OFFSET_FORMAT, read_offset
 from spark_sink.source.server import Origin, name_of
 from spark_sink.source.slices import Slice, divide, read_relations
-from spark_sink.source.typed import TypedReader
 from spark_sink.staging.commit_times import CommitTimes
 from spark_sink.staging.log import LogView, Position, Segment, StagingError, list_segments, log_end
 
@@ -275,6 +272,11 @@ class _Options:
 
     def read(self, partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
         """Read a partition that `partitions` planned. Runs in an executor."""
+        # Imported here, because a stream of segments, which the tables are made from, starts a process that reads no rows.
+        from spark_sink.source.envelope import EnvelopeReader
+        from spark_sink.source.messages import MessageReader
+        from spark_sink.source.typed import TypedReader
+
         match partition:
             case _SegmentRows():
                 yield partition.to_batch(schema)

@@ -413,7 +413,10 @@ def _arrow(array: Array, arrow_type: pa.DataType) -> pa.Array:
 
 
 def _read(segment: Path, size: int) -> SegmentIndex | None:
-    """Read the index file; None if it is missing or does not fit the segment, whose size is ``size`` bytes."""
+    """Read the index file; None if it is missing or does not fit the segment, whose size is ``size`` bytes.
+
+    Does not cast, because that imports pyarrow.compute, and readers that only count changes do not need it.
+    """
     try:
         with pa.memory_map(str(segment.with_suffix(".idx"))) as source:
             batch = pa.ipc.open_file(source).get_batch(0)
@@ -423,7 +426,9 @@ def _read(segment: Path, size: int) -> SegmentIndex | None:
         for name, struct in _COLUMNS.items():
             values = batch.column(name).values
             for field in struct:
-                array = values.field(field.name).cast(field.type)
+                array = values.field(field.name)
+                if array.type != field.type:
+                    return None
                 arrays[field.name] = array.to_numpy(zero_copy_only=False)
     except (OSError, pa.ArrowException, LookupError, ValueError):
         return None
