@@ -330,8 +330,8 @@ _LATE_C2: Final = " ".join(
 )
 """HotSpot compiles a method with C2 after 30 times as many calls and loops as by default (docs/decisions/0089).
 
-Our JVM plans small micro-batches and touches few rows. C2 would take two thirds of its CPU time in the first seconds, when the stream
-and the Python workers need the processors. A large merge still reaches C2 within its first second.
+Our JVM plans small micro-batches and touches few rows. C2 would take two thirds of its CPU time in the first seconds, when the
+stream and the Python workers need the processors. A large merge still reaches C2 within its first second.
 """
 
 
