@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Rounds", "own_interval_s"]
 
 _LOOK_S: Final = 0.2
+_NEVER_S: Final = threading.TIMEOUT_MAX
 _SHORTEST_S: Final = 1.0
 _LONGEST_S: Final = 10.0
 _SHARE: Final = 0.25
@@ -97,7 +98,8 @@ class Rounds:
                 with self._changed:
                     was_wanted, self._is_wanted = self._is_wanted, False
                 self._round()
-                interval_s = own_interval_s(time.monotonic() - started) if self._interval_s is None else self._interval_s
+                took_s = time.monotonic() - started
+                interval_s = own_interval_s(took_s) if self._interval_s is None else self._interval_s or _NEVER_S
                 if was_wanted:
                     earliest = started + interval_s
                 if not self._pause(earliest, started + interval_s):
@@ -108,12 +110,15 @@ class Rounds:
             self._on_error(ex)
 
     def _pause(self, earliest: float, latest: float) -> bool:
-        """Wait until the next round is due: a wanted one at ``earliest``, another at ``latest``. Returns False at the end."""
+        """Wait until the next round is due. Returns False at the end."""
         with self._changed:
             while not self._is_ending:
-                due = earliest if self._is_wanted and self._interval_s is None else latest
-                left_s = due - time.monotonic()
-                if left_s <= 0 and self._interval_s != 0:
+                left_s = self._due(earliest, latest) - time.monotonic()
+                if left_s <= 0:
                     return True
-                self._changed.wait(left_s if self._interval_s != 0 else None)
+                self._changed.wait(left_s)
             return False
+
+    def _due(self, earliest: float, latest: float) -> float:
+        """Return when the next round is due: a wanted one at ``earliest``, another at ``latest``."""
+        return earliest if self._is_wanted and self._interval_s is None else latest

@@ -109,6 +109,7 @@ def test_without_an_interval_a_wanted_round_comes_at_once_and_the_next_one_after
     merges.came.acquire()
     made.record(A, Position(1, 3))
     made.rounds.want()  # for tomorrow
+    assert made.rounds._due(1.0, 9.0) == 1.0
     made.rounds.end(is_last_round_wanted=False)
     assert made.rounds.wait()
     assert merges.done == [(A, Position(1, 1)), (B, Position(1, 2))]
@@ -121,6 +122,7 @@ def test_with_an_interval_a_wanted_round_waits_for_it(merges: Merges, tmp_path: 
     merges.came.acquire()
     made.record(B, Position(1, 2))
     made.rounds.want()
+    assert made.rounds._due(1.0, 9.0) == 9.0
     made.rounds.end(is_last_round_wanted=False)
     assert made.rounds.wait()
     assert merges.done == [(A, Position(1, 1))]
