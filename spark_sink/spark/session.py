@@ -319,15 +319,9 @@ def _settings(*, ui: bool) -> dict[str, str]:
     }
 
 
-_LATE_C2: Final = " ".join(
-    (
-        "-XX:+IgnoreUnrecognizedVMOptions",
-        f"-XX:Tier4InvocationThreshold={30 * 5_000}",
-        f"-XX:Tier4MinInvocationThreshold={30 * 600}",
-        f"-XX:Tier4CompileThreshold={30 * 15_000}",
-        f"-XX:Tier4BackEdgeThreshold={30 * 40_000}",
-    )
-)
+_TIMES_LATER: Final = 30
+_C2_THRESHOLDS: Final = {"Invocation": 5_000, "MinInvocation": 600, "Compile": 15_000, "BackEdge": 40_000}
+_LATE_C2: Final = " ".join(f"-XX:Tier4{name}Threshold={_TIMES_LATER * number}" for name, number in _C2_THRESHOLDS.items())
 """HotSpot compiles a method with C2 after 30 times as many calls and loops as by default (docs/decisions/0089).
 
 Our JVM plans small micro-batches and touches few rows. C2 would take two thirds of its CPU time in the first seconds, when the
