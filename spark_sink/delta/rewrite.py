@@ -43,7 +43,9 @@ _MOST_REWRITTEN_BYTES: Final = 1 << 30
 _MOST_ROWS: Final = 200_000_000
 """The most rows of the table that are searched for keys."""
 _SMALL_BYTES: Final = 1 << 20
-"""A smaller file is rewritten when it loses rows, instead of getting a deletion vector."""
+_SMALL_VALUES: Final = 500_000
+"""A file with fewer bytes and fewer values is rewritten when it loses rows, instead of getting a deletion vector. Bytes alone do not
+tell what that costs: a file of a megabyte may have millions of values that lie close together."""
 _MOST_SMALL_FILES: Final = 8
 """If there are more small files than this, all of them are rewritten as one."""
 
@@ -161,11 +163,11 @@ class Rewrite:
         """
         writer = _Writer(self._table)
         copied, replaced, marked = [], [], []
-        are_many = sum(map(_is_small, self._files)) > _MOST_SMALL_FILES
+        are_many = sum(map(self._is_small, self._files)) > _MOST_SMALL_FILES
         by_path = {each.file["path"]: each for each in found if len(each.rows)}
         for file in self._files:
             each = by_path.get(file["path"])
-            if _is_small(file) and (each is not None or are_many):
+            if self._is_small(file) and (each is not None or are_many):
                 copied.append((file, each))
                 replaced.append(Replaced(file))
             elif each is not None:
@@ -184,6 +186,10 @@ class Rewrite:
             self._copy_left(file, each, writer)
         written += writer.close()
         file_table.commit(self._table, written, mark, replaced=replaced)
+
+    def _is_small(self, file: Mapping[str, Any]) -> bool:
+        is_small = int(file["size"]) < _SMALL_BYTES
+        return is_small and statistics(file)["numRecords"] * len(self._fields) < _SMALL_VALUES
 
     def _copy_left(self, file: Mapping[str, Any], found: Found | None, writer: _Writer) -> None:
         """Copy the rows that a file keeps."""
@@ -215,10 +221,6 @@ def _has_between(ordered: pa.Array, least: Any, greatest: Any) -> bool:
     """Tell whether one of the ordered values is in [least, greatest]. Texts are ordered by code points, here and in statistics."""
     at = bisect_left(range(len(ordered)), least, key=lambda index: ordered[index].as_py())
     return at < len(ordered) and bool(ordered[at].as_py() <= greatest)
-
-
-def _is_small(file: Mapping[str, Any]) -> bool:
-    return int(file["size"]) < _SMALL_BYTES
 
 
 class _Writer:

@@ -74,6 +74,17 @@ def test_rows_are_replaced_by_key(path: Path, monkeypatch: pytest.MonkeyPatch, s
     assert (rows(path), list(TableLog(path).refresh().files)) == ([], [])
 
 
+@pytest.mark.parametrize(("most_values", "has_vector"), [(len(BOOKS) * len(COLUMNS), True), (len(BOOKS) * len(COLUMNS) + 1, False)])
+def test_a_file_with_few_bytes_and_many_values_is_not_written_anew(
+    path: Path, monkeypatch: pytest.MonkeyPatch, most_values: int, has_vector: bool
+) -> None:
+    monkeypatch.setattr(rewrite, "_SMALL_VALUES", most_values)
+    table = again(path)
+    table.commit(arrays([("a", 1, "new")]), table.find(keys((1, "a"))), Position(1, 20))
+    assert rows(path) == [BOOKS[0], ("a", 1, "new"), *BOOKS[2:]]
+    assert any("deletionVector" in file for file in TableLog(path).refresh().files) == has_vector
+
+
 def test_files_without_the_keys_are_not_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewrite, "_SMALL_BYTES", 0)
     again(path).commit(arrays([("a", number, "far") for number in range(100, 103)]), [], Position(1, 20))
