@@ -44,8 +44,10 @@ _MOST_ROWS: Final = 200_000_000
 """The most rows of the table that are searched for keys."""
 _SMALL_BYTES: Final = 1 << 20
 _SMALL_VALUES: Final = 500_000
-"""A file with fewer bytes and fewer values is rewritten when it loses rows, instead of getting a deletion vector. Bytes alone do not
-tell what that costs: a file of a megabyte may have millions of values that lie close together."""
+"""A file with fewer bytes and fewer values is small: it is rewritten when it loses rows, instead of getting a deletion vector.
+
+Bytes alone do not tell what that costs. A file of a megabyte may have millions of values, if they lie close together.
+"""
 _MOST_SMALL_FILES: Final = 8
 """If there are more small files than this, all of them are rewritten as one."""
 
