@@ -165,11 +165,11 @@ class Rewrite:
         """
         writer = _Writer(self._table)
         copied, replaced, marked = [], [], []
-        are_many = sum(map(self._is_small, self._files)) > _MOST_SMALL_FILES
+        small = {file["path"] for file in self._files if self._is_small(file)}
         by_path = {each.file["path"]: each for each in found if len(each.rows)}
         for file in self._files:
             each = by_path.get(file["path"])
-            if self._is_small(file) and (each is not None or are_many):
+            if file["path"] in small and (each is not None or len(small) > _MOST_SMALL_FILES):
                 copied.append((file, each))
                 replaced.append(Replaced(file))
             elif each is not None:
@@ -190,8 +190,8 @@ class Rewrite:
         file_table.commit(self._table, written, mark, replaced=replaced)
 
     def _is_small(self, file: Mapping[str, Any]) -> bool:
-        is_small = int(file["size"]) < _SMALL_BYTES
-        return is_small and statistics(file)["numRecords"] * len(self._fields) < _SMALL_VALUES
+        has_few_bytes = int(file["size"]) < _SMALL_BYTES
+        return has_few_bytes and statistics(file)["numRecords"] * len(self._fields) < _SMALL_VALUES
 
     def _copy_left(self, file: Mapping[str, Any], found: Found | None, writer: _Writer) -> None:
         """Copy the rows that a file keeps."""
