@@ -1,15 +1,18 @@
 """Reads a Delta table's log without Spark and Java (`TableLog`, `read_table`), and deletes its old part (`shorten`).
 
 The log is replayed as in Delta's protocol (PROTOCOL.md, "Action Reconciliation"): the newest checkpoint, in one file or several,
-then the commits after it. The number of rows comes from the statistics of the files, minus the rows in deletion vectors.
+then the commits after it. A log that was read before is continued from its last known commit, if that is still there unchanged.
+The number of rows comes from the statistics of the files, minus the rows in deletion vectors.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from bisect import bisect_right
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "APPLICATION",
+    "LogCache",
     "Mark",
     "TableLog",
     "TableState",
@@ -68,6 +72,8 @@ _MANY_COMMITS = 200
 """With this many commits after the newest checkpoint, a new checkpoint, which costs a second, is worth it."""
 _MANY_ACTIONS = 1000
 """A checkpoint with this many actions takes longer to read in Python than Delta takes to plan a query."""
+_MOST_CACHED_FILES = 50_000
+"""The most files in the logs that are kept in memory. A file needs some 2 kB."""
 _READS = RetryPolicy(attempts=3)
 """A log is read again if it was cleaned up meanwhile: listed files are gone then, and there is a newer checkpoint."""
 
@@ -136,6 +142,8 @@ class TableLog:
         self.clustering: tuple[str, ...] = ()
         """The columns by which its rows are clustered, by the names in its files, without fields of structs."""
         self._files: dict[tuple[str, str], Mapping[str, Any]] = {}
+        self._newest: list[bytes] | None = None
+        """The lines of the commit ``version``; None if that was not read."""
 
     @property
     def files(self) -> Collection[Mapping[str, Any]]:
@@ -164,7 +172,7 @@ class TableLog:
         return "partitions" if self.metadata.get("partitionColumns") else None
 
     def refresh(self) -> Self:
-        """Read the log up to its newest commit."""
+        """Read the log up to its newest commit. A later call reads only the commits since, unless the table was replaced."""
         try:
             _READS.call(self._read, FileNotFoundError)
         except FileNotFoundError:
@@ -174,27 +182,36 @@ class TableLog:
         return self
 
     def _read(self) -> None:
-        self._forget()
         names = _names(self._log)
         versions = _versions(names)
         if not versions:
+            self._forget()
             return
+        if self.version in versions and self._commit(self.version) == self._newest:
+            self._files = dict(self._files)  # do not change what the last caller got from `files`
+        else:
+            self._begin(names)
+        for version in versions:
+            if version > self.version:
+                if version != self.version + 1:
+                    raise ValueError(f"the log of {self.path} lacks the versions before {version}")
+                lines = self._commit(version)
+                for line in lines:
+                    self._apply(json.loads(line))
+                self.version, self._newest = version, lines
+        if self._newest is None:  # the newest version is a checkpoint: read its commit, too, because a checkpoint has no commitInfo
+            for line in self._commit(versions[-1]):
+                if b'"commitInfo"' in line:
+                    self._apply(json.loads(line))
+
+    def _begin(self, names: Collection[str]) -> None:
+        """Read the newest checkpoint, if there is one."""
+        self._forget()
         checkpoint, parts = _newest_checkpoint(names)
         for name in parts:
             for action in _checkpoint_actions(self._log / name):
                 self._apply(action)
         self.version = checkpoint
-        for version in versions:
-            if version > checkpoint:
-                if version != self.version + 1:
-                    raise ValueError(f"the log of {self.path} lacks the versions before {version}")
-                for line in self._commit(version):
-                    self._apply(json.loads(line))
-                self.version = version
-        if versions[-1] <= checkpoint:  # read its commit, too, because a checkpoint has no commitInfo
-            for line in self._commit(versions[-1]):
-                if b'"commitInfo"' in line:
-                    self._apply(json.loads(line))
 
     def _commit(self, version: int) -> list[bytes]:
         return places.read_lines(commit_path(self.path, version))
@@ -218,24 +235,57 @@ class TableLog:
             self.clustering = tuple(name for name, *fields in names if not fields)
 
 
-def read_table(path: Path, known: TableState | None = None) -> TableState | None:
+class LogCache:
+    """Keeps the logs of tables in memory, so that the next read of a log reads only its new commits. Threads may share a cache.
+
+    ``most_files`` limits the memory: when the logs have more files together, those that were not read for the longest time go.
+    """
+
+    def __init__(self, most_files: int = _MOST_CACHED_FILES) -> None:
+        self._most_files = most_files
+        self._lock = threading.Lock()
+        self._logs: dict[Path, TableLog] = {}
+        """The logs that nobody reads at the moment, in the order of their last reads."""
+
+    @contextmanager
+    def newest(self, path: Path) -> Iterator[TableLog]:
+        """Yield a table's log, read up to its newest commit. Nobody else gets the same object meanwhile.
+
+        Raises the errors of `TableLog.refresh`. After an error, also one of the caller, the next call reads the whole log again.
+
+            with logs.newest(path) as log:
+                files = list(log.files)
+        """
+        with self._lock:
+            log = self._logs.pop(path, None) or TableLog(path)
+        yield log.refresh()
+        if log.version < 0 or len(log.files) > self._most_files:
+            return
+        with self._lock:
+            self._logs[path] = log
+            count = sum(len(each.files) for each in self._logs.values())
+            while count > self._most_files:
+                count -= len(self._logs.pop(next(iter(self._logs))).files)
+
+
+def read_table(path: Path, known: TableState | None = None, logs: LogCache | None = None) -> TableState | None:
     """Return the state of the table; None if there is no table; ``known`` itself if nothing has changed since.
 
     Raises OSError; and ValueError if the log is damaged.
     """
     if known is not None and _is_newest(path, known.version):
         return known
-    log = TableLog(path).refresh()
-    if log.version < 0:
-        return None
-    counts = [_row_count(file) for file in log.files]
-    return TableState(
-        version=log.version,
-        lsn=log.lsn,
-        written_ms=log.written_ms,
-        rows=None if None in counts else sum(count for count in counts if count is not None),
-        sizes=tuple(int(file["size"]) for file in log.files),
-    )
+    with (logs or LogCache()).newest(path) as log:
+        if log.version < 0:
+            return None
+        counts = [_row_count(file) for file in log.files]
+        return TableState(
+            version=log.version,
+            lsn=log.lsn,
+            written_ms=log.written_ms,
+            rows=None if None in counts else sum(count for count in counts if count is not None),
+            sizes=tuple(int(file["size"]) for file in log.files),
+        )
 
 
 def commit_path(path: Path, version: int) -> Path:

@@ -98,17 +98,19 @@ def merge_without_spark(warehouse: Warehouse, table: Table, piece: Piece, positi
 
 
 def _merge(warehouse: Warehouse, table: Table, piece: Piece, position: Position) -> None:
-    path, key = warehouse.replica(table), [names[0] for names in piece.columns]
-    source = _Changelog(TableLog(warehouse.changelog(table)).refresh(), piece.gone)
-    log = TableLog(path).refresh()
-    if (log.lsn or 0) >= position.lsn:
-        return
+    with warehouse.logs.newest(warehouse.changelog(table)) as changelog, warehouse.logs.newest(warehouse.replica(table)) as replica:
+        if (replica.lsn or 0) < position.lsn:
+            _merge_into(replica, _Changelog(changelog, piece.gone), warehouse, table, piece, position)
+
+
+def _merge_into(log: TableLog, source: _Changelog, warehouse: Warehouse, table: Table, piece: Piece, position: Position) -> None:
+    key = [names[0] for names in piece.columns]
     changes = source.read(key, piece.after_lsn, position.lsn)
     keeps_deleted = warehouse.keeps_deleted
     last = _reduce(changes, key, keeps_deleted=keeps_deleted)
     wanted = replica_schema(source.columns, keeps_deleted=keeps_deleted)
     if log.version < 0:
-        target = Rewrite.new(path, key, wanted, replica_properties(warehouse, piece.key, source.columns.names))
+        target = Rewrite.new(log.path, key, wanted, replica_properties(warehouse, piece.key, source.columns.names))
     else:
         target = Rewrite.of_log(log, key)
         if not piece.gone.isdisjoint(target.schema.names):

@@ -172,7 +172,7 @@ class Upkeep:
             yield table, path, rights[path.parent.name]
 
     def _optimize(self, table: Table, path: Path, right: Right) -> None:
-        state = self._states[path] = delta_log.read_table(path, self._states.get(path))
+        state = self._states[path] = delta_log.read_table(path, self._states.get(path), self._warehouse.logs)
         is_clustered = path == self._warehouse.history(table) or (self._clustering and path == self._warehouse.replica(table))
         large = _CLUSTERED_BYTES if is_clustered else _LARGE_BYTES
         if state is not None and state.small_files(large) > _MOST_SMALL_FILES:

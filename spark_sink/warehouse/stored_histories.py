@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from cdcpipe.lsn import LSN, format_lsn
-from spark_sink.delta.log import TableLog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,12 +57,12 @@ def copies_until(versions: Sequence[Version], lsn: int) -> frozenset[int]:
 
 def facts(house: Warehouse, table: Table) -> HistoryFacts | None:
     """Return the facts about a table's stored history; None if there is none."""
-    log = TableLog(house.history(table)).refresh()
-    if log.version < 0:
-        return None
-    found = log.metadata["configuration"]
-    copies = frozenset(int(LSN.parse(text)) for text in json.loads(found.get(_COPIES, "[]")))
-    return HistoryFacts(log.lsn or 0, int(LSN.parse(found.get(_AFTER, "0/0"))), copies)
+    with house.logs.newest(house.history(table)) as log:
+        if log.version < 0:
+            return None
+        found = log.metadata["configuration"]
+        copies = frozenset(int(LSN.parse(text)) for text in json.loads(found.get(_COPIES, "[]")))
+        return HistoryFacts(log.lsn or 0, int(LSN.parse(found.get(_AFTER, "0/0"))), copies)
 
 
 def properties(*, after_lsn: int | None = None, copies: frozenset[int] | None = None) -> dict[str, str]:

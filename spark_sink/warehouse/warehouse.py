@@ -43,6 +43,7 @@ from urllib.parse import unquote
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.masks import Masks
+from spark_sink.delta.log import LogCache
 from spark_sink.files.places import check_store, is_local, make_directory, place, read_json, write_json
 from spark_sink.files.places import name as place_name
 from spark_sink.schema.names import Names
@@ -157,6 +158,8 @@ class Warehouse:
                 f"{self.name}: {format.capitalize()} tables can't be in an object store, because an append renames a directory",
                 hint=f"use --format {' or '.join(name for name, each in FORMATS.items() if each.fits_stores)}",
             )
+        self.logs = LogCache()
+        """The logs of its Delta tables, for those who read the same logs again and again: merges, histories and upkeep."""
         self.types = types
         self.readers = readers
         self.widens_columns = self.format.widens_columns and widen != APART and (widen is not None or readers == SPARK)

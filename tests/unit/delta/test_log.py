@@ -1,11 +1,16 @@
 """The log of a Delta table, replayed without Spark."""
 
+import json
+import shutil
 from pathlib import Path
+from random import Random
+from uuid import uuid4
 
 import pytest
 
 from spark_sink.delta import log as delta_log
-from spark_sink.delta.log import read_table
+from spark_sink.delta.log import LogCache, TableLog, read_table
+from spark_sink.files import places
 from support.delta_log import added, commit
 
 
@@ -34,3 +39,113 @@ def test_a_log_is_replayed(tmp_path: Path) -> None:
     (log / f"{3:020d}.json").write_text("{")
     with pytest.raises(ValueError, match="Expecting"):
         read_table(tmp_path)
+
+
+def state_of(log: TableLog) -> tuple[object, ...]:
+    return (log.version, log.lsn, log.written_ms, log.metadata, log.protocol, log.clustering, sorted(map(str, log.files)))
+
+
+def random_actions(random: Random, files: list[str], number: int) -> list[dict[str, object]]:
+    """Return the actions of a commit that adds a file, and perhaps removes one or changes what the table is."""
+    actions: list[dict[str, object]] = [{"commitInfo": {"timestamp": number}}]
+    if random.random() < 0.5:
+        actions.append({"txn": {"appId": "cdcpipe", "version": number}})
+    if random.random() < 0.2:
+        actions.append({"metaData": {"configuration": {"number": str(number)}}})
+    if files and random.random() < 0.5:
+        actions.append({"remove": {"path": files.pop(random.randrange(len(files)))}})
+    files.append(f"file-{number}")
+    return [*actions, added(files[-1], number)]
+
+
+def write_checkpoint(log: Path, version: int) -> None:
+    """Write a checkpoint of a version, and remove all that is before it, as the clean-up of a log does."""
+    known = TableLog(log.parent).refresh()
+    actions = [{"metaData": known.metadata}, *({"add": file} for file in known.files)]
+    if known.lsn is not None:
+        actions.append({"txn": {"appId": "cdcpipe", "version": known.lsn}})
+    name = f"{version:020d}.checkpoint.{uuid4()}.json"
+    (log / name).write_text("".join(json.dumps(action) + "\n" for action in actions))
+    (log / "_last_checkpoint").write_text(json.dumps({"version": version, "size": len(actions)}))
+    for other in log.iterdir():
+        if other.name[:20].isdecimal() and int(other.name[:20]) < version:
+            other.unlink()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_continued_log_is_what_a_new_reader_reads(tmp_path: Path, seed: int) -> None:
+    random, table = Random(seed), tmp_path / "table"
+    log, known = table / "_delta_log", TableLog(table)
+    files = list[str]()
+    for version in range(60):
+        if random.random() < 0.05:
+            # Another table in its place, with as many commits.
+            shutil.rmtree(table, ignore_errors=True)
+            files.clear()
+            for earlier in range(version):
+                commit(log, earlier, *random_actions(random, files, 1000 * version + earlier))
+        commit(log, version, *random_actions(random, files, version))
+        if random.random() < 0.1:
+            write_checkpoint(log, version)
+        if random.random() < 0.5:
+            before = known.files
+            seen = sorted(map(str, before))
+            assert state_of(known.refresh()) == state_of(TableLog(table).refresh()), version
+            assert sorted(map(str, before)) == seen  # the files that somebody got earlier stay what they were
+    shutil.rmtree(table)
+    assert state_of(known.refresh()) == state_of(TableLog(table))
+
+
+def test_a_cached_log_reads_only_new_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, logs, read = tmp_path / "_delta_log", LogCache(), list[str]()
+    read_lines = places.read_lines
+    monkeypatch.setattr(places, "read_lines", lambda path: read.append(path.name) or read_lines(path))
+    for version in range(5):
+        commit(log, version, added(f"file-{version}", 1))
+
+    def newest() -> int:
+        read.clear()
+        with logs.newest(tmp_path) as known:
+            return len(known.files)
+
+    assert newest() == len(read) == 5
+    commit(log, 5, added("file-5", 1))
+    assert newest() == 6
+    assert read == [f"{4:020d}.json", f"{5:020d}.json"]
+
+
+def test_a_cached_log_is_read_whole_after_an_error(tmp_path: Path) -> None:
+    logs = LogCache()
+    commit(tmp_path / "_delta_log", 0, added("file", 1))
+    with logs.newest(tmp_path) as first:
+        pass
+    with pytest.raises(LookupError), logs.newest(tmp_path):
+        raise LookupError
+    with logs.newest(tmp_path) as anew:
+        assert anew is not first
+        assert state_of(anew) == state_of(first)
+
+
+def test_a_cached_log_belongs_to_one_reader(tmp_path: Path) -> None:
+    logs = LogCache()
+    commit(tmp_path / "_delta_log", 0, added("file", 1))
+    with logs.newest(tmp_path) as first, logs.newest(tmp_path) as second:
+        assert first is not second
+
+
+def test_a_cache_forgets_the_logs_that_were_not_read_for_the_longest_time(tmp_path: Path) -> None:
+    logs = LogCache(most_files=4)
+    for name, count in (("a", 2), ("b", 2), ("c", 2), ("large", 5)):
+        commit(tmp_path / name / "_delta_log", 0, *(added(f"file-{number}", 1) for number in range(count)))
+
+    def read(name: str) -> TableLog:
+        with logs.newest(tmp_path / name) as log:
+            return log
+
+    first = {name: read(name) for name in "ab"}
+    assert read("a") is first["a"]
+    read("large")  # too large to be kept: the others stay
+    assert read("b") is first["b"]
+    read("c")
+    assert read("b") is first["b"]
+    assert read("a") is not first["a"]
