@@ -1,4 +1,4 @@
-"""What a publication that has to be created is to publish: patterns of tables, and tables without a key. No I/O.
+"""The contents of a publication that cdcpipe creates: patterns of tables, and tables without a key. No I/O.
 
     NewPublication.of(tables=["public.*"], exclude_tables=["public.log_*"])
 
@@ -31,7 +31,7 @@ __all__ = [
 
 REFUSE, INSERT_ONLY, FULL = "refuse", "insert-only", "full"
 KEYLESS: Final = (REFUSE, INSERT_ONLY, FULL)
-"""What to do about tables that have no key: see `NewPublication`."""
+"""How to publish tables that have no key: see `NewPublication`."""
 
 _LONGEST_NAME: Final = 63
 
@@ -98,7 +98,7 @@ class ColumnPattern:
 
 @dataclass(frozen=True, slots=True)
 class NewPublication:
-    """What a publication that has to be created publishes.
+    """The contents of a publication that cdcpipe creates.
 
     - ``tables`` (empty: all) less ``exclude``. With both empty it is FOR ALL TABLES, so that later tables belong to it, too.
     - ``keyless``: what to do about tables on which the server would refuse published updates and deletes, because they have no key:

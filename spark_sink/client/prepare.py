@@ -147,13 +147,13 @@ def look_up(config: SlotConfig, is_stopping: Callable[[], bool]) -> Prepared:
 
 
 class PublishedNow:
-    """The published tables with their keys and columns, as they are when one asks. ``stopping`` gives up an answer."""
+    """The published tables with their keys and columns, as of each request. Setting ``stopping`` ends a request that waits."""
 
     def __init__(self, config: SlotConfig, stopping: threading.Event) -> None:
         self._config = config
         self._stopping = stopping
         self.is_interrupted = False
-        """Whether an answer was given up because of a stop, which is an error to whoever wanted it."""
+        """Whether a stop has ended a request. Its caller got an error."""
 
     def describe(self) -> Iterable[Mapping[str, Any]]:
         """Return the tables; a server that has gone away may be restarting, and is waited for."""

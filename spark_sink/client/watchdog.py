@@ -22,7 +22,8 @@ def main() -> None:
     """Wait for the end of stdin, then end the group."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    # Keep nothing of the command: no directory that somebody may unmount, no pipe whose end somebody waits for.
+    # Keep nothing of the command open: neither its directory, which could then not be unmounted, nor its pipes, whose readers wait
+    # for their end.
     os.chdir("/")
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     while os.read(0, 1):

@@ -1,11 +1,11 @@
-"""The doctor's quick part, which `run` does at its start: what this machine lacks, and what the server's settings lead to.
+"""The doctor's quick part, which `run` does at its start: what this machine lacks, and risks in the server's settings.
 
     refuse_what_fails(plan, starts_spark=True)      # before there is a slot
     with ServerLook(plan):                          # beside the run
         ...
 
-What is certain to fail here is refused before there is a slot. What the server refuses, it refuses itself. So what is found
-there is said and nothing more: an error as a warning, a warning only with ``-v``.
+If something on this machine is certain to fail, `run` ends before it creates a slot. Findings about the server never end a run:
+the server itself refuses what it can't do. `run` logs them: an error as a warning, and a warning only with ``-v``.
 """
 
 from __future__ import annotations

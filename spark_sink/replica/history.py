@@ -4,7 +4,7 @@ This is what data warehouses call a slowly changing dimension of type 2. The ver
 rules of the replica (replica/merge.py): the rows that are valid at an LSN are those of `as_of.read_as_of` there.
 
 - A version begins with the commit of a transaction, and ends with the next one that changes the row, its key included. What a
-  transaction changes again is no version, because nobody else has ever seen it.
+  transaction changes again is no version, because no other transaction has ever seen it.
 - TRUNCATE, DROP TABLE, another table with the name, and a snapshot end all versions. After a snapshot each row has a new version.
 - A value that ALTER TABLE gave to existing rows is put into the current versions and begins none.
 - A row from before the beginning of the changelog has a version from its first change on, or from its snapshot.

@@ -6,9 +6,9 @@
         ...
     healer.finish()             # or, without the thread: copy every table that waits, and return
 
-`wanted_copies.want` records which tables wait, whoever finds it out. The healer itself looks at the catalog from time to time
-(catalog_look.py), chooses the tables (schedule.py), and copies them as ``cdcpipe-spark snapshot`` does (tables.py). It holds the
-same lock as that command, so that no two snapshots copy a table at the same time.
+Other parts of the pipeline record with `wanted_copies.want` which tables wait. The healer itself looks at the catalog from time to
+time (catalog_look.py), chooses the tables (schedule.py), and copies them as ``cdcpipe-spark snapshot`` does (tables.py). It holds
+the same lock as that command, so that no two snapshots copy a table at the same time.
 
 An error here does no harm: the table keeps waiting, its record names the error, and it is tried again later. So it is a warning,
 and never ends the run.
@@ -148,7 +148,7 @@ class Healer:
             self._look()
             tried: set[Table] = set()
             while not self._is_interrupted():
-                # What has failed before this call is tried again now.
+                # Tables whose copy failed before this call are tried again now.
                 waiting = [replace(each, failures=None) for each in self._waiting() if each.table not in tried]
                 tables = self._choose(waiting)
                 if not tables:

@@ -6,8 +6,8 @@
 
 The end of the log moves only with published changes, but the server's WAL also grows with other traffic. When everything published
 is sealed, the streamer tells the server's position as an empty record (``--idle-positions``). The launcher records this position
-here, and only then lets the streamer confirm it. So nothing is ever confirmed to the server beyond the account. A slot that is
-further was moved by somebody else.
+here, and only then lets the streamer confirm it. So the server never gets a confirmation beyond the account. If a slot is
+further than that, another program has moved it.
 
 The account is also what ``as-of`` and ``status`` know about a log that is complete beyond its last segment.
 """

@@ -1,13 +1,13 @@
 """Tables that need a new copy of their rows, because the stream cannot tell what the rows are. No pyspark.
 
-    want(house, table, since_lsn, "it was renamed from public.old")     # whoever finds it out: micro-batch, merge, catalog
+    want(house, table, since_lsn, "it was renamed from public.old")     # called by micro-batch, merge and catalog look
     waiting(house)                                                      # the tables that wait, and why
 
     _cdcpipe/copies/NAME.json       the reasons for which a table needs a copy, and how often a copy has failed
 
-A reason has a position. A complete snapshot of the table from this position or later settles it, whoever took the snapshot. So a
-reason that was noted before a kill is never lost, and one that is settled never comes back. `run` copies the tables
-(snapshot/healer.py). Only the process that runs the pipeline writes these files; every other process may read them.
+A reason has a position. Any complete snapshot of the table from this position or later settles it. So a reason that was noted
+before a kill is never lost, and a settled reason never comes back. `run` copies the tables (snapshot/healer.py). Only the process
+that runs the pipeline writes these files; every other process may read them.
 """
 
 from __future__ import annotations
