@@ -191,14 +191,13 @@ class TableLog:
             self._files = dict(self._files)  # do not change what the last caller got from `files`
         else:
             self._begin(names)
-        for version in versions:
-            if version > self.version:
-                if version != self.version + 1:
-                    raise ValueError(f"the log of {self.path} lacks the versions before {version}")
-                lines = self._commit(version)
-                for line in lines:
-                    self._apply(json.loads(line))
-                self.version, self._newest = version, lines
+        new = [version for version in versions if version > self.version]
+        for version, lines in zip(new, places.read_many_lines([commit_path(self.path, each) for each in new]), strict=True):
+            if version != self.version + 1:
+                raise ValueError(f"the log of {self.path} lacks the versions before {version}")
+            for line in lines:
+                self._apply(json.loads(line))
+            self.version, self._newest = version, lines
         if self._newest is None:  # the newest version is a checkpoint: read its commit, too, because a checkpoint has no commitInfo
             for line in self._commit(versions[-1]):
                 if b'"commitInfo"' in line:
