@@ -22,13 +22,13 @@ import secrets
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
 from spark_sink.files import local
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import pyarrow.parquet as pq
 
@@ -36,6 +36,7 @@ __all__ = [
     "StorageError",
     "check_store",
     "copy_files",
+    "for_each",
     "is_local",
     "list_names",
     "make_directory",
@@ -47,7 +48,6 @@ __all__ = [
     "put_if_absent",
     "read_json",
     "read_lines",
-    "read_many_lines",
     "remove_files",
     "remove_other_files",
     "remove_tree",
@@ -57,8 +57,11 @@ __all__ = [
     "write_json",
 ]
 
-_MOST_REQUESTS: Final = 32
-"""The most requests to a store at the same time, for one `read_many_lines`."""
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+_MOST_CALLS: Final = 8
+"""The most calls that `for_each` runs at a time. More would need more memory: a call may read a column of a whole file."""
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _EXTRAS: Final = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "gs": "gcs"}
 """By scheme of the URL: the name of the optional dependencies (extra) for such a store."""
@@ -255,14 +258,6 @@ def read_lines(path: Path) -> list[bytes]:
     return [line for line in path.read_bytes().split(b"\n") if line]
 
 
-def read_many_lines(paths: Sequence[Path]) -> list[list[bytes]]:
-    """Return what `read_lines` returns for each of the files. From a store it reads several files at a time."""
-    if len(paths) < 2 or is_local(paths[0]):
-        return [read_lines(path) for path in paths]
-    with ThreadPoolExecutor(min(len(paths), _MOST_REQUESTS)) as pool:
-        return list(pool.map(read_lines, paths))
-
-
 def read_json(path: Path) -> dict[str, Any] | None:
     """Read a small JSON file as `local.read_json` does. Raises StorageError if the store can't be reached."""
     try:
@@ -291,6 +286,20 @@ def _unreachable(path: Path, ex: Exception) -> StorageError:
         f"{name(path)} can't be reached: {str(ex).strip().partition(chr(10))[0] or type(ex).__name__}",
         hint=f"see that the {_CREDENTIALS[_EXTRAS[_store(path).protocol]]}",
     )
+
+
+def for_each(function: Callable[[_Item], _Result], items: Sequence[_Item], path: Path) -> list[_Result]:
+    """Return ``function`` of each item, in their order. ``path`` is the place that the function reads.
+
+    For a store some calls run at a time, in threads, because each of them waits for the store. So all results must fit into
+    memory. Raises the error of the first call that fails.
+
+        lines = for_each(read_lines, [root / "a", root / "b"], root)
+    """
+    if len(items) < 2 or is_local(path):
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(min(len(items), _MOST_CALLS)) as pool:
+        return list(pool.map(function, items))
 
 
 def copy_files(source: Path, target: Path, names: Iterable[str]) -> None:

@@ -32,9 +32,9 @@ from cdcpipe.errors import CdcpipeError
 from cdcpipe.retry import RetryPolicy
 from spark_sink.delta import file_table
 from spark_sink.delta.file_table import ChangedError
-from spark_sink.delta.log import TableLog
 from spark_sink.delta.rewrite import Rewrite
 from spark_sink.delta.rows import UnsupportedError, fields_of, files_between, read_between, uncompressed_bytes
+from spark_sink.files.places import for_each
 from spark_sink.replica.checks import check_growth
 from spark_sink.replica.ends import POSITION
 from spark_sink.replica.layout import OPTIONAL, first_columns, replica_properties
@@ -44,6 +44,7 @@ from spark_sink.warehouse.wanted_copies import want as want_copy
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from spark_sink.delta.log import TableLog
     from spark_sink.delta.rewrite import Found
     from spark_sink.delta.rows import Flags, Numbers
     from spark_sink.replica.pieces import Piece
@@ -186,9 +187,10 @@ class _Changelog:
         wanted = (*self.columns.names, *POSITION, "_cdc_op", "_cdc_commit_time", "_cdc_unchanged", "_cdc_exact")
         fields = {name: self._fields[name] for name in wanted} | {"_cdc_old": old_key}
         files = files_between(self._log.files, position, after_lsn, until_lsn)
-        if sum(uncompressed_bytes(self._log.path, file) for file in files) > _MOST_BYTES:
+        path = self._log.path
+        if sum(for_each(lambda file: uncompressed_bytes(path, file), files, path)) > _MOST_BYTES:
             raise _NotOrdinaryError("many changes")
-        parts = [read_between(self._log.path, file, fields, "_cdc_end_lsn", after_lsn, until_lsn) for file in files]
+        parts = for_each(lambda file: read_between(path, file, fields, "_cdc_end_lsn", after_lsn, until_lsn), files, path)
         rows = {name: _joined([part[name] for part in parts], field.type) for name, field in fields.items()}
         return self._checked(_sorted(rows), key)
 

@@ -197,18 +197,15 @@ def test_files_of_one_table_for_another(root: Any) -> None:
     assert places.list_names(root / "two") == []
 
 
-def test_files_are_read_at_the_same_time(root: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_read_at_the_same_time(root: Any) -> None:
     paths = [root / f"log/{number}.json" for number in range(40)]
     for number, path in enumerate(paths):
         places.write_file(path, b"%d\n\nsecond\n" % number)
-    assert places.read_many_lines(paths) == [[b"%d" % number, b"second"] for number in range(40)]
-    assert places.read_many_lines(paths[:1]) == [[b"0", b"second"]]
-    assert places.read_many_lines([]) == []
+    assert places.for_each(places.read_lines, paths, root) == [[b"%d" % number, b"second"] for number in range(40)]
     with pytest.raises(FileNotFoundError):
-        places.read_many_lines([*paths, root / "log/none.json"])
-    both, read_lines = threading.Barrier(2), places.read_lines
-    monkeypatch.setattr(places, "read_lines", lambda path: both.wait(timeout=60) >= 0 and read_lines(path))
-    assert places.read_many_lines(paths[:2]) == [[b"0", b"second"], [b"1", b"second"]]
+        places.for_each(places.read_lines, [*paths, root / "log/none.json"], root)
+    both = threading.Barrier(2)
+    assert sorted(places.for_each(lambda _: both.wait(timeout=60), paths[:2], root)) == [0, 1]
 
 
 def test_a_file_by_name(root: Any) -> None:
