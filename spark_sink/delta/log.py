@@ -192,7 +192,7 @@ class TableLog:
         else:
             self._begin(names)
         new = [version for version in versions if version > self.version]
-        for version, lines in zip(new, places.for_each(self._commit, new, self.path), strict=True):
+        for version, lines in zip(new, places.map_reads(self._commit, new, self.path), strict=True):
             if version != self.version + 1:
                 raise ValueError(f"the log of {self.path} lacks the versions before {version}")
             for line in lines:

@@ -114,7 +114,7 @@ class Rewrite:
 
     def find(self, keys: pa.Table) -> list[Found]:
         """Find the rows with these keys. Skips files that can't have any of them."""
-        return places.for_each(lambda file: self._find_in(file, keys), self._candidates(keys), self._table.path)
+        return places.map_reads(lambda file: self._find_in(file, keys), self._candidates(keys), self._table.path)
 
     def _candidates(self, keys: pa.Table) -> list[Mapping[str, Any]]:
         """Return the files that may have one of the keys, by their least and greatest values."""

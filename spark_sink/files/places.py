@@ -36,10 +36,10 @@ __all__ = [
     "StorageError",
     "check_store",
     "copy_files",
-    "for_each",
     "is_local",
     "list_names",
     "make_directory",
+    "map_reads",
     "move_files",
     "name",
     "parquet_reader",
@@ -61,7 +61,7 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 _MOST_CALLS: Final = 8
-"""The most calls that `for_each` runs at a time. More would need more memory: a call may read a column of a whole file."""
+"""The most calls that `map_reads` runs at a time. More would need more memory: a call may read a column of a whole file."""
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _EXTRAS: Final = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "gs": "gcs"}
 """By scheme of the URL: the name of the optional dependencies (extra) for such a store."""
@@ -258,6 +258,20 @@ def read_lines(path: Path) -> list[bytes]:
     return [line for line in path.read_bytes().split(b"\n") if line]
 
 
+def map_reads(function: Callable[[_Item], _Result], items: Sequence[_Item], path: Path) -> list[_Result]:
+    """Return ``function`` of each item, in their order. ``path`` is the place that the function reads.
+
+    For a store some calls run at a time, in threads, because each of them waits for the store. So all results must fit into
+    memory. Raises the error of the first call that fails.
+
+        lines = map_reads(read_lines, [root / "a", root / "b"], root)
+    """
+    if len(items) < 2 or is_local(path):
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(min(len(items), _MOST_CALLS)) as pool:
+        return list(pool.map(function, items))
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """Read a small JSON file as `local.read_json` does. Raises StorageError if the store can't be reached."""
     try:
@@ -286,20 +300,6 @@ def _unreachable(path: Path, ex: Exception) -> StorageError:
         f"{name(path)} can't be reached: {str(ex).strip().partition(chr(10))[0] or type(ex).__name__}",
         hint=f"see that the {_CREDENTIALS[_EXTRAS[_store(path).protocol]]}",
     )
-
-
-def for_each(function: Callable[[_Item], _Result], items: Sequence[_Item], path: Path) -> list[_Result]:
-    """Return ``function`` of each item, in their order. ``path`` is the place that the function reads.
-
-    For a store some calls run at a time, in threads, because each of them waits for the store. So all results must fit into
-    memory. Raises the error of the first call that fails.
-
-        lines = for_each(read_lines, [root / "a", root / "b"], root)
-    """
-    if len(items) < 2 or is_local(path):
-        return [function(item) for item in items]
-    with ThreadPoolExecutor(min(len(items), _MOST_CALLS)) as pool:
-        return list(pool.map(function, items))
 
 
 def copy_files(source: Path, target: Path, names: Iterable[str]) -> None:

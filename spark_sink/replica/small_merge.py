@@ -34,7 +34,7 @@ from spark_sink.delta import file_table
 from spark_sink.delta.file_table import ChangedError
 from spark_sink.delta.rewrite import Rewrite
 from spark_sink.delta.rows import UnsupportedError, fields_of, files_between, read_between, uncompressed_bytes
-from spark_sink.files.places import for_each
+from spark_sink.files.places import map_reads
 from spark_sink.replica.checks import check_growth
 from spark_sink.replica.ends import POSITION
 from spark_sink.replica.layout import OPTIONAL, first_columns, replica_properties
@@ -188,9 +188,9 @@ class _Changelog:
         fields = {name: self._fields[name] for name in wanted} | {"_cdc_old": old_key}
         files = files_between(self._log.files, position, after_lsn, until_lsn)
         path = self._log.path
-        if sum(for_each(lambda file: uncompressed_bytes(path, file), files, path)) > _MOST_BYTES:
+        if sum(map_reads(lambda file: uncompressed_bytes(path, file), files, path)) > _MOST_BYTES:
             raise _NotOrdinaryError("many changes")
-        parts = for_each(lambda file: read_between(path, file, fields, "_cdc_end_lsn", after_lsn, until_lsn), files, path)
+        parts = map_reads(lambda file: read_between(path, file, fields, "_cdc_end_lsn", after_lsn, until_lsn), files, path)
         rows = {name: _joined([part[name] for part in parts], field.type) for name, field in fields.items()}
         return self._checked(_sorted(rows), key)
 

@@ -201,11 +201,11 @@ def test_files_are_read_at_the_same_time(root: Any) -> None:
     paths = [root / f"log/{number}.json" for number in range(40)]
     for number, path in enumerate(paths):
         places.write_file(path, b"%d\n\nsecond\n" % number)
-    assert places.for_each(places.read_lines, paths, root) == [[b"%d" % number, b"second"] for number in range(40)]
+    assert places.map_reads(places.read_lines, paths, root) == [[b"%d" % number, b"second"] for number in range(40)]
     with pytest.raises(FileNotFoundError):
-        places.for_each(places.read_lines, [*paths, root / "log/none.json"], root)
+        places.map_reads(places.read_lines, [*paths, root / "log/none.json"], root)
     both = threading.Barrier(2)
-    assert sorted(places.for_each(lambda _: both.wait(timeout=60), paths[:2], root)) == [0, 1]
+    assert sorted(places.map_reads(lambda _: both.wait(timeout=60), paths[:2], root)) == [0, 1]
 
 
 def test_a_file_by_name(root: Any) -> None:
