@@ -359,6 +359,8 @@ def shorten(path: Path, age_s: float) -> int:
 def _names(log: Path) -> list[str]:
     """Return the names in a log from its last checkpoint on. Earlier names may be many, and only `shorten` needs them."""
     names = places.list_names(log)
+    if _LAST_CHECKPOINT not in names:
+        return names
     first = f"{_last_checkpoint(log)[0]:020d}."
     kept = [name for name in names if name >= first]
     return kept if f"{first}json" in kept and _newest_checkpoint(kept)[1] else names
@@ -367,7 +369,7 @@ def _names(log: Path) -> list[str]:
 def _last_checkpoint(log: Path) -> tuple[int, int]:
     """Return the version of the last checkpoint and the number of its actions; zeros if not known, because it is only a hint."""
     try:
-        hint = json.loads((log / _LAST_CHECKPOINT).read_bytes())
+        hint = json.loads(places.read_bytes(log / _LAST_CHECKPOINT))
         return int(hint["version"]), int(hint.get("size", 0))
     except (OSError, ValueError, KeyError, TypeError):
         return 0, 0

@@ -14,7 +14,16 @@ from typing import Any
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 
-__all__ = ["TEMPORARY_PREFIX", "DamagedFileError", "check_usable", "fsync_directory", "local_directory", "read_json", "write_json"]
+__all__ = [
+    "TEMPORARY_PREFIX",
+    "DamagedFileError",
+    "check_usable",
+    "fsync_directory",
+    "local_directory",
+    "parse_json",
+    "read_json",
+    "write_json",
+]
 
 # At least two letters before the colon, so that "C:/" is no URL. One slash, because a Path turns two into one.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -51,9 +60,16 @@ def check_usable(path: Path, what: str) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in a small JSON file, None if there is no file. Raises DamagedFileError if it contains no JSON object."""
     try:
-        value = json.loads(path.read_bytes())
+        data = path.read_bytes()
     except FileNotFoundError:
         return None
+    return parse_json(path, data)
+
+
+def parse_json(path: Path, data: bytes) -> dict[str, Any]:
+    """Return the object in the ``data`` of a small JSON file. Raises DamagedFileError if it contains no JSON object."""
+    try:
+        value = json.loads(data)
     except (ValueError, RecursionError) as ex:
         msg = f"{path} is damaged: not JSON"
         raise DamagedFileError(msg) from ex

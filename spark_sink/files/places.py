@@ -46,6 +46,7 @@ __all__ = [
     "parquet_writer",
     "place",
     "put_if_absent",
+    "read_bytes",
     "read_json",
     "read_lines",
     "remove_files",
@@ -232,7 +233,7 @@ def put_if_absent(path: Path, data: bytes) -> None:
             _store(path).fs.pipe_file(_store(path).path, data, mode="create")
         except FileExistsError:
             # The answer to a first request may have been lost: then the object is ours, and the second request fails.
-            if path.read_bytes() != data:
+            if read_bytes(path) != data:
                 raise
         return
     temporary = path.with_name(f".cdcpipe-{secrets.token_hex(8)}.tmp")
@@ -250,12 +251,21 @@ def put_if_absent(path: Path, data: bytes) -> None:
     local.fsync_directory(path.parent)
 
 
+def read_bytes(path: Path) -> bytes:
+    """Return the contents of a small file."""
+    if is_local(path):
+        return path.read_bytes()
+    # One request. For several at a time, s3fs would first ask for the size.
+    contents: bytes = _store(path).fs.cat_file(_store(path).path, max_concurrency=1)
+    return contents
+
+
 def read_lines(path: Path) -> list[bytes]:
     """Return the lines of a file that has one JSON text per line.
 
     Only a line feed ends a line. `str.splitlines` would also cut at U+2028, U+2029 and U+0085, which JSON allows inside strings.
     """
-    return [line for line in path.read_bytes().split(b"\n") if line]
+    return [line for line in read_bytes(path).split(b"\n") if line]
 
 
 def map_reads(function: Callable[[_Item], _Result], items: Sequence[_Item], path: Path) -> list[_Result]:
@@ -275,7 +285,9 @@ def map_reads(function: Callable[[_Item], _Result], items: Sequence[_Item], path
 def read_json(path: Path) -> dict[str, Any] | None:
     """Read a small JSON file as `local.read_json` does. Raises StorageError if the store can't be reached."""
     try:
-        return local.read_json(path)
+        return local.parse_json(path, read_bytes(path))
+    except FileNotFoundError:
+        return None
     except CdcpipeError:
         raise
     except Exception as ex:
