@@ -12,8 +12,21 @@ def dsn(on: PublishedDatabase, transport: str) -> str:
     return on.database.dsn if transport == "unix" else on.database.tcp_dsn
 
 
+def changes(data: bytes) -> tuple[list[tuple[int, bytes]], set[bytes]]:
+    """Return the records without descriptions of tables, and the descriptions.
+
+    A server that is busy may repeat a description inside a transaction, when its caches are invalidated while it sends. So two
+    streams may have different numbers of them.
+    """
+    reader = RecordReader()
+    reader.feed(data)
+    records = [(lsn, bytes(record)) for lsn, record in reader]
+    assert not reader.has_partial
+    return [each for each in records if each[1][:1] != b"R"], {record for _, record in records if record[:1] == b"R"}
+
+
 @pytest.mark.parametrize("options", [(), ("--whole-transactions", "--streaming", "on", "--messages")])
-def test_both_ways_write_the_same_bytes(on18: PublishedDatabase, options: tuple[str, ...]) -> None:
+def test_both_ways_write_the_same_records(on18: PublishedDatabase, options: tuple[str, ...]) -> None:
     on = on18
     on.sql(f'alter database "{on.database.name}" set logical_decoding_work_mem = "64kB"')
     backlog(on, 40_000)
@@ -38,10 +51,10 @@ def test_both_ways_write_the_same_bytes(on18: PublishedDatabase, options: tuple[
             assert cli.wait() == 0
         written[transport] = data
         on.value("select pg_drop_replication_slot(%s)", slot)
-    reader = RecordReader()
-    reader.feed(written["tcp"])
-    assert sum(record.startswith(b"I") for _, record in reader) == 40_002
-    assert written["unix"] == written["tcp"]
+    records, tables = changes(written["tcp"])
+    assert sum(record.startswith(b"I") for _, record in records) == 40_002
+    assert len(tables) == 1
+    assert changes(written["unix"]) == (records, tables)
 
 
 @pytest.mark.parametrize("transport", ["unix", "tcp"])
