@@ -255,7 +255,7 @@ def read_bytes(path: Path) -> bytes:
     """Return the contents of a small file."""
     if is_local(path):
         return path.read_bytes()
-    # One request. For several at a time, s3fs would first ask for the size.
+    # One request. For several at a time, s3fs (since 2026.3) would first ask for the size.
     contents: bytes = _store(path).fs.cat_file(_store(path).path, max_concurrency=1)
     return contents
 
