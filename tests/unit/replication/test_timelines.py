@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdcpipe.errors import ProtocolError
+from cdcpipe.errors import ProtocolError, ServerError
 from cdcpipe.lsn import LSN
-from cdcpipe.replication.timelines import TimelineEnd, parse_timeline_history
+from cdcpipe.replication.timelines import TimelineEnd, parse_timeline_history, timeline_history
 
 SECOND = "1\t0/3000060\tno recovery target specified\n"
 
@@ -50,3 +50,43 @@ def test_any_text_is_a_history_or_a_protocol_error(text: str, timeline: int) -> 
     except ProtocolError:
         return
     assert [end.timeline for end in ends] == sorted({end.timeline for end in ends})
+
+
+class Answering:
+    """A walsender whose answer to each command is ``answer``, or that error."""
+
+    def __init__(self, answer: list[list[str | None]] | ServerError) -> None:
+        self.answer = answer
+        self.asked: list[str] = []
+
+    def execute(self, command: str) -> list[list[str | None]]:
+        self.asked.append(command)
+        if isinstance(self.answer, ServerError):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "timeline", "expected", "asked"),
+    [
+        ([], 1, [], []),  # the first timeline has no history
+        ([["00000002.history", SECOND]], 2, [TimelineEnd(1, LSN.parse("0/3000060"))], ["TIMELINE_HISTORY 2"]),
+        ([["00000002.history", None]], 2, [], ["TIMELINE_HISTORY 2"]),
+        (ServerError("could not open file", sqlstate="58P01"), 2, [], ["TIMELINE_HISTORY 2"]),  # as after pg_resetwal
+    ],
+)
+def test_the_history_that_a_server_sends(answer: object, timeline: int, expected: list[TimelineEnd], asked: list[str]) -> None:
+    server = Answering(answer)
+    assert timeline_history(server, timeline) == expected
+    assert server.asked == asked
+
+
+@pytest.mark.parametrize("answer", [[], [["name"]], [["name", SECOND], ["name", SECOND]]])
+def test_an_answer_of_another_shape_is_refused(answer: list[list[str]]) -> None:
+    with pytest.raises(ProtocolError, match="TIMELINE_HISTORY 2 is not one row with two columns"):
+        timeline_history(Answering(answer), 2)
+
+
+def test_another_error_of_the_server_is_an_error() -> None:
+    with pytest.raises(ServerError, match="permission denied"):
+        timeline_history(Answering(ServerError("permission denied", sqlstate="42501")), 2)
