@@ -22,12 +22,12 @@ from cdcpipe.errors import (
     ServerError,
     SlotDoesNotExistError,
 )
-from cdcpipe.lsn import LSN
+from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.publishing import NewPublication
 from cdcpipe.retry import RetryPolicy
 from spark_sink.client import process
 from spark_sink.launcher import launcher as launcher_module
-from spark_sink.launcher import sealer, streamer
+from spark_sink.launcher import opening, sealer, streamer
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.launcher.restart import RestartPolicy
 from spark_sink.staging import account
@@ -387,3 +387,23 @@ def test_status(fake: Callable[..., Fake]):
     text = run_spark_cli("status", "--staging", str(made.staging)).stdout
     assert "none is running" in text
     assert "tables: 1:0/" in text
+
+
+def test_a_promoted_server_streams_once_its_wal_has_passed_the_end_of_the_log(
+    fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """It left the old timeline before the log's end, so the log has positions that its WAL has still to reach."""
+    monkeypatch.setattr(opening, "_AWAIT_WAL_S", 0.01)
+    promoted = {"timeline": 2, "timeline_history": [{"timeline": 1, "end_lsn": "0/480"}], "confirmed": "0/400"}
+    made = fake(WORK, [{}, {"exit": 3}])
+    made.set_looks([promoted | {"wal_lsn": lsn} for lsn in ("0/500", format_lsn(WORK[-1].end_lsn - 1), "0/900")])
+    made.run(on_gap="resnapshot")
+    made.check(WORK)
+    before, after = list_epochs(made.staging)
+    assert (before.gap, after.start_lsn) == (None, WORK[-1].end_lsn)
+    assert after.gap is not None
+    assert after.gap.is_divergence
+    prepared = [arguments for arguments in map(json.loads, made.read("looks")) if "prepare" in arguments]
+    assert len(prepared) == 3
+    said = [record.getMessage() for record in caplog.records if "the stream begins when" in record.getMessage()]
+    assert said == [f"the server's WAL is at 0/500; the stream begins when it has passed {format_lsn(WORK[-1].end_lsn)}"]
