@@ -157,20 +157,18 @@ class Connection:
         """Read all results of a command. Return the rows, or raise the server's error."""
         rows: Rows = []
         error: ServerError | ConnectionClosedError | None = None
-        with self._translating_loss():
+        try:
             while (result := self._result(deadline)) is not None:
                 if result.status == pq.ExecStatus.TUPLES_OK:
-                    rows = [
-                        tuple(
-                            None if (value := result.get_value(row, column)) is None else value.decode("utf-8", "replace")
-                            for column in range(result.nfields)
-                        )
-                        for row in range(result.ntuples)
-                    ]
+                    rows = _texts(result)
                 elif result.status == pq.ExecStatus.COPY_BOTH:
                     break
                 elif result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY):
                     error = error or server_error(result)
+        except errors.OperationalError as ex:
+            if isinstance(error, ServerError) and error.sqlstate is not None:
+                raise error from None  # the server has answered before the connection was lost
+            raise self.closed_error() from ex
         if error is None:
             return rows
         if isinstance(error, ServerError) and error.sqlstate is None and self._pgconn.status == pq.ConnStatus.BAD:
@@ -284,3 +282,13 @@ class Connection:
     def close(self) -> None:
         """Close the connection."""
         self._pgconn.finish()
+
+
+def _texts(result: pq.abc.PGresult) -> Rows:
+    return [
+        tuple(
+            None if (value := result.get_value(row, column)) is None else value.decode("utf-8", "replace")
+            for column in range(result.nfields)
+        )
+        for row in range(result.ntuples)
+    ]
