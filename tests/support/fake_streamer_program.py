@@ -114,7 +114,7 @@ def run(directory: str, arguments: list[str]) -> None:
         }
         sys.stdout.write(turn.get("output", json.dumps(prepared) + "\n"))
         sys.stdout.flush()
-        if "output" not in turn:
+        if "output" not in turn and "--then-stream" in arguments:
             run(directory, read_arguments())
         return
     note(f"{directory}/streamed", "")

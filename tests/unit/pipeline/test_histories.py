@@ -1,0 +1,52 @@
+"""The rounds that bring the stored histories up to date, without Spark: one history that can't go on does not stop the others."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import LongType, StructField, StructType
+
+from spark_sink.delta.rewrite import Rewrite
+from spark_sink.pipeline.histories import Histories
+from spark_sink.schema.table import Table
+from spark_sink.staging.log import Epoch, Position
+from spark_sink.warehouse.lock import TableLock
+from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from support.descriptions import ID, version
+
+A, B = Table("public", "a"), Table("public", "b")
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Warehouse:
+    """Return a warehouse with two changelogs that have reached LSN 100."""
+    made = Warehouse(tmp_path, "delta")
+    made.open(Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0))
+    made.record(Position(1, 100))
+    for table in (A, B):
+        made.write_versions(table, [replace(version(1, 0, ID), relation_id=ord(table.name))])
+        changelog = Rewrite.new(made.changelog(table), ID, StructType([StructField("id", LongType())]), {})
+        changelog.commit({"id": pa.array([1])}, [], Position(1, 100))
+    return made
+
+
+def test_a_history_that_cannot_go_on_stays_as_it_is(
+    house: Warehouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    brought: list[tuple[Table, Position]] = []
+
+    def bring(_spark: Any, _house: Warehouse, table: Table, until: Position, _lock: TableLock) -> None:
+        if table == A:
+            raise WarehouseError("changes were purged", hint="move it away")
+        brought.append((table, until))
+
+    monkeypatch.setattr("spark_sink.replica.history_table.bring", bring)
+    monkeypatch.setattr("spark_sink.spark.session.copy", lambda spark: spark)
+    spark: Any = None
+    histories = Histories(spark, house, TableLock(house.root), None, 0, pytest.fail)
+    histories.catch_up()
+    histories.catch_up()
+    assert brought == [(B, Position(1, 100))] * 2
+    assert caplog.messages == ["the history of public.a stays as it is: changes were purged; move it away"]

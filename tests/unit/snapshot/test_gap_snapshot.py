@@ -1,0 +1,53 @@
+"""The copy of all tables after a gap, without Spark: when it may begin."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_sink.snapshot import gap as module
+from spark_sink.snapshot.gap import GapSnapshot
+from spark_sink.staging.gap import Gap
+from spark_sink.staging.log import Epoch
+from spark_sink.warehouse import gaps
+from spark_sink.warehouse.warehouse import Warehouse
+from support.fake_streamer import Fake, make_fake
+
+EPOCH = Epoch(2, "7", 2, "db", "s", ("p",), {}, 0x500, gap=Gap(0x400, "the server was promoted", 1.0, 2.0))
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """Return a server on another timeline, whose WAL passes the end of the gap, 0/500, at the third look."""
+    monkeypatch.setattr(module, "_LOOK_S", 0.0)
+    made = make_fake(tmp_path, monkeypatch)
+    made.set_turns([{"wal_lsn": lsn} for lsn in ("0/450", "0/4FF", "0/500", "0/600")])
+    return made
+
+
+@pytest.fixture
+def snapshot(server: Fake, tmp_path: Path) -> GapSnapshot:
+    house = Warehouse(tmp_path / "warehouse", "delta")
+    house.open(EPOCH)
+    gaps.record(house, [EPOCH])
+    return GapSnapshot(replace(server.config(), available_now=False), house)
+
+
+def looks(server: Fake) -> int:
+    return sum("prepare" in json.loads(line) for line in server.read("starts"))
+
+
+def test_it_begins_once_the_wal_has_passed_the_gap(server: Fake, snapshot: GapSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Any] = []
+    monkeypatch.setattr(snapshot, "_take", taken.append)
+    snapshot.prepare(lambda: False)
+    assert (looks(server), len(taken)) == (3, 1)
+
+
+def test_a_stop_ends_the_wait(server: Fake, snapshot: GapSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "_take", lambda _: pytest.fail("the WAL has not passed the gap"))
+    with pytest.raises(InterruptedError):
+        snapshot.prepare(lambda: looks(server) >= 2)
+    assert looks(server) == 2
