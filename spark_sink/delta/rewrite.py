@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from spark_sink.delta import deletion_vector, file_table
 from spark_sink.delta.file_table import FileTable, Replaced
-from spark_sink.delta.rows import UnsupportedError, fields_of, present_rows, read_columns, statistics, uncompressed_bytes
+from spark_sink.delta.rows import Budget, UnsupportedError, fields_of, present_rows, read_columns, statistics, uncompressed_bytes
 from spark_sink.files import places
 from spark_sink.files.parquet import FileWriter, part_name
 
@@ -154,9 +154,7 @@ class Rewrite:
 
     def values(self, file: Mapping[str, Any], name: str, rows: Numbers) -> pa.Array:
         """Return the values of some rows of a file in a column."""
-        if uncompressed_bytes(self._table.path, file) > _MOST_BYTES:
-            raise UnsupportedError("many bytes to read for some values")
-        return read_columns(self._table.path, file, {name: self._fields[name]})[name].take(pa.array(rows))
+        return read_columns(self._table.path, file, {name: self._fields[name]}, Budget(_MOST_BYTES))[name].take(pa.array(rows))
 
     def commit(self, new: Mapping[str, pa.Array], found: Sequence[Found], mark: Mark) -> None:
         """Add new rows, remove the found rows, and record the mark, in one commit.

@@ -7,6 +7,7 @@ type. The list of files and their statistics are in the log (delta/log.py). Rows
 from __future__ import annotations
 
 import json
+import threading
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    import pyarrow.parquet as pq
     from pyspark.sql.types import StructType
 
 __all__ = [
+    "Budget",
     "Flags",
     "Numbers",
     "UnsupportedError",
@@ -45,6 +48,25 @@ class UnsupportedError(Exception):
     """This client does not support a feature of the table or of a file. Spark has to do the work."""
 
 
+class Budget:
+    """The uncompressed bytes that may still be read. A file may have a thousand times the bytes that it has on disk.
+
+    Several threads may share it: `map_reads` reads files at a time.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+        self._lock = threading.Lock()
+
+    def take(self, opened: pq.ParquetFile) -> None:
+        """Take off the bytes of a file. Raises UnsupportedError if that many are not left."""
+        size = _uncompressed_bytes(opened)
+        with self._lock:
+            if size > self._left:
+                raise UnsupportedError("many bytes to read")
+            self._left -= size
+
+
 def fields_of(physical: StructType, names: Sequence[str]) -> dict[str, pa.Field]:
     """Return the columns as its files have them, by their names in the table."""
     fields = dict(zip(names, arrow_schema(physical), strict=True))
@@ -53,9 +75,16 @@ def fields_of(physical: StructType, names: Sequence[str]) -> dict[str, pa.Field]
     return fields
 
 
-def read_columns(directory: Path, file: Mapping[str, Any], fields: Mapping[str, pa.Field]) -> dict[str, pa.Array]:
-    """Read columns of a file, in the types of the table. All rows; of a struct only the requested fields."""
-    with places.parquet_reader(directory / unquote(file["path"]), coerce_int96_timestamp_unit="us") as opened:
+def read_columns(
+    directory: Path, file: Mapping[str, Any], fields: Mapping[str, pa.Field], budget: Budget | None = None
+) -> dict[str, pa.Array]:
+    """Read columns of a file, in the types of the table. All rows; of a struct only the requested fields.
+
+    Raises UnsupportedError, before it reads the columns, if the file has more bytes than the ``budget``.
+    """
+    with _opened(directory, file, coerce_int96_timestamp_unit="us") as opened:
+        if budget is not None:
+            budget.take(opened)
         present = {field.name: field.type for field in opened.schema_arrow}
         paths = []
         for field in fields.values():
@@ -70,6 +99,10 @@ def read_columns(directory: Path, file: Mapping[str, Any], fields: Mapping[str, 
         name: _column(rows[field.name].combine_chunks(), field.type) if field.name in present else pa.nulls(count, field.type)
         for name, field in fields.items()
     }
+
+
+def _opened(directory: Path, file: Mapping[str, Any], **options: Any) -> pq.ParquetFile:
+    return places.parquet_reader(directory / unquote(file["path"]), int(file["size"]), **options)
 
 
 def _column(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -88,9 +121,13 @@ def present_rows(directory: Path, file: Mapping[str, Any], count: int) -> Flags:
 
 
 def uncompressed_bytes(directory: Path, file: Mapping[str, Any]) -> int:
-    """Return the uncompressed size of a file, which may be a thousand times its size on disk."""
-    with places.parquet_reader(directory / unquote(file["path"])) as opened:
-        return sum(opened.metadata.row_group(number).total_byte_size for number in range(opened.metadata.num_row_groups))
+    """Return the uncompressed size of a file."""
+    with _opened(directory, file) as opened:
+        return _uncompressed_bytes(opened)
+
+
+def _uncompressed_bytes(opened: pq.ParquetFile) -> int:
+    return sum(opened.metadata.row_group(number).total_byte_size for number in range(opened.metadata.num_row_groups))
 
 
 def statistics(file: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,10 +150,19 @@ def files_between(files: Iterable[Mapping[str, Any]], column: str, after: int, u
 
 
 def read_between(
-    directory: Path, file: Mapping[str, Any], fields: Mapping[str, pa.Field], name: str, after: int, until: int
+    directory: Path,
+    file: Mapping[str, Any],
+    fields: Mapping[str, pa.Field],
+    name: str,
+    after: int,
+    until: int,
+    budget: Budget | None = None,
 ) -> dict[str, pa.Array]:
-    """Read the rows of a file that are part of the table and have a number in (after, until] in the column ``name``."""
-    rows = read_columns(directory, file, fields)
+    """Read the rows of a file that are part of the table and have a number in (after, until] in the column ``name``.
+
+    Raises UnsupportedError as `read_columns` does.
+    """
+    rows = read_columns(directory, file, fields, budget)
     number = rows[name].to_numpy()
     wanted = (number > after) & (number <= until) & present_rows(directory, file, len(number))
     return rows if wanted.all() else {each: values.filter(pa.array(wanted)) for each, values in rows.items()}

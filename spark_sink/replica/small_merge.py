@@ -33,7 +33,7 @@ from cdcpipe.retry import RetryPolicy
 from spark_sink.delta import file_table
 from spark_sink.delta.file_table import ChangedError
 from spark_sink.delta.rewrite import Rewrite
-from spark_sink.delta.rows import UnsupportedError, fields_of, files_between, read_between, uncompressed_bytes
+from spark_sink.delta.rows import Budget, UnsupportedError, fields_of, files_between, read_between
 from spark_sink.files.places import map_reads
 from spark_sink.replica.checks import check_growth
 from spark_sink.replica.ends import POSITION
@@ -187,10 +187,10 @@ class _Changelog:
         wanted = (*self.columns.names, *POSITION, "_cdc_op", "_cdc_commit_time", "_cdc_unchanged", "_cdc_exact")
         fields = {name: self._fields[name] for name in wanted} | {"_cdc_old": old_key}
         files = files_between(self._log.files, position, after_lsn, until_lsn)
-        path = self._log.path
-        if sum(map_reads(lambda file: uncompressed_bytes(path, file), files, path)) > _MOST_BYTES:
+        if sum(int(file["size"]) for file in files) > _MOST_BYTES:
             raise _NotOrdinaryError("many changes")
-        parts = map_reads(lambda file: read_between(path, file, fields, "_cdc_end_lsn", after_lsn, until_lsn), files, path)
+        path, budget = self._log.path, Budget(_MOST_BYTES)
+        parts = map_reads(lambda file: read_between(path, file, fields, "_cdc_end_lsn", after_lsn, until_lsn, budget), files, path)
         rows = {name: _joined([part[name] for part in parts], field.type) for name, field in fields.items()}
         return self._checked(_sorted(rows), key)
 

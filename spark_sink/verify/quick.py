@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 from cdcpipe.sql import TRIM_NUMBERS
 from cdcpipe.types.table import NUMERIC_IDS
 from spark_sink.delta.rows import (
+    Budget,
     UnsupportedError,
     fields_of,
     files_between,
@@ -26,7 +27,6 @@ from spark_sink.delta.rows import (
     read_between,
     read_columns,
     statistics,
-    uncompressed_bytes,
 )
 from spark_sink.delta.schema import columns, physical_columns
 from spark_sink.schema.table import NATIVE
@@ -129,12 +129,9 @@ def _checksums(
     deleted_at = [DELETED_AT] if DELETED_AT in schema.names else []
     fields = _fields(log, [*(name for name in names if name is not None), *deleted_at])
     found: dict[str, tuple[int, int]] = {}
-    left = _MOST_BYTES
+    budget = Budget(_MOST_BYTES)
     for file in log.files:
-        left -= uncompressed_bytes(log.path, file)
-        if left < 0:
-            raise UnsupportedError("too many bytes to read")
-        parts = _file_parts(log, file, fields, names, trimmed)
+        parts = _file_parts(log, file, fields, names, trimmed, budget)
         for row, of_key in zip(zip(*parts, strict=True), zip(*(parts[place] for place in places), strict=True), strict=True):
             bucket = _md5(of_key)[:BUCKET_DIGITS]
             count, total = found.get(bucket, (0, 0))
@@ -143,10 +140,15 @@ def _checksums(
 
 
 def _file_parts(
-    log: TableLog, file: Mapping[str, Any], fields: Mapping[str, pa.Field], names: Sequence[str | None], trimmed: Sequence[bool]
+    log: TableLog,
+    file: Mapping[str, Any],
+    fields: Mapping[str, pa.Field],
+    names: Sequence[str | None],
+    trimmed: Sequence[bool],
+    budget: Budget,
 ) -> list[list[bytes]]:
     """Return, for each column of the server, the bytes of a file's rows for their checksums."""
-    rows = read_columns(log.path, file, fields)
+    rows = read_columns(log.path, file, fields, budget)
     present = pa.array(present_rows(log.path, file, statistics(file)["numRecords"]))
     if DELETED_AT in fields:
         present = pc.and_(present, rows[DELETED_AT].is_null())

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,28 @@ def test_from_changes_to_a_replica(house: Warehouse, monkeypatch: pytest.MonkeyP
     assert delta_log.exists(house.changelog(TABLE))
     assert read_table(house.changelog(Table("public", "none"))) is None
     assert delta_log.newest_lsn(house.replica(Table("public", "none"))) is None
+
+
+@pytest.mark.parametrize("store", ["s3"], indirect=True)
+def test_a_merge_makes_few_requests(root: Any, house: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs tens of milliseconds, and most come one after the other (docs/spark/object-stores.md)."""
+    requests: list[str] = []
+    client = type(root.fs)
+    call_s3 = client._call_s3
+
+    async def counted(self: Any, method: str, *args: Any, **options: Any) -> Any:
+        requests.append(method)
+        return await call_s3(self, method, *args, **options)
+
+    monkeypatch.setattr(client, "_call_s3", counted)
+    monkeypatch.setattr(rewrite, "_SMALL_BYTES", 0)  # deletion vectors, also for small files
+    for number in range(4):
+        lsn = 10 * number
+        append(house, [change("insert", number, "x", lsn + 10), change("update", number - 1, "y", lsn + 10)], lsn, lsn + 10)
+        requests.clear()
+        merge(house, lsn, lsn + 10)
+    # Two uploads come besides: s3fs does not call this method for them.
+    assert Counter(requests) == {"list_objects_v2": 2, "get_object": 6, "head_object": 2, "put_object": 1}
 
 
 def test_two_writers_and_one_name(root: Any) -> None:

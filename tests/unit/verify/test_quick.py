@@ -96,7 +96,7 @@ def test_many_rows_or_bytes(tmp_path: Path, caplog: pytest.LogCaptureFixture, mo
         patched.setattr(quick, "_MOST_ROWS", 1)
         assert refused(log, caplog) == "t is left to Spark: many rows"
     monkeypatch.setattr(quick, "_MOST_BYTES", 10)
-    assert refused(log, caplog) == "t is left to Spark: too many bytes to read"
+    assert refused(log, caplog) == "t is left to Spark: many bytes to read"
 
 
 def test_values_in_more_than_one_form(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
