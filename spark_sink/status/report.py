@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import format_lsn
+from spark_sink.files.places import map_reads
 from spark_sink.schema.table import MESSAGES, has_key
 from spark_sink.staging import account, last_error
 from spark_sink.staging.commit_times import CommitTimes
@@ -123,23 +124,27 @@ class Tables:
 
     def describe(self) -> list[dict[str, Any]]:
         """Return an object for each table. `rungs` takes these objects."""
-        tables = self.house.tables()
-        self._versions = {str(table): self.house.versions(table) for table in tables}
+        tables, root = self.house.tables(), self.house.root
+        versions = map_reads(self.house.versions, tables, root)
+        self._versions = {str(table): found for table, found in zip(tables, versions, strict=True)}
         if self.house.changelog(MESSAGES).is_dir():
             tables.append(MESSAGES)
-        return [
-            {
-                "table": str(table),
-                "directory": encode_name(table),
-                "versions": len(self._versions.get(str(table), [])),
-                "dropped": self._dropped(table),
-                "purged": format_lsn(lsn) if (lsn := purged_changes.last_lsn(self.house, table)) else None,
-                "changelog": self._facts(self.house.changelog(table)),
-                "replica": self._facts(self.house.replica(table)) if self.house.format.keeps_replicas else None,
-                "history": self._facts(self.house.history(table)) if self.house.format.keeps_replicas else None,
-            }
-            for table in tables
-        ]
+        position = self.house.source().position
+        epoch = 0 if position is None else position.epoch
+        return map_reads(lambda table: self._describe(table, epoch), tables, root)
+
+    def _describe(self, table: Table, epoch: int) -> dict[str, Any]:
+        house, purged_lsn = self.house, purged_changes.last_lsn(self.house, table)
+        return {
+            "table": str(table),
+            "directory": encode_name(table),
+            "versions": len(self._versions.get(str(table), [])),
+            "dropped": self._dropped(table),
+            "purged": format_lsn(purged_lsn) if purged_lsn else None,
+            "changelog": self._facts(house.changelog(table), epoch),
+            "replica": self._facts(house.replica(table), epoch) if house.format.keeps_replicas else None,
+            "history": self._facts(house.history(table), epoch) if house.format.keeps_replicas else None,
+        }
 
     def _dropped(self, table: Table) -> str | None:
         position = dropped_tables.where(self.house, table, self._versions.get(str(table), ()))
@@ -168,12 +173,12 @@ class Tables:
             return None
         return Position(begin.epoch, max(begin.lsn, versions[0].end_lsn - 1))
 
-    def _facts(self, path: Path) -> dict[str, Any] | None:
-        facts, position = self.house.format.facts(path), self.house.source().position
+    def _facts(self, path: Path, epoch: int) -> dict[str, Any] | None:
+        facts = self.house.format.facts(path)
         if facts is None:
             return None
         return {
-            "position": str(Position(0 if position is None else position.epoch, facts.lsn)),
+            "position": str(Position(epoch, facts.lsn)),
             "rows": facts.rows,
             "files": facts.files,
             "size": facts.size,
