@@ -118,10 +118,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     warehouse = tmp_path_factory.mktemp("spark-warehouse")
     conf = {
         "spark.sql.warehouse.dir": str(warehouse),
-        # Tests have few rows and many different plans. Without these options, two thirds of the time would go into JIT compilation.
-        # (With only one compiler, Java reserves 48 MB for compiled code. That is too little for the whole run.)
+        # The session lives long enough for both compilers. C2 compiles only what is really hot (spark/session.py).
         # With a larger young generation, the collector runs less often.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m -Xms1g -Xmn500m",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=4 -XX:ReservedCodeCacheSize=512m -Xms1g -Xmn500m",
         # For a few rows, to generate and compile code takes longer than to interpret the expressions, and to plan a query anew
         # after each of its stages takes longer than the stage. (The sessions that the commands start plan anew, as by default.)
         "spark.sql.codegen.wholeStage": "false",
