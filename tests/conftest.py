@@ -1,14 +1,11 @@
 """Settings for all tests. The shared servers and the shared Spark session are in support/fixtures.py."""
 
-import postgres
 import pytest
 from hypothesis import HealthCheck, settings
 
 # A failed assertion in support/ then shows the compared values, as in a test.
 pytest.register_assert_rewrite("support")
 pytest_plugins = ["support.fixtures", "support.scheduling"]
-
-postgres.Cluster.prefer_memory()
 
 # The load of the machine varies, so the duration of an example means nothing.
 settings.register_profile("cdcpipe", deadline=None, suppress_health_check=[HealthCheck.too_slow])

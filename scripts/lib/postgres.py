@@ -54,10 +54,6 @@ _CACHE = Path("/var/cache/cdcpipe")
 # Below the ports that the kernel gives to outgoing connections (32768 and up). So a server that restarts finds its port free.
 _PORTS = range(20000, 32000)
 
-_MEMORY = Path("/dev/shm")
-_MEMORY_BYTES = 8 << 30
-"""The free bytes that ``_MEMORY`` must have: several times what the servers of all tests need."""
-
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "wal_level": "logical",
@@ -135,16 +131,6 @@ class Cluster:
 
     parent: ClassVar[Path] = Path("/tmp")
     """Not $TMPDIR: the server's user must reach it, and the path of a socket has at most 107 bytes."""
-
-    @classmethod
-    def prefer_memory(cls) -> None:
-        """Make the clusters without a directory in memory from now on, if there is room. This is for tests.
-
-        Each test makes a database and drops it, some 300 files. On ext4 that takes 110 ms of CPU time, in memory 17 ms. After a
-        file was removed, ext4 does not use its inode for some seconds, and for each new file it looks at all such inodes.
-        """
-        if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _MEMORY_BYTES:
-            cls.parent = _MEMORY
 
     def __init__(
         self,

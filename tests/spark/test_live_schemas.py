@@ -239,7 +239,8 @@ def test_tables_change_under_a_running_pipeline(
 
     assert "the replica had already" not in streamed
     told = set(re.findall(r"table (\S+) has (new columns: [\w, ]+)|column (\w+): its new|(\S+ was renamed from [\w.]+):", streamed))
-    assert {"".join(groups) for groups in told} == {
+    # If a micro-batch ends between the two columns e, the catalog has only the second one, of which earlier rows may have values.
+    assert {"".join(groups) for groups in told} - {"public.columnednew columns: e"} == {
         "public.addednew columns: b", "public.columnednew columns: w", "public.latenew columns: id",
         "f", "t", "other.renamed was renamed from public.moved",
     }  # fmt: skip
