@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["FileWriter", "Layout", "WrittenFile", "exact_number", "fitted", "part_name"]
 
 _SAMPLE_ROWS: Final = 1000
+_MOST_INT32_DIGITS: Final = 9
+_MOST_INTEGER_DIGITS: Final = 18
+"""The most digits of a decimal that Parquet stores as an integer of 32 or of 64 bits."""
 _MOST_CHARACTERS: Final = 32
 _GREATEST_CHARACTER: Final = "\U0010ffff"
 """The greatest length of a bound that is text. A longer bound is cut; a cut upper bound gets `_GREATEST_CHARACTER` at its end."""
@@ -91,8 +94,8 @@ class FileWriter:
     def _open(self, columns: list[pa.Array]) -> Any:
         """Begin the file. The first values of a column decide how it is encoded.
 
-        Values that repeat get a dictionary, which costs half of the time of writing. Of integers and times that lie close together
-        the differences are written. Readers take these faster, and the files get smaller.
+        Values that repeat get a dictionary, which costs half of the time of writing. Of integers, times and decimals that lie close
+        together the differences are written. Readers take these faster, and the files get smaller.
         """
         named = [(field.name, array) for field, array in zip(self._layout.schema, columns, strict=True)]
         repeated = [name for name, array in named if _repeats(array)]
@@ -105,6 +108,7 @@ class FileWriter:
             compression_level=1,
             use_dictionary=repeated,
             column_encoding=dict.fromkeys(close, "DELTA_BINARY_PACKED"),
+            store_decimal_as_integer=True,  # of up to 18 digits, as Spark does
             store_schema=False,
             metadata_collector=self._collected,
         )
@@ -163,14 +167,21 @@ def _repeats(array: pa.Array) -> bool:
 
 
 def _lie_close(array: pa.Array) -> bool:
-    """Tell from the first values of a column of integers or times whether their differences need less room than they do."""
-    kind = array.type
-    if not (pa.types.is_integer(kind) or pa.types.is_date32(kind) or pa.types.is_timestamp(kind)):
+    """Tell from the first values of a column, stored as integers, whether their differences need less room than they do."""
+    kind, sample = array.type, array[:_SAMPLE_ROWS].drop_null()
+    if len(sample) < 2:
         return False
-    bits = 64 if kind.bit_width == 64 else 32  # as Parquet stores them
-    numbers = array[:_SAMPLE_ROWS].drop_null().view(f"int{kind.bit_width}").to_numpy().astype(np.float64)
-    differences = np.diff(numbers)
-    return len(differences) > 0 and bool(differences.max() - differences.min() < 2.0 ** (bits * 5 // 8))
+    if pa.types.is_integer(kind) or pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
+        bits, numbers = kind.bit_width, sample.view(f"int{kind.bit_width}").to_numpy()
+    elif pa.types.is_decimal128(kind) and kind.precision <= _MOST_INTEGER_DIGITS:
+        bits = 64 if kind.precision > _MOST_INT32_DIGITS else 32
+        words = np.frombuffer(sample.buffers()[1], np.int64)  # two for each value, the lower one first
+        numbers = words[::2][sample.offset : sample.offset + len(sample)]
+    else:
+        return False
+    differences = np.diff(numbers.astype(np.float64))
+    bits = max(bits, 32)  # Parquet has no smaller integers
+    return bool(differences.max() - differences.min() < 2.0 ** (bits * 5 // 8))
 
 
 def _statistics(metadata: Any, clustering: Collection[str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, int]]:

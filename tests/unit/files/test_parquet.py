@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from spark_sink.files.parquet import FileWriter, Layout
+
+
+def decimals(units: Iterable[int | None], precision: int) -> pa.Array:
+    """Return decimals with two digits behind the point. A unit is a hundredth."""
+    return pa.array([None if each is None else Decimal(each).scaleb(-2) for each in units], pa.decimal128(precision, 2))
+
 
 ROWS = 5000
 WIDE = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, ROWS)
@@ -22,6 +30,15 @@ VALUES = {
     "with nulls": (pa.array([None if number % 3 == 0 else number for number in range(ROWS)]), "DELTA_BINARY_PACKED"),
     "times": (pa.array(SECONDS).cast(pa.timestamp("us", "UTC")), "DELTA_BINARY_PACKED"),
     "days": (pa.array(np.arange(ROWS).astype(np.int32)).cast(pa.date32()), "DELTA_BINARY_PACKED"),
+    "prices": (decimals(range(0, 99 * ROWS, 99), 12), "DELTA_BINARY_PACKED"),
+    "short prices": (decimals(range(-ROWS, ROWS, 2), 9), "DELTA_BINARY_PACKED"),
+    "sliced prices": (decimals([10**17 * (-1) ** number for number in range(9)] + [*range(ROWS)], 18)[9:], "DELTA_BINARY_PACKED"),
+    "prices with nulls": (decimals([None if number % 3 == 0 else -number for number in range(ROWS)], 12), "DELTA_BINARY_PACKED"),
+    "extreme prices later": (decimals([*range(ROWS), 10**18 - 1, 1 - 10**18, None], 18), "DELTA_BINARY_PACKED"),
+    "wide prices": (decimals([int(number) % 10**18 for number in WIDE], 18), "PLAIN"),
+    "long prices": (decimals(range(ROWS), 19), "PLAIN"),
+    "no price": (decimals([None] * ROWS, 12), "PLAIN"),
+    "one price": (decimals([1], 12), "PLAIN"),
     "wide": (pa.array(WIDE), "PLAIN"),
     "repeated": (pa.array(np.arange(ROWS) % 5), "RLE_DICTIONARY"),
     "null": (pa.nulls(ROWS, pa.int64()), "RLE_DICTIONARY"),
@@ -39,6 +56,7 @@ def test_the_first_values_decide_how_a_column_is_encoded(tmp_path: Path, name: s
     writer.close()
     file = pq.ParquetFile(tmp_path / "t.parquet")
     assert encoding in file.metadata.row_group(0).column(0).encodings
+    assert (encoding == "DELTA_BINARY_PACKED") <= file.metadata.row_group(0).column(0).physical_type.startswith("INT")
     assert file.read().column(0).combine_chunks().equals(array)
 
 
