@@ -20,6 +20,7 @@ from spark_sink.source.messages import MessageReader
 from spark_sink.source.server import Origin, name_of
 from spark_sink.source.slices import OpenSlice, Slice, divide
 from spark_sink.source.typed import OLD_PREFIX, TypedReader
+from spark_sink.spark.worker import settle
 from spark_sink.staging.log import Segment
 
 if TYPE_CHECKING:
@@ -77,13 +78,19 @@ def write(
         slices = [(_slice(segment, origin), size) for segment, size in zip(segments, sizes, strict=True)]
         task_bytes = max(_TASK_BYTES, -(-sum(sizes) // context.defaultParallelism))
         tasks = divide(slices, task_bytes, task_bytes)
-        found = context.parallelize(tasks, len(tasks)).map(lambda pieces: _write(pieces, targets)).collect()
+        found = context.parallelize(tasks, len(tasks)).map(lambda pieces: _write_as_task(pieces, targets)).collect()
     return [[of_target for of_target in of_targets if of_target is not None] for of_targets in zip(*found, strict=True)]
 
 
 def _slice(segment: Segment, origin: Origin | None) -> Slice:
     path = str(segment.path) if origin is None else name_of(segment.path)
     return Slice(path, segment.epoch, segment.start_lsn, segment.end_lsn, origin=origin)
+
+
+def _write_as_task(pieces: Sequence[Slice], targets: Sequence[Target]) -> list[Written | None]:
+    found = _write(pieces, targets)
+    settle()
+    return found
 
 
 def _write(pieces: Sequence[Slice], targets: Sequence[Target]) -> list[Written | None]:

@@ -45,6 +45,7 @@ from spark_sink.schema.types import (
 from spark_sink.snapshot.chunk import ChunkTask, select_columns, write_chunk, write_truncate
 from spark_sink.snapshot.plan import LockedError, RewrittenError
 from spark_sink.snapshot.progress import begin, resume
+from spark_sink.spark.worker import settle
 from spark_sink.warehouse import landed_snapshots, purged_changes
 from spark_sink.warehouse.warehouse import WarehouseError
 
@@ -249,6 +250,7 @@ def _run(copying: Copying, table: Table, begun: Begun, tasks: list[ChunkTask]) -
             written = write_chunk(task, rows.add)
         except LockedError as ex:  # the task has not read anything yet, so it can be tried again
             return ex.message
+        settle()
         chunks.add(1)
         return written
 
