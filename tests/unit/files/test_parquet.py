@@ -56,7 +56,8 @@ def test_the_first_values_decide_how_a_column_is_encoded(tmp_path: Path, name: s
     writer.close()
     file = pq.ParquetFile(tmp_path / "t.parquet")
     assert encoding in file.metadata.row_group(0).column(0).encodings
-    assert (encoding == "DELTA_BINARY_PACKED") <= file.metadata.row_group(0).column(0).physical_type.startswith("INT")
+    if encoding == "DELTA_BINARY_PACKED":
+        assert file.metadata.row_group(0).column(0).physical_type in ("INT32", "INT64")
     assert file.read().column(0).combine_chunks().equals(array)
 
 
