@@ -18,6 +18,8 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "TimeZone": "UTC",
     "extra_float_digits": "3",
     "bytea_output": "hex",
+    # Names in values (regclass, regproc, ...) and in definitions. ADBC compares such names.
+    "quote_all_identifiers": "off",
     "standard_conforming_strings": "on",
     "client_min_messages": "notice",
 }

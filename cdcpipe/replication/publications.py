@@ -42,8 +42,7 @@ def create_publication(connection: Connection, name: str, selection: Selection, 
                 hint=f"on the primary: {'; '.join(statements)}; start again once the standby has it",
             ) from ex
         msg = f"publication {name!r} could not be created: {ex.message}"
-        hint = "a publication of all tables takes a superuser: name tables of yours (--table SCHEMA.NAME, or --table 'SCHEMA.*')"
-        raise InitError(msg, hint=hint if made[0].is_all else ex.hint) from ex
+        raise InitError(msg, hint=_creation_hint(ex, is_all=made[0].is_all)) from ex
     keyless = ", ".join(selection.lacking)
     if wanted.keyless == FULL and keyless:
         log.warning("REPLICA IDENTITY FULL is set now on the tables that have no key: %s", keyless)
@@ -51,6 +50,14 @@ def create_publication(connection: Connection, name: str, selection: Selection, 
         log.warning("publication %r has only INSERT and TRUNCATE of the tables that have no key: %s", made[1].name, keyless)
     if (note := split_note(selection, wanted)) is not None:
         log.warning("%s", note)
+
+
+def _creation_hint(ex: ServerError, *, is_all: bool) -> str | None:
+    if ex.sqlstate == sqlstate.READ_ONLY_SQL_TRANSACTION:
+        return "set PGOPTIONS='-c default_transaction_read_only=off', or reset that setting of the role or the database"
+    if is_all and ex.sqlstate == sqlstate.INSUFFICIENT_PRIVILEGE:
+        return "a publication of all tables takes a superuser: name tables of yours (--table SCHEMA.NAME, or --table 'SCHEMA.*')"
+    return ex.hint
 
 
 def missing_publications(connection: Connection, names: Iterable[str]) -> list[str]:

@@ -133,18 +133,19 @@ def test_publication_names_as_an_option_are_the_servers(on18: PublishedDatabase)
 
 def test_a_hostile_session_changes_nothing(on: PublishedDatabase) -> None:
     on.sql(
-        "create table h(id int primary key, d timestamptz, f float8, i interval, b bytea)",
+        "create table h(id int primary key, d timestamptz, f float8, i interval, b bytea, r regclass)",
         "alter publication p add table h",
         "create role hostile superuser replication login",
         "alter role hostile set datestyle = 'German'",
         "alter role hostile set bytea_output = 'escape'",
         "alter role hostile set intervalstyle = 'iso_8601'",
         "alter role hostile set extra_float_digits = -5",
+        "alter role hostile set quote_all_identifiers = on",
     )
     try:
         on.connection.execute("select pg_drop_replication_slot(%s)", (on.slot,))
         on.make_slot()
-        on.sql(r"insert into h values (1, '2024-02-03 04:05:06.789+00', 0.1::float8 + 0.2::float8, '1 day 2:03', '\x00ff')")
+        on.sql(r"insert into h values (1, '2024-02-03 04:05:06.789+00', 0.1::float8 + 0.2::float8, '1 day 2:03', '\x00ff', 'h')")
         end = str(on.value("select pg_current_wal_insert_lsn()"))
         outputs = []
         for user, env in (
@@ -155,7 +156,7 @@ def test_a_hostile_session_changes_nothing(on: PublishedDatabase) -> None:
                 outputs.append(list(cli.records()))
         assert outputs[0] == outputs[1]
         row = next(message for message in (decode(record) for _, record in outputs[0]) if isinstance(message, Insert))
-        assert row.new == (b"1", b"2024-02-03 04:05:06.789+00", b"0.30000000000000004", b"1 day 02:03:00", b"\\x00ff")
+        assert row.new == (b"1", b"2024-02-03 04:05:06.789+00", b"0.30000000000000004", b"1 day 02:03:00", b"\\x00ff", b"public.h")
     finally:
         on.sql("drop role hostile")
 
