@@ -18,7 +18,7 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "TimeZone": "UTC",
     "extra_float_digits": "3",
     "bytea_output": "hex",
-    # Names in values (regclass, regproc, ...) and in definitions. ADBC compares such names.
+    # With "on", names in values (regclass, regproc, ...) have quotes, and ADBC does not find the types' functions by name.
     "quote_all_identifiers": "off",
     "standard_conforming_strings": "on",
     "client_min_messages": "notice",

@@ -79,6 +79,23 @@ REFUSED = ["deferred", "nothing", "plain", "root"]
 REFUSED_NAMES = ", ".join(f"public.{name}" for name in REFUSED)
 
 
+@pytest.mark.parametrize(
+    ("setting", "hint"),
+    [("default_transaction_read_only=on", "default_transaction_read_only=off"), ("role={role}", "takes a superuser")],
+)
+def test_a_publication_of_all_tables_that_can_not_be_created(
+    database: postgres.Database, role: str, setting: str, hint: str
+) -> None:
+    code, _, err = run_cli(
+        "prepare", "-d", database.dsn, "-S", "s", "--publication", "p", "-c", env={"PGOPTIONS": f"-c {setting.format(role=role)}"}
+    )
+    assert code == 2
+    assert "publication 'p' could not be created" in err
+    assert hint in err.partition("hint: ")[2]
+    with database.connect() as connection:
+        assert things(connection) == []
+
+
 def test_tables_whose_changes_the_server_would_refuse_are_refused_before_anything_is_made(database: postgres.Database) -> None:
     with database.connect() as connection:
         for statement in KEYLESS:

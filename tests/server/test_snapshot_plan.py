@@ -41,6 +41,7 @@ HOSTILE_SETTINGS = {
     "bytea_output": "escape",
     "intervalstyle": "sql_standard",
     "search_path": "public",
+    "quote_all_identifiers": "on",
 }
 
 
