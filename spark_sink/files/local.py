@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ __all__ = [
     "check_usable",
     "fsync_directory",
     "local_directory",
+    "open_file",
     "parse_json",
     "read_json",
     "write_json",
@@ -34,10 +36,13 @@ class DamagedFileError(CdcpipeError):
 
 
 def local_directory(path: Path | str, what: str) -> Path:
-    """Return the absolute path of ``what``, a directory; raise InvalidArgumentsError if ``path`` is a URL.
+    """Return the absolute path of ``what``, a directory; raise InvalidArgumentsError if ``path`` is empty or a URL.
 
-    Taken as a path, ``s3a://bucket/lake`` would be a directory ``s3a:`` of this machine.
+    Taken as a path, ``s3a://bucket/lake`` would be a directory ``s3a:`` of this machine. An empty text, often a shell variable that
+    is not set, would be the current directory.
     """
+    if not str(path).strip():
+        raise InvalidArgumentsError(f"{what} is empty", hint="give a path; is the variable set from which it comes?")
     if _URL.match(str(path)):
         raise InvalidArgumentsError(
             f"{path}: {what} must be a directory of a local or mounted file system, not a URL",
@@ -57,13 +62,32 @@ def check_usable(path: Path, what: str) -> None:
         )
 
 
+def open_file(path: Path, flags: int, mode: int = 0o600) -> int:
+    """Open a file, never anything else: to open a named pipe would wait, for ever and deaf to signals. Returns the descriptor.
+
+    Raises DamagedFileError if ``path`` is a directory, a pipe or a device, and OSError.
+    """
+    try:
+        fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    except IsADirectoryError as ex:
+        raise DamagedFileError(f"{path} is no file", hint=_MOVE_AWAY) from ex
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise DamagedFileError(f"{path} is no file", hint=_MOVE_AWAY)
+    return fd
+
+
+_MOVE_AWAY = "cdcpipe has a file of this name: move away what is there"
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in a small JSON file, None if there is no file. Raises DamagedFileError if it contains no JSON object."""
     try:
-        data = path.read_bytes()
+        fd = open_file(path, os.O_RDONLY)
     except FileNotFoundError:
         return None
-    return parse_json(path, data)
+    with open(fd, "rb") as stream:
+        return parse_json(path, stream.read())
 
 
 def parse_json(path: Path, data: bytes) -> dict[str, Any]:

@@ -7,6 +7,8 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from spark_sink.files.local import open_file
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -17,7 +19,7 @@ __all__ = ["hold_alone", "try_lock"]
 @contextmanager
 def hold_alone(path: Path) -> Iterator[bool]:
     """Hold an exclusive lock of the file ``path``, which is created. Yields False if another process holds it."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    fd = open_file(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         yield try_lock(fd)
     finally:

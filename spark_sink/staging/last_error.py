@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pipe.exitcode import ExitCode
-from spark_sink.files.local import read_json, write_json
+from spark_sink.files.local import DamagedFileError, read_json, write_json
 from spark_sink.staging.lock import lock_owner
 
 if TYPE_CHECKING:
@@ -55,7 +55,10 @@ def clear(root: Path) -> None:
 
 def _is_in_use(root: Path) -> bool:
     """Tell whether another process holds the directory's lock."""
-    owner = lock_owner(root)
+    try:
+        owner = lock_owner(root)
+    except DamagedFileError:  # what is no file has no lock, and the command's own error says so
+        return False
     return owner is not None and (owner.get("pid"), owner.get("host")) != (os.getpid(), socket.gethostname())
 
 

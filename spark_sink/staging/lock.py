@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.retry import RetryPolicy
-from spark_sink.files.local import TEMPORARY_PREFIX, DamagedFileError, fsync_directory, read_json, write_json
+from spark_sink.files.local import TEMPORARY_PREFIX, DamagedFileError, fsync_directory, open_file, read_json, write_json
 from spark_sink.files.lock import try_lock
 from spark_sink.staging.log import StagingError
 
@@ -35,7 +36,9 @@ def make_root(root: Path) -> None:
         owner = root.stat().st_uid
     except OSError as ex:
         msg = f"cannot create the staging directory {root}: {ex.strerror or ex}"
-        raise StagingError(msg) from ex
+        raise StagingError(msg, hint="give a directory that this user may write to, or may create: --staging") from ex
+    if (root / "_cdcpipe").is_dir():
+        raise InvalidArgumentsError(f"{root} is a warehouse, and no place for a log", hint="is --staging the right directory?")
     if owner != os.geteuid():
         msg = f"{root} belongs to user id {owner}, this process runs as {os.geteuid()}"
         raise StagingError(msg, hint="run as its owner, or give another --staging directory")
@@ -45,10 +48,10 @@ def lock(root: Path) -> int:
     """Take the directory's lock, and write this process's id into it. Raises StagingError if another launcher holds the lock."""
     path = root / "lock"
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     except OSError as ex:
         msg = f"cannot open {path}: {ex.strerror or ex}"
-        raise StagingError(msg) from ex
+        raise StagingError(msg, hint=f"this user must be able to write to {root}, and `lock` there must be a file") from ex
     try:
         _LOCKING.call(lambda: _take(fd), _HeldError)
         owner = {
@@ -106,7 +109,7 @@ def lock_owner(root: Path | str) -> dict[str, Any] | None:
     """Return the process that holds the directory's lock (pid, host, since); None if no process holds it."""
     path = Path(root) / "lock"
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        fd = open_file(path, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
     try:

@@ -43,6 +43,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from spark_sink.files.local import open_file
 from spark_sink.files.lock import try_lock
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class TableLock:
     @contextmanager
     def _open(self, name: str) -> Iterator[int]:
         self._directory.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self._directory / name, os.O_RDWR | os.O_CREAT, 0o644)
+        fd = open_file(self._directory / name, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             yield fd
         finally:

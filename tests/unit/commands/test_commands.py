@@ -22,6 +22,8 @@ from support.forked_commands import ForkedCommands
         ["land", "-S", "s", "--publication", "p", "--staging", "/nowhere/x", "--seal-interval", "nan"],
         ["land", "-S", "s", "--publication", "p", "--staging", "/nowhere/x", "--keep-segments", "100"],
         ["land", "-S", "s", "--publication", "p", "--staging", "/nowhere/x", "--keep-segments", "3 fortnights"],
+        ["land", "-S", "s", "--publication", "p", "--staging", ""],
+        ["run", "-S", "s", "--publication", "p", "--staging", "/nowhere/x", "--warehouse", ""],
         ["status"],
         ["status", "--staging", "pyproject.toml"],
     ],

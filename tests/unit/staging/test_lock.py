@@ -2,16 +2,21 @@
 
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from cdcpipe.errors import CdcpipeError
+from spark_sink.staging import account, last_error
 from spark_sink.staging import writer as staging_writer
 from spark_sink.staging.lock import lock_owner
 from spark_sink.staging.log import StagingError, list_epochs, list_segments
+from spark_sink.staging.readers import read_readers
 from spark_sink.staging.writer import Failpoint, StagingWriter
 from support.staged import SOURCE, WORK, fill, landed
 
@@ -119,3 +124,34 @@ def test_an_epoch_begins_where_the_log_ends_once_it_is_made(tmp_path: Path):
         assert new.begin_epoch(**SOURCE, first_lsn=0x100).start_lsn == WORK[1].end_lsn
         new.seal(fill(new, WORK[2:]))
     assert landed(tmp_path) == WORK
+
+
+@pytest.mark.parametrize("name", ["lock", "removed.json", "000001/epoch.json", "readers/tables.json"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_named_and_not_waited_for(tmp_path: Path, name: str, make: Callable[[Path], None]):
+    """To open a named pipe would wait for ever."""
+    path = put(tmp_path, name, make)
+    with pytest.raises(CdcpipeError, match=re.escape(f"{path} is no file")) as caught, StagingWriter(tmp_path, slot="s"):
+        read_readers(tmp_path)
+    assert "move away what is there" in (caught.value.hint or "")
+    last_error.note(tmp_path, "land", caught.value)
+    noted = last_error.read(tmp_path)
+    assert noted is not None
+    assert str(path) in noted["message"]
+
+
+def test_an_account_that_is_no_file_is_a_lost_account(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    path = put(tmp_path, "known.json", os.mkfifo)
+    assert account.read(tmp_path) == account.Account()
+    assert f"{path} is no file" in caplog.text
+
+
+def put(root: Path, name: str, make: Callable[[Path], None]) -> Path:
+    """Begin a log, and put something that is no file where one of its files is."""
+    with StagingWriter(root, slot="s") as writer:
+        writer.begin_epoch(**SOURCE, first_lsn=0x100)
+    path = root / name
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(exist_ok=True)
+    make(path)
+    return path
