@@ -77,6 +77,8 @@ def standby_slots(facts: Facts) -> Iterator[Verdict]:
     named = [name.strip().strip('"') for name in primary.settings.get("synchronized_standby_slots", "").split(",") if name.strip()]
     by_name = {each.name: each for each in primary.physical_slots}
     if not named:
+        if not (primary.physical_slots or _standbys(facts)):
+            return  # nobody to wait for; `slot` says so
         yield warning(
             "synchronized_standby_slots is empty",
             "changes may come that a promoted standby never had",
