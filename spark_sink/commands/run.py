@@ -177,7 +177,7 @@ Example:
         "--snapshot",
         "snapshot_mode",
         type=click.Choice(["initial", "never"]),
-        show_default="initial where -c makes the slot, never for a slot that exists",
+        show_default="initial with -c for a new warehouse, never otherwise",
         help="Begin with a copy of the tables' rows, or never copy.",
     ),
     *snapshot_options,
@@ -274,7 +274,7 @@ Example:
 def command(*, metrics: Address | None, **options: Any) -> None:
     """Keep Spark tables in step with a slot: every change once in a changelog, the current rows in a replica.
 
-    If -c makes the slot, the tables begin with a copy of the rows that the server's tables have at the start of the slot.
+    With -c and a new warehouse, the tables begin with a copy of the rows that the server's tables have.
 
     Changes go to the staging directory first. They are confirmed to the server as soon as they are durable there, and the tables
     follow. SIGINT and SIGTERM end the command cleanly. After a kill, start it again: no change is lost, and none comes twice.

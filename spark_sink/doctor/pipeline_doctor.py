@@ -18,7 +18,7 @@ from cdcpipe.doctor.findings import Finding, Verdict, error, ok
 from cdcpipe.publishing import NewPublication
 from spark_sink.client.doctor import ask_doctor
 from spark_sink.client.process import COMMAND
-from spark_sink.doctor import directories, machine, stores, workers
+from spark_sink.doctor import belonging, directories, machine, stores, workers
 from spark_sink.files.places import is_local
 from spark_sink.spark import session
 
@@ -33,6 +33,8 @@ CHECKS: Final = (
     "machine.java",
     "machine.packages",
     "machine.jars",
+    "pipeline.belonging",
+    "pipeline.begin",
     "staging.place",
     "staging.file_system",
     "staging.space",
@@ -75,6 +77,8 @@ def examine(plan: Plan, start_spark: Callable[[], AbstractContextManager[SparkSe
     """Return all findings. If ``start_spark`` is None, Spark is not started."""
     findings, server = examine_server(plan)
     findings += examine_machine(plan, server)
+    if plan.warehouse is not None:
+        findings += _belonging(plan, plan.warehouse, server)
     if start_spark is not None and plan.warehouse is not None:
         findings += _spark(plan, start_spark)
     return findings
@@ -109,6 +113,11 @@ def examine_machine(plan: Plan, server: Mapping[str, Any], *, starts_spark: bool
         findings += _named("warehouse.store", stores.conditional_writes(store))
         findings += _named("warehouse.clock", stores.clock(store))
     return findings
+
+
+def _belonging(plan: Plan, warehouse: Path, server: Mapping[str, Any]) -> Iterator[Finding]:
+    yield from _named("pipeline.belonging", belonging.together(warehouse, plan.format, plan.staging, plan.slot))
+    yield from _named("pipeline.begin", belonging.begin(warehouse, plan.format, server, creates_slot=plan.create_slot))
 
 
 def _directory(name: str, path: Path, needed_bytes: int, bytes_per_s: float | None) -> list[Finding]:

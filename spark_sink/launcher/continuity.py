@@ -11,6 +11,7 @@ account with what ``cdcpipe prepare`` has found on the server:
 | a new timeline that branched off before the log's end | a gap: the log has changes that the new primary never had |
 | a server that has gone back behind the log's end (diverged.json) | a gap of the same kind |
 | another system id | an error, unless the user accepts this id (pg_upgrade) |
+| tables whose log is not there any more | `judge_lost_log`: a gap if the slot is beyond the tables |
 
 After a gap the log goes on at the slot's position, or at the log's end if that is later. Source: the manual, "Streaming Replication
 Protocol", TIMELINE_HISTORY; "Logical Decoding Concepts".
@@ -26,15 +27,29 @@ from cdcpipe.errors import GapError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.units import format_size
 from spark_sink.staging.gap import Gap
+from spark_sink.staging.log import StagingError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from spark_sink.client.prepare import Prepared
     from spark_sink.staging.account import Account
     from spark_sink.staging.log import Epoch, Position
 
-__all__ = ["Log", "Verdict", "gap_error", "gone_back", "judge", "missing_slot"]
+__all__ = ["FedTables", "Log", "Verdict", "gap_error", "gone_back", "judge", "judge_lost_log", "missing_slot"]
+
+
+@dataclass(frozen=True, slots=True)
+class FedTables:
+    """A warehouse that is fed from the log: its name, its source, and its position."""
+
+    name: str
+    system_id: str
+    database: str
+    staging: Path | None
+    """The staging directory that it records."""
+    position: Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +60,8 @@ class Log:
     end_lsn: int
     account: Account
     """`Account.lsn` is at least ``end_lsn``."""
-    tables: Position | None = None
-    """The position of the warehouse that is fed from this log, if it is known."""
+    tables: FedTables | None = None
+    """The warehouse that is fed from this log, if there is one."""
     divergence: Gap | None = None
     """What an earlier start has recorded: the server has gone back behind the log's end (staging/divergence.py)."""
 
@@ -95,10 +110,37 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
         cause = f"slot {last.slot!r} is at {format_lsn(confirmed)}, but the log has everything only up to {format_lsn(right_lsn)}"
         if prepared.slot_created:
             cause += ": the slot was gone, and is a new one"
-        if log.tables is not None and log.tables.lsn > log.end_lsn:
-            cause += f". The tables are at {log.tables}, beyond the end of the log: the staging directory is an older copy"
+        if log.tables is not None and log.tables.position.lsn > log.end_lsn:
+            cause += f". The tables are at {log.tables.position}, beyond the end of the log: the staging directory is an older copy"
         return Verdict(Gap(right_lsn, cause, log.account.time, now), account_lsn, is_new_epoch=True, resume_lsn=confirmed)
     return Verdict(account_lsn=account_lsn, is_new_epoch=is_new_timeline)
+
+
+def judge_lost_log(tables: FedTables, prepared: Prepared, now: float) -> Verdict:
+    """Return how a new log begins for ``tables`` whose former log is not there any more.
+
+    The new log begins where the tables are. The former log may have had changes that are not in the tables and that the server has
+    forgotten: then there is a gap. Raises StagingError if the tables have the changes of another server or database.
+    """
+    theirs, ours = (tables.system_id, tables.database), (prepared.system_id, prepared.database)
+    if theirs != ours:
+        raise StagingError(
+            f"the tables in {tables.name} come from database {theirs[1]!r} of the server with system id {theirs[0]}, and this is"
+            f" {ours[1]!r} of {ours[0]}",
+            hint="connect to their server; give another database its own slot, staging directory and warehouse",
+        )
+    confirmed, reached = int(prepared.confirmed_flush_lsn), tables.position.lsn
+    if confirmed <= reached and not prepared.slot_created:
+        return Verdict(resume_lsn=reached)
+    at = "is new, and begins at" if prepared.slot_created else "is at"
+    return Verdict(_lost_log(tables, f"the slot {at} {format_lsn(confirmed)}", now), resume_lsn=max(confirmed, reached))
+
+
+def _lost_log(tables: FedTables, slot: str, now: float) -> Gap:
+    log = "their log" if tables.staging is None else f"their log, {tables.staging},"
+    return Gap(
+        tables.position.lsn, f"the tables in {tables.name} are at {tables.position}; {log} is not there, and {slot}", 0.0, now
+    )
 
 
 def _branch(epochs: Sequence[Epoch], prepared: Prepared) -> int:
@@ -132,8 +174,10 @@ def gone_back(log: Log, prepared: Prepared, cause: str, now: float) -> Gap:
     return Gap(after_lsn, cause, log.account.time, now, is_divergence=True)
 
 
-def missing_slot(log: Log, slot: str, now: float) -> Gap:
-    """Return the gap if the slot does not exist any more."""
+def missing_slot(log: Log | None, tables: FedTables | None, slot: str, now: float) -> Gap | None:
+    """Return the gap if the slot does not exist any more; None if there is neither a log nor tables yet."""
+    if log is None:
+        return None if tables is None else _lost_log(tables, f"slot {slot!r} does not exist any more", now)
     at = format_lsn(log.account.lsn)
     return Gap(log.account.lsn, f"slot {slot!r} does not exist any more; the log has everything up to {at}", log.account.time, now)
 

@@ -53,6 +53,7 @@ from spark_sink.staging.writer import StagingWriter
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from spark_sink.launcher.continuity import FedTables
     from spark_sink.launcher.streamer import Streamer
     from spark_sink.staging.filler import Operation
     from spark_sink.staging.log import Segment
@@ -101,8 +102,8 @@ class Launcher:
     def __init__(self, config: LauncherConfig) -> None:
         self.config = config
         self.prepared: Prepared | None = None
-        self.tables: Position | None = None
-        """The position of the tables fed from this log, if the owner knows it. A log that ends before it is an older copy."""
+        self.tables: FedTables | None = None
+        """The tables that are fed from this log, if the owner knows them. A log that ends before them is an older copy."""
         self.seals = Histogram()
         """How long it took to make each segment durable."""
         self._progress = Progress()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.client.prepare import Prepared, creation_arguments, later_arguments
-from spark_sink.launcher.continuity import Log, Verdict, gap_error, gone_back, judge, missing_slot
+from spark_sink.launcher.continuity import FedTables, Log, Verdict, gap_error, gone_back, judge, judge_lost_log, missing_slot
 from spark_sink.launcher.streamer import Streamer
 from spark_sink.staging import account, divergence
 from spark_sink.staging.log import Position, StagingError, epoch_directory, list_epochs, log_end
@@ -41,7 +41,7 @@ class Opening:
 
     - ``wait_before_restart`` gets a failure and the end of the log. It waits, and returns False if the launcher has to stop.
     - ``wait`` waits for a number of seconds, and returns True if the launcher has to stop.
-    - ``tables`` is the position of the tables that are fed from the log, if it is known.
+    - ``tables`` are the tables that are fed from the log, if there are any.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Opening:
         wait: Callable[[float], bool],
         tell: Callable[[str], None],
         *,
-        tables: Position | None,
+        tables: FedTables | None,
     ) -> None:
         self._config = config
         self._writer = writer
@@ -151,7 +151,8 @@ class Opening:
         self.close()
         while not self._wait(0):
             log = self._log()
-            is_creating = config.create_slot and (log is None or config.on_gap == "resnapshot")
+            is_new = log is None and self._tables is None
+            is_creating = config.create_slot and (is_new or config.on_gap == "resnapshot")
             arguments = [*slot_arguments(config), *(creation_arguments if is_creating else later_arguments)(config)]
             with contextlib.ExitStack() as stack:
                 streamer = stack.enter_context(
@@ -170,8 +171,10 @@ class Opening:
                     stack.pop_all()
                     self._streamer = streamer
                     return found
-            if found.code == ExitCode.SLOT_NOT_EXIST and config.create_slot and log is not None:
-                self._take_gap(missing_slot(log, config.slot, time.time()), 0)
+            if found.code == ExitCode.SLOT_NOT_EXIST and config.create_slot:
+                gap = missing_slot(log, self._tables, config.slot, time.time())
+                if gap is not None:
+                    self._take_gap(gap, 0)
             if not self._wait_before_restart(found, 0 if log is None else log.end_lsn):
                 return None
         return None
@@ -193,7 +196,10 @@ class Opening:
         """Decide how the log goes on with the slot. Raises GapError for a gap that the user does not want to pass."""
         log, config = self._log(), self._config
         if log is None:
-            return Verdict()
+            verdict = Verdict() if self._tables is None else judge_lost_log(self._tables, prepared, time.time())
+            if verdict.gap is not None:
+                self._take_gap(verdict.gap, verdict.resume_lsn)
+            return verdict
         check_source(
             config.staging,
             log.epochs[-1],
@@ -232,10 +238,10 @@ class Opening:
             slot=config.slot,
             publications=config.publications,
             options=plugin_options(prepared),
-            first_lsn=prepared.confirmed_flush_lsn,
+            first_lsn=max(prepared.confirmed_flush_lsn, verdict.resume_lsn),
             gap=verdict.gap,
             former_system_id=verdict.former_system_id,
-            least_number=1 if self._tables is None else self._tables.epoch + 1,
+            least_number=1 if self._tables is None else self._tables.position.epoch + 1,
         )
         if verdict.gap is not None:
             divergence.remove(config.staging)

@@ -26,9 +26,20 @@ if TYPE_CHECKING:
     from spark_sink.staging.log import Epoch, Position
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["begin_keeping_deleted", "behind_gap", "check_changelog", "check_copies", "name_less_readable", "take_gaps"]
+__all__ = [
+    "begin_keeping_deleted",
+    "behind_gap",
+    "check_changelog",
+    "check_copies",
+    "less_readable",
+    "name_less_readable",
+    "take_gaps",
+]
 
 _logger = logging.getLogger(__name__)
+
+_RARE_FEATURES = frozenset({"columnMapping", "deletionVectors", "typeWidening", "typeWidening-preview"})
+"""Features of tables that not every reader knows (docs/spark/readers.md)."""
 
 
 def check_copies(house: Warehouse, staging: Path, position: Position, reached: Position | None, removed: Position | None) -> None:
@@ -96,9 +107,19 @@ def begin_keeping_deleted(spark: SparkSession, house: Warehouse) -> None:
         )
 
 
+def less_readable(house: Warehouse) -> dict[Path, set[str]]:
+    """Return the tables that have features which not every reader of their format knows, with these features."""
+    found = {
+        path: house.format.reader_features(path) & _RARE_FEATURES
+        for table in house.tables()
+        for path in (house.changelog(table), house.replica(table), house.history(table))
+    }
+    return {path: features for path, features in found.items() if features}
+
+
 def name_less_readable(house: Warehouse) -> None:
     """With ``--readers any``, warn about tables from before that some readers refuse."""
-    found = house.less_readable() if house.readers == ANY else {}
+    found = less_readable(house) if house.readers == ANY else {}
     if found:
         listed = [f"{places.name(path)} ({', '.join(sorted(features))})" for path, features in sorted(found.items())]
         more = f", and {len(listed) - 5} more" if len(listed) > 5 else ""

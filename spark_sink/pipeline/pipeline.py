@@ -44,7 +44,8 @@ from spark_sink.source.offsets import is_recorded, micro_batch, tidy
 from spark_sink.source.server import serve_segments
 from spark_sink.spark import session
 from spark_sink.staging.log import Position, StagingError, former_system_ids, list_epochs, list_segments, removed_position
-from spark_sink.staging.readers import read_readers, register_reader
+from spark_sink.staging.readers import read_readers, reader_place, register_reader
+from spark_sink.warehouse.belonging import record_staging
 from spark_sink.warehouse.formats import HARD, KEEP, OFF, SPARK, VIEW
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.mask_settings import settle
@@ -367,7 +368,7 @@ class Pipeline:
         epochs = list_epochs(self.staging)
         if not epochs:
             raise StagingError(f"{self.staging} holds no log yet", hint="start a launcher on it first")
-        position = self.warehouse.open(epochs[-1], self.staging, former_system_ids(epochs))
+        position = self.warehouse.open(epochs[-1], former_system_ids(epochs))
         settle(self.warehouse)
         name_less_readable(self.warehouse)
         removed = removed_position(self.staging)
@@ -382,11 +383,12 @@ class Pipeline:
         reached = read_readers(self.staging).get(READER)
         check_copies(self.warehouse, self.staging, position, reached, removed)
         list_segments(self.staging, position)  # raises if segments that the tables still need are missing
+        record_staging(self.warehouse, self.staging)
         take_gaps(self.warehouse, epochs)
         self._tables.begin()
         position = behind_gap(self.warehouse, self.staging, position)
-        if reached is None:
-            register_reader(self.staging, READER, Position(0, 0) if removed is None else removed)
+        if reached is None or reader_place(self.staging, READER) != self.warehouse.name:
+            register_reader(self.staging, READER, reached or removed or Position(0, 0), self.warehouse.name)
         self._progress = replace(self._progress, position=position)
         with self.lock.alone():
             begin_keeping_deleted(self.spark, self.warehouse)
@@ -473,7 +475,7 @@ class Pipeline:
         )
         # Not ``end``: Spark may run this micro-batch again until it has recorded its end.
         if start is not None:
-            register_reader(self.staging, READER, start)
+            register_reader(self.staging, READER, start, self.warehouse.name)
 
 
 def _own_error(ex: BaseException) -> BaseException:

@@ -51,6 +51,7 @@ from spark_sink.staging import history, last_error
 from spark_sink.staging.log import list_epochs, log_end
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse import gaps
+from spark_sink.warehouse.belonging import check_belonging, fed_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,9 +134,11 @@ class Runner:
     # --- for the owner of the runner ---
 
     def start(self) -> Self:
-        """Start the run, and return at once. Raises an error if the warehouse is not usable or Java is missing."""
+        """Start the run, and return at once. Raises an error if the directories are not usable, or Java is missing."""
         if is_local(self._warehouse.root):
             check_usable(self._warehouse.root, "the warehouse")
+        launcher = self.config.launcher
+        check_belonging(self._warehouse, launcher.staging, launcher.slot, begins_anew=self.config.snapshot is not None)
         self._warehouse.masks.with_key()  # a missing key is found before there is a slot
         self._spark = self._spark or SparkSession.getActiveSession()
         if self._spark is None:
@@ -213,7 +216,7 @@ class Runner:
         self._snapshot.prepare(self._stopping.is_set)
         self._check_stopping()
         self._step = "starting the stream"
-        self.launcher.tables = self._warehouse.source().position if self._warehouse.exists else None
+        self.launcher.tables = fed_tables(self._warehouse)
         stack.enter_context(self.launcher)
         self._check_stopping()
         assert self.launcher.prepared is not None

@@ -79,7 +79,7 @@ class GapSnapshot(Snapshot):
         return table not in self.copied and not gaps.is_copied_since(self.warehouse, table, self._gap_end_lsn)
 
     def _bind(self, epoch: Epoch) -> None:
-        self.warehouse.open(epoch, former_system_ids=former_system_ids(self._epochs))
+        self.warehouse.open(epoch, former_system_ids(self._epochs))
 
     def _begin(self) -> None:
         assert self._spark is not None

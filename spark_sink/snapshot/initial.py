@@ -6,7 +6,8 @@
         snapshot.start(spark, staging)      # returns at once
         snapshot.wait()
 
-If `prepare` creates the slot, the snapshot has the position of the slot's beginning. After a crash, tables in the warehouse are
+If `prepare` creates the slot, the snapshot has the position of the slot's beginning. For a slot that exists, it has a later one, at
+which the changelogs begin. After a crash, tables in the warehouse are
 finished. For an unfinished table the next run resumes the copy while the server still holds the snapshot. Later it copies the table
 from its beginning with a new snapshot, and the table's changelog begins at that snapshot.
 
@@ -23,6 +24,7 @@ from spark_sink.client.prepare import slot_exists
 from spark_sink.files.places import make_directory, read_json, write_json
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
 from spark_sink.staging.log import former_system_ids, has_log
+from spark_sink.warehouse.belonging import record_staging
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
@@ -55,8 +57,8 @@ def is_unfinished(warehouse: Warehouse) -> bool:
 class InitialSnapshot(Snapshot):
     """Copies every published table that has no changelog yet.
 
-    ``mode`` is ``initial``, ``never`` or None. None means ``initial`` if `prepare` creates the slot, or if an initial snapshot is
-    unfinished.
+    ``mode`` is ``initial``, ``never`` or None. None means ``initial`` for a new warehouse if the slot may be created (``-c``). It
+    also means ``initial`` if an initial snapshot is unfinished.
     """
 
     def __init__(
@@ -90,10 +92,7 @@ class InitialSnapshot(Snapshot):
             return
         if found is None:
             try:
-                is_unfinished = self._mode == "initial" or (
-                    # A slot that is gone although there is a log is a gap (launcher/continuity.py).
-                    self.config.create_slot and not has_log(self.config.staging) and not slot_exists(self.config, is_stopping)
-                )
+                is_unfinished = self._mode == "initial" or (self._mode is None and self._begins(is_stopping))
             except InterruptedError:
                 return
             if is_unfinished:
@@ -106,8 +105,32 @@ class InitialSnapshot(Snapshot):
                 return
             self.is_needed = True
 
+    def _begins(self, is_stopping: Callable[[], bool]) -> bool:
+        """Tell whether the tables of this run begin now, and with a copy of their rows. Warns if they begin without one."""
+        if self.warehouse.exists:
+            return False
+        if not self.config.create_slot:
+            _logger.warning(
+                "%s is new, and its tables begin without the rows that were in the database before the slot's first change;"
+                " with --snapshot initial they begin with a copy of the rows (--snapshot never: without, and without this warning)",
+                self.warehouse.name,
+            )
+            return False
+        if not has_log(self.config.staging):
+            return True
+        if not slot_exists(self.config, is_stopping):  # a gap (launcher/continuity.py)
+            return False
+        _logger.warning(
+            "the tables in %s begin with a copy of the rows as they are now. The log in %s has changes from before; they are not in"
+            " the changelogs. With --snapshot never the tables have these changes, and no copy",
+            self.warehouse.name,
+            self.config.staging,
+        )
+        return True
+
     def _bind(self, epoch: Epoch) -> None:
-        self.warehouse.open(epoch, former_system_ids=former_system_ids(self._epochs))
+        self.warehouse.open(epoch, former_system_ids(self._epochs))
+        record_staging(self.warehouse, self.config.staging)
 
     def _choose(self, plan: Plan, homes: Homes) -> list[TablePlan]:
         return [table for table in plan.tables if not self.warehouse.has_changelog(homes.of(table.relation))]

@@ -304,6 +304,7 @@ def _chain(root: Path) -> _Chain:
     # Read this last: remove_consumed writes the position to removed.json before it removes a segment.
     removed = removed_position(root)
     if not described:
+        _check_unused(root)
         return [], [], None
     end = Position(described[0].number, described[0].start_lsn)
     if removed is not None and removed.lsn > end.lsn:
@@ -333,6 +334,19 @@ def _chain(root: Path) -> _Chain:
     return described, segments, end
 
 
+def _check_unused(root: Path) -> None:
+    """Raise StagingError if a directory without epochs has had some: the server may have forgotten what was in them."""
+    for name in ("known.json", "removed.json"):
+        if (root / name).exists():
+            msg = f"{root} has lost the directories of its epochs (000001 and so on): its {name} tells of changes that were in them"
+            raise StagingError(msg, hint=_ALL_LOST_HINT)
+
+
+_ALL_LOST_HINT = (
+    "restore them from a copy of the directory. Without a copy, start with an empty directory: run says if its tables lack "
+    "changes, and copies them anew with --on-gap resnapshot"
+)
+
 _LOST_HINT = (
     "restore the files from a copy of the directory; without a copy, start again with an empty staging directory, an empty "
     "warehouse and a new slot"
@@ -349,8 +363,13 @@ def former_system_ids(epochs: Iterable[Epoch]) -> set[str]:
 
 
 def has_log(root: Path) -> bool:
-    """Tell whether a launcher has begun a log in the directory, which may not exist."""
-    return root.is_dir() and bool(list_epochs(root))
+    """Tell whether a launcher has begun a log in the directory, which may not exist. Raises StagingError if the log is damaged."""
+    if not root.is_dir():
+        return False
+    if list_epochs(root):
+        return True
+    _check_unused(root)
+    return False
 
 
 def log_end(root: Path | str) -> Position | None:
@@ -425,6 +444,9 @@ _FOREIGN_HINT = "the reader belongs to another staging directory, or this direct
 def _check_known(root: Path, after: Position, epochs: list[Epoch], segments: list[Segment], end: Position) -> None:
     """Raise StagingError unless ``after`` is a position of this log and all segments after it exist."""
     begin = segments[0].start_lsn if segments else end.lsn
+    first = epochs[0]
+    if first.gap is not None and begin == first.start_lsn:  # a new log for tables that have lost theirs
+        begin = first.gap.after_lsn
     if after.lsn < begin:
         msg = f"{root}: the segments from {after} to {format_lsn(begin)} do not exist any more"
         raise StagingError(msg, hint="they were removed, or the position is of another staging directory")

@@ -23,7 +23,7 @@ from spark_sink.staging.log import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Retention", "read_readers", "register_reader", "remove_consumed", "unregister_reader"]
+__all__ = ["Retention", "read_readers", "reader_place", "register_reader", "remove_consumed", "unregister_reader"]
 
 
 _READER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
@@ -36,14 +36,23 @@ def _reader_path(root: Path, name: str) -> Path:
     return root / "readers" / f"{name}.json"
 
 
-def register_reader(root: Path | str, name: str, position: Position) -> None:
-    """Record durably that the reader ``name`` has everything up to ``position`` and does not need it again."""
+def register_reader(root: Path | str, name: str, position: Position, place: str | None = None) -> None:
+    """Record durably that the reader ``name`` has everything up to ``position`` and does not need it again.
+
+    ``place`` says where the reader puts the changes. `reader_place` returns it.
+    """
     root = Path(root)
     path = _reader_path(root, name)
     if not path.parent.is_dir():
         path.parent.mkdir(mode=0o700, exist_ok=True)
         fsync_directory(root)
-    write_json(path, {"position": str(position)})
+    write_json(path, {"position": str(position)} | ({} if place is None else {"place": place}))
+
+
+def reader_place(root: Path | str, name: str) -> str | None:
+    """Return where the reader ``name`` puts the changes; None if that is not recorded."""
+    found = (read_json(_reader_path(Path(root), name)) or {}).get("place")
+    return None if found is None else str(found)
 
 
 def unregister_reader(root: Path | str, name: str) -> None:

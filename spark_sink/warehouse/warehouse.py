@@ -65,11 +65,12 @@ CHECKPOINT: Final = "_cdcpipe/checkpoint"
 READER: Final = "tables"
 """The name of the reader in the staging directory that records the position of the tables."""
 
+_ANOTHER = "--warehouse, --staging and -S, each another one"
+"""What another warehouse needs."""
+
 _LAYOUT_VERSION = 1
 """The version of this layout. Other versions are refused."""
 
-_RARE_FEATURES = frozenset({"columnMapping", "deletionVectors", "typeWidening", "typeWidening-preview"})
-"""Features of tables that not every reader knows (docs/spark/readers.md)."""
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
 _HIDDEN_FIRST = frozenset(b"_-")
 _NAME_LIMIT = 200
@@ -242,29 +243,24 @@ class Warehouse:
         """Tell whether the table has a changelog, if only an empty one."""
         return self.format.exists(self.changelog(table))
 
-    def less_readable(self) -> dict[Path, set[str]]:
-        """Return the tables that have features which not every reader of their format knows, with these features."""
-        places = [place(table) for table in self.tables() for place in (self.changelog, self.replica, self.history)]
-        found = {path: self.format.reader_features(path) & _RARE_FEATURES for path in places}
-        return {path: features for path, features in found.items() if features}
-
     @property
     def exists(self) -> bool:
         """Whether a pipeline has begun the warehouse."""
-        return read_json(self._identity_path) is not None
+        return read_json(self.identity_path) is not None
 
     @property
-    def _identity_path(self) -> Path:
+    def identity_path(self) -> Path:
+        """The file with the source of the changes, the choices of the first run, and the position."""
         return self.root / "_cdcpipe/warehouse.json"
 
-    def open(self, epoch: Epoch, staging: Path | None = None, former_system_ids: Collection[str] = ()) -> Position | None:
+    def open(self, epoch: Epoch, former_system_ids: Collection[str] = ()) -> Position | None:
         """Bind a new warehouse to the staging directory's source, or check an existing one. Returns the position of the warehouse.
 
         ``former_system_ids`` are those that the log's server had before pg_upgrade: the warehouse may have one of them. The method
-        also records, for later commands, the path of the staging directory, the publications, and how new tables are written.
-        Raises WarehouseError if the warehouse has another source or format.
+        also records, for later commands, the publications, and how new tables are written. Raises WarehouseError if the warehouse
+        has another source, and what `check_choices` raises.
         """
-        found = read_json(self._identity_path)
+        found = read_json(self.identity_path)
         check_store(self.root)
         identity = {"system_id": epoch.system_id, "database": epoch.database, "slot": epoch.slot}
         facts: dict[str, Any] = {
@@ -275,7 +271,6 @@ class Warehouse:
             "column_names": SANITIZE if self.sanitizes_names else KEEP,
             "history": TABLE if self.keeps_history else OFF,
         }
-        facts |= {} if staging is None else {"staging": str(staging)}
         if found is None:
             for kind in ("changelog", "replica", "history"):
                 if (self.root / kind).is_dir() and any((self.root / kind).iterdir()):
@@ -283,50 +278,56 @@ class Warehouse:
                         f"{self.name} has tables, but lacks the file _cdcpipe/warehouse.json, which names their source",
                         hint="restore that file, or give an empty directory as warehouse",
                     )
-            make_directory(self._identity_path.parent)
+            make_directory(self.identity_path.parent)
             write_json(
-                self._identity_path,
+                self.identity_path,
                 {"version": _LAYOUT_VERSION, "format": self.format.name, "types": self.types, **identity, **facts},
             )
             return None
-        if found.get("version") != _LAYOUT_VERSION:
-            raise WarehouseError(
-                f"{self._identity_path} has version {found.get('version')!r}; this program knows {_LAYOUT_VERSION}"
-            )
         if found.get("system_id") in former_system_ids:
             facts |= {"system_id": epoch.system_id}
             identity.pop("system_id")
+        self.check_choices()
         self.check_source("but the staging directory has those of", "give each slot its own warehouse", **identity)
+        if found | facts != found:
+            write_json(self.identity_path, found | facts)
+        return self.source().position
+
+    def check_choices(self) -> None:
+        """Raise InvalidArgumentsError for a choice that an existing warehouse does not allow, WarehouseError for another layout."""
+        found = read_json(self.identity_path)
+        if found is None:
+            return
+        if found.get("version") != _LAYOUT_VERSION:
+            raise WarehouseError(f"{self.identity_path} has version {found.get('version')!r}; this program knows {_LAYOUT_VERSION}")
         if found.get("format") != self.format.name:
-            raise WarehouseError(
+            raise InvalidArgumentsError(
                 f"{self.name} has {found.get('format')} tables, not {self.format.name}",
-                hint=f"use --format {found.get('format')}, or another warehouse",
+                hint=f"use --format {found.get('format')}, or begin another warehouse ({_ANOTHER})",
             )
         if found.get("types", EXACT) != self.types:
-            raise WarehouseError(
+            raise InvalidArgumentsError(
                 f"the tables in {self.name} have {found.get('types', EXACT)} types, not {self.types} ones",
-                hint=f"use --types {found.get('types', EXACT)}, or another warehouse: a table's columns keep their types",
+                hint=f"use --types {found.get('types', EXACT)}, or begin another warehouse ({_ANOTHER}):"
+                " a table's columns keep their types",
             )
         if found.get("deletes") == SOFT and not self.keeps_deleted:
-            raise WarehouseError(
+            raise InvalidArgumentsError(
                 f"the replicas in {self.name} have deleted rows, with the time in _cdc_deleted_at",
-                hint="use --deletes soft; for replicas without them, use another warehouse",
+                hint=f"use --deletes soft; for replicas without them, begin another warehouse ({_ANOTHER})",
             )
-        if found | facts != found:
-            write_json(self._identity_path, found | facts)
-        return self.source().position
 
     def record(self, position: Position) -> None:
         """Record that every table has all changes up to ``position``. The first recorded position is the warehouse's beginning."""
-        found = read_json(self._identity_path)
+        found = read_json(self.identity_path)
         if found is None:
-            raise WarehouseError(f"{self._identity_path} does not exist any more")
+            raise WarehouseError(f"{self.identity_path} does not exist any more")
         begin = {} if "position" in found else {"begin": str(position)}
-        write_json(self._identity_path, found | begin | {"position": str(position)})
+        write_json(self.identity_path, found | begin | {"position": str(position)})
 
     def source(self) -> Source:
         """Return the source of the changes, and their range."""
-        found = read_json(self._identity_path) or {}
+        found = read_json(self.identity_path) or {}
         try:
             return Source(
                 system_id=str(found["system_id"]),
@@ -338,7 +339,7 @@ class Warehouse:
                 position=Position.parse(found["position"]) if "position" in found else None,
             )
         except (KeyError, TypeError, ValueError) as ex:
-            raise WarehouseError(f"{self._identity_path} is damaged: {ex!r}") from ex
+            raise WarehouseError(f"{self.identity_path} is damaged: {ex!r}") from ex
 
     def check_source(self, theirs: str, hint: str, **values: str) -> None:
         """Raise WarehouseError unless the warehouse's `Source` has these values; ``theirs`` says in the message whose they are."""

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 import spark_sink
-from cdcpipe.errors import GapError
+from cdcpipe.errors import CdcpipeError, GapError
 from cdcpipe.lsn import LSN
 from spark_sink.staging.log import log_end
 from spark_sink.staging.readers import register_reader, remove_consumed
@@ -214,3 +214,48 @@ def test_an_older_copy_of_the_warehouse(shop: Shop) -> None:
     with pytest.raises(WarehouseError, match="the warehouse is an older copy") as caught:
         shop.run()
     assert "restore a newer copy" in (caught.value.hint or "")
+
+
+def test_a_lost_staging_directory_is_replaced_by_an_empty_one(shop: Shop) -> None:
+    """What only the lost log had is a gap. If the server still has everything that the tables lack, the new log begins there."""
+    shop.execute("insert into kept values (40, 'only in the log')")
+    with spark_sink.Launcher(shop.config.launcher) as launcher:
+        assert launcher.wait(SPARK_DEADLINE_S)
+    lost = shop.staging.rename(shop.staging.with_name("lost"))
+    with pytest.raises(GapError, match=rf"their log, {shop.staging}, is not there"):
+        shop.run()
+    assert not list(shop.staging.glob("0*"))
+    shop.run(on_gap="resnapshot")
+    shop.check()
+    for number in (41, 42):
+        shop.execute(f"insert into kept values ({number}, 'after')")
+        shop.run()
+        shop.check()
+    shutil.rmtree(lost)
+
+    drop(shop)
+    shutil.rmtree(shop.staging)
+    with pytest.raises(GapError, match=r"slot .* does not exist any more"):
+        shop.run()
+    assert shop.value(f"select count(*) from pg_replication_slots where slot_name = '{shop.slot}'") == 0
+    shop.run(on_gap="resnapshot")
+    shop.check()
+
+
+def test_a_run_that_is_given_another_directory_changes_nothing(shop: Shop) -> None:
+    config, sizes = shop.config, {path: path.stat().st_size for path in shop.warehouse.rglob("*.json")}
+    shop.execute("insert into kept values (50, 'next')")
+    wrong = [
+        replace(config, launcher=replace(config.launcher, staging=shop.staging.with_name("stagign"))),
+        replace(config, snapshot=None, warehouse=shop.warehouse.with_name("warehose")),
+        replace(config, launcher=replace(config.launcher, staging=shop.warehouse)),
+        replace(config, launcher=replace(config.launcher, slot="another")),
+    ]
+    for each in wrong:
+        with pytest.raises(CdcpipeError):
+            spark_sink.run(each, shop.spark)
+    assert {path.name for path in shop.staging.parent.iterdir()} == {"staging", "warehouse"}
+    assert {path: path.stat().st_size for path in shop.warehouse.rglob("*.json")} == sizes
+    assert shop.connection.execute("select slot_name from pg_replication_slots where slot_name = 'another'").fetchall() == []
+    shop.run()
+    shop.check()

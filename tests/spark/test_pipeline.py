@@ -390,7 +390,7 @@ def test_parquet(road: Road, tmp_path: Path) -> None:
     assert "public.cleared" in names
     assert "public.keyless" not in names
     assert road.spark.table("`public.cleared`").count() == road.query("select count(*) from cleared")[0][0]
-    with pytest.raises(WarehouseError, match="parquet tables, not delta"):
+    with pytest.raises(InvalidArgumentsError, match="parquet tables, not delta"):
         road.pipeline(warehouse).process_available()
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog
+from spark_sink.pipeline.fit import less_readable
 from spark_sink.schema.table import Table
 from spark_sink.verify.comparison import verify
 from spark_sink.warehouse.warehouse import Warehouse
@@ -91,7 +92,7 @@ def test_they_have_the_rows_that_spark_has(road: Road, reader: str) -> None:
 def test_the_tables_need_no_feature_that_a_reader_may_lack(road: Road) -> None:
     features = [TableLog(path).refresh().features("readerFeatures") for path in tables(road)]
     assert features == [{"timestampNtz"}, {"timestampNtz"}, set(), set()]
-    assert Warehouse.existing(road.warehouse).less_readable() == {}
+    assert less_readable(Warehouse.existing(road.warehouse)) == {}
     safe = ["_cdc_column_fruit%2Eid", "name", "_cdc_column_the%20amount", "gone", "colour", "_cdc_column_the%20amount__bigint"]
     assert sorted(road.replica("public.fruit").columns) == sorted(safe)
     found = verify(road.spark, road.warehouse, ("-d", road.database.dsn))

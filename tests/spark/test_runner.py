@@ -1,5 +1,7 @@
 """`run` and `Runner` with a PostgreSQL server, in a session of the calling program."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +72,37 @@ def test_the_error_that_ended_the_run_is_raised(spark: Any, database: postgres.D
     noted = last_error.read(tmp_path / "staging")
     assert noted is not None
     assert noted["exit_code"] == 8
+
+
+def test_a_new_warehouse_begins_with_the_rows_though_the_slot_is_there(
+    spark: Any, database: postgres.Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The slot is left over from a first run that failed, or was made by hand; the log is from `land`. -c copies the rows."""
+    with database.connect() as connection:
+        connection.execute("create table t (id int primary key); insert into t values (1)")
+        connection.execute("create publication p for table t")
+        made = config(database, tmp_path)
+        connection.execute(f"select pg_create_logical_replication_slot('{made.launcher.slot}', 'pgoutput')")
+        connection.execute("insert into t values (2)")
+        made = replace(made, snapshot=None, deletes="hard")
+        spark_sink.run(made, spark)
+
+        def rows(warehouse: Path) -> list[int]:
+            return sorted(row["id"] for row in spark_sink.read_replica(spark, warehouse, "public.t").collect())
+
+        assert rows(tmp_path / "warehouse") == [1, 2]
+        assert "begin" not in caplog.text
+        connection.execute("insert into t values (3)")
+        spark_sink.run(made, spark)  # not copied again
+        assert rows(tmp_path / "warehouse") == [1, 2, 3]
+
+        shutil.rmtree(tmp_path / "warehouse")
+        spark_sink.run(made, spark)
+        assert "changes from before; they are not in the changelogs" in caplog.text
+        assert rows(tmp_path / "warehouse") == [1, 2, 3]
+
+        shutil.rmtree(tmp_path / "warehouse")
+        connection.execute("insert into t values (4)")
+        spark_sink.run(replace(made, launcher=replace(made.launcher, create_slot=False)), spark)
+        assert "begin without the rows" in caplog.text
+        assert rows(tmp_path / "warehouse") == [2, 3, 4]

@@ -220,7 +220,7 @@ def test_native_types(pg18: postgres.Cluster, spark: Any, tmp_path: Path, caplog
         results = named(verify(spark, house.root, ("-d", database.dsn), timeout_s=300))
         assert {name: result.is_equal for name, result in results.items()} == {"public.n": True, "public.keyed": True}
         made.connection.close()
-        with pytest.raises(WarehouseError, match="have native types, not exact ones"):
+        with pytest.raises(InvalidArgumentsError, match="have native types, not exact ones"):
             Warehouse(house.root, "delta").open(list_epochs(tmp_path / "staging")[-1])
 
 

@@ -1,6 +1,7 @@
 """Whether a slot continues the log: each way in which a slot or a server can have changed meanwhile."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,13 +10,14 @@ from hypothesis import strategies as st
 
 from cdcpipe.lsn import LSN
 from spark_sink.client.prepare import Prepared
-from spark_sink.launcher.continuity import Log, Verdict, gap_error, gone_back, judge, missing_slot
+from spark_sink.launcher.continuity import FedTables, Log, Verdict, gap_error, gone_back, judge, judge_lost_log, missing_slot
 from spark_sink.staging.account import Account
 from spark_sink.staging.gap import Gap, LostChanges
-from spark_sink.staging.log import Epoch, Position
+from spark_sink.staging.log import Epoch, Position, StagingError
 
 EPOCH = Epoch(1, "7", 1, "db", "s", ("p",), {}, 0x100)
 LOG = Log([EPOCH], 0x500, Account(0x600, 1700000000.0))
+TABLES = FedTables("/warehouse", "7", "db", Path("/staging"), Position(3, 0x700))
 SERVER = Prepared(180000, "7", 1, "db", LSN(0x900), LSN(0x600), ())
 
 
@@ -44,7 +46,7 @@ def test_a_log_of_an_older_version_has_no_account():
 
 def test_the_cause_names_a_new_slot_and_an_older_copy():
     new = judged(confirmed_flush_lsn=LSN(0x800), slot_created=True).gap
-    older = judged(replace(LOG, tables=Position(3, 0x700)), confirmed_flush_lsn=LSN(0x800)).gap
+    older = judged(replace(LOG, tables=TABLES), confirmed_flush_lsn=LSN(0x800)).gap
     assert new is not None
     assert "is a new one" in new.cause
     assert older is not None
@@ -148,9 +150,37 @@ def test_another_system_id_has_to_be_accepted():
 
 
 def test_a_slot_that_is_gone_is_a_gap_after_the_account():
-    gap = missing_slot(LOG, "s", 5.0)
+    gap = missing_slot(LOG, None, "s", 5.0)
+    assert gap is not None
     assert (gap.after_lsn, gap.since, gap.found) == (0x600, 1700000000.0, 5.0)
     assert "does not exist any more" in gap.cause
+
+
+@pytest.mark.parametrize("confirmed", [0x100, 0x6FF, 0x700])
+def test_a_new_log_begins_where_the_tables_are(confirmed: int):
+    """The former log is lost, and the server still has everything that the tables lack."""
+    found = judge_lost_log(TABLES, replace(SERVER, confirmed_flush_lsn=LSN(confirmed)), 5.0)
+    assert found == Verdict(resume_lsn=0x700)
+
+
+@pytest.mark.parametrize(("confirmed", "created"), [(0x701, False), (0x800, True)])
+def test_what_only_the_lost_log_had_is_a_gap(confirmed: int, created: bool):
+    found = judge_lost_log(TABLES, replace(SERVER, confirmed_flush_lsn=LSN(confirmed), slot_created=created), 5.0)
+    assert found.gap is not None
+    assert (found.gap.after_lsn, found.resume_lsn) == (0x700, confirmed)
+    assert all(words in found.gap.cause for words in ("/warehouse are at 3:0/700", "their log, /staging, is not there"))
+    assert ("is new" in found.gap.cause) == created
+    missing = missing_slot(None, TABLES, "s", 5.0)
+    assert missing is not None
+    assert missing.after_lsn == 0x700
+    assert missing_slot(None, None, "s", 5.0) is None
+
+
+@pytest.mark.parametrize("change", [{"system_id": "8"}, {"database": "other"}])
+def test_tables_of_another_server_get_no_new_log(change: dict[str, str]):
+    with pytest.raises(StagingError, match="come from database 'db' of the server with system id 7") as caught:
+        judge_lost_log(TABLES, replace(SERVER, **change), 5.0)
+    assert "connect to their server" in (caught.value.hint or "")
 
 
 def test_the_error_names_positions_size_time_and_what_to_do():

@@ -1,0 +1,125 @@
+"""Checks that a slot, a staging directory and a warehouse belong together, before anything is streamed or recorded. No pyspark.
+
+A misspelt ``--staging`` or ``--warehouse`` names a directory that does not exist yet. Without this check, a run would begin there
+anew: another log for the same tables, or other tables that lack all earlier rows. So each side records the other. The warehouse
+records the path of its staging directory (warehouse.json), the log the place of its tables (readers/tables.json). If a recorded
+directory does not exist any more, it was moved or lost, and the given one counts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cdcpipe.errors import InvalidArgumentsError
+from spark_sink.files.places import is_local, place, read_json, write_json
+from spark_sink.launcher.continuity import FedTables
+from spark_sink.staging.log import has_log, list_epochs, log_end
+from spark_sink.staging.readers import reader_place
+from spark_sink.warehouse.warehouse import READER
+
+if TYPE_CHECKING:
+    from spark_sink.warehouse.warehouse import Warehouse
+
+__all__ = ["check_belonging", "fed_tables", "record_staging"]
+
+_OWN_FOLDERS = ("_cdcpipe", "changelog", "replica", "history")
+"""The folders of a warehouse: no place for a staging directory."""
+
+
+def check_belonging(house: Warehouse, staging: Path, slot: str, *, begins_anew: bool = False) -> None:
+    """Raise InvalidArgumentsError if ``house``, ``staging`` and ``slot`` do not belong together, WarehouseError for another source.
+
+    With ``begins_anew``, the user has said how the tables begin (``--snapshot``): then a new warehouse may replace another one as
+    the place of the log's tables.
+    """
+    _check_places(house, staging)
+    house.check_choices()
+    if house.exists:
+        house.check_source("but -S is", "give each slot its own warehouse and its own staging directory", slot=slot)
+        _check_staging(house, staging)
+    if has_log(staging):
+        _check_slot(staging, slot)
+        _check_reader(house, staging, begins_anew=begins_anew)
+
+
+def record_staging(house: Warehouse, staging: Path) -> None:
+    """Record in an existing warehouse the path of its staging directory, once the two are known to fit."""
+    found = read_json(house.identity_path) or {}
+    if found.get("staging") != str(staging):
+        write_json(house.identity_path, found | {"staging": str(staging)})
+
+
+def fed_tables(house: Warehouse) -> FedTables | None:
+    """Return what the launcher needs to know of the tables; None if they have no position yet."""
+    source = house.source() if house.exists else None
+    if source is None or source.position is None:
+        return None
+    return FedTables(house.name, source.system_id, source.database, source.staging, source.position)
+
+
+def _check_places(house: Warehouse, staging: Path) -> None:
+    """Refuse one directory for both, a staging directory in a folder of the warehouse, and the two swapped."""
+    if (staging / "_cdcpipe").is_dir():
+        raise InvalidArgumentsError(f"--staging {staging} is a warehouse", hint="give the warehouse as --warehouse")
+    if not is_local(house.root):
+        return
+    if has_log(house.root):
+        raise InvalidArgumentsError(
+            f"--warehouse {house.name} is a staging directory", hint="give the staging directory as --staging"
+        )
+    root, path = house.root.resolve(), staging.resolve()
+    if path == root or any(path.is_relative_to(root / folder) for folder in _OWN_FOLDERS):
+        where = "the same directory" if path == root else "in the warehouse"
+        raise InvalidArgumentsError(
+            f"--staging {staging} is {where}: {house.name}", hint="give the staging directory a place of its own"
+        )
+
+
+def _check_staging(house: Warehouse, staging: Path) -> None:
+    """Refuse a staging directory that has less than the tables, if the one that the warehouse records still has it."""
+    source = house.source()
+    if source.staging is None or not _is_other(source.staging, staging) or not has_log(source.staging):
+        return
+    recorded, end = source.staging, log_end(staging) if has_log(staging) else None
+    if list_epochs(recorded)[-1].slot != source.slot:
+        return
+    if end is not None and (source.position is None or end.lsn >= source.position.lsn):
+        return  # a copy, or moved back
+    ends = "has no log" if end is None else f"ends at {end}, before the tables ({source.position})"
+    raise InvalidArgumentsError(
+        f"the tables in {house.name} come from the log in {recorded}; {staging} {ends}",
+        hint=f"use --staging {recorded}. To move a log, move its directory while nothing runs",
+    )
+
+
+def _check_slot(staging: Path, slot: str) -> None:
+    found = list_epochs(staging)[-1].slot
+    if found != slot:
+        raise InvalidArgumentsError(
+            f"{staging} has the log of slot {found!r}, not of {slot!r}",
+            hint=f"use -S {found}, or give the slot its own staging directory and its own warehouse",
+        )
+
+
+def _check_reader(house: Warehouse, staging: Path, *, begins_anew: bool) -> None:
+    """Refuse another warehouse than that of the log, while that one is still there."""
+    recorded = reader_place(staging, READER)
+    if recorded is None or recorded == house.name or (begins_anew and not house.exists) or not _feeds(staging, recorded):
+        return
+    is_new = "" if house.exists else ", which does not exist yet,"
+    raise InvalidArgumentsError(
+        f"the log in {staging} belongs to the tables in {recorded}; {house.name}{is_new} would not have all of its changes",
+        hint=f"use --warehouse {recorded}. Another warehouse needs its own slot and its own staging directory. To begin new tables"
+        " in place of the former ones, add --snapshot initial",
+    )
+
+
+def _feeds(staging: Path, warehouse: str) -> bool:
+    """Tell whether a warehouse is still there, and has its changes from the log in ``staging``."""
+    found = read_json(place(warehouse) / "_cdcpipe/warehouse.json")
+    return found is not None and "staging" in found and not _is_other(Path(str(found["staging"])), staging)
+
+
+def _is_other(recorded: Path, given: Path) -> bool:
+    return recorded.resolve() != given.resolve()

@@ -1,0 +1,158 @@
+"""Slot, staging directory and warehouse that do not belong together are refused, and nothing is changed."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from cdcpipe.pgoutput.messages import Insert
+from spark_sink.doctor import belonging as doctor
+from spark_sink.staging.readers import reader_place, register_reader
+from spark_sink.warehouse.belonging import check_belonging, record_staging
+from spark_sink.warehouse.warehouse import Warehouse
+from support.pgoutput_build import build
+from support.segments import Log, relation
+from support.small_pipeline import make_pipeline
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """Return a directory with ``staging`` and ``warehouse``, which belong together."""
+    return make_pipeline(tmp_path)
+
+
+def check(staging: Path, warehouse: Path, slot: str = "s", **options: bool) -> None:
+    check_belonging(Warehouse(warehouse, "delta"), staging, slot, **options)
+
+
+def test_what_belongs_together_is_accepted(made: Path) -> None:
+    check(made / "staging", made / "warehouse")
+    check(made / "new/staging", made / "new/warehouse", "another")
+    assert not (made / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("staging", "warehouse", "message"),
+    [
+        ("staging", "staging", r"--warehouse .*staging is a staging directory"),
+        ("warehouse", "warehouse", r"--staging .*warehouse is a warehouse"),
+        ("warehouse", "staging", r"--staging .*warehouse is a warehouse"),
+        ("new", "new", "the same directory"),
+        ("new", "other/../new", "the same directory"),
+        ("new/changelog/staging", "new", "in the warehouse"),
+        ("new/_cdcpipe", "new", "in the warehouse"),
+    ],
+)
+def test_directories_for_two_purposes_are_refused(made: Path, staging: str, warehouse: str, message: str) -> None:
+    with pytest.raises(InvalidArgumentsError, match=message) as caught:
+        check(made / staging, made / warehouse)
+    assert caught.value.hint
+
+
+def test_a_staging_directory_beside_the_tables_is_accepted(made: Path) -> None:
+    check(made / "new/staging", made / "new")
+
+
+@pytest.mark.parametrize("name", ["stagign", "empty"])
+def test_a_misspelt_staging_directory_is_refused(made: Path, name: str) -> None:
+    (made / "empty").mkdir()
+    with pytest.raises(InvalidArgumentsError, match=rf"come from the log in {made}/staging; {made}/{name} has no log") as caught:
+        check(made / name, made / "warehouse")
+    assert f"use --staging {made}/staging" in (caught.value.hint or "")
+
+
+def test_a_log_that_ends_before_the_tables_is_refused_while_the_other_is_there(made: Path) -> None:
+    """The tables went on with another log, and the first one is given again."""
+    log = Log(made / "older")
+    log.segment([build(Insert(None, 1, (b"1",)))], before=[relation(1, "fruit", ("id", 23))])
+    with pytest.raises(InvalidArgumentsError, match=r"ends at .*, before the tables"):
+        check(made / "older", made / "warehouse")
+    shutil.rmtree(made / "staging")
+    check(made / "older", made / "warehouse")  # the launcher finds the gap, if there is one
+
+
+def test_a_staging_directory_that_was_moved_or_lost_is_accepted(made: Path) -> None:
+    (made / "staging").rename(made / "moved")
+    check(made / "moved", made / "warehouse")
+    check(made / "anew", made / "warehouse")
+
+
+def test_a_copy_of_the_staging_directory_is_accepted(made: Path) -> None:
+    shutil.copytree(made / "staging", made / "copy")
+    check(made / "copy", made / "warehouse")
+
+
+def test_a_misspelt_warehouse_is_refused(made: Path) -> None:
+    with pytest.raises(
+        InvalidArgumentsError, match=rf"belongs to the tables in {made}/warehouse; .*, which does not exist"
+    ) as caught:
+        check(made / "staging", made / "warehose")
+    assert f"use --warehouse {made}/warehouse" in (caught.value.hint or "")
+    check(made / "staging", made / "new", begins_anew=True)
+
+
+def test_a_copy_of_the_warehouse_is_refused_while_the_first_one_is_there(made: Path) -> None:
+    shutil.copytree(made / "warehouse", made / "copy")
+    for begins_anew in (False, True):
+        with pytest.raises(InvalidArgumentsError, match="belongs to the tables in"):
+            check(made / "staging", made / "copy", begins_anew=begins_anew)
+    shutil.rmtree(made / "warehouse")
+    check(made / "staging", made / "copy")
+
+
+def test_a_warehouse_that_has_another_log_now_is_no_obstacle(made: Path) -> None:
+    record_staging(Warehouse.existing(made / "warehouse"), made / "other")
+    check(made / "staging", made / "new")
+
+
+def test_a_log_of_an_older_version_does_not_know_its_warehouse(made: Path) -> None:
+    register_reader(made / "staging", "tables", doctor_position(made))
+    assert reader_place(made / "staging", "tables") is None
+    check(made / "staging", made / "new")
+
+
+def doctor_position(made: Path):
+    position = Warehouse.existing(made / "warehouse").source().position
+    assert position is not None
+    return position
+
+
+@pytest.mark.parametrize(("staging", "warehouse"), [("staging", "warehouse"), ("staging", "new"), ("new", "warehouse")])
+def test_another_slot_is_refused(made: Path, staging: str, warehouse: str) -> None:
+    with pytest.raises(CdcpipeError, match=r"'s'.*'two'") as caught:
+        check(made / staging, made / warehouse, "two")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("options", [{"format": "parquet"}, {"types": "native"}])
+def test_other_choices_are_refused(made: Path, options: dict[str, str]) -> None:
+    house = Warehouse(made / "warehouse", **({"format": "delta"} | options))
+    with pytest.raises(InvalidArgumentsError, match="not"):
+        check_belonging(house, made / "staging", "s")
+
+
+def test_a_log_that_has_lost_its_epochs_is_refused(made: Path) -> None:
+    (made / "staging/known.json").write_text('{"lsn": "0/500"}')
+    shutil.rmtree(made / "staging/000001")
+    with pytest.raises(CdcpipeError, match="has lost the directories of its epochs") as caught:
+        check(made / "staging", made / "warehouse")
+    assert "restore them" in (caught.value.hint or "")
+
+
+def test_the_doctor_says_the_same(made: Path) -> None:
+    (good,) = doctor.together(made / "warehouse", "delta", made / "staging", "s")
+    assert (good.level, good.message) == ("ok", f"{made}/warehouse and {made}/staging belong together")
+    (bad,) = doctor.together(made / "warehouse", "delta", made / "stagign", "s")
+    assert bad.level == "error"
+    assert f"use --staging {made}/staging" in (bad.fix or "")
+    (new,) = doctor.together(made / "new", "delta", made / "new-staging", "s")
+    assert new.message.endswith("can be used together")
+
+
+def test_the_doctor_warns_of_a_new_warehouse_for_an_old_slot(made: Path) -> None:
+    def found(name: str, *, there: bool, creates: bool = False) -> list[str]:
+        return [each.message for each in doctor.begin(made / name, "delta", {"slot_exists": there}, creates_slot=creates)]
+
+    assert found("new", there=True) == ["the warehouse is new, and the slot is not"]
+    assert found("new", there=True, creates=True) == found("new", there=False) == found("warehouse", there=True) == []
