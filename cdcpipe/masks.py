@@ -70,10 +70,11 @@ class Masks:
             is_exact = pattern.table.is_exact and pattern.column.is_exact and pattern.table.matches(schema, table)
             if is_exact and not any(map(pattern.column.matches, columns)):
                 raise InvalidArgumentsError(
-                    f"table {schema}.{table} has no column {pattern.column.pieces[0]!r}, which --mask names: if it was renamed, its"
-                    " values would be shown",
-                    hint="name the new column, too; and so that the old one need not be there, write a * into its name:"
-                    f" --mask {pattern.text}=off --mask '{pattern.text}*={kind}'",
+                    f"table {schema}.{table} has no column {pattern.column.pieces[0]!r}, which --mask names (it has"
+                    f" {', '.join(columns)}): if it was renamed, its values would be shown",
+                    hint=f"take a wrong name back: --mask {pattern.text}=off. If the column was renamed, name the new one, too; and"
+                    f" so that the old one need not be there, write a * into its name: --mask {pattern.text}=off --mask"
+                    f" '{pattern.text}*={kind}'",
                 )
 
     def check_renamed(self, before: tuple[str, str], now: tuple[str, str], columns: Collection[str]) -> None:

@@ -52,6 +52,7 @@ from spark_sink.staging.log import list_epochs, log_end
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.belonging import check_belonging, fed_tables
+from spark_sink.warehouse.mask_settings import check_new
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -221,6 +222,7 @@ class Runner:
         self._check_stopping()
         assert self.launcher.prepared is not None
         self._name_keyless(self.launcher.prepared)
+        check_new(self._warehouse, self.launcher.prepared.tables)
         try:
             publication.begin(self._warehouse, config.launcher, self.launcher.prepared, self._stopping.is_set)
         except InterruptedError:

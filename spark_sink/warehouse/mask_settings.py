@@ -1,6 +1,7 @@
 """Notes in the warehouse which columns are masked since when, and what has data from before a change.
 
-    settle(house)       # before the first row is written: notes the masks in force, refuses what can't be changed
+    check_new(house, tables)    # before a new mask is noted: refuses a wrong name of a column, warns of one that masks nothing
+    settle(house)               # before the first row is written: notes the masks in force, refuses what can't be changed
 
     _cdcpipe/masks.json     the masks, what tells the key of hashes from another key, and the earlier masks with their ends
 
@@ -21,16 +22,33 @@ from spark_sink.warehouse.wanted_copies import want
 from spark_sink.warehouse.warehouse import WarehouseError, masks_path
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable, Mapping
 
     from spark_sink.schema.table import Table
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["settle"]
+__all__ = ["check_new", "settle"]
 
 _logger = logging.getLogger(__name__)
 
 _VERSION: Final = 1
+
+
+def check_new(house: Warehouse, tables: Iterable[Mapping[str, Any]]) -> None:
+    """Check the masks that are not noted yet with the published ``tables`` (`Prepared.tables`). Warns of one that masks nothing.
+
+    Raises InvalidArgumentsError for a column that its table does not have. If it were noted, a start without it would fail, too.
+    """
+    noted = (read_json(masks_path(house.root)) or {}).get("masks", {})
+    new = {pattern: kind for pattern, kind in house.masks.as_kinds.items() if pattern not in noted}
+    if not new:
+        return
+    columns = {(str(each["schema"]), str(each["name"])): [str(c["name"]) for c in each.get("columns", ())] for each in tables}
+    for table, names in columns.items():
+        Masks.of(new).check_there(*table, names)
+    for pattern, kind in new.items():
+        if not any(Masks.of({pattern: kind}).kinds(*table, names) for table, names in columns.items()):
+            _logger.warning("--mask %s masks no column of a published table", pattern)
 
 
 def settle(house: Warehouse) -> None:

@@ -12,7 +12,7 @@ from cdcpipe.masks import KEY_VARIABLE
 from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.table import Table, Version
 from spark_sink.warehouse import wanted_copies
-from spark_sink.warehouse.mask_settings import settle
+from spark_sink.warehouse.mask_settings import check_new, settle
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError, masks_path
 
 KEY = "0123456789abcdef"
@@ -39,6 +39,21 @@ def root(tmp_path: Path) -> Path:
     for number, table in enumerate((PERSON, OTHER)):
         made.write_versions(table, [Version(10, 0, 16400 + number, ("email",), ("email",), ())])
     return tmp_path
+
+
+def test_a_wrong_name_is_refused_before_it_is_noted(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tables = [{"schema": "public", "name": "person", "columns": [{"name": "id"}, {"name": "email"}]}]
+    with pytest.raises(InvalidArgumentsError, match=r"public\.person has no column 'emial'.*\(it has id, email\)") as caught:
+        check_new(house(root, emial="null"), tables)
+    assert "--mask public.person.emial=off" in (caught.value.hint or "")
+    assert not masks_path(root).exists()
+    check_new(house(root, email="null"), tables)
+    assert not caplog.messages
+    check_new(Warehouse(root, "delta", masks={"public.persn.email": "null", "*.*.e*": "null"}), tables)
+    assert caplog.messages == ["--mask public.persn.email masks no column of a published table"]
+
+    settle(house(root, ssn="null"))  # noted when it was there; dropped since: the stream tells
+    check_new(house(root, ssn="null"), tables)
 
 
 def test_a_new_warehouse_notes_its_masks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
