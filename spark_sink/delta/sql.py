@@ -18,6 +18,7 @@ from spark_sink.delta.log import APPLICATION, TableLog
 from spark_sink.delta.schema import MAPPING_MODE, columns, needed_features
 from spark_sink.delta.small import plain_files
 from spark_sink.files import places
+from spark_sink.spark import session
 from spark_sink.spark.sql import literal, quote
 
 if TYPE_CHECKING:
@@ -112,30 +113,26 @@ def recording(spark: SparkSession, mark: Mark) -> Iterator[None]:
     }
     before = {key: spark.conf.get(key, None) for key in settings}
     # CREATE TABLE AS SELECT uses the settings of the thread's active session, which in a micro-batch is the query's own session.
-    sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession  # noqa: SLF001
-    active = sessions.getActiveSession()
-    sessions.setActiveSession(spark._jsparkSession)  # noqa: SLF001
-    for key, value in settings.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        if active.isDefined():
-            sessions.setActiveSession(active.get())
-        else:
-            sessions.clearActiveSession()
-        for key, value in before.items():
-            if value is None:
-                spark.conf.unset(key)
-            else:
-                spark.conf.set(key, value)
+    with session.active(spark):
+        for key, value in settings.items():
+            spark.conf.set(key, value)
+        try:
+            yield
+        finally:
+            for key, value in before.items():
+                if value is None:
+                    spark.conf.unset(key)
+                else:
+                    spark.conf.set(key, value)
 
 
 def checkpoint(spark: SparkSession, path: Path) -> None:
     """Let Delta write a checkpoint of the table, and delete the part of its log that is too old."""
-    jvm, session = spark._jvm, spark._jsparkSession  # noqa: SLF001 - Delta does this by itself only after its own commits
-    found = jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(session, places.name(path))
-    found._1().checkpointAndCleanUpDeltaLog(found._2(), jvm.scala.Option.empty())  # noqa: SLF001 - Scala's names
+    jvm = spark._jvm  # noqa: SLF001 - Delta does this by itself only after its own commits
+    # Delta looks for an active session where a read that it has begun in the background has failed.
+    with session.active(spark):
+        found = jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(spark._jsparkSession, places.name(path))  # noqa: SLF001
+        found._1().checkpointAndCleanUpDeltaLog(found._2(), jvm.scala.Option.empty())  # noqa: SLF001 - Scala's names
 
 
 def create(path: Path, rows: DataFrame, properties: dict[str, str]) -> None:

@@ -1,6 +1,7 @@
 """Changelogs and replicas from changes made by hand. tests/spark/test_pipeline.py does the same on a real server."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import file_table
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
+from spark_sink.files import places
 from spark_sink.files.parquet import FileWriter, Layout
 from spark_sink.replica import merge, reduction
 from spark_sink.replica.current import read_replica
@@ -158,3 +160,23 @@ def test_commits_by_hand_are_delta_s(spark: Any, tmp_path: Path) -> None:
     assert file_table.open_table(path).schema == wider
     with pytest.raises(file_table.ChangedError):
         file_table.commit(made, [], Position(1, 30))
+
+
+def test_a_checkpoint_in_another_thread_has_an_active_session(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delta reads an earlier checkpoint in the background. If that fails, it needs the thread's session to read it again."""
+    delta.create(tmp_path / "t", spark.range(1), {})
+    seen = []
+    name = places.name
+
+    def look(path: Path) -> str:
+        sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession
+        seen.append(sessions.getActiveSession().isDefined())
+        return name(path)
+
+    monkeypatch.setattr(places, "name", look)
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(2):
+            pool.submit(spark._jvm.org.apache.spark.sql.classic.SparkSession.clearActiveSession).result()
+            pool.submit(delta.checkpoint, spark, tmp_path / "t").result()
+    assert seen == [True, True]
+    assert (tmp_path / "t/_delta_log/_last_checkpoint").exists()
