@@ -196,10 +196,7 @@ class Opening:
         """Decide how the log goes on with the slot. Raises GapError for a gap that the user does not want to pass."""
         log, config = self._log(), self._config
         if log is None:
-            verdict = Verdict() if self._tables is None else judge_lost_log(self._tables, prepared, time.time())
-            if verdict.gap is not None:
-                self._take_gap(verdict.gap, verdict.resume_lsn)
-            return verdict
+            return Verdict() if self._tables is None else self._judge_lost(self._tables, prepared)
         check_source(
             config.staging,
             log.epochs[-1],
@@ -214,6 +211,16 @@ class Opening:
             verdict = replace(verdict, gap=self._counted(verdict.gap))
         if verdict.gap is not None:
             self._take_gap(verdict.gap, verdict.resume_lsn)
+        return verdict
+
+    def _judge_lost(self, tables: FedTables, prepared: Prepared) -> Verdict:
+        """Decide how a new log begins for tables whose log is not there any more."""
+        verdict = judge_lost_log(tables, prepared, time.time())
+        if verdict.gap is not None:
+            self._take_gap(verdict.gap, verdict.resume_lsn)
+        else:
+            log, at = tables.staging or "the log", tables.position
+            _logger.warning("%s is not there any more: a new log begins at %s, where the tables in %s are", log, at, tables.name)
         return verdict
 
     def _take_gap(self, gap: Gap, resume_lsn: int) -> None:

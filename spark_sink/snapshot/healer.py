@@ -107,12 +107,16 @@ class Healer:
     # --- for the owner ---
 
     def want_missing(self, prepared: Prepared) -> None:
-        """Have the tables copied that an initial snapshot does not have: they came into the publication after it was taken."""
+        """Have the tables copied that an initial snapshot does not have.
+
+        They came into the publication after it was taken, or they had changes before a run was asked for the snapshot.
+        """
         homes = Homes(self._warehouse)
         for each in publication.seen(prepared).tables.values():
             table = homes.table(each.relation_id, each.table)
             if not gaps.is_copied_since(self._warehouse, table, 0):
-                wanted_copies.want(self._warehouse, table, int(prepared.wal_lsn), publication.CAME)
+                why = publication.NOT_COPIED if self._warehouse.has_changelog(table) else publication.CAME
+                wanted_copies.want(self._warehouse, table, int(prepared.wal_lsn), why)
 
     def start(self) -> None:
         """Start the thread, and return at once."""

@@ -56,6 +56,7 @@ _ANSWER_S: Final = 60.0
 
 ATTACHED = "a partition that had rows was attached"
 CAME = "it has come into the publication"
+NOT_COPIED = "its rows from before the first change were not copied"
 CAME_BACK = "it left the publication, and has come back"
 KEY = "it has got a key"
 REPLACED = "another table has its name now"
