@@ -15,6 +15,10 @@ __all__ = ["NAMES", "complete", "setting"]
 
 _TRUE = frozenset({"true", "on", "yes", "1", "t", "y"})
 _FALSE = frozenset({"false", "off", "no", "0", "f", "n"})
+"""The spellings of the server's ``parse_bool``, in lower case. wal2json reads its options so."""
+
+_BOOLEANS = {"true": "on", "false": "off"}
+"""pgoutput reads its options with ``defGetBoolean``, which takes only these two, ``on`` and ``off``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,9 @@ _OPTIONS = {
 NAMES = frozenset({"proto_version", "publication_names", *_OPTIONS})
 """The options that pgoutput knows. With a client-side output plugin, all other options belong to that plugin."""
 
+_UNKNOWN_SINCE = 190000
+"""The first server version whose options this program does not know."""
+
 _LAST_VERSION = ((160000, 4), (150000, 3), (140000, 2), (0, 1))
 """Server version → the last protocol version that it speaks."""
 
@@ -42,16 +49,25 @@ _LAST_VERSION = ((160000, 4), (150000, 3), (140000, 2), (0, 1))
 def complete(options: Mapping[str, str | None], server_version: int) -> dict[str, str | None]:
     """Check ``options`` against the server, and add the lowest possible ``proto_version`` if there is none.
 
-    Raises InitError if an option is too new, has a wrong value, or contradicts ``proto_version``. Does not check options that
-    pgoutput does not know: the server refuses them with a good message.
+    Raises InitError if an option is unknown, too new, has a wrong value, or contradicts ``proto_version``. A server that is newer
+    than this program may know more options, and checks the unknown ones itself.
     """
+    unknown = sorted(set(options) - NAMES)
+    if unknown and server_version < _UNKNOWN_SINCE:
+        raise InitError(
+            f"pgoutput has no option {', '.join(map(repr, unknown))}",
+            hint=f"its options are {', '.join(sorted(NAMES))}; with --output or -J, -o also takes those of the output plugin",
+        )
+    if "publication_names" in options and not options["publication_names"]:
+        raise InitError("pgoutput's option publication_names has no value", hint="name the publications: --publication NAME")
     needed = 1
     for name, option in _OPTIONS.items():
         if name not in options:
             continue
-        value = setting(options, name)
+        written = "on" if (text := options[name]) is None else text.lower()
+        value = _BOOLEANS.get(written, written)
         if value not in option.values:
-            msg = f"pgoutput's option {name} takes {', '.join(option.values)}, not {options[name]!r}"
+            msg = f"pgoutput's option {name} takes {', '.join(option.values)}, not {text!r}"
             raise InitError(msg)
         since, protocol = option.values[value]
         if server_version < since:
@@ -72,7 +88,7 @@ def complete(options: Mapping[str, str | None], server_version: int) -> dict[str
 
 
 def setting(options: Mapping[str, str | None], name: str) -> str:
-    """Return the value of an option as the server reads it: booleans as ``on`` and ``off``, a missing option as ``off``."""
+    """Return the value of an option as the server's plugins read it: booleans as ``on`` and ``off``, no option as ``off``."""
     return _normalise(options[name]) if name in options else "off"
 
 

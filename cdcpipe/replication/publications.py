@@ -17,9 +17,10 @@ from cdcpipe.replication import table_locks
 from cdcpipe.replication.new_publications import contents, identity_statements, split_note, unnamed_companion
 from cdcpipe.replication.selection import Selection
 from cdcpipe.replication.server import is_standby
+from cdcpipe.replication.tables import few
 from cdcpipe.sql import quote_identifier, quote_literal
 
-__all__ = ["check_publications", "create_publication", "missing_publications"]
+__all__ = ["check_companion", "check_named", "check_publications", "create_publication", "missing_publications"]
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +63,18 @@ def _creation_hint(ex: ServerError, *, is_all: bool) -> str | None:
 
 def missing_publications(connection: Connection, names: Iterable[str]) -> list[str]:
     """Return those of ``names`` that are not the name of a publication in this database."""
-    existing = {row[0] for row in connection.execute("SELECT pubname FROM pg_catalog.pg_publication")}
+    existing = set(_existing(connection))
     return [name for name in names if name not in existing]
+
+
+def _existing(connection: Connection) -> list[str]:
+    return [name or "" for (name,) in connection.execute("SELECT pubname FROM pg_catalog.pg_publication ORDER BY 1")]
+
+
+def check_named(names: Sequence[str]) -> None:
+    """Raise InitError if no publication is named."""
+    if not names:
+        raise InitError("pgoutput needs a publication", hint="--publication NAME; with a new slot, -c makes one that is missing")
 
 
 def check_publications(connection: Connection, names: Sequence[str]) -> None:
@@ -71,15 +82,21 @@ def check_publications(connection: Connection, names: Sequence[str]) -> None:
 
     For a missing publication, a server up to 17 fails in mid-stream; a server from 18 on silently skips the rows.
     """
-    if not names:
-        raise InitError("pgoutput needs a publication", hint="--publication NAME; with -c one that does not exist is created")
-    missing = missing_publications(connection, names)
+    check_named(names)
+    existing = _existing(connection)
+    missing = [name for name in names if name not in existing]
     if missing:
-        msg = f"no publication {', '.join(map(repr, missing))} in database {connection.database!r}"
+        there = f"it has {few([repr(name) for name in existing])}" if existing else "it has none"
         raise InitError(
-            msg,
-            hint="CREATE PUBLICATION, or -c with --table; a slot sees only publications that are older than its position",
+            f"no publication {', '.join(map(repr, missing))} in database {connection.database!r}",
+            hint=f"{there}. To make one: CREATE PUBLICATION {quote_identifier(missing[0])} FOR TABLE …; a slot has no changes from"
+            " before its publication, so a slot that is older has to be dropped and made anew (-c makes both, if both are missing)",
         )
+    check_companion(connection, names)
+
+
+def check_companion(connection: Connection, names: Sequence[str]) -> None:
+    """Raise InitError if one of these publications has a companion that is not among them."""
     if (second := unnamed_companion(connection, names)) is not None:
         raise InitError(
             f"publication {second!r}, which has tables without a key, belongs to a publication of this stream, and is not named",

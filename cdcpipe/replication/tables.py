@@ -124,9 +124,12 @@ def describe(connection: Connection, source: str) -> list[PublishedTable]:
     ]
 
 
-def check_binary_forms(connection: Connection, names: Sequence[str]) -> None:
+def check_binary_forms(connection: Connection, tables: Sequence[PublishedTable]) -> None:
     """Raise InitError if `types_without_binary` finds a column. With the option 'binary' the server would fail in mid-stream."""
-    found = types_without_binary(connection, published(names, connection.server_version))
+    numbers = {table.relation_id: ",".join(str(column.number) for column in table.columns) for table in tables}
+    rows = ", ".join(f"({oid}::pg_catalog.oid, '{{{columns}}}'::pg_catalog.int2[])" for oid, columns in numbers.items())
+    source = f"(SELECT * FROM (VALUES {rows}) AS v (relation_id, numbers))"
+    found = types_without_binary(connection, source) if rows else []
     if found:
         table, column, type_name = found[0]
         msg = f"column {column!r} of table {table!r} has no binary form: it is made of values of type {type_name}"

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from cdcpipe.catalog_sql import published
 from cdcpipe.config import SlotConfig
+from cdcpipe.errors import CdcpipeError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.publishing import REFUSE, own
 from cdcpipe.replication.failover import failover_of_existing_slot, failover_of_new_slot
 from cdcpipe.replication.new_publications import check_companions, check_left_out, contents, differences
-from cdcpipe.replication.publications import check_publications, create_publication, missing_publications
+from cdcpipe.replication.publications import check_companion, check_publications, create_publication, missing_publications
 from cdcpipe.replication.selection import check_identities, check_owned, select
 from cdcpipe.replication.server import check_wal_level, is_standby
 from cdcpipe.replication.slot_creation import NewSlot, create_slot
 from cdcpipe.replication.slots import Slot, check_usable, find_slot, missing_slot_error
 from cdcpipe.replication.tables import PublishedTable, describe, published_tables
+from cdcpipe.sql import quote_literal
 
-__all__ = ["check_published", "find_or_create_slot"]
+__all__ = ["check_published", "find_or_create_slot", "telling_of_new_slot"]
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +37,9 @@ def find_or_create_slot(
     """Return the slot's state. If the slot does not exist and the configuration asks for it, create publications and slot first.
 
     The publications are created before the slot. For changes older than a publication, the publication does not exist.
-    ``make`` replaces the SQL function that creates the slot. ``check`` gets the tables of the stream before anything is made, and
-    may refuse them.
+    ``make`` replaces the SQL function that creates the slot. ``check`` is called before anything is made, with the tables of the
+    stream (none if the plugin is not pgoutput). It should refuse whatever would stop the stream later: a slot that nobody reads
+    retains WAL.
     """
     slot = find_slot(connection, config.slot)
     if config.plugin == "pgoutput":
@@ -50,6 +54,8 @@ def find_or_create_slot(
         new = NewSlot(config.slot, config.plugin, failover, is_standby(connection), config.create_timeout_s)
         if config.plugin == "pgoutput":
             _create_publications(connection, config, publications, check)
+        elif check is not None:
+            check([])
         log.info("creating replication slot %r with plugin %s", config.slot, config.plugin)
         if make is None:
             is_new = create_slot(connection, new)
@@ -66,6 +72,21 @@ def find_or_create_slot(
     return slot
 
 
+@contextmanager
+def telling_of_new_slot(slot: Slot) -> Iterator[None]:
+    """Add to the hint of an error that this process has created the slot, and how to drop it."""
+    try:
+        yield
+    except CdcpipeError as ex:
+        if slot.is_new:
+            made = (
+                f"replication slot {slot.name!r} is there now, and retains WAL until it is used or dropped"
+                f" (SELECT pg_drop_replication_slot({quote_literal(slot.name)}))"
+            )
+            ex.hint = made if ex.hint is None else f"{ex.hint}; {made}"
+        raise
+
+
 def _create_publications(
     connection: Connection,
     config: SlotConfig,
@@ -75,9 +96,10 @@ def _create_publications(
     """Create the publications that do not exist. Whatever can be refused is refused before the first one is created."""
     wanted = config.new_publication
     missing = missing_publications(connection, publications)
+    check_companion(connection, publications)
     check_companions(publications, missing, wanted)
     selection = select(connection, wanted) if missing else None
-    sources = [published(publications, connection.server_version)]
+    sources = [published(publications, connection.server_version)] if publications else []
     if selection is not None:
         made = contents(missing[0], selection, wanted)
         if not made[0].is_all:

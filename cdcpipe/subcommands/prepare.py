@@ -19,6 +19,7 @@ from cdcpipe.libpq.parameters import effective_parameters, network_defaults
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.lsn import LSN
 from cdcpipe.replication.opening import OpeningWalsender
+from cdcpipe.replication.publications import check_named
 from cdcpipe.replication.server import System, current_lsn, is_standby
 from cdcpipe.replication.session import connected, initialising
 from cdcpipe.replication.slot_creation import ExportedSnapshot, NewSlot, export_snapshot
@@ -26,7 +27,7 @@ from cdcpipe.replication.slots import Slot, check_free
 from cdcpipe.replication.table_parts import TableParts, table_parts
 from cdcpipe.replication.tables import PublishedTable, check_readable, published_tables
 from cdcpipe.replication.timelines import TimelineEnd, timeline_history
-from cdcpipe.subcommands.creation import check_published, find_or_create_slot
+from cdcpipe.subcommands.creation import check_published, find_or_create_slot, telling_of_new_slot
 
 __all__ = ["Export", "Preparation", "exporting", "prepare", "read_stream_arguments"]
 
@@ -104,14 +105,32 @@ def prepare(config: SlotConfig, *, in_use: bool = False, quiet: bool = False, wi
     server refuses commands. (`PublishedTable.refused` has these commands.) ``with_parts`` asks for the tables' parts, too.
     """
     with OpeningWalsender(config.parameters) as opening, connected(config.parameters) as connection, initialising():
-        slot = find_or_create_slot(connection, config, list(config.publications))
-        walsender, system = opening.wait()
-        server = system, timeline_history(walsender, system.timeline)
-        found = _preparation(connection, config, slot, server, is_shared=in_use, quiet=quiet)
-        if with_parts:
-            parts = table_parts(connection, config.publications)
-            found = replace(found, parts=parts, end_lsn=current_lsn(connection))  # what the parts show lies before end_lsn, too
-        return found
+
+        def check(_: list[PublishedTable]) -> None:
+            _check_before_creation(config)
+            opening.wait()
+
+        slot = find_or_create_slot(connection, config, list(config.publications), check=check)
+        with telling_of_new_slot(slot):
+            walsender, system = opening.wait()
+            server = system, timeline_history(walsender, system.timeline)
+            found = _preparation(connection, config, slot, server, is_shared=in_use, quiet=quiet)
+            if with_parts:
+                parts = table_parts(connection, config.publications)
+                found = replace(found, parts=parts, end_lsn=current_lsn(connection))  # what the parts show lies before end_lsn, too
+            return found
+
+
+def _check_before_creation(config: SlotConfig) -> None:
+    """Check for a slot that is to be created what `_preparation` checks for one that exists."""
+    _check_plugin(config.slot, config.plugin, "would get")
+    check_named(config.publications)
+
+
+def _check_plugin(slot: str, plugin: str | None, verb: str = "has") -> None:
+    if plugin != "pgoutput":
+        msg = f"replication slot {slot!r} {verb} the plugin {plugin}; this needs one with pgoutput"
+        raise InitError(msg, hint="name another slot, or create one with -c -P pgoutput")
 
 
 def _preparation(
@@ -124,9 +143,7 @@ def _preparation(
     quiet: bool = False,
 ) -> Preparation:
     """Check everything that a stream from the slot needs, and return the facts. ``is_shared``: another connection may use it."""
-    if slot.plugin != "pgoutput":
-        msg = f"replication slot {slot.name!r} has the plugin {slot.plugin}; this needs one with pgoutput"
-        raise InitError(msg, hint="name another slot, or create one with -c")
+    _check_plugin(slot.name, slot.plugin)
     if not is_shared:
         check_free(slot)
     tables = check_published(connection, list(config.publications), is_told=quiet)
@@ -157,27 +174,32 @@ def exporting(
     with OpeningWalsender(config.parameters) as opening, connected(config.parameters) as connection:
         made: list[ExportedSnapshot] = []
 
+        def check_before_creation(tables: list[PublishedTable]) -> None:
+            _check_before_creation(config)
+            check(tables)
+
         def check(tables: list[PublishedTable]) -> None:
             if readable is not None:
                 wanted = [table for table in tables if not readable or f"{table.schema}.{table.name}" in readable]
                 check_readable(connection, wanted)
 
         def export(new: NewSlot, *, is_temporary: bool = False) -> None:
-            made.append(export_snapshot(walsender, replace(new, plugin="pgoutput"), is_temporary=is_temporary))
+            made.append(export_snapshot(walsender, new, is_temporary=is_temporary))
 
         with initialising():
             walsender, system = opening.wait()
             # Any later command on this connection would end the exported snapshot.
             server = system, timeline_history(walsender, system.timeline)
-            slot = find_or_create_slot(connection, config, list(config.publications), make=export, check=check)
+            slot = find_or_create_slot(connection, config, list(config.publications), make=export, check=check_before_creation)
             if not slot.is_new:
                 check(published_tables(connection, config.publications))
                 name = f"cdcpipe_snapshot_{secrets.token_hex(6)}"
                 export(NewSlot(name, "pgoutput", False, is_standby(connection), config.create_timeout_s), is_temporary=True)
             given = {name: value for name, value in config.parameters.items() if name != "hostaddr"}
             parameters = network_defaults(effective_parameters(given)) | given
-            # It does not matter whether another connection uses the slot, because the snapshot comes from a temporary one.
-            preparation = _preparation(connection, config, slot, server, is_shared=True, quiet=quiet)
+            with telling_of_new_slot(slot):
+                # It does not matter whether another connection uses the slot, because the snapshot comes from a temporary one.
+                preparation = _preparation(connection, config, slot, server, is_shared=True, quiet=quiet)
         yield preparation, Export(made[0], slot.is_new, parameters | connection.address, walsender)
 
 

@@ -10,7 +10,9 @@ import contextlib
 import importlib.util
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from cdcpipe.config import SlotConfig, StreamConfig
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError
@@ -28,22 +30,24 @@ from cdcpipe.replication.boundaries import tracker_for
 from cdcpipe.replication.commands import parse_publication_names, publication_names
 from cdcpipe.replication.opening import OpeningWalsender
 from cdcpipe.replication.progress import Progress
-from cdcpipe.replication.server import check_start, expect_system
+from cdcpipe.replication.publications import check_named
+from cdcpipe.replication.server import System, check_start, expect_system
 from cdcpipe.replication.session import connect, initialising
-from cdcpipe.replication.slots import Slot, check_free, check_no_gap, find_slot, start_stream
+from cdcpipe.replication.slots import Slot, check_free, check_no_gap, check_no_gap_before, find_slot, start_stream
 from cdcpipe.replication.strict_progress import StrictProgress
-from cdcpipe.replication.tables import check_binary_forms
-from cdcpipe.replication.timeline_guard import guard_timeline
+from cdcpipe.replication.tables import PublishedTable, check_binary_forms
+from cdcpipe.replication.timeline_guard import TimelineGuard, guard_timeline
 from cdcpipe.streaming.metrics import StreamMetrics
 from cdcpipe.streaming.receiver import Feeder
 from cdcpipe.streaming.streamer import Streamer
-from cdcpipe.subcommands.creation import check_published, find_or_create_slot
+from cdcpipe.subcommands.creation import check_published, find_or_create_slot, telling_of_new_slot
 from cdcpipe.subcommands.poll import wait_until_free
 
 __all__ = ["CATALOG_TIMEOUT_S", "stream"]
 
 log = logging.getLogger(__name__)
 
+MakeFeeder: TypeAlias = Callable[[Callable[[int, bytes], None]], Feeder]
 
 CATALOG_TIMEOUT_S = 10.0
 """How long a stream waits for the catalog. Two tries take much less than the default wal_sender_timeout of a server."""
@@ -68,26 +72,9 @@ def stream(config: StreamConfig, metrics: StreamMetrics | None = None) -> ExitCo
         stack.enter_context(contextlib.closing(catalog))
         stack.enter_context(opening)
         with initialising():
-            slot = find_or_create_slot(catalog.connection, config.slot, publications)
-            server_options, make_feeder = _plugin(config, catalog, slot, publications)
-            if slot.plugin == "pgoutput" and pgoutput_options.setting(server_options, "binary") == "on":
-                check_binary_forms(catalog.connection, publications)
-            transactions = _transactions(config, slot, server_options)
-            if slot.plugin == "pgoutput":
-                _check_two_phase(config, slot, server_options)
-            walsender, system = opening.wait()
-            log.info("server %s, system %s, timeline %d", walsender.server_version, system.system_id, system.timeline)
-            if config.expected_system is not None:
-                expect_system(system, config.expected_system)
-            if config.start_lsn:
-                check_start(catalog.connection, config.start_lsn)
-            _start(walsender, catalog, config, slot, server_options, may_be_direct=_has_runs(config, slot, make_feeder is not None))
-            if config.expected_lsn is not None:
-                check_no_gap(catalog.connection, config.slot.slot, config.expected_lsn)
-            guard = None
-            if config.expected_system is not None:
-                guard = guard_timeline(catalog.connection, system, config.expected_system)
-        if make_feeder is None:
+            started = _prepare_and_start(config, catalog, opening, publications)
+        walsender, slot, guard = started.walsender, started.slot, started.guard
+        if started.make_feeder is None:
             catalog.close()
         progress = (StrictProgress if config.idle_positions else Progress)(
             time.monotonic(),
@@ -98,11 +85,11 @@ def stream(config: StreamConfig, metrics: StreamMetrics | None = None) -> ExitCo
         streamer = Streamer(
             walsender,
             progress,
-            tracker_for(slot.plugin or "", server_options, progress, config.end_lsn, transactions),
+            tracker_for(slot.plugin or "", started.options, progress, config.end_lsn, started.transactions),
             config.stream,
             confirmed_on_server=catalog.confirmed_flush_lsn,
-            make_feeder=make_feeder,
-            transactions=transactions,
+            make_feeder=started.make_feeder,
+            transactions=started.transactions,
             check=None if guard is None else guard.check,
         )
         if metrics is not None:
@@ -113,6 +100,71 @@ def stream(config: StreamConfig, metrics: StreamMetrics | None = None) -> ExitCo
             stack.callback(guard.close)
             guard.serve_meanwhile(streamer.stay_alive, timeout_s)
         return streamer.run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A stream that the server has started, and what it needs here."""
+
+    walsender: Walsender
+    slot: Slot
+    options: Mapping[str, str | None]
+    make_feeder: MakeFeeder | None
+    transactions: Transactions | None
+    guard: TimelineGuard | None
+
+
+def _prepare_and_start(config: StreamConfig, catalog: _Catalog, opening: OpeningWalsender, publications: list[str]) -> _Started:
+    """Check everything, create what is missing, and start the stream."""
+    connection = catalog.connection
+    slot = find_or_create_slot(
+        connection,
+        config.slot,
+        publications,
+        check=lambda tables: _check_before_creation(config, catalog, opening, publications, tables),
+    )
+    with telling_of_new_slot(slot):
+        _check_plugin(config, slot.plugin)
+        tables: Sequence[PublishedTable] = ()
+        if slot.plugin == "pgoutput":
+            # A caller that passes the expected system has run `cdcpipe prepare`, which has reported the tables already.
+            tables = check_published(connection, publications, is_told=config.expected_system is not None)
+        options, make_feeder = _plugin(config, catalog, slot.plugin, publications, tables)
+        if slot.plugin == "pgoutput":
+            _check_two_phase(config, slot, options)
+        walsender, system = _checked_server(config, connection, opening)
+        log.info("server %s, system %s, timeline %d", walsender.server_version, system.system_id, system.timeline)
+        _start(walsender, catalog, config, slot, options, may_be_direct=_has_runs(config, slot, make_feeder is not None))
+        if config.expected_lsn is not None:
+            check_no_gap(connection, config.slot.slot, config.expected_lsn)
+        guard = None
+        if config.expected_system is not None:
+            guard = guard_timeline(connection, system, config.expected_system)
+        return _Started(walsender, slot, options, make_feeder, _transactions(config, options), guard)
+
+
+def _check_before_creation(
+    config: StreamConfig, catalog: _Catalog, opening: OpeningWalsender, publications: list[str], tables: Sequence[PublishedTable]
+) -> None:
+    """Check for a slot that is to be created what `_prepare_and_start` checks for one that exists."""
+    plugin = config.slot.plugin
+    _check_plugin(config, plugin, "would get")
+    if plugin == "pgoutput":
+        check_named(publications)
+    _plugin(config, catalog, plugin, publications, tables)
+    _checked_server(config, catalog.connection, opening)
+    if config.expected_lsn is not None:
+        check_no_gap_before(catalog.connection, config.slot.slot, config.expected_lsn)
+
+
+def _checked_server(config: StreamConfig, connection: Connection, opening: OpeningWalsender) -> tuple[Walsender, System]:
+    """Wait for the walsender, and check that the server is the expected one, and has the WAL for the stream's start."""
+    walsender, system = opening.wait()
+    if config.expected_system is not None:
+        expect_system(system, config.expected_system)
+    if config.start_lsn:
+        check_start(connection, config.start_lsn)
+    return walsender, system
 
 
 def _has_runs(config: StreamConfig, slot: Slot, is_rendered: bool) -> bool:
@@ -150,32 +202,47 @@ def _publications(config: StreamConfig) -> list[str]:
     return parse_publication_names(value) if value else list(config.slot.publications)
 
 
+def _check_plugin(config: StreamConfig, plugin: str | None, verb: str = "has") -> None:
+    """Refuse what needs a pgoutput slot, if the slot has another plugin of the server."""
+    if plugin == "pgoutput":
+        return
+    what = f"replication slot {config.slot.slot!r} {verb} the plugin {plugin}"
+    if config.slot.publications:
+        raise InitError(f"{what}, which knows no publications", hint="leave --publication out, or name a slot with pgoutput")
+    if config.output not in (None, plugin):
+        raise InitError(
+            f"{what}: only pgoutput's can be rendered as {config.output}",
+            hint="name a slot with pgoutput, or create one: -c -P pgoutput",
+        )
+    if config.whole_transactions:
+        raise InitError(
+            f"{what}: only pgoutput's transactions can be put together",
+            hint="leave --whole-transactions out, or name a slot with pgoutput",
+        )
+
+
 def _plugin(
-    config: StreamConfig, catalog: _Catalog, slot: Slot, publications: list[str]
-) -> tuple[dict[str, str | None], Callable[[Callable[[int, bytes], None]], Feeder] | None]:
-    """Return the options for the server's plugin, and the function that makes the feeder (None: nothing is rendered here)."""
+    config: StreamConfig, catalog: _Catalog, slot_plugin: str | None, publications: list[str], tables: Sequence[PublishedTable]
+) -> tuple[dict[str, str | None], MakeFeeder | None]:
+    """Return the options for the server's plugin, and the function that makes the feeder (None: nothing is rendered here).
+
+    Raises InitError for options that pgoutput does not take, and if ``tables`` can't be sent with them.
+    """
     options = dict(config.options)
-    if slot.plugin != "pgoutput":
-        if config.slot.publications:
-            msg = f"replication slot {slot.name!r} has the plugin {slot.plugin}, which knows no publications"
-            raise InitError(msg, hint="leave --publication out, or name a slot with pgoutput")
-        if config.output not in (None, slot.plugin):
-            msg = f"replication slot {slot.name!r} has the plugin {slot.plugin}: only pgoutput's can be rendered as {config.output}"
-            raise InitError(msg, hint="name a slot with pgoutput, or create one: -c -P pgoutput")
+    if slot_plugin != "pgoutput":
         return {**config.output_options, **options}, None
-
-    # A caller that passes the expected system has run `cdcpipe prepare`, which has reported the tables already.
-    check_published(catalog.connection, publications, is_told=config.expected_system is not None)
-    version = catalog.connection.server_version
-    defaults: dict[str, str | None] = {"publication_names": publication_names(publications)}
-    if config.output is None:
-        return pgoutput_options.complete(defaults | options, version), None
-
-    given = {name: value for name, value in options.items() if name in pgoutput_options.NAMES}
-    plugin = _output_plugin(config, catalog)
-    asked = defaults | dict(plugin.pgoutput_options) | given
-    is_parallel = pgoutput_options.setting(asked, "streaming") == "parallel"
-    completed = pgoutput_options.complete(asked, version)
+    asked: dict[str, str | None] = {"publication_names": publication_names(publications)}
+    plugin = None
+    if config.output is not None:
+        plugin = _output_plugin(config, catalog)
+        asked |= plugin.pgoutput_options
+        options = {name: value for name, value in options.items() if name in pgoutput_options.NAMES}
+    completed = pgoutput_options.complete(asked | options, catalog.connection.server_version)
+    if pgoutput_options.setting(completed, "binary") == "on":
+        check_binary_forms(catalog.connection, tables)
+    if plugin is None:
+        return completed, None
+    is_parallel = pgoutput_options.setting(completed, "streaming") == "parallel"
     return completed, lambda write: Renderer(plugin, write, streaming_parallel=is_parallel)
 
 
@@ -190,13 +257,10 @@ def _output_plugin(config: StreamConfig, catalog: _Catalog) -> OutputPlugin:
     return plugin
 
 
-def _transactions(config: StreamConfig, slot: Slot, options: Mapping[str, str | None]) -> Transactions | None:
+def _transactions(config: StreamConfig, options: Mapping[str, str | None]) -> Transactions | None:
     """Return the object that assembles whole transactions, or None if the configuration does not ask for it."""
     if not config.whole_transactions:
         return None
-    if slot.plugin != "pgoutput":
-        msg = f"replication slot {slot.name!r} has the plugin {slot.plugin}: only pgoutput's transactions can be put together"
-        raise InitError(msg, hint="leave --whole-transactions out, or name a slot with pgoutput")
     return Transactions(
         streaming_parallel=pgoutput_options.setting(options, "streaming") == "parallel",
         spill_threshold=config.spill_threshold,

@@ -308,6 +308,85 @@ def test_create_slot_and_publication_for_tables(on: PublishedDatabase) -> None:
         assert cli.wait() == 0
 
 
+MISTAKES = [
+    ((), "", "pgoutput needs a publication"),
+    (("-o", "messages=banana"), "p", "messages takes off, on, not 'banana'"),
+    (("-o", "binary=1"), "p", "binary takes off, on, not '1'"),
+    (("-o", "proto_version=99"), "p", "proto_version 99"),
+    (("-o", "nonsense=1"), "p", "no option 'nonsense'"),
+    (("--output", "json", "-o", "messages=maybe"), "p", "messages takes"),
+    (("-o", "publication_names"), "p", "publication_names has no value"),
+    (("--binary", "--table", "public.odd"), "q", "no binary form"),
+    (("-P", "test_decoding"), "p", "would get the plugin test_decoding"),
+    (("-P", "test_decoding", "--output", "json"), "", "would get the plugin test_decoding"),
+    (("-P", "test_decoding", "--whole-transactions"), "", "would get the plugin test_decoding"),
+    (("-U", "maker"), "p", "REPLICATION"),
+    (("--expect", "1234/1"), "p", "not 1234/1"),
+    (("--startpos", "FF/0"), "p", "FF/0"),
+    (("--expect-lsn", "0/1"), "p", "beyond 0/1"),
+]
+
+
+@pytest.mark.parametrize(("options", "publication", "said"), MISTAKES)
+def test_a_mistake_leaves_no_slot_behind(on: PublishedDatabase, options: tuple[str, ...], publication: str, said: str) -> None:
+    """Nobody would read such a slot, and the server would keep WAL for it."""
+    on.sql("create type pair as (one int, two aclitem)", "create table odd (id int primary key, v pair)")
+    name = f"new_{on.database.name}"
+    on.sql("create role maker login")
+    try:
+        code, out, err = run_cli(
+            *("-d", on.database.dsn, "-S", name, "-c", *options), *(["--publication", publication] if publication else [])
+        )
+        assert (code, out) == (2, b"")
+        assert said in err
+        assert "is there now" not in err
+        assert on.value("select count(*) from pg_replication_slots where slot_name = %s", name) == 0
+        assert on.value("select count(*) from pg_publication") == 1
+    finally:
+        on.sql("drop role maker")
+
+
+@pytest.mark.parametrize(("options", "said"), [((), "needs a publication"), (("--publication", "p", "-P", "wal2json"), "wal2json")])
+@pytest.mark.parametrize("export", [False, True])
+def test_prepare_leaves_no_slot_behind(on18: PublishedDatabase, options: tuple[str, ...], said: str, export: bool) -> None:
+    name = f"new_{on18.database.name}"
+    code, out, err = run_cli(
+        "prepare", "-d", on18.database.dsn, "-S", name, "-c", *options, *(["--export-snapshot"] if export else [])
+    )
+    assert (code, out) == (2, b"")
+    assert said in err
+    assert on18.value("select count(*) from pg_replication_slots where slot_name = %s", name) == 0
+
+
+def test_a_new_slot_without_a_stream_is_named(on15: PublishedDatabase) -> None:
+    """Only the server's plugin knows its options. The slot is there by then."""
+    name = f"new_{on15.database.name}"
+    code, _, err = run_cli("-d", on15.database.dsn, "-S", name, "-c", "-P", "test_decoding", "-o", "nonsense=1")
+    try:
+        assert code == 2
+        assert "nonsense" in err
+        assert f"replication slot '{name}' is there now" in err
+        assert f"SELECT pg_drop_replication_slot('{name}')" in err.partition("hint: ")[2]
+    finally:
+        on15.sql(f"select pg_drop_replication_slot('{name}')")
+    code, _, err = run_cli("-d", on15.database.dsn, "-S", on15.slot, "--publication", "p", "-o", "nonsense=1")
+    assert "is there now" not in err
+
+
+def test_the_hint_for_a_missing_publication_leads_on(on: PublishedDatabase) -> None:
+    """With a slot that exists, -c makes no publication, so that the hint must not send the user to -c alone."""
+    code, _, err = on.run("-c", publication="fruits")
+    assert code == 2
+    assert "no publication 'fruits'" in err
+    hint = err.partition("hint: ")[2]
+    assert "it has 'p'" in hint
+    assert 'CREATE PUBLICATION "fruits"' in hint
+    assert "dropped and made anew" in hint
+    assert on.value("select count(*) from pg_publication") == 1
+    on.sql("drop publication p")
+    assert "it has none" in on.run()[2]
+
+
 def test_create_slot_and_publication_for_all_tables(on18: PublishedDatabase) -> None:
     name = f"new_{on18.database.name}"
     args = ["-d", on18.database.dsn, "-S", name, "--publication", "everything", "-c"]
