@@ -23,6 +23,7 @@ from cdcpipe import logs
 from cdcpipe.config import PollConfig, StreamConfig, StreamOptions
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.exposition import Address, serving
+from cdcpipe.limits import limit_hint
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.options import LOG_FORMAT, METRICS
 from cdcpipe.pipe.exitcode import ExitCode
@@ -401,11 +402,14 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as ex:
         return _complain(ex.format_message(), "--help shows the options", ExitCode.INVALID_ARGS)
     except CdcpipeError as ex:
-        return _complain(ex.message, ex.hint, ex.exit_code)
+        limit = limit_hint(ex)
+        return _complain(ex.message, limit or ex.hint, ExitCode.SYSTEM_ERROR if limit else ex.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return 128 + signal.SIGINT
     except Exception as ex:
         log.debug("unexpected", exc_info=True)
+        if (limit := limit_hint(ex)) is not None:
+            return _complain(f"a limit of this machine is reached: {ex or type(ex).__name__}", limit, ExitCode.SYSTEM_ERROR)
         hint = "this is a defect of cdcpipe: -vv shows where it comes from"
         return _complain(f"unexpected {type(ex).__name__}: {ex}", hint, ExitCode.SYSTEM_ERROR)
     except SystemExit:  # click raises this for a closed pipe

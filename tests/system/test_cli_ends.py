@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import shlex
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Commit, Insert
+from support.cli_process import COMMAND
 from support.published_database import PublishedDatabase, backlog, insert
 from support.requirements import need
 from support.waiting import until
@@ -90,6 +92,41 @@ def test_descriptors_that_are_closed_at_the_start(on18: PublishedDatabase, close
     command = shlex.join(CLI_ARGS(on18))
     done = subprocess.run(["sh", "-c", f"exec {command} {closed}"], stdout=subprocess.PIPE, timeout=60)
     assert done.returncode == code
+
+
+def run_within(on: PublishedDatabase, *options: str, limits: dict[int, int]) -> subprocess.CompletedProcess[str]:
+    """Run a stream to the end of what there is, with limits of the process: the ``RLIMIT_`` constants and their values."""
+
+    def set_limits() -> None:
+        for which, limit in limits.items():
+            resource.setrlimit(which, (limit, limit))
+
+    command = [*COMMAND, "-d", on.database.dsn, "-S", on.slot, "--publication", "p", "-A", "--endpos", "0/1", *options]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, preexec_fn=set_limits)
+
+
+def test_too_few_descriptors_are_no_defect(on18: PublishedDatabase) -> None:
+    """The limit is named, wherever it is met: in libpq, in a module's import, in the stream."""
+    codes = []
+    for limit in range(5, 12):
+        done = run_within(on18, limits={resource.RLIMIT_NOFILE: limit})
+        assert done.returncode in (0, 7), done.stderr
+        if done.returncode:
+            assert f"ulimit -n (now {limit})" in done.stderr.partition("hint: ")[2]
+        assert "defect" not in done.stderr
+        codes.append(done.returncode)
+    assert codes == sorted(codes, reverse=True)
+    assert set(codes) == {0, 7}
+
+
+def test_a_thread_that_can_not_be_started_is_no_defect(on18: PublishedDatabase) -> None:
+    """A new thread's stack is as large as RLIMIT_STACK says, so that there is no room for it."""
+    done = run_within(on18, limits={resource.RLIMIT_AS: 2 << 30, resource.RLIMIT_STACK: 4 << 30})
+    assert done.returncode == 7
+    assert "can't start new thread" in done.stderr
+    assert "ulimit -u" in done.stderr.partition("hint: ")[2]
+    assert "ulimit -v (now 2097152, in KiB)" in done.stderr
+    assert "defect" not in done.stderr
 
 
 @pytest.mark.parametrize("busy", [True, False])

@@ -32,6 +32,7 @@ LAYERS = {
     "cdcpipe.version": 0,
     "cdcpipe.pipe.exitcode": 0,
     "cdcpipe.errors": 1,
+    "cdcpipe.limits": 2,
     "cdcpipe.publishing": 2,
     "cdcpipe.sql": 2,
     "cdcpipe.pipe": 2,
