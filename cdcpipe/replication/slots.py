@@ -172,24 +172,35 @@ def check_no_gap(connection: Connection, name: str, expected_lsn: int) -> None:
     confirmed_lsn = slot.confirmed_flush_lsn or LSN(0)
     if confirmed_lsn <= expected_lsn:
         return
-    raise _gap_error(f"replication slot {name!r} is at", confirmed_lsn, expected_lsn)
+    raise _gap_error(
+        f"replication slot {name!r} is at",
+        confirmed_lsn,
+        expected_lsn,
+        hint="the slot was dropped and made again, or moved by pg_replication_slot_advance, or another consumer took the changes"
+        " (another cdcpipe, pg_logical_slot_get_changes; also an idle one without --idle-positions), or the expected position is"
+        " from an older copy of your data. Copy the tables anew; or go on without these changes: leave --expect-lsn out, or give"
+        f" --expect-lsn {confirmed_lsn}",
+    )
 
 
 def check_no_gap_before(connection: Connection, name: str, expected_lsn: int) -> None:
     """Raise GapError if a slot that is made now would be beyond ``expected_lsn``."""
     beginning_lsn = current_lsn(connection)
     if beginning_lsn > expected_lsn:
-        raise _gap_error(f"there is no replication slot {name!r}, and a new one would begin at", beginning_lsn, expected_lsn)
+        raise _gap_error(
+            f"there is no replication slot {name!r}, and a new one would begin at",
+            beginning_lsn,
+            expected_lsn,
+            hint="the slot was dropped. Copy the tables anew; or go on without the changes: leave --expect-lsn out, and -c makes"
+            " a slot",
+        )
 
 
-def _gap_error(found: str, slot_lsn: LSN, expected_lsn: int) -> GapError:
+def _gap_error(found: str, slot_lsn: LSN, expected_lsn: int, hint: str) -> GapError:
     return GapError(
         f"{GapError.BEGINNING}{found} {slot_lsn}, {format_size(slot_lsn - expected_lsn)} of WAL beyond"
         f" {format_lsn(expected_lsn)} (--expect-lsn), and the server no longer sends what committed in between",
-        hint="the slot was dropped and made again, or moved by pg_replication_slot_advance, or another consumer took the changes"
-        " (another cdcpipe, pg_logical_slot_get_changes; also an idle one without --idle-positions), or the expected position is"
-        " from an older copy of your data. Copy the tables anew; or go on without these changes: leave --expect-lsn out, or give"
-        f" --expect-lsn {slot_lsn}",
+        hint=hint,
     )
 
 

@@ -29,6 +29,7 @@ def consume(on: PublishedDatabase, *ids: int) -> LSN:
 
 def drop_and_make_again(on: PublishedDatabase) -> None:
     on.sql(f"select pg_drop_replication_slot('{on.slot}')")
+    on.make_slot()
 
 
 def advance(on: PublishedDatabase) -> None:
