@@ -7,7 +7,9 @@ other meanings among these ten.
 
 from __future__ import annotations
 
+import fcntl
 import importlib
+import io
 import logging
 import os
 import signal
@@ -21,7 +23,7 @@ import cloup
 
 from cdcpipe import logs
 from cdcpipe.config import PollConfig, StreamConfig, StreamOptions
-from cdcpipe.errors import CdcpipeError
+from cdcpipe.errors import CdcpipeError, OutputError
 from cdcpipe.exposition import Address, serving
 from cdcpipe.limits import limit_hint
 from cdcpipe.lsn import LSN, format_lsn
@@ -47,6 +49,8 @@ from cli.options import (
 __all__ = ["main", "run"]
 
 log = logging.getLogger("cdcpipe")
+
+_STDOUT = 1
 
 STANDBY_INTERVAL_S = 0.1
 """How often a standby looks at the slot by default (``-i``). A standby should take over in well under a second."""
@@ -230,6 +234,7 @@ def cdcpipe(ctx: click.Context, /, **options: Any) -> ExitCode | None:
     On stdin, the command "F LSN" confirms what lies before LSN, and "q" ends the stream.
     """
     if ctx.invoked_subcommand is not None:
+        _check_fd(_STDOUT)  # before a slot is created, of which nobody would hear
         return None
     return run(**options)
 
@@ -276,7 +281,8 @@ def run(
     _refuse_unless(not (poll_mode and standby), "--poll-mode and --standby exclude each other")
     _refuse_unless(endpos is not None or not endpos_wait, "--endpos-wait goes with --endpos")
     _refuse_unless(write_header or not idle_positions, "--idle-positions goes with -H: without headers nobody sees an empty record")
-    _check_fd(fd)
+    if not poll_mode:
+        _check_fd(fd)
     if (wal2json1 or wal2json2) and not slot_options["publications"] and slot_options["plugin"] is None:
         slot_options["plugin"] = "wal2json"  # pg_logical_cdc does this, too
     slot = slot_config(**slot_options)
@@ -343,10 +349,30 @@ def _check_fd(fd: int) -> None:
         msg = f"--fd takes a descriptor to write to, not {fd}"
         raise click.UsageError(msg)
     try:
-        os.fstat(fd)
+        mode = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
     except OSError as ex:
-        msg = f"--fd {fd}: {ex.strerror}"
+        msg = f"--fd {fd}: {ex.strerror}; the shell opens it like this: {fd}>FILE"
         raise click.UsageError(msg) from ex
+    if mode == os.O_RDONLY and fd == _STDOUT:
+        raise _stdout_error()
+    if mode == os.O_RDONLY:
+        raise click.UsageError(f"--fd {fd}: it is open for reading only")
+
+
+def _stdout_error() -> OutputError:
+    return OutputError(
+        "stdout is closed, or not open for writing", hint="records and answers go there: leave >&- out; to drop them: >/dev/null"
+    )
+
+
+class _ClosedStdout(io.RawIOBase):
+    """Stands for a stdout that was closed at the start. What is written to it is an error."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, _: object) -> NoReturn:
+        raise _stdout_error()
 
 
 def _log_to_stderr(verbose: int) -> None:
@@ -430,19 +456,20 @@ def _complain(message: str, hint: str | None, code: ExitCode) -> ExitCode:
 
 
 def _fill_closed_descriptors() -> None:
-    """Open the null device as stdin or stderr if they were closed at the start.
+    """Open the null device as stdin, stdout or stderr if they were closed at the start.
 
-    Otherwise the next file or socket would get their numbers. The null device is opened for writing only, so reading from a closed
-    stdin is still an error.
+    Otherwise the next file or socket would get their numbers. Reading a closed stdin and writing to a closed stdout are still
+    errors, because the null device is opened for the other direction.
     """
-    for fd in (0, 2):
+    for fd, mode in ((0, os.O_WRONLY), (_STDOUT, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(fd)
         except OSError:
-            null = os.open(os.devnull, os.O_WRONLY)
+            null = os.open(os.devnull, mode)
             if null != fd:
                 os.dup2(null, fd)
                 os.close(null)
+    sys.stdout = sys.stdout or io.TextIOWrapper(io.BufferedWriter(_ClosedStdout()), encoding="utf-8")
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - Python has none where it was closed
 
 
@@ -452,7 +479,7 @@ def main() -> NoReturn:
     code = invoke()
     try:
         sys.stdout.flush()
-    except (OSError, AttributeError):  # if stdout was closed at the start, sys.stdout is None
+    except (OSError, OutputError):
         code = code or ExitCode.SYSTEM_ERROR
     # Python's own flush at exit would turn a closed pipe into exit code 120.
     os._exit(code)

@@ -129,6 +129,36 @@ def test_a_thread_that_can_not_be_started_is_no_defect(on18: PublishedDatabase) 
     assert "defect" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-S", "{new}", "--publication", "p", "-c"),
+        ("prepare", "-S", "{new}", "--publication", "p", "-c"),
+        ("slot", "-S", "{slot}"),
+        ("--help",),
+        ("slot", "--help"),
+    ],
+    ids=" ".join,
+)
+def test_a_stdout_that_is_closed_at_the_start_is_named(on18: PublishedDatabase, arguments: tuple[str, ...]) -> None:
+    """Before a slot is created."""
+    words = [word.format(new="new_slot", slot=on18.slot) for word in arguments]
+    address = [] if "--help" in words else ["-d", on18.database.dsn]
+    command = ["sh", "-c", f"exec {shlex.join([*COMMAND, *words, *address])} </dev/null >&-"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 7
+    assert done.stderr.startswith("cdcpipe: error: stdout is closed")
+    assert ">/dev/null" in done.stderr
+    assert on18.value("select count(*) from pg_replication_slots where slot_name = 'new_slot'") == 0
+
+
+@pytest.mark.parametrize("options", ["-L -u 0", "-A --endpos 0/1 -D 7 7>/dev/null"])
+def test_a_closed_stdout_does_not_matter_where_nothing_is_written_to_it(on18: PublishedDatabase, options: str) -> None:
+    command = shlex.join([*COMMAND, "-d", on18.database.dsn, "-S", on18.slot, "--publication", "p"])
+    done = subprocess.run(["sh", "-c", f"exec {command} {options} </dev/null >&-"], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("busy", [True, False])
 def test_stdout_closed_is_7(on18: PublishedDatabase, busy: bool) -> None:
     if busy:
