@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 
 from cdcpipe.errors import InvalidArgumentsError, UnreachableError
 from cdcpipe.libpq import hosts
+from cdcpipe.libpq.connection_hints import connection_hint, where_given
 from cdcpipe.libpq.driver import conninfo, pq
 from cdcpipe.libpq.parameters import effective_parameters, network_defaults
-from cdcpipe.libpq.server_errors import connection_hint
 from cdcpipe.libpq.waiting import NO_LIMIT, wait
 
 __all__ = ["connect", "current_host", "named_hosts"]
@@ -24,7 +24,7 @@ def connect(settings: Mapping[str, str], deadline: float, while_waiting: Callabl
     """
     effective = effective_parameters(settings)
     defaults = network_defaults(effective)
-    timeout_s = _connect_timeout_s((defaults | effective)["connect_timeout"])
+    timeout_s = _connect_timeout_s((defaults | effective)["connect_timeout"], settings)
     named = named_hosts(effective)
     left, failures = hosts.look_up(named, min(deadline, time.monotonic() + timeout_s))
     while left or not named:  # named is empty if the lists do not fit together; libpq reports that
@@ -37,7 +37,7 @@ def connect(settings: Mapping[str, str], deadline: float, while_waiting: Callabl
         pgconn.finish()
         if message:
             msg = "; ".join([f"{UnreachableError.BEGINNING}{message}", *failures])
-            raise UnreachableError(msg, hint=connection_hint(message))
+            raise UnreachableError(msg, hint=connection_hint(message, settings))
         failures.append(f"{silent} did not answer in time (connect_timeout)")
         rest = [each for each in left if not each.is_at(silent)]
         if rest == left or time.monotonic() >= deadline:
@@ -69,13 +69,13 @@ def _poll(pgconn: pq.abc.PGconn, timeout_s: float, deadline: float, while_waitin
     return False
 
 
-def _connect_timeout_s(value: str) -> float:
+def _connect_timeout_s(value: str, settings: Mapping[str, str]) -> float:
     """Return the time limit for each host. As in libpq, 0 means no limit, and 1 means 2 seconds."""
     try:
         seconds = int(value)
     except ValueError:
         msg = f"connect_timeout takes a number of seconds, not {value!r}"
-        raise InvalidArgumentsError(msg) from None
+        raise InvalidArgumentsError(msg, hint=f"correct {where_given('connect_timeout', settings)}") from None
     return max(seconds, 2) if seconds > 0 else NO_LIMIT
 
 

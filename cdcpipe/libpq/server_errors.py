@@ -8,7 +8,7 @@ from cdcpipe import sqlstate
 from cdcpipe.errors import ConnectionClosedError, ServerError
 from cdcpipe.libpq.driver import pq
 
-__all__ = ["Failure", "connection_hint", "loss", "lost_error", "server_error"]
+__all__ = ["HINTS", "Failure", "loss", "lost_error", "server_error"]
 
 
 class Failure(Protocol):
@@ -22,7 +22,7 @@ class Failure(Protocol):
         """Return a field."""
 
 
-_HINTS = {
+HINTS = {
     sqlstate.INVALID_PASSWORD: "set PGPASSWORD, or use a password file or a service file",
     sqlstate.INVALID_AUTHORIZATION: "check pg_hba.conf: the role needs a line for this database (and 'replication=database' "
     "uses the database's lines)",
@@ -48,7 +48,7 @@ def server_error(result: Failure) -> ServerError | ConnectionClosedError:
     # For an error in decoding, the context names the slot, the plugin's callback and the LSN. The detail may have values of rows.
     context = _field(result, pq.DiagnosticField.CONTEXT)
     parts = [primary, f"({state})" if state else "", f"[{context}]" if context else ""]
-    hint = _field(result, pq.DiagnosticField.MESSAGE_HINT) or _HINTS.get(state or "")
+    hint = _field(result, pq.DiagnosticField.MESSAGE_HINT) or HINTS.get(state or "")
     message = " ".join(part for part in parts if part)
     if state and state.startswith(sqlstate.SESSION_ENDED):
         return ConnectionClosedError(f"the server ended the connection: {message}", hint=hint or None)
@@ -68,16 +68,3 @@ def lost_error(pgconn: pq.abc.PGconn) -> ConnectionClosedError:
 def loss(how: str) -> ConnectionClosedError:
     """Return the error for a connection that was lost in this way."""
     return ConnectionClosedError(f"the connection to the server was lost: {how}")
-
-
-def connection_hint(message: str) -> str:
-    """Return a hint for a failed connection, chosen by libpq's message, because libpq gives no SQLSTATE."""
-    if "password" in message:
-        return _HINTS[sqlstate.INVALID_PASSWORD]
-    if "does not exist" in message and "database" in message:
-        return _HINTS[sqlstate.INVALID_CATALOG_NAME]
-    if "WAL sender" in message or "replication role" in message:
-        return _HINTS[sqlstate.INSUFFICIENT_PRIVILEGE]
-    if "pg_hba" in message:
-        return _HINTS[sqlstate.INVALID_AUTHORIZATION]
-    return "check host, port, user and database (-h -p -U -d, or libpq's environment variables), and that the server is up"

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pexpect
 import postgres
@@ -168,6 +169,60 @@ def test_no_database(on18: PublishedDatabase) -> None:
     code, _, err = run_cli("-S", "s", "-d", on18.database.dsn + "_no")
     assert code == 2
     assert "does not exist" in err
+
+
+FAULTY = [
+    ({"PGTZ": "Mars"}, (), "correct TimeZone in the environment variable PGTZ"),
+    ({"PGDATESTYLE": "Mars"}, (), "correct DateStyle in the environment variable PGDATESTYLE"),
+    ({"PGGEQO": "Mars"}, (), "correct geqo in the environment variable PGGEQO"),
+    ({"PGOPTIONS": "-c work_mem=Mars"}, (), "correct work_mem in the environment variable PGOPTIONS"),
+    ({"PGOPTIONS": "--nonsense=1"}, (), "correct nonsense in the environment variable PGOPTIONS"),
+    ({"PGOPTIONS": "-c nonsense"}, (), "correct the environment variable PGOPTIONS"),
+    ({"PGOPTIONS": "-9"}, (), "correct the environment variable PGOPTIONS"),
+    ({}, ("-m", "options=-c work_mem=Mars"), "correct work_mem in options, which -m or -d gives"),
+    ({"PGSERVICE": "Mars"}, (), "correct the environment variable PGSERVICE"),
+    ({}, ("-m", "service=Mars"), "correct service, which -m or -d gives"),
+    ({"PGSSLMODE": "Mars"}, (), "correct the environment variable PGSSLMODE"),
+    ({"PGSSLMODE": "verify-full", "PGSSLROOTCERT": "system"}, ("-h", "127.0.0.1"), "PGSSLMODE"),
+    ({}, ("-m", "sslmode=Mars"), "correct sslmode, which -m or -d gives"),
+    ({"PGPORT": "Mars"}, (), "correct the environment variable PGPORT"),
+    ({"PGPORT": "99999"}, (), "correct the environment variable PGPORT"),
+    ({}, ("-p", "Mars"), "correct -p, or port in -d or -m"),
+    ({"PGCONNECT_TIMEOUT": "Mars"}, (), "correct the environment variable PGCONNECT_TIMEOUT"),
+    ({"PGTARGETSESSIONATTRS": "Mars"}, (), "correct the environment variable PGTARGETSESSIONATTRS"),
+    ({"PGSSLMINPROTOCOLVERSION": "Mars"}, (), "correct the environment variable PGSSLMINPROTOCOLVERSION"),
+    ({"PGUSER": "mars"}, (), "check the user's name (-U, PGUSER)"),
+]
+
+
+@pytest.mark.parametrize(("environment", "options", "hint"), FAULTY)
+def test_the_hint_names_what_is_at_fault(
+    pg18: postgres.Cluster, environment: dict[str, str], options: tuple[str, ...], hint: str
+) -> None:
+    """The environment variable, or the option."""
+    given = {word.partition("=")[0]: word.partition("=")[2] for word in pg18.dsn.split()}
+    server = {f"PG{'DATABASE' if name == 'dbname' else name.upper()}": value for name, value in given.items()}
+    code, _, err = run_cli("-S", "s", "-L", "-u", "0", *options, env=server | environment)
+    assert code == 2
+    assert hint in err.partition("hint: ")[2]
+
+
+def test_a_wrong_password_is_one() -> None:
+    need("18")
+    with postgres.Cluster("18") as cluster, cluster.connect() as connection:
+        connection.execute("create role guarded login password 'right'")
+        hba = connection.execute("show hba_file").fetchone()
+        assert hba is not None
+        path = Path(hba[0])
+        path.write_text(f"local all guarded scram-sha-256\n{path.read_text()}")
+        connection.execute("select pg_reload_conf()")
+        command = ("-d", cluster.dsn, "-U", "guarded", "-S", "s", "-L", "-u", "0")
+        until(lambda: run_cli(*command, env={"PGPASSFILE": "/dev/null"})[0] == 2)
+        assert "hint: set PGPASSWORD" in run_cli(*command, env={"PGPASSFILE": "/dev/null"})[2]
+        code, _, err = run_cli(*command, env={"PGPASSWORD": "CANARY"})
+        assert code == 2
+        assert "hint: check the password (PGPASSWORD" in err
+        assert "CANARY" not in err
 
 
 def test_no_slot(on: PublishedDatabase) -> None:
