@@ -32,6 +32,7 @@ from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.streaming.metrics import StreamMetrics
 from cdcpipe.subcommands.poll import poll_until_free
 from cdcpipe.subcommands.stream import stream
+from cdcpipe.system_ids import parse_system
 from cdcpipe.units import parse_seconds
 from cli.interrupt import Interrupted, interrupt
 from cli.options import (
@@ -147,7 +148,7 @@ Example:
         is_flag=True,
         help="With --endpos, close the output then, and take feedback until q or the end of stdin.",
     ),
-    cloup.option("--expect", metavar="SYSTEM_ID/TIMELINE", help="Refuse a server that is not this one."),
+    cloup.option("--expect", type=parse_system, metavar="SYSTEM_ID/TIMELINE", help="Refuse a server that is not this one."),
     cloup.option(
         "--expect-lsn",
         type=LSN.parse,
@@ -435,7 +436,7 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
     except Exception as ex:
         log.debug("unexpected", exc_info=True)
         if (limit := limit_hint(ex)) is not None:
-            return _complain(f"a limit of this machine is reached: {ex or type(ex).__name__}", limit, ExitCode.SYSTEM_ERROR)
+            return _complain(f"a limit of this machine is reached: {str(ex) or type(ex).__name__}", limit, ExitCode.SYSTEM_ERROR)
         hint = "this is a defect of cdcpipe: -vv shows where it comes from"
         return _complain(f"unexpected {type(ex).__name__}: {ex}", hint, ExitCode.SYSTEM_ERROR)
     except SystemExit:  # click raises this for a closed pipe

@@ -27,6 +27,7 @@ LAYERS = {
     "cdcpipe.measures": 0,
     "cdcpipe.retry": 0,
     "cdcpipe.sqlstate": 0,
+    "cdcpipe.system_ids": 0,
     "cdcpipe.threads": 0,
     "cdcpipe.units": 0,
     "cdcpipe.version": 0,

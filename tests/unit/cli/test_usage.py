@@ -30,6 +30,8 @@ USAGE = [
     (["-S", "s", "--endpos-wait"], "--endpos"),
     (["-S", "s", "--idle-positions", "-N"], "-H"),
     (["-S", "s", "--expect-lsn", "junk"], "LSN"),
+    *((["-S", "s", "--expect", given], "system identifier") for given in ("foo", "7", "7/", "7/x", "/1", "7/1/1", "-7/1", "7/0")),
+    (["-S", "s", "--expect", f"{1 << 64}/1"], "system identifier"),
     (["-S", "s", "--table", "nodot"], "SCHEMA.NAME"),
     (["nonsense"], "nonsense"),
     (["prepare", "--nonsense"], "--nonsense"),
