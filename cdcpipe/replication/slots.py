@@ -27,6 +27,7 @@ __all__ = [
     "check_free",
     "check_no_gap",
     "check_no_gap_before",
+    "check_not_lost",
     "check_usable",
     "find_slot",
     "missing_slot_error",
@@ -132,11 +133,12 @@ def _newer_columns(server_version: int) -> str:
     return f"NULL, NULL, {_CONFLICT_IN_16 if server_version >= _CONFLICTS_SINCE else 'NULL'}"
 
 
-def missing_slot_error(name: str) -> SlotDoesNotExistError:
-    """Return the error for a slot that does not exist."""
+def missing_slot_error(name: str, *, can_be_created: bool = True) -> SlotDoesNotExistError:
+    """Return the error for a slot that does not exist. ``can_be_created``: the command has the option ``-c``."""
+    creation = "-c creates it" if can_be_created else "cdcpipe -c and cdcpipe prepare -c create it"
     return SlotDoesNotExistError(
         f"replication slot {name!r} does not exist",
-        hint="-c creates it; SELECT slot_name FROM pg_replication_slots lists those that exist",
+        hint=f"{creation}; SELECT slot_name FROM pg_replication_slots lists those that exist",
     )
 
 
@@ -144,14 +146,20 @@ def check_usable(connection: Connection, slot: Slot) -> None:
     """Raise InitError for a slot that can't be streamed from this connection, even if it were free."""
     if slot.slot_type != "logical":
         msg = f"replication slot {slot.name!r} is a {slot.slot_type} slot, not a logical one"
-        raise InitError(msg, hint="name another slot, or create one with -c")
+        raise InitError(msg, hint="name another slot; cdcpipe -c creates one if there is none of its name")
     if slot.database != connection.database:
         msg = f"replication slot {slot.name!r} belongs to database {slot.database!r}, the connection is to {connection.database!r}"
         raise InitError(msg, hint=f"connect to it: -d {slot.database}")
+    check_not_lost(slot)
+
+
+def check_not_lost(slot: Slot) -> None:
+    """Raise InitError for a slot from which the server will never stream again."""
     if slot.wal_status == "lost":
         what, prevention = _LOST.get(slot.invalidation_reason, _LOST[None])
         msg = f"replication slot {slot.name!r} is lost: {what}, so changes are missing for good"
-        raise InitError(msg, hint=f"drop the slot, create a new one and copy the tables anew; {prevention}")
+        drop = f"SELECT pg_drop_replication_slot({quote_literal(slot.name)})"
+        raise InitError(msg, hint=f"drop the slot ({drop}), create a new one and copy the tables anew; {prevention}")
 
 
 def check_free(slot: Slot) -> None:

@@ -343,6 +343,11 @@ def test_wal_level_and_lost_slots_are_explained() -> None:
             code, _, err = run_cli("-d", cluster.dsn, "-S", "lost", "--publication", "p", "-c")
             assert code == 2
             assert "lost" in err
+            assert "SELECT pg_drop_replication_slot('lost')" in err.partition("hint: ")[2]
+        for wait in ("-L", "--standby"):  # otherwise a loop of -L and a stream would never end
+            code, _, err = run_cli("-d", cluster.dsn, "-S", "lost", "--publication", "p", wait, "-u", "0")
+            assert code == 2
+            assert "is lost" in err
 
 
 # Slots and publications are made with -c

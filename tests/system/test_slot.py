@@ -40,7 +40,9 @@ def test_slot_says_where_it_is(database: postgres.Database, slot: str) -> None:
         active = until(lambda: next((one for one in [json.loads(run_cli(*arguments)[1])] if one["sent_lsn"]), None))
         assert active["active"]
         assert stream.quit() == 0
-    assert run_cli("slot", "-d", database.dsn, "-S", "nope")[0] == 8
+    code, _, err = run_cli("slot", "-d", database.dsn, "-S", "nope")
+    assert code == 8
+    assert "hint: cdcpipe -c and cdcpipe prepare -c create it" in err  # the subcommand has no -c
     assert run_cli("slot", "-d", database.dsn)[0] == 1
 
 
