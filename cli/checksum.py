@@ -5,7 +5,8 @@ read in one snapshot, which lasts until the next ``begin``. cdcpipe/subcommands/
 
     {"begin": [[SCHEMA, NAME], ...], "publications": [NAME, ...], "trim_numbers": false}
     {"system_id", "database", "xmax", "running", "wal_lsn", "tables": [
-        {"schema", "name", "relation_id", "columns": [[NAME, TYPE_ID, TYPE_MODIFIER], ...], "row_estimate", "published_as"}, ...]}
+        {"schema", "name", "relation_id", "columns": [[NAME, TYPE_ID, TYPE_MODIFIER], ...], "row_estimate", "published_as"}, ...],
+     "missing": [[SCHEMA, NAME], ...]}                                  # the tables of the request that do not exist
 
     {"buckets": [SCHEMA, NAME], "key": [COLUMN, ...]}
     {BUCKET: [ROWS, SUM], ...}
@@ -30,6 +31,7 @@ from cdcpipe.libpq.connection import Connection
 from cdcpipe.lsn import LSN
 from cdcpipe.masks import Masks
 from cdcpipe.replication.session import connected
+from cdcpipe.replication.tables import few
 from cdcpipe.subcommands.checksum import Checksums, ServerTable, find_slot_state
 from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of
 
@@ -85,10 +87,17 @@ class _Server:
                 return self._slot(str(request["slot"]), request["publications"], LSN.parse(request["upto"]))
             what = "rows" if "rows" in request else "buckets"
             schema, name = request[what]
-            table, key = self._tables[schema, name], [str(column) for column in request["key"]]
+            wanted, key = (str(schema), str(name)), [str(column) for column in request["key"]]
         except (ValueError, KeyError, TypeError) as ex:
             msg = f"not a request: {ex!r}"
-            raise CommandError(msg, hint="a request is a line of JSON, and a table is one of those that 'begin' found") from ex
+            raise CommandError(msg, hint='a request is a line of JSON, like {"begin": [["public", "fruit"]]}') from ex
+        table = self._tables.get(wanted)
+        if table is None:
+            there = few([".".join(each) for each in sorted(self._tables)])
+            raise CommandError(
+                f"the snapshot has no table {'.'.join(wanted)}",
+                hint=f"it has {there}" if there else "a table has to be there, and be named in 'begin', which comes first",
+            )
         if what == "rows":
             return self._checksums.rows(table, key, [str(bucket) for bucket in request["buckets"]])
         return self._checksums.buckets(table, key)
@@ -97,6 +106,7 @@ class _Server:
         system_id, database = self._checksums.system()
         snapshot, found = self._checksums.begin(tables, publications, trim_numbers=trim_numbers, masks=masks)
         self._tables = {(table.schema, table.name): table for table in found}
+        missing = sorted(set(tables) - set(self._tables))
         return {
             "system_id": system_id,
             "database": database,
@@ -116,6 +126,7 @@ class _Server:
                 }
                 for table in found
             ],
+            "missing": missing,
         }
 
     def _slot(self, name: str, publications: list[str], upto: LSN) -> dict[str, Any]:

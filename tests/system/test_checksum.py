@@ -136,13 +136,29 @@ def test_an_unused_slot(database: postgres.Database) -> None:
     assert "'nowhere' does not exist" in errors
 
 
-@pytest.mark.parametrize("line", ["nonsense", "[]", '{"buckets": ["public", "t"], "key": ["id"]}', '{"begin": 5}', '{"slot": "s"}'])
+@pytest.mark.parametrize("line", ["nonsense", "[]", '{"buckets": ["public", "t"]}', '{"begin": 5}', '{"slot": "s"}'])
 def test_invalid_requests(database: postgres.Database, line: str) -> None:
     ask = Asked(database)
     assert ask(line) is None
     code, errors = ask.end()
     assert code == ExitCode.CMD_ERROR
     assert "not a request" in errors
+
+
+def test_tables_that_do_not_exist_are_named(database: postgres.Database) -> None:
+    with database.connect() as connection:
+        connection.execute("create table t (id int primary key); create view v as select 1; create schema s")
+    for begun, said in ([], "named in 'begin'"), ([{"begin": [["public", "t"], ["s", "t"], ["public", "v"]]}], "it has public.t\n"):
+        ask = Asked(database)
+        for request in begun:
+            answer = ask(request)
+            assert [table["name"] for table in answer["tables"]] == ["t"]
+            assert answer["missing"] == [["public", "v"], ["s", "t"]]
+        assert ask({"buckets": ["s", "t"], "key": ["id"]}) is None
+        code, errors = ask.end()
+        assert code == ExitCode.CMD_ERROR
+        assert "the snapshot has no table s.t" in errors
+        assert said in errors.partition("hint: ")[2]
 
 
 def test_rows_that_a_policy_hides_are_an_error(database: postgres.Database) -> None:
