@@ -17,6 +17,7 @@ class SlotConfig:
 
     - ``parameters`` are libpq's (see ``connection_parameters``).
     - ``new_publication`` says what a publication that has to be created publishes.
+    - ``plugin`` is for a new slot. With ``is_plugin_asked`` a slot that exists with another one gets a warning.
     - ``create_timeout_s`` limits the wait for running transactions.
     - ``failover``: whether a primary's standbys are to keep a copy of the slot. None: a new pgoutput slot gets this property where
       the server has it. True also turns it on for an existing slot.
@@ -26,6 +27,7 @@ class SlotConfig:
     slot: str
     create: bool = False
     plugin: str = "pgoutput"
+    is_plugin_asked: bool = False
     publications: tuple[str, ...] = ()
     new_publication: NewPublication = field(default_factory=NewPublication)
     create_timeout_s: float | None = 60.0

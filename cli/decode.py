@@ -19,6 +19,7 @@ from cli.options import (
     output_options,
     output_plugin,
     parse_options,
+    spill_threshold_of,
     whole_options,
 )
 
@@ -58,7 +59,7 @@ def command(
     write_header: bool,
     write_nl: bool,
     whole_transactions: bool,
-    spill_threshold: int,
+    spill_threshold: int | None,
     **connection: Any,
 ) -> None:
     """Render what "cdcpipe -H" captured from a pgoutput slot: files, segments of a staging log, or stdin.
@@ -72,7 +73,8 @@ def command(
         signal.signal(number, signal.SIG_DFL)
     files = files or ["-"]
     if is_explaining:
-        if output or wal2json1 or wal2json2 or plugin_options or write_header or write_nl or whole_transactions:
+        rendering = (output, wal2json1, wal2json2, plugin_options, write_header, write_nl, whole_transactions)
+        if any(rendering) or spill_threshold is not None:
             raise click.UsageError("--explain goes with no option of rendering")
         explain(files)
         return
@@ -84,7 +86,7 @@ def command(
         options=options | parse_options(plugin_options),
         parameters=connection_parameters_of(**connection) or None,
         whole_transactions=whole_transactions,
-        spill_threshold=spill_threshold,
+        spill_threshold=spill_threshold_of(spill_threshold, whole_transactions=whole_transactions),
         write_header=write_header or wal2json2,
         write_newline=write_nl,
     )

@@ -44,6 +44,7 @@ from cli.options import (
     parse_options,
     slot_config,
     slot_options,
+    spill_threshold_of,
     whole_options,
 )
 
@@ -264,7 +265,7 @@ def run(
     two_phase: bool,
     origin: str | None,
     whole_transactions: bool,
-    spill_threshold: int,
+    spill_threshold: int | None,
     startpos: LSN | None,
     endpos: LSN | None,
     endpos_wait: bool,
@@ -285,19 +286,19 @@ def run(
     if not poll_mode:
         _check_fd(fd)
     if (wal2json1 or wal2json2) and not slot_options["publications"] and slot_options["plugin"] is None:
-        slot_options["plugin"] = "wal2json"  # pg_logical_cdc does this, too
+        slot_options |= {"plugin": "wal2json", "is_plugin_asked": False}  # pg_logical_cdc does this, too
     slot = slot_config(**slot_options)
     pgoutput_options = _pgoutput_options(
         proto_version=proto_version, binary=binary, messages=messages, streaming=streaming, two_phase=two_phase, origin=origin
     )
-    poll = PollConfig(poll_duration, poll_interval if poll_interval is not None else STANDBY_INTERVAL_S if standby else 1.0)
+    poll = _poll_config(poll_duration, poll_interval, poll_mode=poll_mode, standby=standby)
     config = StreamConfig(
         slot=slot,
         options=pgoutput_options | parse_options(plugin_options),
         output=output,
         output_options=output_options,
         whole_transactions=whole_transactions,
-        spill_threshold=spill_threshold,
+        spill_threshold=spill_threshold_of(spill_threshold, whole_transactions=whole_transactions),
         start_lsn=startpos or LSN(0),
         end_lsn=endpos,
         expected_system=expect,
@@ -320,6 +321,12 @@ def run(
     if poll_mode:
         return poll_until_free(slot, poll)
     return _stream(config, metrics)
+
+
+def _poll_config(duration: float | None, interval: float | None, *, poll_mode: bool, standby: bool) -> PollConfig:
+    if not (poll_mode or standby) and (duration is not None or interval is not None):
+        log.warning("-u and -i have no effect: they go with -L or --standby")  # no error: pg_logical_cdc takes them
+    return PollConfig(duration, interval if interval is not None else STANDBY_INTERVAL_S if standby else 1.0)
 
 
 def _stream(config: StreamConfig, metrics: Address | None) -> ExitCode:

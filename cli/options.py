@@ -11,6 +11,7 @@ import cloup
 from cdcpipe.config import SlotConfig
 from cdcpipe.libpq.parameters import connection_parameters
 from cdcpipe.options import CONNECTION, CREATE_SLOT, FAILOVER, NEW_PUBLICATION, PUBLICATION, SLOT
+from cdcpipe.pgoutput.transactions import SPILL_THRESHOLD
 from cdcpipe.publishing import NewPublication, with_companions
 from cdcpipe.units import parse_seconds, parse_size
 
@@ -26,6 +27,7 @@ __all__ = [
     "slot_config",
     "slot_option",
     "slot_options",
+    "spill_threshold_of",
     "whole_options",
 ]
 
@@ -116,8 +118,7 @@ whole_options = (
         "--spill-threshold",
         type=parse_size,
         metavar="SIZE",
-        default="64MiB",
-        show_default=True,
+        show_default=f"{SPILL_THRESHOLD >> 20}MiB",
         help="With --whole-transactions, hold so much in memory, and the rest in files in $TMPDIR.",
     ),
 )
@@ -127,6 +128,13 @@ whole_options = (
 def parse_options(texts: Sequence[str]) -> dict[str, str | None]:
     """Return the options given with ``-o KEY[=VALUE]``. If a key is given twice, the last value counts."""
     return {key: value if equals else None for key, equals, value in (text.partition("=") for text in texts)}
+
+
+def spill_threshold_of(given: int | None, *, whole_transactions: bool) -> int:
+    """Return the value of ``--spill-threshold``, or its default. Without ``--whole-transactions`` nothing is held."""
+    if given is not None and not whole_transactions:
+        raise click.UsageError("--spill-threshold goes with --whole-transactions: otherwise nothing is held")
+    return SPILL_THRESHOLD if given is None else given
 
 
 def output_plugin(output: str | None, *, wal2json1: bool, wal2json2: bool) -> tuple[str | None, dict[str, str | None]]:
@@ -163,6 +171,7 @@ def slot_config(
     slot: str | None,
     create_slot: bool,
     plugin: str | None,
+    is_plugin_asked: bool | None = None,
     create_timeout: float,
     failover: str | None,
     publications: Sequence[str],
@@ -176,6 +185,8 @@ def slot_config(
     """Build the slot's configuration from ``slot_options`` and ``connection_options``."""
     if not slot:
         raise click.UsageError("--slot NAME has to be given")
+    if is_plugin_asked is None:
+        is_plugin_asked = plugin is not None
     new = NewPublication.of(
         tables=tables,
         exclude_tables=exclude_tables,
@@ -188,6 +199,7 @@ def slot_config(
         slot=slot,
         create=create_slot,
         plugin=plugin or "pgoutput",
+        is_plugin_asked=is_plugin_asked,
         publications=with_companions(publications, new),
         new_publication=new,
         create_timeout_s=create_timeout or None,

@@ -67,6 +67,8 @@ def find_or_create_slot(
             raise missing_slot_error(config.slot)
         slot = replace(slot, is_new=is_new)
     check_usable(connection, slot)
+    if config.is_plugin_asked and slot.plugin != config.plugin:
+        log.warning("replication slot %r exists with the plugin %s: -P %s has no effect", slot.name, slot.plugin, config.plugin)
     if not slot.is_new and failover_of_existing_slot(connection, config.parameters, slot, config.failover):
         slot = replace(slot, failover=True)
     return slot

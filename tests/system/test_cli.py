@@ -433,6 +433,14 @@ def test_a_new_slot_without_a_stream_is_named(on15: PublishedDatabase) -> None:
     assert "is there now" not in err
 
 
+def test_a_plugin_that_the_slot_does_not_have_is_named(on15: PublishedDatabase) -> None:
+    for options, is_warned in (("-P", "test_decoding"), True), (("-P", "pgoutput"), False), ((), False):
+        for mode in (), ("-c",), ("-L", "-c"):
+            code, _, err = on15.run(*options, *mode, "-A", "--endpos", "0/1")
+            assert code == 0
+            assert ("exists with the plugin pgoutput: -P test_decoding has no effect" in err) == is_warned
+
+
 def test_the_hint_for_a_missing_publication_leads_on(on: PublishedDatabase) -> None:
     """With a slot that exists, -c makes no publication, so that the hint must not send the user to -c alone."""
     code, _, err = on.run("-c", publication="fruits")

@@ -29,6 +29,10 @@ USAGE = [
     (["-S", "s", "--endpos", "junk"], "LSN"),
     (["-S", "s", "--endpos-wait"], "--endpos"),
     (["-S", "s", "--idle-positions", "-N"], "-H"),
+    (["-S", "s", "--spill-threshold", "1MiB"], "--whole-transactions"),
+    (["-S", "s", "--spill-threshold", "0"], "--whole-transactions"),
+    (["decode", "-J", "--spill-threshold", "0"], "--whole-transactions"),
+    (["decode", "--explain", "--spill-threshold", "0"], "--explain"),
     (["-S", "s", "--expect-lsn", "junk"], "LSN"),
     *((["-S", "s", "--expect", given], "system identifier") for given in ("foo", "7", "7/", "7/x", "/1", "7/1/1", "-7/1", "7/0")),
     (["-S", "s", "--expect", f"{1 << 64}/1"], "system identifier"),
@@ -85,6 +89,16 @@ def test_mistakes_show_before_a_connection_is_tried(options: tuple[str, ...], me
     """There is no server. Exit code 2 would mean that the command tried to connect."""
     code, _, err = commands.cdcpipe("-h", "/nonexistent", "-S", "s", "--publication", "p", "-c", *options)
     assert (code, message in err) == (1, True), err
+
+
+WAITS = [(("-u", "5"), True), (("-i", "1"), True), (("-L", "-u", "5", "-i", "1"), False)]
+
+
+@pytest.mark.parametrize(("options", "is_warned"), WAITS)
+def test_options_of_a_wait_without_one_are_named(options: tuple[str, ...], is_warned: bool, commands: ForkedCommands) -> None:
+    """They are no error: pg_logical_cdc takes them."""
+    code, _, err = commands.cdcpipe("-h", "/nonexistent", "-S", "s", "--publication", "p", *options)
+    assert (code, "-u and -i have no effect" in err) == (2, is_warned), err
 
 
 def test_mistakes_in_rendering_a_capture_show_before_a_connection_is_tried(commands: ForkedCommands) -> None:
