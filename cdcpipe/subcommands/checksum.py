@@ -34,7 +34,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from cdcpipe import catalog_sql
-from cdcpipe.errors import InitError, InvalidArgumentsError
+from cdcpipe.errors import CommandError, InitError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.libpq.waiting import NO_LIMIT
 from cdcpipe.lsn import LSN
@@ -43,6 +43,7 @@ from cdcpipe.replication import table_locks
 from cdcpipe.replication.commands import publication_names
 from cdcpipe.replication.server import current_lsn
 from cdcpipe.replication.slots import check_usable, find_slot, missing_slot_error
+from cdcpipe.replication.tables import few
 from cdcpipe.sql import TRIM_NUMBERS, quote_identifier, quote_literal, reading_rows
 from cdcpipe.types.pg_type import type_ids_of
 from cdcpipe.types.table import ARRAYS, NUMERIC_IDS, OUTPUT, TYPES, UNKNOWN
@@ -304,5 +305,5 @@ def _key_columns(table: ServerTable, key: Sequence[str]) -> list[tuple[str, int,
     missing = [name for name in key if name not in columns]
     if missing or not key:
         msg = f"table {table.schema}.{table.name} has no published column {', '.join(map(repr, missing)) or 'as its key'}"
-        raise InvalidArgumentsError(msg)
+        raise CommandError(msg, hint=f"its published columns are {few(list(columns))}")
     return [columns[name] for name in key]

@@ -161,6 +161,19 @@ def test_tables_that_do_not_exist_are_named(database: postgres.Database) -> None
         assert said in errors.partition("hint: ")[2]
 
 
+def test_columns_that_do_not_exist_are_named(database: postgres.Database) -> None:
+    """The request is wrong, not the command line, so the exit code is 6."""
+    with database.connect() as connection:
+        connection.execute("create table t (id int primary key, v text)")
+    ask = Asked(database)
+    assert ask({"begin": [["public", "t"]]})["missing"] == []
+    assert ask({"buckets": ["public", "t"], "key": ["id", "nope"]}) is None
+    code, errors = ask.end()
+    assert code == ExitCode.CMD_ERROR
+    assert "table public.t has no published column 'nope'" in errors
+    assert "its published columns are id, v" in errors
+
+
 def test_rows_that_a_policy_hides_are_an_error(database: postgres.Database) -> None:
     role = f"{database.name}_reader"
     with database.connect() as connection:
