@@ -21,6 +21,7 @@ from cdcpipe.threads import have_no_blas_threads
 from spark_sink.commands import signals
 from spark_sink.commands.all_commands import COMMANDS, load
 from spark_sink.commands.options import CONTEXT_SETTINGS
+from spark_sink.commands.system_limits import described
 from spark_sink.spark import without_pandas
 
 if TYPE_CHECKING:
@@ -62,10 +63,10 @@ def group() -> None:
 
 def invoke(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: one of those of ``cdcpipe``, or one that the subcommand defines."""
-    signals.listen()
-    have_no_blas_threads()
-    without_pandas.want()
     try:
+        signals.listen()
+        have_no_blas_threads()
+        without_pandas.want()
         result = group.main(args=arguments, prog_name="cdcpipe-spark", standalone_mode=False)
     except (KeyboardInterrupt, click.Abort):  # from Spark's own handler, before `signals.kept` restores ours
         return 128 + signal.SIGINT
@@ -78,14 +79,12 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
         return _complain(ex.message, ex.hint, ex.exit_code)
     except ModuleNotFoundError as ex:
         return _complain(f"{ex.name} is not installed", "pip install 'cdcpipe[spark]'", ExitCode.INIT_FAILED)
-    except OSError as ex:
-        _logger.info("a file", exc_info=True)
-        hint = "make room, or let this user write there; then start again"
-        return _complain(f"{ex.filename or 'a file'}: {ex.strerror or ex}", hint, ExitCode.SYSTEM_ERROR)
     except SystemExit:  # click raises this if stdout is a closed pipe
         return ExitCode.SYSTEM_ERROR
     except Exception as ex:
         _logger.info("unexpected", exc_info=True)
+        if (limit := described(ex)) is not None:
+            return _complain(*limit, ExitCode.SYSTEM_ERROR)
         hint = "this is a defect of cdcpipe: -v shows where it comes from"
         return _complain(f"unexpected {type(ex).__name__}: {ex}", hint, ExitCode.SYSTEM_ERROR)
     # The exit code that a command passes to Context.exit.

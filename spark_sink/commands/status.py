@@ -20,6 +20,7 @@ from spark_sink.commands.configured import ConfiguredCommand, long_name
 from spark_sink.commands.options import CONTEXT_SETTINGS, connection_options, noted_staging_option
 from spark_sink.commands.parameters import PLACE, limit
 from spark_sink.commands.signals import on_signals
+from spark_sink.commands.system_limits import of_system
 from spark_sink.commands.watch import watching
 from spark_sink.staging import history
 from spark_sink.staging.log import list_epochs
@@ -161,7 +162,7 @@ def _check(staging: Path | None, warehouse: Path | None, limits: Limits, argumen
     except CdcpipeError as ex:
         alert = unknown(ex.message)
     except OSError as ex:
-        alert = unknown(f"{ex.filename or 'a file'}: {ex.strerror or ex}")
+        alert = unknown(of_system(ex))
     click.echo(alert.line)
     return alert.state
 

@@ -1,11 +1,16 @@
 """`cdcpipe-spark` where neither Spark nor a server is needed: usage, help, mistakes."""
 
+import errno
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from support.cli_process import run_spark_cli
+from spark_sink.commands import system_limits
+from support.cli_process import SPARK_COMMAND, run_spark_cli
 from support.forked_commands import ForkedCommands
+from support.paths import ROOT
 
 
 @pytest.mark.parametrize(
@@ -59,3 +64,67 @@ def test_a_mistake_in_a_uri_shows_no_password(tmp_path: Path, uri: str, commands
     assert "can't be read (it is not shown)" in done.stderr
     written = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
     assert "CANARY" not in done.stderr + done.stdout + "".join(written)
+
+
+def test_a_full_disk_is_said() -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run([*SPARK_COMMAND, "config", "show", "land"], stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert (ended.returncode, ended.stderr.splitlines()) == (
+        7,
+        [
+            "cdcpipe-spark: error: No space left on device",
+            "cdcpipe-spark: hint: the file system is full: make room; then start again",
+        ],
+    )
+
+
+LIMITED = """
+import resource, sys
+import spark_sink.__main__ as command, spark_sink.commands.status
+resource.setrlimit(getattr(resource, sys.argv.pop(1)), (int(sys.argv.pop(1)),) * 2)
+command.main()
+"""
+"""The command with a limit of the system that begins after its imports."""
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "said", "hint"),
+    [("RLIMIT_NOFILE", 3, "Too many open files", "ulimit -n"), ("RLIMIT_AS", 1 << 31, "out of memory", "too little memory")],
+)
+def test_a_limit_of_the_machine_is_no_defect(tmp_path: Path, limit: str, value: int, said: str, hint: str) -> None:
+    config = tmp_path / "shop.toml"
+    with config.open("wb") as file:
+        file.truncate(1 << 40)  # it takes no room on the disk, but does not fit into the memory
+    command = [sys.executable, "-c", LIMITED, limit, str(value), "status", "--staging", str(tmp_path)]
+    if limit == "RLIMIT_AS":
+        command += ["--config", str(config)]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert ended.returncode == 7, ended.stderr
+    error, told = ended.stderr.splitlines()
+    assert error.startswith("cdcpipe-spark: error: ")
+    assert error.endswith(said)
+    assert told.startswith("cdcpipe-spark: hint: ")
+    assert hint in told
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "quota"),
+        (OSError(errno.ENFILE, "Too many open files in system"), "fs.file-max"),
+        (PermissionError(errno.EACCES, "Permission denied", "a.json"), "run cdcpipe-spark as the owner"),
+        (OSError(errno.EROFS, "Read-only file system", "a.json"), "mounted read-only"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "ulimit -u"),
+        (RuntimeError("can't start new thread"), "ulimit -u"),
+    ],
+)
+def test_each_error_of_the_system_has_its_hint(error: Exception, hint: str) -> None:
+    found = system_limits.described(error)
+    assert found is not None
+    assert hint in found[1]
+    assert "make room" not in found[1] or "quota" in found[1]
+
+
+def test_other_errors_are_no_errors_of_the_system() -> None:
+    assert system_limits.described(RuntimeError("deque mutated during iteration")) is None
