@@ -31,6 +31,7 @@ from spark_sink.commands.spark_options import spark_options, warehouse_session
 from spark_sink.files.lock import hold_alone
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.snapshot.tables import SNAPSHOT_LOCK, TableSnapshot
+from spark_sink.status.staging_directory import staging_directory
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 _logger = logging.getLogger(__name__)
@@ -77,9 +78,7 @@ def command(
             hint=f"name each: --table SCHEMA.NAME; {warehouse} has {', '.join(map(str, house.tables())) or 'none'}",
         )
     source = house.source()
-    staging = staging or source.staging
-    if staging is None:
-        raise InvalidArgumentsError(f"{warehouse} does not say where its staging directory is", hint="name it: --staging DIR")
+    staging = staging_directory(staging, house)
     if not source.publications:
         raise WarehouseError(f"{warehouse} does not say what its publications are", hint="start cdcpipe-spark run once")
     config = LauncherConfig(source.slot, staging, source.publications, connection_arguments(**connection), verbose=verbose)

@@ -27,6 +27,7 @@ from spark_sink.staging.log import list_epochs
 from spark_sink.status.check import Limit, Limits, State, judge, unknown
 from spark_sink.status.page import render as render_page
 from spark_sink.status.report import Tables, describe
+from spark_sink.status.staging_directory import staging_directory
 from spark_sink.status.text import render_text
 from spark_sink.warehouse.warehouse import Warehouse
 
@@ -154,7 +155,7 @@ def _check(staging: Path | None, warehouse: Path | None, limits: Limits, argumen
     """Print the line of a monitoring plugin, and return its exit code."""
     try:
         tables = None if warehouse is None else Tables(Warehouse.existing(warehouse))
-        root = staging or _noted(tables)
+        root = staging_directory(staging, None if tables is None else tables.house)
         with SlotMonitor(arguments, _slot(root)) if arguments else contextlib.nullcontext() as monitor:
             alert = judge(describe(root, tables, *_ask(monitor, lambda: False)), limits)
     except click.UsageError as ex:
@@ -177,8 +178,10 @@ def _show(
     html: Path | None,
 ) -> None:
     """Print how far each stage is, or write it to ``html``, once or repeatedly."""
+    if html is not None and not html.absolute().parent.is_dir():
+        raise InvalidArgumentsError(f"--html {html}: there is no directory {html.parent}", hint="create it, or name another file")
     tables = None if warehouse is None else Tables(Warehouse.existing(warehouse))
-    root = staging or _noted(tables)
+    root = staging_directory(staging, None if tables is None else tables.house)
     stopping = threading.Event()
     screen = None
     with contextlib.ExitStack() as stack:
@@ -214,16 +217,6 @@ def _write_page(path: Path, page: str) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_text(page, encoding="utf-8")
     temporary.replace(path)
-
-
-def _noted(tables: Tables | None) -> Path:
-    """Return the staging directory that the warehouse has recorded."""
-    if tables is None:
-        raise click.UsageError("--staging DIR or --warehouse DIR has to be given")
-    root = tables.house.source().staging
-    if root is None:
-        raise InvalidArgumentsError(f"{tables.house.name} does not say where its staging directory is", hint="--staging DIR does")
-    return root
 
 
 def _slot(root: Path) -> str:

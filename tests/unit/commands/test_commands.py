@@ -51,8 +51,9 @@ def test_help(arguments: list[str], commands: ForkedCommands):
 
 def test_status_of_nothing(tmp_path: Path):
     ended = run_spark_cli("status", "--staging", str(tmp_path / "nowhere"))
-    assert ended.returncode == 7
-    assert ended.stderr.startswith("cdcpipe-spark: error: ")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"cdcpipe-spark: error: --staging {tmp_path}/nowhere: there is no such directory\n")
+    assert "cdcpipe-spark: hint: " in ended.stderr
     assert run_spark_cli("status", "--staging", str(tmp_path)).stdout.endswith("not begun\n")
 
 

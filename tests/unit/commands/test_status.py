@@ -105,7 +105,7 @@ def test_status_of_parquet_tables(pipeline: Path, commands: ForkedCommands) -> N
     house.write_versions(Table("public", "fruit"), [])
     (house.changelog(Table("public", "fruit")) / "cdc_append=000001-0000000000001000-0000000000001200").mkdir(parents=True)
     arguments = ("status", "--warehouse", str(house.root), "--json")
-    assert "--staging DIR does" in commands.spark_cli(*arguments, code=1).stderr
+    assert "hint: name it: --staging DIR" in commands.spark_cli(*arguments, code=1).stderr
     found = json.loads(commands.spark_cli(*arguments, "--staging", str(pipeline / "staging")).stdout)
     assert [(rung["rung"], rung["behind_bytes"]) for rung in found["ladder"]] == [("sealed", 0), ("changelog", 0x100)]
     (table,) = found["tables"]
@@ -172,6 +172,21 @@ def test_status_on_a_terminal_is_drawn_again_and_takes_keys(pipeline: Path, end:
 @pytest.mark.parametrize("arguments", [[], ["--watch", "--json"], ["--staging", "x", "--watch", "0"]])
 def test_usage_errors(arguments: list[str], commands: ForkedCommands) -> None:
     assert "cdcpipe-spark: error: " in commands.spark_cli("status", *arguments, code=1).stderr
+
+
+def test_a_place_that_is_not_there_is_a_mistake(pipeline: Path, commands: ForkedCommands) -> None:
+    warehouse = ("status", "--warehouse", str(pipeline / "warehouse"))
+    said = commands.spark_cli(*warehouse, "--html", str(pipeline / "no/shop.html"), code=1).stderr
+    assert f"--html {pipeline}/no/shop.html: there is no directory {pipeline}/no\n" in said
+    assert "there is no such directory" in commands.spark_cli(*warehouse, "--staging", str(pipeline / "no"), code=1).stderr
+    (pipeline / "staging").rename(pipeline / "moved")
+    said = commands.spark_cli(*warehouse, code=1).stderr
+    assert f"records the staging directory {pipeline}/staging, which is not here\n" in said
+    assert "Name its place: --staging DIR" in said
+    commands.spark_cli(*warehouse, "--staging", str(pipeline / "moved"))
+    said = commands.spark_cli(*warehouse, "--check", code=3).stdout
+    assert said.startswith("CDCPIPE UNKNOWN: ")
+    assert "which is not here" in said
 
 
 def test_a_mistake_is_unknown_also_where_a_file_asks_for_a_check(tmp_path: Path, commands: ForkedCommands) -> None:
