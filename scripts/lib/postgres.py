@@ -467,7 +467,8 @@ def main() -> int:
         with Cluster(args.version, settings=settings) as cluster:
             signal.pthread_sigmask(signal.SIG_BLOCK, stops)
             print(cluster.dsn)
-            print(cluster.tcp_dsn, flush=True)
+            print(cluster.tcp_dsn)
+            print(f"export PGHOST=127.0.0.1 PGPORT={cluster.port} PGUSER=postgres PGDATABASE=postgres", flush=True)
             signal.sigwait(stops)
     except KeyboardInterrupt:
         pass

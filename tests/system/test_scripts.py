@@ -23,6 +23,9 @@ def start_pg(*arguments: str) -> tuple[subprocess.Popen[str], str]:
     return process, process.stdout.readline().strip()
 
 
+CONNECT = 'import psycopg; print(psycopg.connect("").info.dbname)'
+
+
 def directory_of(dsn: str) -> Path:
     return Path(psycopg.conninfo.conninfo_to_dict(dsn)["host"])
 
@@ -31,6 +34,11 @@ def directory_of(dsn: str) -> Path:
 def test_pg_starts_and_stops(pg18: postgres.Cluster, number: signal.Signals) -> None:
     process, dsn = start_pg("18", "log_statement=all")
     with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        line = process.stdout.readline()  # pasted into a shell, it is enough for libpq
+        reached = subprocess.run(["sh", "-c", f"{line} exec {sys.executable} -c '{CONNECT}'"], capture_output=True, text=True)
+        assert (line.startswith("export PGHOST="), reached.stdout) == (True, "postgres\n"), reached.stderr
         with psycopg.connect(dsn) as connection:
             assert connection.execute("show wal_level").fetchone() == ("logical",)
             assert connection.execute("show log_statement").fetchone() == ("all",)

@@ -29,6 +29,14 @@ def test_pg_says_what_is_wrong() -> None:
     assert "PostgreSQL 9 is not among" in done.stderr
 
 
+def test_help_of_pg_needs_no_virtual_environment(tmp_path: Path) -> None:
+    environment = os.environ | {"CDCPIPE_VENV": str(tmp_path / "venv")}
+    done = subprocess.run([ROOT / "scripts/pg", "--help"], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: scripts/pg ")
+    assert not (tmp_path / "venv").exists()
+
+
 def test_the_demo_leaves_other_directories_alone(tmp_path: Path) -> None:
     (tmp_path / "precious").touch()
     done = subprocess.run(
