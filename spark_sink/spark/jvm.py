@@ -15,7 +15,7 @@ from spark_sink.spark.jvm_output import JvmOutput
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["GATEWAY", "output", "show_held", "shown_on_error", "start"]
+__all__ = ["GATEWAY", "at_start", "output", "show_held", "shown_on_error", "start"]
 
 _logger = logging.getLogger(__name__)
 
@@ -34,6 +34,11 @@ def show_held() -> None:
     """Show the last lines of the JVM's stderr that were held back, before an error that ends a command."""
     if _output is not None:
         _output.show_held()
+
+
+def at_start() -> list[str]:
+    """Return the last lines that the JVM wrote to its stderr before the session was ready."""
+    return [] if _output is None else _output.at_start()
 
 
 @contextmanager

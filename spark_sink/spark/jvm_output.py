@@ -59,6 +59,7 @@ class JvmOutput:
         self._is_ready = False
         self._held: deque[str] = deque(maxlen=_HELD_LINES)
         self._held_count = 0
+        self._at_start: deque[str] = deque(maxlen=_HELD_LINES)
         self._begun = b""
         self.has_ended = False
         """Whether nobody has the writing end any more, and all is taken."""
@@ -74,6 +75,7 @@ class JvmOutput:
         self.take()
         with self._lock:
             self._is_ready = True
+            self._at_start.clear()
             self._held.clear()
             self._held_count = 0
 
@@ -88,6 +90,12 @@ class JvmOutput:
             _show(f"({left_out:,} lines before these are left out)")
         for line in held:
             _show(line)
+
+    def at_start(self) -> list[str]:
+        """Return the last lines from before the session was ready, whether they were shown or held back."""
+        self.take()
+        with self._lock:
+            return [*self._at_start]
 
     def take(self) -> None:
         """Take what the JVM has written by now. Returns at once."""
@@ -117,6 +125,8 @@ class JvmOutput:
     def _take_line(self, line: str) -> None:
         if self._on_step is not None and (found := _FETCHING.match(line)) is not None:
             self._on_step(f"fetching {found[1]}")
+        if not self._is_ready:
+            self._at_start.append(line[:_HELD_LENGTH])
         if not self._holds or _LOG_ENTRY.match(line) or (self._is_ready and _OF_JAVA.match(line)):
             _show(line)
         else:

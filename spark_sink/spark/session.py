@@ -27,6 +27,7 @@ from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
 from spark_sink.files.lock import hold_alone
 from spark_sink.files.places import is_local, name
 from spark_sink.spark import jvm, without_pandas
+from spark_sink.spark.failed_start import JVM_ENDED, failed_start, raised_of, reason_of
 from spark_sink.spark.home import user_home
 
 if TYPE_CHECKING:
@@ -71,10 +72,6 @@ _NO_DELTA_HINT = (
 )
 _JAVA_MINIMUM = 17
 _IVY_DEADLINE_S, _IVY_PAUSE_S = 600.0, 0.2
-_CAUSE = re.compile(r"^(?:Caused by)?: (?:(?:[\w$]+\.)+([\w$]+)(?:: |$))?(.*)$", re.MULTILINE)
-"""A Java exception in the text of a stack trace: its class and its message. Either may be missing."""
-
-
 _DEFAULT_MASTER = "local[2]"
 _CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _DELTA_SETTINGS = {
@@ -137,21 +134,29 @@ def build(
             jvm.start(settings, on_step)
         on_step("starting Spark")
         spark = builder.getOrCreate()
+        check(spark, format)  # here Spark reads those settings that it did not need before
     except CdcpipeError:
         raise
     except Exception as ex:
-        jvm.show_held()
-        if "spark.jars.packages" in settings and "JAVA_GATEWAY_EXITED" in str(ex):
-            raise InitError(
-                f"Spark did not start; if the lines above name unresolved dependencies, Delta Lake {DELTA_VERSION} "
-                "could not be fetched",
-                hint=_NO_DELTA_HINT,
-            ) from ex
-        raise InitError(f"Spark did not start: {reason_of(ex)}") from ex
-    check(spark, format)
+        raise _start_error(ex, settings, conf) from ex
     if (output := jvm.output()) is not None:
         output.session_is_ready()
     return spark
+
+
+def _start_error(ex: Exception, settings: Mapping[str, str], given: Mapping[str, str]) -> InitError:
+    """Return the error to raise for an exception at the start of Spark. Shows what the JVM wrote if that may say more."""
+    if "spark.jars.packages" in settings and JVM_ENDED in str(ex):
+        jvm.show_held()
+        return InitError(
+            f"Spark did not start; if the lines above name unresolved dependencies, Delta Lake {DELTA_VERSION} "
+            "could not be fetched",
+            hint=_NO_DELTA_HINT,
+        )
+    error, has_reason = failed_start(ex, settings, given, jvm.at_start())
+    if not has_reason:
+        jvm.show_held()
+    return error
 
 
 def check(spark: SparkSession, format: str) -> None:  # noqa: A002
@@ -194,24 +199,6 @@ def check_reach(spark: SparkSession, place: Path) -> None:
             hint="it needs the jars of that store's Hadoop connector, with --conf spark.jars.packages=… or in --jars, and the "
             "settings of the connection: docs/spark/object-stores.md",
         ) from ex
-
-
-def raised_of(ex: BaseException) -> tuple[str, str] | None:
-    """Return class and message of an exception that a Python worker raised, from the traceback in Spark's error; None if none."""
-    raised = re.findall(r"^(?:[a-z_]+\.)*([A-Z]\w*Error): (.+)$", str(ex), re.MULTILINE)
-    return raised[-1] if raised else None
-
-
-def reason_of(ex: BaseException) -> str:
-    """Return the reason of an error in one line. Spark may have wrapped the error."""
-    if raised := raised_of(ex):
-        return raised[1]
-    text = str(ex).strip()
-    # The first line names the call from Python. The lines of Java's exceptions follow, with their causes.
-    causes = [message or kind for kind, message in _CAUSE.findall(text)]
-    if not causes:
-        return text.partition("\n")[0] or type(ex).__name__
-    return causes[0] if causes[-1] in causes[0] else f"{causes[0].rstrip('.')}: {causes[-1]}"
 
 
 @contextmanager

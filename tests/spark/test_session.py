@@ -13,7 +13,9 @@ from spark_sink.changelog.tables import changelogs_of
 from spark_sink.pipeline.pipeline import Pipeline, PipelineError
 from spark_sink.schema.table import Table
 from spark_sink.spark import session
+from support.cli_process import spark_cli
 from support.segments import Log, relation
+from support.small_pipeline import make_pipeline
 
 pytestmark = pytest.mark.spark
 
@@ -90,3 +92,19 @@ def test_a_full_disk_is_one_message(spark: Any, tmp_path: Path) -> None:
     assert [len(row["content"]) for row in changelogs_of(spark, pipeline.warehouse).read(Table("public", "t")).collect()] == [
         200_000
     ]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "reason", "hint"),
+    [
+        ("--master", "locl", "Master must either be yarn or start with spark, k8s, or local", "correct --master, which is locl: "),
+        ("--conf", "spark.driver.memory=abc", "Invalid maximum heap size: -Xmxabc", "correct --conf spark.driver.memory"),
+        ("--conf", "spark.sql.shuffle.partitions=abc", "[INVALID_CONF_VALUE", "correct --conf spark.sql.shuffle.partitions"),
+    ],
+)
+def test_an_option_that_spark_refuses(tmp_path: Path, option: str, value: str, reason: str, hint: str) -> None:
+    warehouse = ("--warehouse", str(make_pipeline(tmp_path) / "warehouse"), "--table", "public.fruit")
+    said = spark_cli("as-of", *warehouse, "--at", "0/1200", option, value, code=2).stderr.splitlines()
+    assert said[-2].startswith(f"cdcpipe-spark: error: Spark did not start: {reason}")
+    assert said[-1].startswith(f"cdcpipe-spark: hint: {hint}")
+    assert not [line for line in said if line.startswith("\tat ")]

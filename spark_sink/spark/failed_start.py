@@ -1,0 +1,89 @@
+"""Explains why Spark did not start: one line with the reason, and a hint that names the option whose value Spark refuses.
+
+    failed_start(ex, {"spark.master": "locl"}, {}, said)
+    Spark did not start: Master must either be yarn or start with spark, k8s, or local
+    hint: correct --master, which is locl: it takes local[N], yarn, spark://HOST:PORT or k8s://HOST:PORT
+
+The reason is in the exception, or in the lines of the JVM's stderr if the JVM ended before this process could speak to it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from cdcpipe.errors import InitError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["failed_start", "raised_of", "reason_of"]
+
+JVM_ENDED: Final = "JAVA_GATEWAY_EXITED"
+"""In the text of pyspark's error if the JVM ended before it had sent its port."""
+
+_CAUSE: Final = re.compile(r"^(?:Caused by)?: (?:(?:[\w$]+\.)+([\w$]+)(?:: |$))?(.*)$", re.MULTILINE)
+"""A Java exception in the text of a stack trace: its class and its message. Either may be missing."""
+_UNCAUGHT: Final = re.compile(r'^Exception in thread "main" (?:[\w$]+\.)+([\w$]+)(?:: (.*))?$')
+_NOISE: Final = re.compile(
+    r"WARNING: |\s+at |\t|:: |\d{4}-\d\d-\d\d |Error occurred during init"
+    r"|Error: (?:Could not create the Java Virtual Machine|A fatal exception has occurred)"
+)
+"""Lines of the JVM's stderr that give no reason."""
+_HEAP: Final = re.compile(r"-Xm[xs]|heap size|heap space|reserve enough space|allocate memory", re.IGNORECASE)
+_MASTERS: Final = "it takes local[N], yarn, spark://HOST:PORT or k8s://HOST:PORT"
+
+
+def raised_of(ex: BaseException) -> tuple[str, str] | None:
+    """Return class and message of an exception that a Python worker raised, from the traceback in Spark's error; None if none."""
+    raised = re.findall(r"^(?:[a-z_]+\.)*([A-Z]\w*Error): (.+)$", str(ex), re.MULTILINE)
+    return raised[-1] if raised else None
+
+
+def reason_of(ex: BaseException) -> str:
+    """Return the reason of an error in one line. Spark may have wrapped the error."""
+    if raised := raised_of(ex):
+        return raised[1]
+    text = str(ex).strip()
+    # The first line names the call from Python. The lines of Java's exceptions follow, with their causes.
+    causes = [message or kind for kind, message in _CAUSE.findall(text)]
+    if not causes:
+        return text.partition("\n")[0] or type(ex).__name__
+    return causes[0] if causes[-1] in causes[0] else f"{causes[0].rstrip('.')}: {causes[-1]}"
+
+
+def reason_in(lines: Sequence[str]) -> str | None:
+    """Return the reason why a JVM ended, from what it wrote to its stderr; None if the lines do not give one."""
+    for line in lines:
+        if (found := _UNCAUGHT.match(line)) is not None:
+            return found[2] or found[1]
+    return next((line.removeprefix("Error: ") for line in lines if line.strip() and not _NOISE.match(line)), None)
+
+
+def failed_start(
+    ex: BaseException, settings: Mapping[str, str], given: Mapping[str, str], said: Sequence[str]
+) -> tuple[InitError, bool]:
+    """Return the error to raise for an exception at the start of Spark, and whether it has the reason.
+
+    ``settings`` are those of the session, ``given`` those of ``--conf`` among them, and ``said`` has the lines that the JVM wrote.
+    """
+    reason = reason_in(said) if JVM_ENDED in str(ex) else reason_of(ex)
+    hint = _hint(reason or "", settings["spark.master"], given)
+    return InitError(f"Spark did not start: {reason or reason_of(ex)}", hint=hint), reason is not None
+
+
+def _hint(reason: str, master: str, given: Mapping[str, str]) -> str:
+    """Return a hint with the option that is to be corrected, if the reason tells which. Values of settings may be secret."""
+    if re.search(r"\bmaster\b", reason, re.IGNORECASE) or master in reason:
+        return f"correct --master, which is {master}: {_MASTERS}"
+    named = [key for key in given if key in reason]
+    if not named and _HEAP.search(reason):
+        named = ["spark.driver.memory"]
+    if not named:
+        named = [key for key, value in given.items() if value and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", reason)]
+    if not named and "memory" in reason.lower():
+        named = [key for key in given if "memory" in key]
+    if named:
+        return f"correct --conf {named[0]}"
+    options = f"--master and --conf {' and '.join(sorted(given))}" if given else "--master, --conf and --jars"
+    return f"do {options} fit Spark and this machine? -v shows all that Spark says"

@@ -1,0 +1,41 @@
+"""The reason why Spark did not start, and the option that is to be corrected."""
+
+import pytest
+
+from spark_sink.spark.failed_start import failed_start
+
+ENDED = "[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number."
+MASTER = """WARNING: Using incubator modules: jdk.incubator.vector
+Exception in thread "main" org.apache.spark.SparkException: Master must either be yarn or start with spark, k8s, or local
+\tat org.apache.spark.deploy.SparkSubmit.error(SparkSubmit.scala:1068)"""
+HEAP = """Invalid maximum heap size: -Xmxabc
+Error: Could not create the Java Virtual Machine.
+Error: A fatal exception has occurred. Program will exit."""
+
+
+@pytest.mark.parametrize(
+    ("raised", "said", "settings", "reason", "hint"),
+    [
+        (ENDED, MASTER, {"spark.master": "locl"}, "Master must either be yarn or start", "correct --master, which is locl: "),
+        ("x\n: a.B: Could not parse Master URL: 'local[x]'\n", "", {"spark.master": "local[x]"}, "Could not", "correct --master, "),
+        (ENDED, HEAP, {}, "Invalid maximum heap size: -Xmxabc", "correct --conf spark.driver.memory"),
+        ("[INVALID] the config \"spark.a.b\" is no 'int'", "", {"spark.a.b": "x"}, "[INVALID]", "correct --conf spark.a.b"),
+        (
+            "x\n: java.lang.ClassNotFoundException: no.Such\n",
+            "",
+            {"spark.serializer": "no.Such"},
+            "no.Such",
+            "--conf spark.serializer",
+        ),
+        ("Executor memory 5 is too small", "", {"spark.executor.memory": "5"}, "Executor", "correct --conf spark.executor.memory"),
+        (ENDED, "WARNING: noise", {"spark.a": "secret"}, "[JAVA_GATEWAY_EXITED]", "do --master and --conf spark.a fit Spark and"),
+        ("It broke", "", {}, "It broke", "do --master, --conf and --jars fit Spark and this machine?"),
+    ],
+)
+def test_the_hint_names_the_option(raised: str, said: str, settings: dict[str, str], reason: str, hint: str) -> None:
+    given = {key: value for key, value in settings.items() if key != "spark.master"}
+    error, has_reason = failed_start(RuntimeError(raised), {"spark.master": "local[2]"} | settings, given, said.splitlines())
+    assert error.message.startswith(f"Spark did not start: {reason}")
+    assert hint in str(error.hint)
+    assert "secret" not in str(error.hint)
+    assert has_reason == ("WARNING: noise" not in said or said is MASTER)
