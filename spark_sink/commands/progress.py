@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from spark_sink.pipeline.runner import RunProgress
     from spark_sink.snapshot.copy import SnapshotProgress
 
-__all__ = ["ProgressLine", "RunLine", "SnapshotLine", "terminal_width"]
+__all__ = ["LiveLine", "ProgressLine", "RunLine", "SnapshotLine", "terminal_width"]
 
 
 _LOG_INTERVAL_S = 10.0
@@ -46,7 +46,7 @@ def terminal_width() -> int:
     return (columns or 80) - 1
 
 
-class _LiveLine:
+class LiveLine:
     """A line on stderr with the progress. On a terminal it is updated in place; elsewhere changes are printed now and then."""
 
     def __init__(self, now: float) -> None:
@@ -59,10 +59,11 @@ class _LiveLine:
         """How often to call ``update``, which shows a line only when one is due."""
         return _TERMINAL_INTERVAL_S if self.is_terminal else _LOOK_INTERVAL_S
 
-    def _is_due(self, now: float) -> bool:
+    def is_due(self, now: float) -> bool:
+        """Tell whether enough time has passed since the last line."""
         return now - self._shown_at >= (_TERMINAL_INTERVAL_S if self.is_terminal else _LOG_INTERVAL_S)
 
-    def _show(self, text: Callable[[int | None], str], now: float, *, is_last: bool) -> None:
+    def write(self, text: Callable[[int | None], str], now: float, *, is_last: bool) -> None:
         """Show the text for the terminal's width. The last line stays and has all parts, as everything in a log has."""
         self._shown_at = now
         is_live = self.is_terminal and not is_last
@@ -70,7 +71,7 @@ class _LiveLine:
         if self.is_terminal:
             self.clear()
             click.echo(line, err=True, nl=is_last)
-        elif is_last or line != self._shown:
+        elif line != self._shown:
             click.echo(logs.line("info", "progress", line) if logs.is_json() else line, err=True)
         self._shown = line
 
@@ -98,7 +99,7 @@ class _Rate:
         return self._rate
 
 
-class ProgressLine(_LiveLine):
+class ProgressLine(LiveLine):
     """Shows the progress of a launcher, and of the tables if there are any."""
 
     def __init__(self, now: float) -> None:
@@ -115,26 +116,26 @@ class ProgressLine(_LiveLine):
         is_last: bool = False,
     ) -> None:
         """Show the progress if a line is due. ``lag`` is the lag of the tables, or without tables of the log; None if unknown."""
-        if not is_last and not self._is_due(now):
+        if not is_last and not self.is_due(now):
             return
         records = self._records.update(progress.records, now, is_last=is_last)
         if tables is None:
-            self._show(lambda width: log_text(progress, lag, records, width), now, is_last=is_last)
+            self.write(lambda width: log_text(progress, lag, records, width), now, is_last=is_last)
         else:
             rates = Rates(self._rows.update(tables.changes + tables.messages, now, is_last=is_last), records)
-            self._show(lambda width: tables_text(progress, tables, lag, rates, width), now, is_last=is_last)
+            self.write(lambda width: tables_text(progress, tables, lag, rates, width), now, is_last=is_last)
 
 
-class SnapshotLine(_LiveLine):
+class SnapshotLine(LiveLine):
     """Shows the progress of a snapshot."""
 
     def update(self, progress: SnapshotProgress, now: float, *, is_last: bool = False) -> None:
         """Show the progress if a line is due."""
-        if is_last or self._is_due(now):
-            self._show(lambda width: snapshot_text(progress, width), now, is_last=is_last)
+        if is_last or self.is_due(now):
+            self.write(lambda width: snapshot_text(progress, width), now, is_last=is_last)
 
 
-class StepLine(_LiveLine):
+class StepLine(LiveLine):
     """Shows on a terminal what a command is doing before there is a progress; elsewhere nothing."""
 
     def __init__(self, now: float) -> None:
@@ -143,11 +144,11 @@ class StepLine(_LiveLine):
 
     def update(self, step: str, now: float) -> None:
         """Show the step: a new one at once, the same one if a line is due."""
-        if not self.is_terminal or (step == self._step and not self._is_due(now)):
+        if not self.is_terminal or (step == self._step and not self.is_due(now)):
             return
         if step != self._step:
             self._step, self._begun_at = step, now
-        self._show(lambda width: step_text(step, now - self._begun_at, width), now, is_last=False)
+        self.write(lambda width: step_text(step, now - self._begun_at, width), now, is_last=False)
 
 
 class RunLine:

@@ -10,7 +10,7 @@ import pytest
 
 from spark_sink.client.slot_monitor import Lag
 from spark_sink.commands import progress as lines
-from spark_sink.commands.progress import RunLine
+from spark_sink.commands.progress import ProgressLine, RunLine
 from spark_sink.commands.progress_text import Part, Rates, bar, fit, log_text, snapshot_text, step_text, tables_text
 from spark_sink.launcher.launcher import Progress
 from spark_sink.pipeline.pipeline import PipelineProgress
@@ -119,3 +119,12 @@ def test_a_run_on_a_terminal_says_something_at_each_step(monkeypatch: pytest.Mon
         "tables 1:16/B374D7F0, 0 rows/s, lag 117.7 MiB ≥ 123.4 s",
         "",
     ]
+
+
+def test_in_a_log_the_last_line_is_not_there_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ProgressLine(100.0)
+    line.update(LOG, 111.0, tables=TABLES, lag=LAG)
+    line.update(LOG, 111.0, tables=TABLES, lag=LAG, is_last=True)
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    line.update(LOG, 112.0, tables=TABLES, lag=None, is_last=True)
+    assert "lag unknown" in capsys.readouterr().err
