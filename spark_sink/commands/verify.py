@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +22,12 @@ from spark_sink.commands.options import (
     verbose_option,
     warehouse_options,
 )
-from spark_sink.commands.progress import terminal_width
+from spark_sink.commands.progress import LiveLine
 from spark_sink.commands.progress_text import bar
 from spark_sink.commands.spark_options import spark_options, warehouse_session
+from spark_sink.status.staging_directory import staging_directory
 from spark_sink.verify.comparison import DIFFERENT, NOT_COMPARED, TableResult, verify
+from spark_sink.verify.visibility import check_taken
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -104,22 +106,25 @@ def command(
     house = Warehouse.existing(warehouse)
     for name in tables:
         house.find(name)
-    bar = ProgressBar()
+    staging = staging_directory(staging, house)
+    server = connection_arguments(**connection)
+    line = ProgressBar()
     try:
-        bar.show("starting Spark", 0)
+        check_taken(server, house, staging, line.show)
+        line.show("starting Spark", 0)
         with warehouse_session(house, "cdcpipe verify", jars=jars, master=master, confs=confs) as spark:
             results = verify(
                 spark,
                 house.root,
-                connection_arguments(**connection),
+                server,
                 tables=tables,
                 staging=staging,
                 max_keys=max_keys,
                 timeout_s=timeout,
-                tell=bar.show,
+                tell=line.show,
             )
     finally:
-        bar.clear()
+        line.clear()
     click.echo(_json(results) if as_json else "\n".join(_lines(results)))
     ctx.exit(exit_code(results))
 
@@ -174,24 +179,18 @@ def _left_out(result: TableResult) -> str:
     return said + ("; without the deleted rows that the replica keeps" if result.without_deleted else "")
 
 
-class ProgressBar:
-    """A progress bar on stderr, if that is a terminal."""
+class ProgressBar(LiveLine):
+    """Shows what the command does: on a terminal as a bar, elsewhere as a line from time to time, as the other commands do."""
 
     def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
-        self._shown = ""
+        super().__init__(time.monotonic())
+        self._step = ""
 
     def show(self, text: str, part: float) -> None:
         """Show the present step, and the part of the work that is done, from 0 to 1."""
-        if not self._is_terminal:
-            if text != self._shown:
-                _logger.info("%s", text)
-            self._shown = text
-            return
-        line = f"{bar(part)}  {text}"[: terminal_width()]
-        click.echo(f"\r\x1b[K{line}", err=True, nl=False)
-
-    def clear(self) -> None:
-        """Clear the bar, before other output."""
-        if self._is_terminal:
-            click.echo("\r\x1b[K", err=True, nl=False)
+        now = time.monotonic()
+        if self.is_terminal or self.is_due(now):
+            self.write(lambda width: text if width is None else f"{bar(part)}  {text}"[:width], now, is_last=False)
+        elif text != self._step:
+            _logger.info("%s", text)
+        self._step = text

@@ -39,9 +39,10 @@ from spark_sink.replica.layout import existing_rows
 from spark_sink.replica.replay import LAST_LSN, replay
 from spark_sink.schema.table import NATIVE
 from spark_sink.schema.types import original_name
+from spark_sink.status.staging_directory import staging_directory
 from spark_sink.verify import quick as quick_checksum
 from spark_sink.verify.canonical import Canonical, exact_session
-from spark_sink.verify.visibility import POLL_S, VerifyError, Visibility, wait_for_log, wait_for_tables
+from spark_sink.verify.visibility import POLL_S, VerifyError, Visibility, check_log, check_server, wait_for_log, wait_for_tables
 from spark_sink.warehouse import dropped_tables, purged_changes
 from spark_sink.warehouse.warehouse import Warehouse
 
@@ -61,6 +62,7 @@ DIFFERENT = 10
 NOT_COMPARED = 11
 """The command's exit code if no table differs, but a table could not be compared, or there was none."""
 _NO_REPLICA = "has no key, and so no replica to compare"
+_COPY = "cdcpipe-spark snapshot --table"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +127,12 @@ def verify(
     spark = exact_session(spark)
     tell = tell or (lambda _text, _part: None)
     chosen = [house.find(name) for name in dict.fromkeys(tables)] or house.tables()
+    place = staging_directory(None if staging is None else Path(staging), house)
+    check_log(house.source(), place)
     versions = {table: house.versions(table) for table in chosen}
     keyless = [table for table in chosen if not (versions[table] and versions[table][-1].key)]
     if keyless and tables:
-        raise VerifyError(f"{keyless[0]} {_NO_REPLICA}")
+        raise InvalidArgumentsError(f"{keyless[0]} {_NO_REPLICA}", hint="leave this --table out")
     for table in keyless:
         _logger.warning("%s %s", table, _NO_REPLICA)
         chosen.remove(table)
@@ -136,7 +140,7 @@ def verify(
     with ChecksumServer(connection) as server:
         while True:
             comparison = _Comparison(spark, house, chosen, server, max_keys)
-            comparison.begin(None if staging is None else Path(staging), deadline, tell)
+            comparison.begin(place, deadline, tell)
             comparison.leave_out_partitions(are_named=bool(tables))
             early = comparison.find_early()
             if early is None:
@@ -164,7 +168,7 @@ class _Comparison:
         self._changelogs: dict[Table, TableLog] = {}
         self._there: dict[Table, dict[str, Any]] = {}
 
-    def begin(self, staging: Path | None, deadline: float, tell: Callable[[str, float], None]) -> None:
+    def begin(self, staging: Path, deadline: float, tell: Callable[[str, float], None]) -> None:
         """Note the versions of the replicas, take the snapshot, and wait until the tables have everything that it sees."""
         self._bases = {table: self._base(table) for table in self._tables}
         source = self._house.source()
@@ -177,29 +181,23 @@ class _Comparison:
                 "masks": self._house.masks.as_kinds,
             }
         )
-        hint = "connect to the server and the database of these changes"
-        self._house.check_source("but the server has", hint, system_id=begun["system_id"], database=begun["database"])
+        check_server(self._house, begun)
         self._visibility = Visibility(begun["xmax"], tuple(begun["running"]), int(LSN.parse(begun["wal_lsn"])))
         found = {(each["schema"], each["name"]): each for each in begun["tables"]}
         living = {table: (table.now.schema, table.now.name) for table in self._tables if not table.now.number}
         self._there = {table: found[name] for table, name in living.items() if name in found}
-        staging = staging or source.staging
-        if staging is None:
-            raise InvalidArgumentsError(
-                f"{self._house.name} does not record its staging directory", hint="name it with --staging DIR"
-            )
-        wait_for_log(self._server, source, self._visibility.wal_lsn, deadline, tell)
+        wait_for_log(self._server, source, staging, self._visibility.wal_lsn, deadline, tell)
         wait_for_tables(self._house, staging, deadline, tell)
 
     def leave_out_partitions(self, *, are_named: bool) -> None:
-        """Leave out tables whose changes come as changes of another table. Raises VerifyError if such a table was named."""
+        """Leave out tables whose changes come as changes of another table. Raises InvalidArgumentsError if one was named."""
         for table in list(self._tables):
             root = self._there.get(table, {}).get("published_as")
             if root is not None:
                 message = f"{table} is a partition now, and its changes come as those of {'.'.join(root)}"
-                hint = f"that replica lacks the rows from before it was attached: cdcpipe-spark snapshot --table {'.'.join(root)}"
+                hint = f"that replica lacks the rows from before it was attached: {_COPY} {'.'.join(root)}"
                 if are_named:
-                    raise VerifyError(message, hint=hint)
+                    raise InvalidArgumentsError(message, hint=hint)
                 _logger.warning("%s: not compared; %s", message, hint)
                 self._tables.remove(table)
                 del self._bases[table]

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from cdcpipe.errors import CdcpipeError
+from cdcpipe.errors import InitError, InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
-from spark_sink.staging.log import log_end
+from spark_sink.client.checksum import ChecksumServer
+from spark_sink.staging.lock import lock_owner, owner_text
+from spark_sink.staging.log import list_epochs, log_end
+from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
     from pyspark.sql import Column
 
-    from spark_sink.client.checksum import ChecksumServer
     from spark_sink.delta.rows import Flags, Numbers
     from spark_sink.warehouse.warehouse import Source, Warehouse
 
-__all__ = ["POLL_S", "VerifyError", "Visibility", "wait_for_log", "wait_for_tables"]
+__all__ = ["POLL_S", "VerifyError", "Visibility", "check_log", "check_server", "check_taken", "wait_for_log", "wait_for_tables"]
 
 POLL_S = 0.2
-_ABSENCE_S = 10.0
-"""How long changes may wait in the slot without a consumer, because a launcher that is started again needs a moment."""
+_ABSENCE_S = 3.0
+"""How long changes may wait in the slot when no launcher runs, because one that is started again needs a moment."""
+_STALL_S = 30.0
+"""How long the tables may stand still when no launcher runs. A pipeline of a program's own may be slow."""
+_START_HINT = "start cdcpipe-spark run, or run --available-now, which ends when the tables have all changes"
 
 _XIDS = 1 << 32
 _RECENT_BYTES = 1 << 36
@@ -38,8 +44,8 @@ Older transactions count as visible, because their ids may have been used again.
 """
 
 
-class VerifyError(CdcpipeError):
-    """The tables could not be compared."""
+class VerifyError(InitError):
+    """The comparison could not be prepared: the tables did not get the changes that the server has (exit code 2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,42 +84,105 @@ class Visibility:
         return is_old | np.where(has_xid, ~(is_later | is_running), end_lsn <= self.wal_lsn)
 
 
-def wait_for_log(server: ChecksumServer, source: Source, upto: int, deadline: float, tell: Callable[[str, float], None]) -> None:
-    """Wait until the slot's consumer has everything up to ``upto``, or until nothing before it is left to take."""
+def check_log(source: Source, staging: Path) -> None:
+    """Raise InvalidArgumentsError unless the staging directory has the log that the tables are made of."""
+    hint = "give the directory that cdcpipe-spark run has as --staging: --staging DIR"
+    epochs = list_epochs(staging)
+    if not epochs:
+        raise InvalidArgumentsError(f"{staging} has no log, so it is not known how far the tables have to come", hint=hint)
+    if (epochs[-1].slot, epochs[-1].database) != (source.slot, source.database):
+        raise InvalidArgumentsError(
+            f"{staging} has the log of slot {epochs[-1].slot} of database {epochs[-1].database}, but the tables have the changes"
+            f" of slot {source.slot} of database {source.database}",
+            hint=hint,
+        )
+
+
+def check_server(house: Warehouse, begun: Mapping[str, Any]) -> None:
+    """Raise InvalidArgumentsError if a server that has answered ``begin`` is not the one that the tables' changes come from."""
+    hint = "connect to the server and the database of these changes"
+    try:
+        house.check_source("but the server has", hint, system_id=begun["system_id"], database=begun["database"])
+    except WarehouseError as ex:  # the options of the connection name another server
+        raise InvalidArgumentsError(ex.message, hint=ex.hint) from ex
+
+
+def check_taken(connection: Sequence[str], house: Warehouse, staging: Path, tell: Callable[[str, float], None]) -> None:
+    """Raise an error if the server or the staging directory is another one, or if nobody takes the changes. Takes a second.
+
+    The command calls this before it starts Spark, which takes longer.
+    """
+    source = house.source()
+    check_log(source, staging)
+    tell("asking the server", 0)
+    with ChecksumServer(connection) as server:
+        begun = server.ask({"begin": [], "publications": source.publications})
+        check_server(house, begun)
+        wait_for_log(server, source, staging, int(LSN.parse(begun["wal_lsn"])), math.inf, tell, until_taken=True)
+
+
+def wait_for_log(
+    server: ChecksumServer,
+    source: Source,
+    staging: Path,
+    upto: int,
+    deadline: float,
+    tell: Callable[[str, float], None],
+    *,
+    until_taken: bool = False,
+) -> None:
+    """Wait until the slot's consumer has everything up to ``upto``, or until nothing before it is left to take.
+
+    If nobody takes the changes, this is an error within seconds: no launcher holds the lock of the staging directory, and no
+    connection uses the slot. With ``until_taken``, return as soon as somebody takes them.
+    """
     absent_since: float | None = None
     while True:
         slot = server.ask({"slot": source.slot, "publications": source.publications, "upto": format_lsn(upto)})
         if LSN.parse(slot["confirmed_flush_lsn"]) >= upto or not (slot["active"] or slot["pending"]):
             return
+        owner = lock_owner(staging)
         now = time.monotonic()
-        absent_since = None if slot["active"] else absent_since or now
-        if absent_since is not None and now - absent_since > _ABSENCE_S:
-            raise VerifyError(
-                f"slot {source.slot} has changes that the tables lack, and no process takes them",
-                hint="start cdcpipe-spark run first; with --available-now it ends when it has taken them",
-            )
+        is_absent = not slot["active"] and owner is None
+        if until_taken and not is_absent:
+            return
+        absent_since = (absent_since or now) if is_absent else None
+        if absent_since is not None and (now - absent_since > _ABSENCE_S or now > deadline):
+            raise VerifyError(f"slot {source.slot} has changes that the tables lack, and no process takes them", hint=_START_HINT)
         if now > deadline:
             raise VerifyError(
                 f"the log is at {slot['confirmed_flush_lsn']}, and did not reach {format_lsn(upto)} in time",
-                hint="the server is sending a large transaction, or the launcher is behind: raise --timeout",
+                hint="the server is sending a large transaction, or the launcher is behind: raise --timeout"
+                if owner is None or slot["active"]
+                else f"the launcher ({owner_text(owner)}) does not use the slot now: its messages say why",
             )
-        tell(f"waiting for the log to reach {format_lsn(upto)}, it is at {slot['confirmed_flush_lsn']}", 0)
+        where = f"the log to reach {format_lsn(upto)}, it is at {slot['confirmed_flush_lsn']}"
+        tell(f"waiting for {where}{'; no launcher runs' if is_absent else ''}", 0)
         time.sleep(POLL_S)
 
 
 def wait_for_tables(house: Warehouse, staging: Path, deadline: float, tell: Callable[[str, float], None]) -> None:
-    """Wait until the tables are at the end of the log."""
+    """Wait until the tables are at the end of the log.
+
+    If no launcher runs and the tables do not come further for a while, this is an error before the deadline.
+    """
     end = log_end(staging)
     if end is None:
         raise VerifyError(f"{staging} has no log")
+    last, last_at = house.source().position, time.monotonic()
     while True:
-        position = house.source().position
+        position, now = house.source().position, time.monotonic()
         if position is not None and position.lsn >= end.lsn:
             return
-        if time.monotonic() > deadline:
+        is_absent = lock_owner(staging) is None
+        if position != last or not is_absent:
+            last, last_at = position, now
+        if now > deadline or now - last_at > _STALL_S:
             raise VerifyError(
-                f"the tables are at {position}, and did not reach {end} in time",
-                hint="is cdcpipe-spark run running? If so, raise --timeout",
+                f"the tables are at {position}, and did not reach {end}, the end of the log, in time",
+                hint=_START_HINT
+                if is_absent
+                else "is it cdcpipe-spark land that runs? Then start run in its place. If run is behind, raise --timeout",
             )
-        tell(f"waiting for the tables to reach {end}, they are at {position}", 0)
+        tell(f"waiting for the tables to reach {end}, they are at {position}{'; no launcher runs' if is_absent else ''}", 0)
         time.sleep(POLL_S)

@@ -1,6 +1,8 @@
 """Replicas compared with PostgreSQL: equal tables are never reported as different, and differences are found under any load."""
 
+import contextlib
 import json
+import os
 import random
 import threading
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from spark_sink.launcher.config import LauncherConfig
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.schema.table import Table
 from spark_sink.staging.filler import SealPolicy
+from spark_sink.staging.lock import lock
 from spark_sink.staging.log import Position, list_epochs
 from spark_sink.verify import comparison
 from spark_sink.verify.canonical import Canonical
@@ -33,7 +36,7 @@ from spark_sink.verify.comparison import (
     verify,
 )
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
-from support.cli_process import run_spark_cli
+from support.cli_process import run_spark_cli, spark_cli
 from support.road import HOSTILE, Road
 from support.snapshots import InitialCopy
 from support.typed_values import INFINITE_NUMERICS, NEWER_TYPES, TYPES
@@ -184,7 +187,7 @@ def test_all_tables(road: Verified) -> None:
     assert {"public.big", "public.widened", "public.listed", f"public.{HOSTILE[-1]}"} < set(road.verified)
     assert "public.keyless" not in road.verified
     assert road.verified["public.big"].server_rows == 54
-    with pytest.raises(VerifyError, match=r"public\.keyless has no key"):
+    with pytest.raises(InvalidArgumentsError, match=r"public\.keyless has no key"):
         road.verify("keyless")
     with pytest.raises(InvalidArgumentsError, match=r"has no table 'public\.nowhere'"):
         road.verify("nowhere")
@@ -457,9 +460,42 @@ def test_a_partition_that_is_not_published_as_itself_any_more(
     assert exit_code(list(results.values())) == DIFFERENT
     assert "public.part_1 is a partition now, and its changes come as those of public.parts: not compared" in caplog.text
     assert "cdcpipe-spark snapshot --table public.parts" in caplog.text
-    with pytest.raises(VerifyError, match=r"public\.part_1 is a partition now"):
+    with pytest.raises(InvalidArgumentsError, match=r"public\.part_1 is a partition now"):
         road.verify("part_1")
     road.connection.close()
+
+
+def test_what_can_not_be_compared_is_said_before_spark_is_started(
+    database: postgres.Database, pg18: postgres.Cluster, spark: Any, tmp_path: Path
+) -> None:
+    road = Verified(database, spark, tmp_path, slot="unready")
+    road.execute("create table t (id int primary key)")
+    road.land()
+    road.execute("insert into t values (1)")
+    road.run()
+    (tmp_path / "empty").mkdir()
+    command = ["verify", "--warehouse", str(road.warehouse), "--master", "local[no]"]
+    with pg18.database() as other:
+        said = spark_cli(*command, "-d", other.dsn, code=1).stderr
+    assert "has the changes of database" in said
+    command += ["-d", database.dsn]
+    assert "there is no such directory" in spark_cli(*command, "--staging", str(tmp_path / "no"), code=1).stderr
+    assert "has no log" in spark_cli(*command, "--staging", str(tmp_path / "empty"), code=1).stderr
+    road.execute("insert into t values (2)")
+    said = spark_cli(*command, code=2).stderr
+    assert "slot unready has changes that the tables lack, and no process takes them" in said
+    assert "hint: start cdcpipe-spark run, or run --available-now" in said
+    road.connection.close()
+
+
+@contextlib.contextmanager
+def staging_lock_of(staging: Path) -> Iterator[None]:
+    """Hold the lock of a staging directory, as a launcher does that looks for its server."""
+    fd = lock(staging)
+    try:
+        yield
+    finally:
+        os.close(fd)
 
 
 def test_refusals(database: postgres.Database, pg18: postgres.Cluster, spark: Any, tmp_path: Path) -> None:
@@ -478,11 +514,14 @@ def test_refusals(database: postgres.Database, pg18: postgres.Cluster, spark: An
     assert not result.is_equal
     assert "another table of this name" in str(result.problem)
 
-    with pg18.database() as other, pytest.raises(WarehouseError, match="has the changes of database"):
+    with pg18.database() as other, pytest.raises(InvalidArgumentsError, match="has the changes of database"):
         verify(spark, road.warehouse, ("-d", other.dsn))
     road.execute("insert into t values (2)")
     with pytest.raises(VerifyError, match=r"slot refusing (has changes that the tables lack|did not reach)"):
         road.verify("t")
+    with staging_lock_of(road.staging), pytest.raises(VerifyError, match="did not reach") as raised:
+        road.verify("t", timeout_s=0.5)
+    assert "does not use the slot now" in str(raised.value.hint)
     road.prepared = road.land().prepared
     with pytest.raises(VerifyError, match="the tables are at"):
         road.verify("t", timeout_s=0.5)

@@ -136,7 +136,7 @@ def spark_jvm(pid: int) -> psutil.Process | None:
 @pytest.mark.parametrize(
     ("arguments", "number"),
     [
-        (("verify", "-d", "nowhere"), signal.SIGINT),
+        (("as-of", "--table", "public.fruit", "--at", "0/1"), signal.SIGINT),
         (("as-of", "--table", "public.fruit", "--at", "0/1"), signal.SIGTERM),
         (("purge", "--before", "0/1"), signal.SIGKILL),
     ],
