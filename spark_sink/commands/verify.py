@@ -99,8 +99,8 @@ def command(
     Both sides count rows and compute checksums; no rows are sent. As with pg_dump, the tables are locked against ALTER and TRUNCATE
     meanwhile. If a table differs, the keys of the first rows that differ are printed.
 
-    Exit codes: 0 if all tables are equal, 10 if one differs, 11 if none differs but one could not be compared. Any other code: the
-    comparison did not take place.
+    Exit codes: 0 if all tables are equal, 10 if one differs, 11 if none differs but one could not be compared, also because the
+    warehouse does not have it. Any other code: the comparison did not take place.
     """
     log_to_stderr(verbose=verbose)
     house = Warehouse.existing(warehouse)

@@ -42,6 +42,7 @@ from spark_sink.schema.types import original_name
 from spark_sink.status.staging_directory import staging_directory
 from spark_sink.verify import quick as quick_checksum
 from spark_sink.verify.canonical import Canonical, exact_session
+from spark_sink.verify.unknown_tables import unknown_tables
 from spark_sink.verify.visibility import POLL_S, VerifyError, Visibility, check_log, check_server, wait_for_log, wait_for_tables
 from spark_sink.warehouse import dropped_tables, purged_changes
 from spark_sink.warehouse.warehouse import Warehouse
@@ -121,7 +122,7 @@ def verify(
 
     Tables with nothing to compare are left out: a table without a key, which has no replica; and a table that has become a
     partition of another published table, if its changes now come as changes of that table. If such a table is named, this is an
-    error.
+    error. Without ``tables``, there is also a result with a ``problem`` for each published table that the warehouse does not have.
     """
     house = Warehouse.existing(warehouse)
     spark = exact_session(spark)
@@ -144,7 +145,8 @@ def verify(
             comparison.leave_out_partitions(are_named=bool(tables))
             early = comparison.find_early()
             if early is None:
-                return comparison.run(tell)
+                unknown = [] if tables else _unknown(house, connection, place, tell)
+                return [*comparison.run(tell), *unknown]
             tell(f"waiting for a transaction in {early} to become visible on the server", 0)
             if time.monotonic() > deadline:
                 raise VerifyError(
@@ -152,6 +154,19 @@ def verify(
                     hint="it may be waiting for a synchronous standby: SELECT * FROM pg_stat_activity WHERE wait_event = 'SyncRep'",
                 )
             time.sleep(POLL_S)
+
+
+def _unknown(house: Warehouse, connection: Sequence[str], staging: Path, tell: Callable[[str, float], None]) -> list[TableResult]:
+    """Return a result for each published table that should have a replica, but has no table in the warehouse."""
+    tell("asking which tables are published", 0)
+    results = []
+    for table, is_keyed in unknown_tables(house, connection, staging):
+        if is_keyed:
+            problem = f"the warehouse has no such table: no change of it has come, and its rows were not copied; {_COPY} {table}"
+            results.append(TableResult(table, problem=problem))
+        else:
+            _logger.warning("%s %s", table, _NO_REPLICA)
+    return results
 
 
 class _Comparison:

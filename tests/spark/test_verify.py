@@ -30,6 +30,7 @@ from spark_sink.verify import comparison
 from spark_sink.verify.canonical import Canonical
 from spark_sink.verify.comparison import (
     DIFFERENT,
+    NOT_COMPARED,
     Difference,
     TableResult,
     VerifyError,
@@ -462,6 +463,27 @@ def test_a_partition_that_is_not_published_as_itself_any_more(
     assert "cdcpipe-spark snapshot --table public.parts" in caplog.text
     with pytest.raises(InvalidArgumentsError, match=r"public\.part_1 is a partition now"):
         road.verify("part_1")
+    road.connection.close()
+
+
+def test_a_published_table_that_the_warehouse_lacks_is_named(
+    database: postgres.Database, spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is no table that was compared, so the exit code does not say that all are equal."""
+    road = Verified(database, spark, tmp_path, publication="lacking", slot="lacking")
+    road.execute("create table t (id int primary key)", "create publication lacking for all tables")
+    road.land()
+    road.execute("insert into t values (1)")
+    road.run()
+    road.execute("create table late (id int primary key)", "create table late_heap (id int)")
+    results = road.verify()
+    assert {name: result.is_equal for name, result in results.items()} == {"public.t": True, "public.late": False}
+    assert "the warehouse has no such table" in str(results["public.late"].problem)
+    assert "public.late_heap has no key" in caplog.text
+    assert exit_code(list(results.values())) == NOT_COMPARED
+    assert list(road.verify("t")) == ["public.t"]
+    road.execute("alter table t rename to renamed")  # it is there under another name
+    assert set(road.verify()) == {"public.t", "public.late"}
     road.connection.close()
 
 
