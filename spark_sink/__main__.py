@@ -68,7 +68,9 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
         have_no_blas_threads()
         without_pandas.want()
         result = group.main(args=arguments, prog_name="cdcpipe-spark", standalone_mode=False)
-    except (KeyboardInterrupt, click.Abort):  # from Spark's own handler, before `signals.kept` restores ours
+    except (KeyboardInterrupt, click.Abort) as ex:  # from Spark's own handler, before `signals.kept` restores ours
+        if isinstance(ex.__cause__, EOFError):  # click takes each of them for the end of stdin, which no command reads
+            return _unexpected(ex.__cause__)
         return 128 + signal.SIGINT
     except click.exceptions.NoArgsIsHelpError as ex:
         click.echo(ex.format_message(), err=True)
@@ -81,14 +83,19 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"{ex.name} is not installed", "pip install 'cdcpipe[spark]'", ExitCode.INIT_FAILED)
     except SystemExit:  # click raises this if stdout is a closed pipe
         return ExitCode.SYSTEM_ERROR
-    except Exception as ex:
-        _logger.info("unexpected", exc_info=True)
-        if (limit := described(ex)) is not None:
-            return _complain(*limit, ExitCode.SYSTEM_ERROR)
-        hint = "this is a defect of cdcpipe: -v shows where it comes from"
-        return _complain(f"unexpected {type(ex).__name__}: {ex}", hint, ExitCode.SYSTEM_ERROR)
+    except Exception as ex:  # noqa: BLE001 - every error has its line and its exit code
+        return _unexpected(ex)
     # The exit code that a command passes to Context.exit.
     return result if isinstance(result, int) else ExitCode.SUCCESS
+
+
+def _unexpected(ex: Exception) -> ExitCode:
+    """Print an error that no other part of cdcpipe explains, and return the exit code."""
+    _logger.info("unexpected", exc_info=ex)
+    if (limit := described(ex)) is not None:
+        return _complain(*limit, ExitCode.SYSTEM_ERROR)
+    hint = "this is a defect of cdcpipe: -v shows where it comes from"
+    return _complain(f"unexpected {type(ex).__name__}: {ex}", hint, ExitCode.SYSTEM_ERROR)
 
 
 def _complain(message: str, hint: str | None, code: ExitCode) -> ExitCode:

@@ -2,6 +2,7 @@
 
 import random
 import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +72,13 @@ def test_python_workers_are_shared_and_import_the_installed_pyspark(spark: Any) 
     assert rows[0][0]["file"] == pyspark.__file__
 
 
-def test_a_full_disk_is_one_message(spark: Any, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_message(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit on the size of this process's files stands for the full disk. The process itself writes a small micro-batch."""
     log = Log(tmp_path / "staging")
     content = random.Random(1).randbytes(100_000).hex().encode()
     log.segment([relation(10, "t", ("id", 23), ("content", 25)), Insert(None, 10, (b"1", content))])
     full = Pipeline(spark, log.root, tmp_path / "warehouse")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python would cut off the bytecode of what it imports
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:

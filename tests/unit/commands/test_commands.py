@@ -1,6 +1,7 @@
 """`cdcpipe-spark` where neither Spark nor a server is needed: usage, help, mistakes."""
 
 import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +78,18 @@ def test_a_full_disk_is_said() -> None:
             "cdcpipe-spark: hint: the file system is full: make room; then start again",
         ],
     )
+
+
+def test_the_end_of_a_file_is_no_interruption(tmp_path: Path) -> None:
+    """click turns each EOFError into Abort, as if somebody had typed Ctrl-C. Here it is from a damaged file of Python's own."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(tmp_path / "bytecode")
+    assert run_spark_cli("status", "--staging", str(tmp_path), env=environment).returncode == 0
+    (compiled,) = tmp_path.glob("bytecode/**/spark_sink/commands/status.*.pyc")
+    os.truncate(compiled, 1000)
+    ended = run_spark_cli("status", "--staging", str(tmp_path), env=environment)
+    assert ended.returncode == 7
+    assert ended.stderr.strip().startswith("cdcpipe-spark: error: unexpected EOFError: ")
 
 
 LIMITED = """
