@@ -438,17 +438,24 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
     except CdcpipeError as ex:
         limit = limit_hint(ex)
         return _complain(ex.message, limit or ex.hint, ExitCode.SYSTEM_ERROR if limit else ex.exit_code)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort) as ex:
+        if isinstance(ex.__cause__, EOFError):  # click makes an Abort of it, as if somebody had typed ^D
+            return _unexpected(ex.__cause__)
         return 128 + signal.SIGINT
-    except Exception as ex:
-        log.debug("unexpected", exc_info=True)
-        if (limit := limit_hint(ex)) is not None:
-            return _complain(f"a limit of this machine is reached: {str(ex) or type(ex).__name__}", limit, ExitCode.SYSTEM_ERROR)
-        hint = "this is a defect of cdcpipe: -vv shows where it comes from"
-        return _complain(f"unexpected {type(ex).__name__}: {ex}", hint, ExitCode.SYSTEM_ERROR)
+    except Exception as ex:  # noqa: BLE001 - every error has its line and its exit code
+        return _unexpected(ex)
     except SystemExit:  # click raises this for a closed pipe
         return ExitCode.SYSTEM_ERROR
     return result if isinstance(result, ExitCode) else ExitCode.SUCCESS
+
+
+def _unexpected(ex: Exception) -> ExitCode:
+    """Print an error that no other part of cdcpipe explains, and return the exit code."""
+    log.debug("unexpected", exc_info=ex)
+    if (limit := limit_hint(ex)) is not None:
+        return _complain(f"a limit of this machine is reached: {str(ex) or type(ex).__name__}", limit, ExitCode.SYSTEM_ERROR)
+    hint = "this is a defect of cdcpipe: -vv shows where it comes from"
+    return _complain(f"unexpected {type(ex).__name__}: {ex}", hint, ExitCode.SYSTEM_ERROR)
 
 
 def _complain(message: str, hint: str | None, code: ExitCode) -> ExitCode:

@@ -14,6 +14,7 @@ import cloup
 from cdcpipe import logs
 from cdcpipe.options import CONNECTION, CREATE_SLOT, FAILOVER, LOG_FORMAT, METRICS, NEW_PUBLICATION, PUBLICATION, SLOT
 from cdcpipe.publishing import NewPublication
+from cdcpipe.system_ids import parse_system_id
 from cdcpipe.units import parse_seconds
 from spark_sink.client.connection import connection_arguments
 from spark_sink.commands.parameters import DIRECTORY, PLACE, Directory, minute_or_off, parse_amount, parse_retention
@@ -136,6 +137,7 @@ _launcher_groups = (
         ),
         cloup.option(
             "--accept-system-id",
+            type=parse_system_id,
             metavar="ID",
             help="Take the server with this system identifier for the one that the log comes from, as after pg_upgrade.",
         ),

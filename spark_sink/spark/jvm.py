@@ -15,6 +15,8 @@ from spark_sink.spark.jvm_output import JvmOutput
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from pyspark import SparkContext
+
 __all__ = ["GATEWAY", "at_start", "output", "show_held", "shown_on_error", "start"]
 
 _logger = logging.getLogger(__name__)
@@ -73,3 +75,9 @@ def start(settings: Mapping[str, str], on_step: Callable[[str], None] | None) ->
         _output.close_writer()
     atexit.register(_output.take)  # an entry of the log that came just before the end is shown
     SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - the parameter that SparkContext() passes on
+
+
+def log_lost_connections(context: SparkContext) -> None:
+    """Log it with -v alone if the JVM ends before the connection on which it sends accumulators. pyspark prints a traceback."""
+    server = context._accumulatorServer  # noqa: SLF001 - there is no other way to it
+    server.handle_error = lambda *_: _logger.info("a connection of the JVM has ended", exc_info=True)  # noqa: LOG014

@@ -134,6 +134,7 @@ def build(
             jvm.start(settings, on_step)
         on_step("starting Spark")
         spark = builder.getOrCreate()
+        jvm.log_lost_connections(spark.sparkContext)
         check(spark, format)  # here Spark reads those settings that it did not need before
     except CdcpipeError:
         raise

@@ -37,7 +37,7 @@ from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog, commit_path, pin
 from spark_sink.replica.layout import existing_rows
 from spark_sink.replica.replay import LAST_LSN, replay
-from spark_sink.schema.table import NATIVE
+from spark_sink.schema.table import NATIVE, Table
 from spark_sink.schema.types import original_name
 from spark_sink.status.staging_directory import staging_directory
 from spark_sink.verify import quick as quick_checksum
@@ -45,6 +45,7 @@ from spark_sink.verify.canonical import Canonical, exact_session
 from spark_sink.verify.unknown_tables import unknown_tables
 from spark_sink.verify.visibility import POLL_S, VerifyError, Visibility, check_log, check_server, wait_for_log, wait_for_tables
 from spark_sink.warehouse import dropped_tables, purged_changes
+from spark_sink.warehouse.gaps import is_copied_since
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -210,12 +211,19 @@ class _Comparison:
             root = self._there.get(table, {}).get("published_as")
             if root is not None:
                 message = f"{table} is a partition now, and its changes come as those of {'.'.join(root)}"
-                hint = f"that replica lacks the rows from before it was attached: {_COPY} {'.'.join(root)}"
+                hint = f"compare {'.'.join(root)}"
+                if not self._is_copied_since_attached(table, Table(*root)):
+                    hint = f"that replica lacks the rows from before it was attached: {_COPY} {'.'.join(root)}"
                 if are_named:
                     raise InvalidArgumentsError(message, hint=hint)
                 _logger.warning("%s: not compared; %s", message, hint)
                 self._tables.remove(table)
                 del self._bases[table]
+
+    def _is_copied_since_attached(self, partition: Table, root: Table) -> bool:
+        """Tell whether the root was copied after the partition's own last change, and so has all of its rows."""
+        last_lsn = self._house.format.lsn(self._house.changelog(partition)) or 0
+        return any(table.now == root and is_copied_since(self._house, table, last_lsn) for table in self._house.tables())
 
     def _base(self, table: Table) -> _Base:
         return _Base(pin(self._house.replica(table)) if self._house.format.keeps_replicas else None)

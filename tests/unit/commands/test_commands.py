@@ -103,7 +103,7 @@ command.main()
 
 @pytest.mark.parametrize(
     ("limit", "value", "said", "hint"),
-    [("RLIMIT_NOFILE", 3, "Too many open files", "ulimit -n"), ("RLIMIT_AS", 1 << 31, "out of memory", "too little memory")],
+    [("RLIMIT_NOFILE", 3, "Too many open files", "ulimit -n"), ("RLIMIT_AS", 1 << 31, "out of memory", "ulimit -v")],
 )
 def test_a_limit_of_the_machine_is_no_defect(tmp_path: Path, limit: str, value: int, said: str, hint: str) -> None:
     config = tmp_path / "shop.toml"
