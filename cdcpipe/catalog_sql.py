@@ -57,6 +57,7 @@ WITH RECURSIVE publication AS (
     FROM expanded e JOIN publication p ON p.oid = e.publication AND (p.pubviaroot OR e.kind <> 'p')
 )
 SELECT n.relation AS relation_id, bool_or(n.pubupdate) AS has_updates, bool_or(n.pubdelete) AS has_deletes,
+    bool_or(n.pubinsert) AS has_inserts, bool_or(n.pubtruncate) AS has_truncates,
     coalesce(array_agg(DISTINCT a.attnum ORDER BY a.attnum) FILTER (WHERE a.attnum IS NOT NULL), '{{}}') AS numbers,
     {filters} AS filters
 FROM named n {details}
@@ -70,14 +71,15 @@ GROUP BY n.relation
 )"""
 
 _EXISTING: Final = """
-    SELECT p.oid, p.puballtables, p.pubviaroot, p.pubupdate, p.pubdelete, {has_generated} AS has_generated
+    SELECT p.oid, p.puballtables, p.pubviaroot, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate,
+        {has_generated} AS has_generated
     FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names})
 """
 _EXISTING_NAMED: Final = "SELECT r.prpubid, r.prrelid FROM pg_catalog.pg_publication_rel r JOIN publication p ON p.oid = r.prpubid"
 
 _NEW: Final = """
     SELECT 0::pg_catalog.oid AS oid, {all_tables} AS puballtables, {via_root} AS pubviaroot, {has_updates} AS pubupdate,
-        {has_updates} AS pubdelete,
+        {has_updates} AS pubdelete, true AS pubinsert, true AS pubtruncate,
         false AS has_generated
 """
 _NEW_NAMED: Final = "SELECT 0::pg_catalog.oid, c.oid FROM publishable c WHERE c.oid IN ({relation_ids})"
@@ -106,7 +108,7 @@ def published(publications: Iterable[str], server_version: int, *, filters: bool
 
     - ``relation_id``;
     - ``numbers``: the ``attnum`` of the published columns;
-    - ``has_updates`` and ``has_deletes``: whether updates and deletes are published;
+    - ``has_inserts``, ``has_updates``, ``has_deletes`` and ``has_truncates``: whether these are published;
     - ``filters``: the row filters. A row is published if it passes one of them; NULL means that every row is published. The column
       is also NULL if the argument ``filters`` is False, because reading the text of a row filter needs a lock on its table.
 

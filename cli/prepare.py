@@ -161,5 +161,5 @@ def _report(found: Preparation) -> dict[str, Any]:
 
 
 def _parts(found: TableParts | None) -> dict[str, Any]:
-    """Return the two fields of ``--parts``; empty ones for a table that was unpublished between two questions."""
-    return {"published_by": [], "parts": []} if found is None else asdict(found)
+    """Return the fields of ``--parts``; empty ones for a table that was unpublished between two questions."""
+    return {"published_by": [], "operations": [], "parts": []} if found is None else asdict(found)

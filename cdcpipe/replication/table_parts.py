@@ -3,6 +3,7 @@
 `table_parts` asks for them now; who compares two answers (spark_sink/snapshot/publication.py) finds
 
 - a table that has come into a publication, or has left it and come back: other objects publish it (``published_by``);
+- a table some of whose changes were not published for a while (``operations``);
 - a table that ALTER TABLE has rewritten: a part has another file and another ``definition``. (VACUUM FULL, CLUSTER and TRUNCATE
   change only the file, and ALTER TABLE without a rewrite changes only the definition.)
 - a partition with rows that was attached: a new part that ``is_attached`` and ``has_rows``.
@@ -48,9 +49,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class TableParts:
-    """A published table's parts, and the OIDs of what publishes it: a publication, a schema or the table in one."""
+    """A published table's parts, and how it is published.
+
+    - ``published_by``: the OIDs of what publishes it: a publication, a schema or the table in one;
+    - ``operations``: which changes are published, of ``insert``, ``update``, ``delete`` and ``truncate``.
+    """
 
     published_by: tuple[int, ...]
+    operations: tuple[str, ...]
     parts: tuple[Part, ...]
 
 
@@ -88,11 +94,17 @@ def table_parts(connection: Connection, names: Sequence[str]) -> Mapping[int, Ta
         "    WHERE a.attrelid = l.oid AND a.attnum > 0),"
         f"  made.attached, CASE WHEN made.attached THEN {_HAS_ROWS} END) ORDER BY l.oid)"
         f"  FROM pg_catalog.pg_class l CROSS JOIN LATERAL (SELECT {_ATTACHED} AS attached) made"
-        f"  WHERE l.oid IN {leaves_of('w.relation_id')})::text"
+        f"  WHERE l.oid IN {leaves_of('w.relation_id')})::text,"
+        " concat_ws(',', CASE WHEN w.has_inserts THEN 'insert' END, CASE WHEN w.has_updates THEN 'update' END,"
+        "   CASE WHEN w.has_deletes THEN 'delete' END, CASE WHEN w.has_truncates THEN 'truncate' END)"
         f" FROM {published(names, connection.server_version)} AS w",
         timeout_s=_TIMEOUT_S,
     )
     return {
-        int(relation_id or 0): TableParts(tuple(json.loads(by or "[]")), tuple(Part(*part) for part in json.loads(parts or "[]")))
-        for relation_id, by, parts in rows
+        int(relation_id or 0): TableParts(
+            tuple(json.loads(by or "[]")),
+            tuple(operations.split(",")) if operations else (),
+            tuple(Part(*part) for part in json.loads(parts or "[]")),
+        )
+        for relation_id, by, parts, operations in rows
     }

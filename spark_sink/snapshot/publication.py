@@ -59,13 +59,14 @@ CAME = "it has come into the publication"
 NOT_COPIED = "its rows from before the first change were not copied"
 CAME_BACK = "it left the publication, and has come back"
 KEY = "it has got a key"
+MORE_OPERATIONS = "its publication did not publish all of its changes"
 REPLACED = "another table has its name now"
 REWRITTEN = "ALTER TABLE has rewritten its rows"
 
 
 @dataclass(frozen=True, slots=True)
 class SeenTable:
-    """What was seen of a table. The last two are None if the look did not ask for parts."""
+    """What was seen of a table. What publishes it, its parts and the operations are None if the look did not ask for parts."""
 
     schema: str
     name: str
@@ -74,6 +75,8 @@ class SeenTable:
     published_by: tuple[int, ...] | None
     parts: Mapping[int, tuple[int, str]] | None
     """For each relation that holds rows: its file, and the digest of its definition."""
+    operations: frozenset[str] | None = None
+    """Which changes are published: ``insert``, ``update``, ``delete``, ``truncate``. None also in a record of an older version."""
     undecided_lsn: int | None = None
     """The LSN of the look that first saw another name, if the stream has not told of it yet."""
 
@@ -93,7 +96,12 @@ class SeenTable:
             keyless.has_key(table),
             None if parts is None else tuple(table["published_by"]),
             None if parts is None else {int(each["relation_id"]): (int(each["file"]), str(each["definition"])) for each in parts},
+            _operations(table),
         )
+
+
+def _operations(value: Mapping[str, Any]) -> frozenset[str] | None:
+    return None if value.get("operations") is None else frozenset(map(str, value["operations"]))
 
 
 _NOTHING: Final[Mapping[int, SeenTable]] = MappingProxyType({})
@@ -210,6 +218,8 @@ def _compare(
         return
     if then.published_by and now.published_by and not set(then.published_by) & set(now.published_by):
         yield Finding(table, lsn, CAME_BACK)
+    if then.operations is not None and now.operations is not None and now.operations - then.operations:
+        yield Finding(table, lsn, MORE_OPERATIONS)
     if now.has_key and not then.has_key and not is_keyed(table):
         yield Finding(table, lsn, KEY)
     if then.parts is None or now.parts is None:
@@ -242,6 +252,7 @@ def read(house: Warehouse) -> Seen | None:
                 bool(each["has_key"]),
                 None if each["published_by"] is None else tuple(map(int, each["published_by"])),
                 None if each["parts"] is None else {int(part): (int(file), str(text)) for part, file, text in each["parts"]},
+                _operations(each),
                 int(LSN.parse(each["undecided"])) if "undecided" in each else None,
             )
             for each in value["tables"]
@@ -263,6 +274,7 @@ def write(house: Warehouse, now: Seen) -> None:
             "published_by": None if each.published_by is None else list(each.published_by),
             "parts": None if each.parts is None else [[part, *facts] for part, facts in each.parts.items()],
         }
+        | ({} if each.operations is None else {"operations": sorted(each.operations)})
         | ({} if each.undecided_lsn is None else {"undecided": format_lsn(each.undecided_lsn)})
         for each in now.tables.values()
     ]

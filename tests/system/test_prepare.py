@@ -116,7 +116,9 @@ def test_parts_tell_what_publishes_a_table(on: PublishedDatabase) -> None:
         both = parts_of(on)["t"]["published_by"]
         assert len(both) == 2
         assert set(again) < set(both)
-    on.sql("drop publication p", "create publication p for all tables")
+    assert parts_of(on)["t"]["operations"] == ["insert", "update", "delete", "truncate"]
+    on.sql("drop publication p", "create publication p for all tables with (publish = 'insert, truncate')")
+    assert parts_of(on)["t"]["operations"] == ["insert", "truncate"]
     assert parts_of(on)["t"]["published_by"] == [on.value("select oid::int8 from pg_publication")]
 
 

@@ -20,6 +20,7 @@ from spark_sink.snapshot.publication import (
     CAME,
     CAME_BACK,
     KEY,
+    MORE_OPERATIONS,
     REPLACED,
     REWRITTEN,
     Finding,
@@ -52,7 +53,7 @@ def part(relation_id: int = 100, file: int = 1, definition: str = "a", has_rows:
 
 def table(name: str = "t", **changes: Any) -> dict[str, Any]:
     found = {"schema": "public", "name": name, "relation_id": 100, "replica_identity": "d", "primary_key": ["id"], "columns": [{}]}
-    return found | {"published_by": [7], "parts": [part()]} | changes
+    return found | {"published_by": [7], "parts": [part()], "operations": ["insert", "update"]} | changes
 
 
 def found(*tables: dict[str, Any], lsn: int = 200, system_id: str = "7123") -> Prepared:
@@ -76,6 +77,9 @@ BEFORE = seen(found(table(), lsn=100))
         (table(relation_id=101), [Finding(T, 200, REPLACED)]),
         (table(published_by=[8]), [Finding(T, 200, CAME_BACK)]),
         (table(published_by=[7, 8]), []),
+        (table(operations=["delete", "insert", "update"]), [Finding(T, 200, MORE_OPERATIONS)]),
+        (table(operations=["insert"]), []),
+        (table(operations=None), []),
         (table(parts=[part(file=2, definition="b")]), [Finding(T, 200, REWRITTEN)]),
         # VACUUM FULL, or TRUNCATE.
         (table(parts=[part(file=2)]), []),
