@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from spark_sink.client.exported import SnapshotError
+from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.replica import merge
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
@@ -73,7 +73,10 @@ class TableSnapshot(Snapshot):
 
     def _check_source(self, theirs: str, **values: str) -> None:
         hint = "connect to the server and database of these changes, and give their staging directory"
-        self.warehouse.check_source(theirs, hint, **values)
+        try:
+            self.warehouse.check_source(theirs, hint, **values)
+        except WarehouseError as ex:  # the options name another server or another directory
+            raise InvalidArgumentsError(ex.message, hint=ex.hint) from ex
 
     def _begin(self) -> None:
         assert self._spark is not None
@@ -88,7 +91,7 @@ class TableSnapshot(Snapshot):
     def _check_published(self, published: Collection[str]) -> None:
         missing = [name for name in self._names if name not in published]
         if missing:
-            raise SnapshotError(
+            raise InvalidArgumentsError(
                 f"not published: {', '.join(missing)}; the published tables are: {', '.join(sorted(published)) or 'none'}",
                 hint="ALTER PUBLICATION … ADD TABLE; of a partitioned table, either the root or the leaves are published",
             )

@@ -274,7 +274,7 @@ def test_certain_failures_show_at_once(database: postgres.Database, spark: Any, 
     assert (named.returncode, "--table SCHEMA.NAME; " in named.stderr) == (ExitCode.INVALID_ARGS, True)
     unpublished = run_spark_cli("snapshot", *common, "--table", "public.other")
     assert "not published: public.other; the published tables are: public.t" in unpublished.stderr
-    assert unpublished.returncode == ExitCode.SYSTEM_ERROR
+    assert unpublished.returncode == ExitCode.INVALID_ARGS
     with hold_alone(road.warehouse / "_cdcpipe/snapshot.lock") as is_alone:
         assert is_alone
         assert "another cdcpipe-spark snapshot" in run_spark_cli("snapshot", *common, "--table", "public.t").stderr
