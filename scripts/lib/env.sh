@@ -44,9 +44,23 @@ find_python() {
 }
 
 # need_venv: makes $venv with this project (editable) and its extra "dev", unless pyproject.toml is unchanged.
+# Of two scripts that start at once, one waits for the other.
 need_venv() {
     wanted="$(cksum <pyproject.toml) $root"
-    [ "$(cat "$venv/stamp" 2>/dev/null)" = "$wanted" ] && [ -x "$python" ] && return
+    has_venv && return
+    if command -v flock >/dev/null; then
+        exec 9>"$venv.lock"
+        flock 9
+    fi
+    has_venv || make_venv
+    exec 9>&-
+}
+
+has_venv() {
+    [ "$(cat "$venv/stamp" 2>/dev/null)" = "$wanted" ] && [ -x "$python" ]
+}
+
+make_venv() {
     base=$(find_python)
     if ! [ -x "$python" ] || ! "$python" -m pip --version >/dev/null 2>&1; then
         if ! made=$("$base" -m venv --clear "$venv" 2>&1); then

@@ -16,6 +16,7 @@ from typing import Any
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 
 __all__ = [
+    "RESTORE",
     "TEMPORARY_PREFIX",
     "DamagedFileError",
     "check_usable",
@@ -29,6 +30,10 @@ __all__ = [
 
 # At least two letters before the colon, so that "C:/" is no URL. One slash, because a Path turns two into one.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+RESTORE = "restore the file from a copy of its directory"
+"""The hint for a damaged file."""
 
 
 class DamagedFileError(CdcpipeError):
@@ -95,11 +100,9 @@ def parse_json(path: Path, data: bytes) -> dict[str, Any]:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as ex:
-        msg = f"{path} is damaged: not JSON"
-        raise DamagedFileError(msg) from ex
+        raise DamagedFileError(f"{path} is damaged: not JSON", hint=RESTORE) from ex
     if not isinstance(value, dict):
-        msg = f"{path} is damaged: not a JSON object"
-        raise DamagedFileError(msg)
+        raise DamagedFileError(f"{path} is damaged: not a JSON object", hint=RESTORE)
     return value
 
 

@@ -94,9 +94,20 @@ _POISON_HINT = (
 )
 
 
+_NO_PUBLICATION_HINT = (
+    "the server cannot send what was changed while the publication did not exist. To go on without these changes: stop, drop the "
+    "slot (pg_drop_replication_slot), and start run once with -c --on-gap resnapshot, which copies all tables anew. To read the "
+    "changes first: pg_copy_logical_replication_slot(SLOT, 'look', false, 'test_decoding'), "
+    "pg_logical_slot_peek_changes('look', NULL, NULL)"
+)
+
+
 def final_error(failure: Failure, end_lsn: int) -> CdcpipeError:
     """Return the error with which the launcher stops. ``end_lsn`` is the end of the log, 0 for a failure before the stream."""
     if failure.code == ExitCode.PG_ERROR and end_lsn:
         said = failure.message or "it said nothing"
-        return ServerError(f"again and again, after {format_lsn(end_lsn)}: {said}", hint=failure.hint or _POISON_HINT)
+        hint = failure.hint or _POISON_HINT
+        if "--startpos" in hint:  # the streamer's hint is for those who give it the position
+            hint = _NO_PUBLICATION_HINT
+        return ServerError(f"again and again, after {format_lsn(end_lsn)}: {said}", hint=hint)
     return error_of(failure)

@@ -30,6 +30,9 @@ _logger = logging.getLogger(__name__)
 
 _NAME = "known.json"
 
+_told: set[str] = set()
+"""What this process has warned of: it reads the file many times."""
+
 
 @dataclass(frozen=True, slots=True)
 class Account:
@@ -64,5 +67,7 @@ def read(root: Path) -> Account:
         found = read_json(path)
         return Account() if found is None else Account(int(LSN.parse(str(found.get("lsn")))), path.stat().st_mtime)
     except (DamagedFileError, ValueError, OSError) as ex:
-        _logger.warning("the known position of the log is lost: %s", ex)
+        if (text := str(ex)) not in _told:
+            _told.add(text)
+            _logger.warning("the known position of the log is lost: %s", text)
         return Account()

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.retry import RetryPolicy
-from spark_sink.files.local import read_json
+from spark_sink.files.local import RESTORE, read_json
 from spark_sink.staging.gap import Gap
 
 if TYPE_CHECKING:
@@ -182,8 +182,7 @@ def open_name(start_lsn: int) -> str:
 def _field(path: Path, value: dict[str, Any], name: str, kind: type[T]) -> T:
     field = value.get(name)
     if not isinstance(field, kind) or isinstance(field, bool):
-        msg = f"{path} is damaged: {name!r} is missing, or of the wrong type"
-        raise StagingError(msg)
+        raise StagingError(f"{path} is damaged: {name!r} is missing, or of the wrong type", hint=RESTORE)
     return field
 
 
@@ -202,8 +201,7 @@ def _read_epoch(directory: Path) -> Epoch | None:
         start_lsn = int(LSN.parse(_field(path, value, "start_lsn", str)))
         gap = None if value.get("gap") is None else Gap.from_json(_field(path, value, "gap", dict))
     except (ValueError, KeyError, TypeError) as ex:
-        msg = f"{path} is damaged: {ex}"
-        raise StagingError(msg) from ex
+        raise StagingError(f"{path} is damaged: {ex}", hint=RESTORE) from ex
     return Epoch(
         number=int(directory.name),
         system_id=_field(path, value, "system_id", str),
@@ -267,8 +265,7 @@ def read_position(path: Path, value: dict[str, Any]) -> Position:
     try:
         return Position.parse(_field(path, value, "position", str))
     except ValueError as ex:
-        msg = f"{path} is damaged: {ex}"
-        raise StagingError(msg) from ex
+        raise StagingError(f"{path} is damaged: {ex}", hint=RESTORE) from ex
 
 
 def epoch_segments(root: Path, number: int) -> list[Segment]:

@@ -48,7 +48,7 @@ from spark_sink.files.places import check_store, is_local, make_directory, place
 from spark_sink.files.places import name as place_name
 from spark_sink.schema.names import Names
 from spark_sink.schema.table import DDL, EXACT, MESSAGES, SCHEMA_HISTORY, Table, Version
-from spark_sink.staging.log import Epoch, Position
+from spark_sink.staging.log import Epoch, Position, has_log
 from spark_sink.warehouse.formats import APART, FORMATS, HARD, KEEP, OFF, SANITIZE, SOFT, SPARK, TABLE, YES, table_format
 
 if TYPE_CHECKING:
@@ -193,11 +193,14 @@ class Warehouse:
     @classmethod
     def existing(cls, root: Path | str) -> Warehouse:
         """Return the existing warehouse at ``root``."""
-        found = read_json(place(root, "the warehouse") / "_cdcpipe/warehouse.json")
+        house = place(root, "the warehouse")
+        found = read_json(house / "_cdcpipe/warehouse.json")
         if found is None:
             raise InvalidArgumentsError(
                 f"{root} is not a warehouse of cdcpipe: it has no _cdcpipe/warehouse.json",
-                hint="give the directory that cdcpipe-spark run has as --warehouse; run creates the file at its start",
+                hint="it is a staging directory: give the warehouse's directory, which run has as --warehouse"
+                if is_local(house) and has_log(house)
+                else "give the directory that cdcpipe-spark run has as --warehouse; run creates the file at its start",
             )
         return cls(
             root,

@@ -67,3 +67,9 @@ def test_an_unexpected_exit_code_is_a_system_error(code: int):
     error = final_error(Failure(code, ""), 0x100)
     assert error.exit_code == 7
     assert f"ended with {code}" in str(error)
+
+
+def test_the_hint_names_no_option_that_land_and_run_do_not_have():
+    hint = final_error(Failure(5, "no publication", "go on from there (--startpos) with --publication THAT_NAME"), 0x100).hint or ""
+    assert "--startpos" not in hint
+    assert "run once with -c --on-gap resnapshot" in hint

@@ -156,3 +156,9 @@ def test_the_doctor_warns_of_a_new_warehouse_for_an_old_slot(made: Path) -> None
 
     assert found("new", there=True) == ["the warehouse is new, and the slot is not"]
     assert found("new", there=True, creates=True) == found("new", there=False) == found("warehouse", there=True) == []
+
+
+def test_a_command_that_gets_a_staging_directory_as_warehouse_says_so(made: Path) -> None:
+    with pytest.raises(InvalidArgumentsError, match="is not a warehouse of cdcpipe") as caught:
+        Warehouse.existing(made / "staging")
+    assert "it is a staging directory" in (caught.value.hint or "")
