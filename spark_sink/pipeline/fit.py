@@ -11,6 +11,7 @@ from cdcpipe.lsn import format_lsn
 from spark_sink.delta import sql as delta
 from spark_sink.files import places
 from spark_sink.schema.types import DELETED_AT, replica_schema
+from spark_sink.snapshot import initial
 from spark_sink.staging.log import list_segments, log_end
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.formats import ANY
@@ -31,6 +32,7 @@ __all__ = [
     "behind_gap",
     "check_changelog",
     "check_copies",
+    "first_position",
     "less_readable",
     "name_less_readable",
     "take_gaps",
@@ -60,6 +62,22 @@ def check_copies(house: Warehouse, staging: Path, position: Position, reached: P
             f" to {removed}: the warehouse is an older copy",
             hint="restore a newer copy of the warehouse, or begin anew: another warehouse, another staging directory and slot",
         )
+
+
+def first_position(house: Warehouse, staging: Path, start: Position, removed: Position | None) -> Position:
+    """Return the position at which a new warehouse begins: the beginning of the log, ``start``, if it is still there.
+
+    If the first segments were removed, the tables need a copy of their rows: an initial snapshot, which is later than these. Raises
+    WarehouseError if none was taken.
+    """
+    if removed is None:
+        return start
+    if not initial.is_begun(house):
+        raise WarehouseError(
+            f"{house.name} is new, and the log in {staging} does not go back to its beginning",
+            hint="restore the warehouse; or let run copy the tables anew: --snapshot initial",
+        )
+    return removed
 
 
 def check_changelog(house: Warehouse, table: Table, position: Position) -> None:

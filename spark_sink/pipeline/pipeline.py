@@ -31,8 +31,8 @@ from cdcpipe.measures import Histogram
 from cdcpipe.retry import RetryPolicy
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.files.local import local_directory
+from spark_sink.pipeline import fit
 from spark_sink.pipeline.catalog import CatalogDatabase
-from spark_sink.pipeline.fit import begin_keeping_deleted, behind_gap, check_changelog, check_copies, name_less_readable, take_gaps
 from spark_sink.pipeline.follower import Follower
 from spark_sink.pipeline.histories import Histories
 from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
@@ -217,7 +217,7 @@ class Pipeline:
         with self._batch_running:
             position = self._progress.position
             assert position is not None
-            self._progress = replace(self._progress, position=behind_gap(self.warehouse, self.staging, position))
+            self._progress = replace(self._progress, position=fit.behind_gap(self.warehouse, self.staging, position))
 
     def take_copied(self, tables: Iterable[Table]) -> None:
         """Name tables in the catalog that a snapshot has copied, and give them their comments: no change has to come for them."""
@@ -370,32 +370,28 @@ class Pipeline:
             raise StagingError(f"{self.staging} holds no log yet", hint="start a launcher on it first")
         position = self.warehouse.open(epochs[-1], former_system_ids(epochs))
         settle(self.warehouse)
-        name_less_readable(self.warehouse)
+        fit.name_less_readable(self.warehouse)
         removed = removed_position(self.staging)
-        if position is None:
-            if removed is not None:
-                raise WarehouseError(
-                    f"{self.warehouse.name} is new, and the log in {self.staging} does not go back to its beginning",
-                    hint="restore the warehouse, or start anew: another warehouse, another staging directory, another slot",
-                )
-            position = epochs[0].start
-            self.warehouse.record(position)
         reached = read_readers(self.staging).get(READER)
-        check_copies(self.warehouse, self.staging, position, reached, removed)
+        if position is None:
+            reached = position = fit.first_position(self.warehouse, self.staging, epochs[0].start, removed)
+            self.warehouse.record(position)
+            register_reader(self.staging, READER, position, self.warehouse.name)
+        fit.check_copies(self.warehouse, self.staging, position, reached, removed)
         list_segments(self.staging, position)  # raises if segments that the tables still need are missing
         record_staging(self.warehouse, self.staging)
-        take_gaps(self.warehouse, epochs)
+        fit.take_gaps(self.warehouse, epochs)
         self._tables.begin()
-        position = behind_gap(self.warehouse, self.staging, position)
+        position = fit.behind_gap(self.warehouse, self.staging, position)
         if reached is None or reader_place(self.staging, READER) != self.warehouse.name:
             register_reader(self.staging, READER, reached or removed or Position(0, 0), self.warehouse.name)
         self._progress = replace(self._progress, position=position)
         with self.lock.alone():
-            begin_keeping_deleted(self.spark, self.warehouse)
+            fit.begin_keeping_deleted(self.spark, self.warehouse)
             merge.finish_snapshots(self.spark, self.warehouse)
             merge.finish_merges(self.warehouse)
             for table in self.warehouse.tables():
-                check_changelog(self.warehouse, table, position)
+                fit.check_changelog(self.warehouse, table, position)
         if self._names is not None:
             self._names.rename()
             self._names.register([*self.warehouse.tables(), MESSAGES, SCHEMA_HISTORY, DDL])
@@ -448,7 +444,7 @@ class Pipeline:
         counts: dict[Table, int] = {}
         if end.lsn > position.lsn:
             if end.epoch != position.epoch:
-                take_gaps(self.warehouse, list_epochs(self.staging))
+                fit.take_gaps(self.warehouse, list_epochs(self.staging))
             segments = [segment for segment in list_segments(self.staging, position) if segment.end_lsn <= end.lsn]
             batch = MicroBatch(self._tables, segments, server=self._server, follower=self._follower, names=self._names)
             batch.append()

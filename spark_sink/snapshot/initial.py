@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from spark_sink.snapshot.plan import Plan, TablePlan
     from spark_sink.staging.log import Epoch
 
-__all__ = ["InitialSnapshot", "is_unfinished"]
+__all__ = ["InitialSnapshot", "is_begun", "is_unfinished"]
 
 _logger = logging.getLogger(__name__)
 
@@ -46,6 +46,11 @@ FORMAT = 1
 
 def _path(warehouse: Warehouse) -> Path:
     return warehouse.root / "_cdcpipe/snapshot.json"
+
+
+def is_begun(warehouse: Warehouse) -> bool:
+    """Tell whether there was an initial snapshot, even an unfinished one."""
+    return read_json(_path(warehouse)) is not None
 
 
 def is_unfinished(warehouse: Warehouse) -> bool:

@@ -105,7 +105,7 @@ def _check_slot(staging: Path, slot: str) -> None:
 def _check_reader(house: Warehouse, staging: Path, *, begins_anew: bool) -> None:
     """Refuse another warehouse than that of the log, while that one is still there."""
     recorded = reader_place(staging, READER)
-    if recorded is None or recorded == house.name or (begins_anew and not house.exists) or not _feeds(staging, recorded):
+    if recorded is None or _is_same(recorded, house) or (begins_anew and not house.exists) or not _feeds(staging, recorded):
         return
     is_new = "" if house.exists else ", which does not exist yet,"
     raise InvalidArgumentsError(
@@ -113,6 +113,12 @@ def _check_reader(house: Warehouse, staging: Path, *, begins_anew: bool) -> None
         hint=f"use --warehouse {recorded}. Another warehouse needs its own slot and its own staging directory. To begin new tables"
         " in place of the former ones, add --snapshot initial",
     )
+
+
+def _is_same(recorded: str, house: Warehouse) -> bool:
+    if is_local(house.root) and "://" not in recorded:
+        return not _is_other(Path(recorded), house.root)
+    return recorded.partition("://")[2].rstrip("/") == house.name.partition("://")[2].rstrip("/")  # s3a and s3 are the same store
 
 
 def _feeds(staging: Path, warehouse: str) -> bool:

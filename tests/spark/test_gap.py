@@ -259,3 +259,27 @@ def test_a_run_that_is_given_another_directory_changes_nothing(shop: Shop) -> No
     assert shop.connection.execute("select slot_name from pg_replication_slots where slot_name = 'another'").fetchall() == []
     shop.run()
     shop.check()
+
+
+def test_a_lost_warehouse_is_made_again(shop: Shop) -> None:
+    """The log does not go back to its beginning any more. A copy of the rows takes the place of what it lacks."""
+    for number in (60, 61):
+        shop.execute(f"insert into kept values ({number}, 'before')")
+        shop.run()
+    end = log_end(shop.staging)
+    assert end is not None
+    register_reader(shop.staging, READER, end, str(shop.warehouse))
+    assert remove_consumed(shop.staging)
+    shutil.rmtree(shop.warehouse)
+    shop.config = replace(shop.config, snapshot="never")
+    with pytest.raises(WarehouseError, match="does not go back to its beginning") as caught:
+        shop.run()
+    assert "--snapshot initial" in (caught.value.hint or "")
+    shutil.rmtree(shop.warehouse)
+    shop.config = replace(shop.config, snapshot=None)  # with -c
+    shop.execute("insert into kept values (62, 'meanwhile')")
+    shop.run()
+    shop.check()
+    shop.execute("update kept set v = 'later' where id = 60")
+    shop.run()
+    shop.check()

@@ -9,6 +9,7 @@ from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.pgoutput.messages import Insert
 from spark_sink.doctor import belonging as doctor
 from spark_sink.staging.readers import reader_place, register_reader
+from spark_sink.warehouse import belonging
 from spark_sink.warehouse.belonging import check_belonging, record_staging
 from spark_sink.warehouse.warehouse import Warehouse
 from support.pgoutput_build import build
@@ -162,3 +163,13 @@ def test_a_command_that_gets_a_staging_directory_as_warehouse_says_so(made: Path
     with pytest.raises(InvalidArgumentsError, match="is not a warehouse of cdcpipe") as caught:
         Warehouse.existing(made / "staging")
     assert "it is a staging directory" in (caught.value.hint or "")
+
+
+def test_another_way_to_write_the_same_place_is_accepted(made: Path) -> None:
+    (made / "link").symlink_to(made / "warehouse")
+    check(made / "staging", made / "link")
+    (made / "staging link").symlink_to(made / "staging")
+    check(made / "staging link", made / "link")
+    store = Warehouse("s3a://bucket/lake", "delta")
+    for recorded, same in (("s3://bucket/lake/", True), ("s3a://bucket/lake2", False), ("/bucket/lake", False)):
+        assert belonging._is_same(recorded, store) is same
