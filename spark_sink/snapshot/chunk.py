@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
+from cdcpipe.errors import ConnectionClosedError
 from cdcpipe.masks import HASH, NO_MASKS, REDACT, Masks
+from cdcpipe.retry import RetryPolicy
 from cdcpipe.sql import quote_identifier, quote_literal
 from cdcpipe.sqlstate import LOCK_NOT_AVAILABLE, UNDEFINED_COLUMN, UNDEFINED_FUNCTION, UNDEFINED_TABLE
 from cdcpipe.types.arrow.casts import NO_ROWS, NO_TEXTS, Converted, convert_text
@@ -48,6 +50,9 @@ __all__ = ["ChunkTask", "select_columns", "write_chunk", "write_truncate"]
 
 _GONE: Final = (UNDEFINED_COLUMN, UNDEFINED_FUNCTION, UNDEFINED_TABLE)
 """A query in an old snapshot still uses today's catalog. A column may be gone, or have a type that a function does not take."""
+
+_LOST: Final = RetryPolicy(attempts=3, first_pause_s=1.0)
+"""How often a chunk is read if the connection is lost."""
 
 _ORDINALS: Final = 1 << 32
 _BATCH_HINT_BYTES: Final = 16 << 20
@@ -111,8 +116,13 @@ class ChunkTask:
 def write_chunk(task: ChunkTask, count_rows: Callable[[int], object]) -> Written:
     """Copy a chunk into a file, and record that it is done. Calls ``count_rows`` with the number of rows of each batch.
 
-    If another attempt at the same chunk was first, its file counts, and this attempt's file is removed.
+    If another attempt at the same chunk was first, its file counts, and this attempt's file is removed. After a lost connection the
+    chunk is read again: another session of the server still holds the snapshot. Raises ConnectionClosedError if that does not help.
     """
+    return _LOST.call(lambda: _write_once(task, count_rows), ConnectionClosedError)
+
+
+def _write_once(task: ChunkTask, count_rows: Callable[[int], object]) -> Written:
     packings = _packings(task)
     if packings is not None:
         try:
@@ -139,7 +149,7 @@ def _write(task: ChunkTask, batches: Iterator[tuple[int, list[Converted]]], coun
             writer.write(arrays | _metadata(task, rows, count), count)
             rows += count
             count_rows(count)
-    except packed.AmbiguousError:
+    except (packed.AmbiguousError, ConnectionClosedError):
         places.remove_files(places.place(task.directory), [writer.close().name])
         count_rows(-rows)
         raise

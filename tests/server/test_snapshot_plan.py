@@ -17,6 +17,7 @@ from faulty_proxy import FaultyProxy
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError, SlotDoesNotExistError
+from cdcpipe.retry import RetryPolicy
 from spark_sink.client.exported import ExportedSnapshot, SnapshotError
 from spark_sink.client.prepare import slot_exists
 from spark_sink.files.parquet import Layout
@@ -475,26 +476,41 @@ def test_connections_that_copy_rows_notice_a_dead_network(source: Source) -> Non
             assert [tuple(each.values()) for each in options] == [(20, 10, 6, 80_000)]
 
 
-def test_a_connection_that_is_lost_while_rows_are_read_passes(source: Source) -> None:
+def test_a_chunk_is_read_again_after_a_lost_connection(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     source.sql("create table t (id int primary key)", "insert into t values (1)", "create publication p for table t")
     export = source.take()
     (task,) = source.tasks(source.tables()["t"])
-    with FaultyProxy(source.database.cluster.port) as proxy:
+    waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+    with (
+        FaultyProxy(source.database.cluster.port) as proxy,
+        source.database.connect() as holder,
+        source.database.connect() as looking,
+        ThreadPoolExecutor(1) as pool,
+    ):
         address = {"host": "127.0.0.1", "port": str(proxy.port), "sslmode": "disable", "gssencmode": "disable"}
-        other = conninfo(export.connection | address, export.prepared.server_version)
-        waits = "select true from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
-        with (
-            source.database.connect() as holder,
-            holder.transaction(),
-            source.database.connect() as looking,
-            ThreadPoolExecutor(1) as pool,
-        ):
-            holder.execute("lock table t in access exclusive mode")
-            reading = pool.submit(write_chunk, replace(task, connection=other), lambda _: None)
-            until(lambda: looking.execute(waits).fetchone())
-            proxy.reset()
-            with pytest.raises(ConnectionClosedError, match=r'cannot read table "public"\."t"'):
-                reading.result(60)
+        task = replace(task, connection=conninfo(export.connection | address, export.prepared.server_version))
+        holder.execute("begin; lock table t in access exclusive mode")
+        reading = pool.submit(write_chunk, task, lambda _: None)
+        until(lambda: looking.execute(waiting).fetchone() == (1,))
+        proxy.reset()
+        until(
+            lambda: looking.execute(waiting).fetchone() == (2,)
+        )  # the server does not see the first connection's end while it waits
+        holder.execute("rollback")
+        written = reading.result(60)
+        assert written.rows == 1
+        assert [path.name for path in Path(task.directory).iterdir()] == [written.file.name]
+
+        Path(task.note).unlink()
+        monkeypatch.setattr(chunk, "_LOST", RetryPolicy(attempts=1))
+        holder.execute("begin; lock table t in access exclusive mode")
+        reading = pool.submit(write_chunk, task, lambda _: None)
+        until(lambda: looking.execute(waiting).fetchone() == (1,))
+        proxy.reset()
+        with pytest.raises(ConnectionClosedError, match=r'cannot read table "public"\."t"'):
+            reading.result(60)
+        holder.execute("rollback")
+        assert [path.name for path in Path(task.directory).iterdir()] == [written.file.name]
 
 
 def test_the_slot_is_asked_for_and_made_once(source: Source) -> None:
