@@ -42,6 +42,7 @@ __all__ = [
     "Select",
     "TablePlan",
     "conninfo",
+    "is_lost",
     "make_plan",
     "open_snapshot",
     "reading_error",
@@ -247,6 +248,17 @@ def reading_error(ex: Any, message: str, hint: str | None = None) -> CdcpipeErro
     is_lost = ex.sqlstate[:2] in _LOST if ex.sqlstate else ex.status_code.name == "IO"
     said = f"{message}: {_first_line(ex)}"
     return ConnectionClosedError(said, hint="start again: finished chunks stay") if is_lost else SnapshotError(said, hint=hint)
+
+
+def is_lost(connection: Any) -> bool:
+    """Tell whether a connection of ADBC can't be used any more. Call it after an OSError: a reader of rows raises nothing else."""
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+    except connection.Error as ex:
+        # In a transaction that has failed, the server answers with an error of its own.
+        return not ex.sqlstate or ex.sqlstate[:2] in _LOST
+    return False
 
 
 def _first_line(ex: BaseException) -> str:

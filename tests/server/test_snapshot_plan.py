@@ -513,6 +513,31 @@ def test_a_chunk_is_read_again_after_a_lost_connection(source: Source, monkeypat
         assert [path.name for path in Path(task.directory).iterdir()] == [written.file.name]
 
 
+def test_a_chunk_is_read_again_if_its_connection_is_lost_amid_the_rows(source: Source) -> None:
+    """There pyarrow raises an OSError, which does not tell the cause. Nothing of the first attempt is left."""
+    source.sql(
+        "create table t (id int primary key, v text)",
+        "insert into t select g, repeat(md5(g::text), 55) from generate_series(1, 40000) g",
+        "create publication p for table t",
+    )
+    source.take()
+    (table,) = source.plan(1 << 30).tables
+    (task,) = source.tasks(table)
+    counts: list[int] = []
+
+    def count(rows: int) -> None:
+        if not counts:
+            source.sql(
+                "select pg_terminate_backend(pid) from pg_stat_activity where query like 'COPY (%' and datname = current_database()"
+            )
+        counts.append(rows)
+
+    written = write_chunk(task, count)
+    assert (written.rows, sum(counts)) == (40000, 40000)
+    assert min(counts) < 0
+    assert [path.name for path in Path(task.directory).iterdir()] == [written.file.name]
+
+
 def test_the_slot_is_asked_for_and_made_once(source: Source) -> None:
     source.sql("create table t (id int primary key)")
     assert not slot_exists(source.config())
