@@ -10,8 +10,8 @@
 | a signal, or 0 although the launcher did not ask the streamer to end | start again |
 | all others | stop |
 
-A `RetryPolicy` gives the pauses between two starts. It has no limit: a launcher waits for its server. Time and chance are
-arguments, so that the decisions depend on nothing else.
+After a stream that has brought changes, or has lasted a while, the pauses are short again. A `RetryPolicy` gives the pauses. It has
+no limit: a launcher waits for its server. Time and chance are arguments, so that the decisions depend on nothing else.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["RestartPolicy", "final_error"]
 
 _PAUSES = RetryPolicy(first_pause_s=0.2, longest_pause_s=10.0, jitter=0.5)
+
+_HEALTHY_S = 10.0
+"""After a stream that has lasted this long, the server is well again."""
 
 _REFUSAL_S = 300.0
 """How long after a lost connection a server that can be reached may refuse the stream: a standby does, until it is promoted."""
@@ -52,6 +55,8 @@ class RestartPolicy:
         self._reconnect_s = reconnect_s
         self._failures = 0
         self._end_lsn = -1
+        self._started_at: float | None = None
+        """When the streamer was to start that has ended now."""
         self._lost_at: float | None = None
         self._last_error: Failure | None = None
         self._same_errors = 0
@@ -59,8 +64,15 @@ class RestartPolicy:
     def delay(self, failure: Failure, end_lsn: int, now: float) -> float | None:
         """Return the pause in seconds before the next start; None to stop.
 
-        ``end_lsn`` is the end of the log. If the streamer has moved it forward, the pauses become short again.
+        ``end_lsn`` is the end of the log.
         """
+        pause_s = self._pause_s(failure, end_lsn, now)
+        self._started_at = None if pause_s is None else now + pause_s
+        return pause_s
+
+    def _pause_s(self, failure: Failure, end_lsn: int, now: float) -> float | None:
+        if failure.code == ExitCode.PG_CLOSED and self._started_at is not None and now - self._started_at >= _HEALTHY_S:
+            self._failures = 0
         if end_lsn > self._end_lsn:
             self._end_lsn = end_lsn
             self._failures = self._same_errors = 0

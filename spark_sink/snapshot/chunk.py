@@ -46,10 +46,16 @@ if TYPE_CHECKING:
     from spark_sink.files.parquet import WrittenFile
     from spark_sink.snapshot.packed import Packing
 
-__all__ = ["ChunkTask", "select_columns", "write_chunk", "write_truncate"]
+__all__ = ["NOT_UTF8", "NOT_UTF8_HINT", "ChunkTask", "select_columns", "write_chunk", "write_truncate"]
 
 _GONE: Final = (UNDEFINED_COLUMN, UNDEFINED_FUNCTION, UNDEFINED_TABLE)
 """A query in an old snapshot still uses today's catalog. A column may be gone, or have a type that a function does not take."""
+
+NOT_UTF8: Final = "is not UTF-8"
+NOT_UTF8_HINT: Final = (
+    "in a database with the encoding SQL_ASCII the server converts nothing: correct the value, or leave the column out"
+    " (--exclude-column, a column list of the publication); then start again: finished tables stay"
+)
 
 _LOST: Final = RetryPolicy(attempts=3, first_pause_s=1.0)
 """How often a chunk is read if the connection is lost."""
@@ -277,8 +283,7 @@ def _check_utf8(task: ChunkTask, name: str, array: pa.StringArray) -> None:
     try:
         array.validate(full=True)
     except pa.ArrowInvalid as ex:
-        msg = f"table {task.chunk.table}: a value of column {name!r} is not UTF-8"
-        raise SnapshotError(msg, hint="is the database's encoding SQL_ASCII? Then the server converts nothing") from ex
+        raise SnapshotError(f"table {task.chunk.table}: a value of column {name!r} {NOT_UTF8}", hint=NOT_UTF8_HINT) from ex
 
 
 def _metadata(task: ChunkTask, first_row: int, count: int) -> dict[str, pa.Array]:

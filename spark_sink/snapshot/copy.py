@@ -23,6 +23,7 @@ from cdcpipe.threads import Worker
 from spark_sink.client.exported import ExportedSnapshot, SnapshotError
 from spark_sink.files import places
 from spark_sink.snapshot import plan as snapshot_plan
+from spark_sink.snapshot.chunk import NOT_UTF8, NOT_UTF8_HINT
 from spark_sink.snapshot.homes import Homes, name_of
 from spark_sink.snapshot.plan import LockedError, RewrittenError
 from spark_sink.snapshot.table import Copying, copy_table
@@ -333,6 +334,8 @@ class Snapshot:
             return RewrittenError(raised[1])
         if self._export is not None:
             self._export.check()
+        if raised is not None and NOT_UTF8 in raised[1]:
+            return SnapshotError(raised[1], hint=NOT_UTF8_HINT)
         said = f"cannot copy table {name_of(table.relation)}: {session.reason_of(ex)}"
         kind = ConnectionClosedError if raised is not None and raised[0] == ConnectionClosedError.__name__ else SnapshotError
         return kind(said, hint="start again: finished tables stay")

@@ -30,6 +30,15 @@ def test_progress_resets_the_delay():
     assert delays([(3, 1, ""), (3, 1, ""), (3, 2, ""), (3, 2, "")]) == [0.2, 0.4, 0.2, 0.4]
 
 
+def test_a_stream_that_lasted_resets_the_delay():
+    """An idle stream brings no changes."""
+    policy = RestartPolicy(lambda: 1.0)
+    found = [
+        policy.delay(Failure(code, ""), 1, now) for code, now in ((3, 0.0), (3, 1.0), (3, 11.5), (2, 40.0), (9, 60.0), (3, 75.0))
+    ]
+    assert found == [0.2, 0.4, 0.2, 0.4, 0.8, 0.2]  # a start that fails late, or waits for the slot, is no stream
+
+
 def test_the_same_error_at_the_same_place_is_poison():
     assert delays([(5, 1, "x")] * 5) == [0.2, 0.4, 0.8, 1.6, None]
     assert None not in delays([(5, 1, "x"), (5, 1, "y")] * 10)

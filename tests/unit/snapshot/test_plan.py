@@ -1,18 +1,23 @@
-"""The ordinals of a snapshot's rows."""
+"""The ordinals of a snapshot's rows, and the errors of a copy."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from spark_sink.client.exported import SnapshotError
 from spark_sink.files.parquet import Layout
+from spark_sink.launcher.config import LauncherConfig
 from spark_sink.schema.types import merge_columns, typed_schema
 from spark_sink.snapshot import chunk
-from spark_sink.snapshot.chunk import ChunkTask
+from spark_sink.snapshot.chunk import NOT_UTF8, NOT_UTF8_HINT, ChunkTask
+from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.plan import Chunk
+from spark_sink.warehouse.warehouse import Warehouse
 
 
 def test_ordinals_go_on_below_zero_and_end(tmp_path: Path) -> None:
@@ -27,3 +32,18 @@ def test_ordinals_go_on_below_zero_and_end(tmp_path: Path) -> None:
     assert chunk._metadata(task, row + 1, 1)["_cdc_ordinal"].to_pylist() == [2 - (1 << 31)]
     with pytest.raises(SnapshotError, match="more rows"):
         chunk._metadata(task, (1 << 32) // 3, 1)
+
+
+def test_the_hint_for_a_value_that_is_not_utf8_comes_from_the_executor(tmp_path: Path) -> None:
+    """To start again, as after other errors, would not help."""
+    config = LauncherConfig("s", tmp_path / "staging", ("p",))
+    snapshot = InitialSnapshot(config, Warehouse(tmp_path / "warehouse", "delta"))
+    table: Any = SimpleNamespace(relation=SimpleNamespace(namespace="public", name="t"))
+    text = f"Traceback …\nspark_sink.client.exported.SnapshotError: table public.t: a value of column 'v' {NOT_UTF8}\n"
+    found = snapshot._error_of(RuntimeError(text), table)
+    assert str(found) == "table public.t: a value of column 'v' is not UTF-8"
+    assert found.hint == NOT_UTF8_HINT
+    text = text.replace(NOT_UTF8, "is too long")
+    other = snapshot._error_of(RuntimeError(text), table)
+    assert str(other) == "cannot copy table public.t: table public.t: a value of column 'v' is too long"
+    assert other.hint == "start again: finished tables stay"
