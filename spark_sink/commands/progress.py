@@ -113,6 +113,7 @@ class ProgressLine(LiveLine):
         *,
         tables: PipelineProgress | None = None,
         lag: Lag | None = None,
+        step: str = "",
         is_last: bool = False,
     ) -> None:
         """Show the progress if a line is due. ``lag`` is the lag of the tables, or without tables of the log; None if unknown."""
@@ -123,7 +124,7 @@ class ProgressLine(LiveLine):
             self.write(lambda width: log_text(progress, lag, records, width), now, is_last=is_last)
         else:
             rates = Rates(self._rows.update(tables.changes + tables.messages, now, is_last=is_last), records)
-            self.write(lambda width: tables_text(progress, tables, lag, rates, width), now, is_last=is_last)
+            self.write(lambda width: tables_text(progress, tables, lag, rates, width, step), now, is_last=is_last)
 
 
 class SnapshotLine(LiveLine):
@@ -186,7 +187,8 @@ class RunLine:
         if progress.snapshot is not None and not self._is_snapshot_shown:
             self._snapshot.update(progress.snapshot, now, is_last=True)
             self._is_snapshot_shown = True
-        self._tables.update(progress.launcher, now, tables=progress.tables, lag=progress.lag, is_last=is_last)
+        step = "" if is_last else progress.step
+        self._tables.update(progress.launcher, now, tables=progress.tables, lag=progress.lag, step=step, is_last=is_last)
 
     def clear(self) -> None:
         """Clear the line on a terminal, before other output."""

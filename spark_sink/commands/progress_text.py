@@ -91,10 +91,13 @@ def log_text(progress: Progress, lag: Lag | None, records_per_s: float, width: i
     return fit([position, *([] if lag is None else [_lag(lag)]), *_log_parts(progress, records_per_s, 3)], width)
 
 
-def tables_text(progress: Progress, tables: PipelineProgress, lag: Lag | None, rates: Rates, width: int | None) -> str:
-    """Return the line of a run. ``progress`` is its launcher's."""
+def tables_text(
+    progress: Progress, tables: PipelineProgress, lag: Lag | None, rates: Rates, width: int | None, step: str = ""
+) -> str:
+    """Return the line of a run. ``progress`` is its launcher's; ``step`` is what the run does at its end."""
     parts = [
         Part(f"tables {tables.position or '-'}"),
+        *([Part(step, 1)] if step else []),
         Part(f"{rates.rows:,.0f} rows/s", 2),
         Part("lag unknown", 1) if lag is None else _lag(lag),
         Part(f"{tables.changes:,} changes in {tables.tables} tables", 3),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.masks import parse_masks
+from spark_sink.doctor.pipeline_doctor import Plan
 from spark_sink.pipeline.catalog import parse_database
 from spark_sink.schema.names import FOLLOW, RENAMED
 from spark_sink.schema.table import EXACT, TYPES
@@ -166,6 +167,23 @@ class RunConfig:
             self.deletes,
             self.column_names,
             self.history,
+        )
+
+    def plan(self) -> Plan:
+        """Return what the doctor needs to know of the run."""
+        launcher = self.launcher
+        return Plan(
+            connection=launcher.connection,
+            slot=launcher.slot,
+            publications=launcher.publications,
+            staging=launcher.staging,
+            new_publication=launcher.new_publication,
+            create_slot=launcher.create_slot,
+            warehouse=self.house().root,
+            format=self.format,
+            jars=None if self.jars_dir is None else Path(self.jars_dir),
+            conf=self.conf,
+            staging_shared=self.staging_shared,
         )
 
     @property

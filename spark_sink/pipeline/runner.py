@@ -22,7 +22,6 @@ import threading
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from pyspark.sql import SparkSession
@@ -32,7 +31,6 @@ from spark_sink.client.keyless import has_key, table_name, warnings_of
 from spark_sink.client.prepare import PublishedNow
 from spark_sink.client.slot_monitor import Lag, SlotMonitor
 from spark_sink.doctor.at_start import ServerLook, refuse_what_fails
-from spark_sink.doctor.pipeline_doctor import Plan
 from spark_sink.files.local import check_usable
 from spark_sink.files.places import is_local
 from spark_sink.launcher.launcher import Launcher
@@ -89,7 +87,7 @@ class RunProgress:
     lag: Lag | None
     """How far the tables are behind the server; None if unknown."""
     step: str = ""
-    """What the run is doing, in words, before there are tables."""
+    """What the run is doing, in words, before there are tables, and after they have all changes."""
 
 
 class Runner:
@@ -121,7 +119,7 @@ class Runner:
         self._snapshot = InitialSnapshot(
             config.launcher, self._warehouse, config.snapshot, config.snapshot_chunk_bytes, config.snapshot_hold_s or 0.0
         )
-        self._plan = _plan_of(config, self._warehouse.root)
+        self._plan = config.plan()
         self._keyless_named: list[str] = []
         self._gaps_healed = 0
         self.pipeline = None
@@ -249,12 +247,10 @@ class Runner:
                 if not config.launcher.available_now:
                     upkeep.start()
                     healer.start()
+                self._step = ""
                 self._follow(spark, pipeline, healer)
                 if config.launcher.available_now:
-                    pipeline.catch_up()  # a merge may find out that a table needs a copy
-                    healer.finish()
-                    pipeline.finish_histories(self._stopping.is_set)  # the copies count in them
-                    upkeep.run(self._stopping.is_set)
+                    self._finish(pipeline, healer, upkeep)
             finally:
                 self.launcher.request_stop()
                 healer.stop()
@@ -264,6 +260,17 @@ class Runner:
         self._is_complete = config.launcher.available_now and not self._stopping.is_set()
         if self._is_complete:
             self._rest.record()
+
+    def _finish(self, pipeline: Pipeline, healer: Healer, upkeep: Upkeep) -> None:
+        """Do what is left when the changelogs have all changes."""
+        self._step = "merging the last changes"
+        pipeline.catch_up()  # a merge may find out that a table needs a copy
+        self._step = "looking for tables that need a copy"
+        healer.finish()
+        self._step = "bringing the histories up to date"
+        pipeline.finish_histories(self._stopping.is_set)  # the copies count in them
+        self._step = "compacting tables"
+        upkeep.run(self._stopping.is_set)
 
     def _has_nothing_to_do(self) -> bool:
         """Tell whether the run can end without Spark. Waits until the launcher has ended, or receives changes."""
@@ -467,24 +474,6 @@ def _counts(launcher: LauncherProgress, tables: PipelineProgress, lag: Lag | Non
     """Return what a sample of the history is made of."""
     rows, behind = tables.changes + tables.messages, (None, None) if lag is None else (lag.bytes, lag.seconds)
     return history.Counts(launcher.records, launcher.size, rows, *behind)
-
-
-def _plan_of(config: RunConfig, warehouse: Path) -> Plan:
-    """Return what the doctor needs to know of a run."""
-    launcher = config.launcher
-    return Plan(
-        connection=launcher.connection,
-        slot=launcher.slot,
-        publications=launcher.publications,
-        staging=launcher.staging,
-        new_publication=launcher.new_publication,
-        create_slot=launcher.create_slot,
-        warehouse=warehouse,
-        format=config.format,
-        jars=None if config.jars_dir is None else Path(config.jars_dir),
-        conf=config.conf,
-        staging_shared=config.staging_shared,
-    )
 
 
 def run(config: RunConfig, spark: SparkSession | None = None) -> None:

@@ -106,8 +106,9 @@ def test_a_run_on_a_terminal_says_something_at_each_step(monkeypatch: pytest.Mon
         at(101.1)  # not due yet
         at(103.0, snapshot=SnapshotProgress())
         at(104.0, snapshot=COPY)
-        at(105.0, snapshot=COPY, tables=TABLES)
-        at(106.0, snapshot=COPY, tables=TABLES)
+        at(105.0, snapshot=COPY, tables=TABLES, step="")
+        at(106.0, snapshot=COPY, tables=TABLES, step="")
+        at(107.0, snapshot=COPY, tables=TABLES, step="compacting tables")
     assert terminal.shown() == [
         "",
         "starting, 0 s",
@@ -117,6 +118,7 @@ def test_a_run_on_a_terminal_says_something_at_each_step(monkeypatch: pytest.Mon
         f"{snapshot_text(COPY, None)}\n",
         "tables 1:16/B374D7F0, 16,200,001 rows/s, lag 117.7 MiB ≥ 123.4 s",
         "tables 1:16/B374D7F0, 0 rows/s, lag 117.7 MiB ≥ 123.4 s",
+        "tables 1:16/B374D7F0, compacting tables, 0 rows/s, lag 117.7 MiB ≥ 123.4 s",
         "",
     ]
 
