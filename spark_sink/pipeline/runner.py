@@ -279,18 +279,13 @@ class Runner:
         self._step = "looking for changes"
         while not self.launcher.wait(_LAST_LOOK_S):
             self._check_stopping()
-            if self._has_received():
+            if _has_received(self.launcher.progress):
                 return False
-        if self._has_received() or not self._rest.is_certain(self._stopping.is_set):
+        if _has_received(self.launcher.progress) or not self._rest.is_certain(self._stopping.is_set):
             self._check_stopping()
             return False
         self._untouched = PipelineProgress(self._rest.position())
         return True
-
-    def _has_received(self) -> bool:
-        """Tell whether the launcher has got changes, or has begun anew."""
-        progress = self.launcher.progress
-        return bool(progress.open_size or progress.segments or progress.restarts or progress.gaps)
 
     def _name_keyless(self, prepared: Prepared) -> None:
         """Log a warning for each table that will have no replica. The pipeline does that for tables that are added later."""
@@ -468,6 +463,11 @@ def _upkeep(config: RunConfig, spark: SparkSession, pipeline: Pipeline) -> Upkee
         keep_history_s=config.keep_history_s,
         clustering=config.cluster_replicas,
     )
+
+
+def _has_received(launcher: LauncherProgress) -> bool:
+    """Tell whether the launcher has got changes, or has begun anew."""
+    return bool(launcher.open_size or launcher.segments or launcher.restarts or launcher.gaps)
 
 
 def _counts(launcher: LauncherProgress, tables: PipelineProgress, lag: Lag | None) -> history.Counts:
