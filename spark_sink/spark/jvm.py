@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark import SparkContext
 
-__all__ = ["GATEWAY", "at_start", "output", "show_held", "shown_on_error", "start"]
+__all__ = ["GATEWAY", "at_start", "log_lost_connections", "output", "show_held", "shown_on_error", "start"]
 
 _logger = logging.getLogger(__name__)
 

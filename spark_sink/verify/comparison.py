@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from spark_sink.schema.table import Table
 
 __all__ = ["DIFFERENT", "NOT_COMPARED", "Difference", "TableResult", "VerifyError", "verify"]
 
@@ -211,7 +210,7 @@ class _Comparison:
             root = self._there.get(table, {}).get("published_as")
             if root is not None:
                 message = f"{table} is a partition now, and its changes come as those of {'.'.join(root)}"
-                hint = f"compare {'.'.join(root)}"
+                hint = f"its rows are compared as those of {'.'.join(root)}"
                 if not self._is_copied_since_attached(table, Table(*root)):
                     hint = f"that replica lacks the rows from before it was attached: {_COPY} {'.'.join(root)}"
                 if are_named:
