@@ -1,7 +1,7 @@
 """Recognizes errors whose cause is a limit of the machine or of the process: open files, threads, memory. Does no I/O.
 
-limit_hint(OSError(errno.EMFILE, "Too many open files"))    # raise the limit of open files: ulimit -n (now 256)
-limit_hint(OSError(errno.ENOENT, "No such file or directory"))    # None
+    limit_hint(OSError(errno.EMFILE, "Too many open files"))    # raise the limit of open files: ulimit -n (now 256)
+    limit_hint(OSError(errno.ENOENT, "No such file or directory"))    # None
 """
 
 from __future__ import annotations

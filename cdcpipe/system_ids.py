@@ -1,7 +1,7 @@
 """Parses the names of servers on a command line: a system identifier, alone or with a timeline. Raises ValueError for other texts.
 
-parse_system("7711155989881817539/2")     # the same text, without leading zeros
-parse_system_id("7711155989881817539")
+    parse_system("7711155989881817539/2")     # the same text, without leading zeros
+    parse_system_id("7711155989881817539")
 """
 
 from __future__ import annotations

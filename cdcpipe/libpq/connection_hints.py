@@ -1,6 +1,6 @@
 """Says what the user can do if no connection could be made. libpq gives no SQLSTATE then, so its message decides.
 
-connection_hint('invalid sslmode value: "banana"', {})    # correct the environment variable PGSSLMODE
+    connection_hint('invalid sslmode value: "banana"', {})    # correct the environment variable PGSSLMODE
 """
 
 from __future__ import annotations
