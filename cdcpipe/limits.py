@@ -2,6 +2,8 @@
 
     limit_hint(OSError(errno.EMFILE, "Too many open files"))    # raise the limit of open files: ulimit -n (now 256)
     limit_hint(OSError(errno.ENOENT, "No such file or directory"))    # None
+
+libpq and the dynamic linker say such things in a text only.
 """
 
 from __future__ import annotations

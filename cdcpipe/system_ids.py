@@ -2,6 +2,8 @@
 
     parse_system("7711155989881817539/2")     # the same text, without leading zeros
     parse_system_id("7711155989881817539")
+
+`cdcpipe prepare` prints both numbers.
 """
 
 from __future__ import annotations

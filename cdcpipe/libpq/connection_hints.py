@@ -1,6 +1,8 @@
 """Says what the user can do if no connection could be made. libpq gives no SQLSTATE then, so its message decides.
 
     connection_hint('invalid sslmode value: "banana"', {})    # correct the environment variable PGSSLMODE
+
+A hint names what the user can change: an option, an environment variable, or the service file.
 """
 
 from __future__ import annotations
