@@ -7,6 +7,7 @@ need no Spark. An error is reported as one line on stderr, with a hint, and as o
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
@@ -111,7 +112,15 @@ def _complain(message: str, hint: str | None, code: ExitCode) -> ExitCode:
 
 def main() -> NoReturn:
     """Run the command line and exit. The console script calls this."""
-    sys.exit(invoke())
+    code = invoke()
+    if sys.stdout is not None:  # it is None if it was closed at the start
+        try:
+            sys.stdout.flush()
+        except OSError:
+            code = code or ExitCode.SYSTEM_ERROR
+            # What is left in the buffer would fail again in Python's own flush at exit, with exit code 120.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 if __name__ == "__main__":

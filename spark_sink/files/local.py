@@ -89,7 +89,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in a small JSON file, None if there is no file. Raises DamagedFileError if it contains no JSON object."""
     try:
         fd = open_file(path, os.O_RDONLY)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     with open(fd, "rb") as stream:
         return parse_json(path, stream.read())

@@ -107,10 +107,11 @@ _POISON_HINT = (
 
 
 _NO_PUBLICATION_HINT = (
-    "the server cannot send what was changed while the publication did not exist. To go on without these changes: stop, drop the "
-    "slot (pg_drop_replication_slot), and start run once with -c --on-gap resnapshot, which copies all tables anew. To read the "
-    "changes first: pg_copy_logical_replication_slot(SLOT, 'look', false, 'test_decoding'), "
-    "pg_logical_slot_peek_changes('look', NULL, NULL)"
+    "if a publication of another name held the tables then, nothing is lost: start with --publication THAT_NAME until this error "
+    "comes again, then with this name (where there is none of that name now, make an empty one). Otherwise the server cannot send "
+    "these changes. To go on without them: stop, drop the slot (pg_drop_replication_slot), and start run once with -c --on-gap "
+    "resnapshot, which copies all tables anew. To read them first: pg_copy_logical_replication_slot(SLOT, 'look', false, "
+    "'test_decoding'), pg_logical_slot_peek_changes('look', NULL, NULL)"
 )
 
 

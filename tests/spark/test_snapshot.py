@@ -365,8 +365,9 @@ def test_a_slot_that_exists_gets_no_snapshot_unasked(database: postgres.Database
     copied = InitialCopy(database, None, tmp_path, f"s_{database.name}"[:63])
     copied.execute("create table t (id int primary key)", "create publication p for table t")
     copied.execute(f"select pg_create_logical_replication_slot('{copied.slot}', 'pgoutput')")
-    for mode in (None, "never"):
-        snapshot = InitialSnapshot(copied.config(publications=("p",)), Warehouse(tmp_path / "delta", "delta"), mode)
+    for mode, creates in ((None, False), ("never", True), ("never", False)):
+        config = copied.config(publications=("p",), create_slot=creates)
+        snapshot = InitialSnapshot(config, Warehouse(tmp_path / "delta", "delta"), mode)
         snapshot.prepare(lambda: False)
         assert not snapshot.is_needed
         assert not (tmp_path / "delta").exists()

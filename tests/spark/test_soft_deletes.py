@@ -8,6 +8,7 @@ import postgres
 import pytest
 
 import spark_sink
+from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import sql as delta
@@ -19,7 +20,7 @@ from spark_sink.replica.small_merge import merge_without_spark
 from spark_sink.schema.table import Version
 from spark_sink.staging.log import Position
 from spark_sink.verify.comparison import verify
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH, KEY, TABLE, Source, add
 
 pytestmark = pytest.mark.spark
@@ -163,7 +164,7 @@ def test_run_with_soft_deletes(database: postgres.Database, spark: Any, tmp_path
         assert verified()[1] == ("public.t", 1)
         [theirs] = spark_sink.read_replica(spark, warehouse, "public.t").where("_cdc_deleted_at is null").collect()
         assert theirs["_cdc_column__cdc_deleted_at"] == "theirs"
-        with pytest.raises(WarehouseError, match="have deleted rows") as refused:
+        with pytest.raises(InvalidArgumentsError, match="have deleted rows") as refused:
             run("hard")
         assert "--deletes soft" in str(refused.value.hint)
 

@@ -37,6 +37,7 @@ from spark_sink.schema.types import typed_schema
 from spark_sink.snapshot import publication
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse import landed_snapshots, wanted_copies
+from spark_sink.warehouse.belonging import record_staging
 from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse, WarehouseError
 from support import object_stores
 from support.object_stores import Store
@@ -75,7 +76,8 @@ def root(store: Store, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def house(root: Any, tmp_path: Path) -> Warehouse:
     made = Warehouse(root, "delta")
-    made.open(EPOCH, tmp_path)
+    made.open(EPOCH)
+    record_staging(made, tmp_path)
     made.write_versions(TABLE, [Version(0, 0, 7, ("id",), ("id",))])
     return made
 
@@ -188,13 +190,13 @@ def test_a_store_without_conditional_writes_is_refused(root: Any, tmp_path: Path
     pipe_file = root.fs.pipe_file
     monkeypatch.setattr(root.fs, "pipe_file", lambda path, data, **_kwargs: pipe_file(path, data))
     with pytest.raises(StorageError, match="no conditional writes"):
-        Warehouse(root, "delta").open(EPOCH, tmp_path)
+        Warehouse(root, "delta").open(EPOCH)
 
 
 def test_an_unreachable_store_is_reported(root: Any, store: Store, tmp_path: Path) -> None:
     nowhere = store.url.format("nowhere")
     with pytest.raises(StorageError) as caught:
-        Warehouse(nowhere, "delta").open(EPOCH, tmp_path)
+        Warehouse(nowhere, "delta").open(EPOCH)
     assert caught.value.message.startswith(f"{nowhere}/_cdcpipe/")
     assert "can't be reached: " in caught.value.message
     said = {"s3": "The specified bucket does not exist", "azure": "The specified container does not exist", "gcs": "nowhere"}

@@ -195,7 +195,8 @@ def spark_command(network: Network, proxy: FaultyProxy, *args: str, parameters: 
 
 
 def run_of(network: Network, proxy: FaultyProxy, root: Path, *args: str, parameters: str = "") -> CLI:
-    places = ("--staging", str(root / "staging"), "--warehouse", str(root / "warehouse"), "--format", "parquet")
+    places = ("--staging", str(root / "staging"), "--warehouse", str(root / "warehouse"))
+    args += ("--format", "parquet", "--snapshot", "never")
     return spark_command(network, proxy, "run", "-S", network.on.slot, *STREAM, *places, *args, parameters=parameters)
 
 
