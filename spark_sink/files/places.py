@@ -286,6 +286,8 @@ def map_reads(function: Callable[[_Item], _Result], items: Sequence[_Item], path
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """Read a small JSON file as `local.read_json` does. Raises StorageError if the store can't be reached."""
+    if is_local(path):
+        return local.read_json(path)
     try:
         return local.parse_json(path, read_bytes(path))
     except FileNotFoundError:
@@ -293,8 +295,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except CdcpipeError:
         raise
     except Exception as ex:
-        if is_local(path):
-            raise
         raise _unreachable(path, ex) from ex
 
 
