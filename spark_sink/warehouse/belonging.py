@@ -107,11 +107,12 @@ def _check_reader(house: Warehouse, staging: Path, *, begins_anew: bool) -> None
     recorded = reader_place(staging, READER)
     if recorded is None or _is_same(recorded, house) or (begins_anew and not house.exists) or not _feeds(staging, recorded):
         return
-    is_new = "" if house.exists else ", which does not exist yet,"
+    is_new, otherwise = ", which does not exist yet,", "To begin new tables in place of the former ones, add --snapshot initial"
+    if house.exists:
+        is_new, otherwise = "", "If this one is a copy that is to take its place, move the former one away"
     raise InvalidArgumentsError(
         f"the log in {staging} belongs to the tables in {recorded}; {house.name}{is_new} would not have all of its changes",
-        hint=f"use --warehouse {recorded}. Another warehouse needs its own slot and its own staging directory. To begin new tables"
-        " in place of the former ones, add --snapshot initial",
+        hint=f"use --warehouse {recorded}. Another warehouse needs its own slot and its own staging directory. {otherwise}",
     )
 
 

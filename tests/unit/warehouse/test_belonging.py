@@ -90,14 +90,16 @@ def test_a_misspelt_warehouse_is_refused(made: Path) -> None:
     ) as caught:
         check(made / "staging", made / "warehose")
     assert f"use --warehouse {made}/warehouse" in (caught.value.hint or "")
+    assert "add --snapshot initial" in (caught.value.hint or "")
     check(made / "staging", made / "new", begins_anew=True)
 
 
 def test_a_copy_of_the_warehouse_is_refused_while_the_first_one_is_there(made: Path) -> None:
     shutil.copytree(made / "warehouse", made / "copy")
     for begins_anew in (False, True):
-        with pytest.raises(InvalidArgumentsError, match="belongs to the tables in"):
+        with pytest.raises(InvalidArgumentsError, match="belongs to the tables in") as caught:
             check(made / "staging", made / "copy", begins_anew=begins_anew)
+        assert "move the former one away" in (caught.value.hint or "")
     shutil.rmtree(made / "warehouse")
     check(made / "staging", made / "copy")
 
