@@ -104,14 +104,15 @@ def _check_slot(staging: Path, slot: str) -> None:
 
 def _check_reader(house: Warehouse, staging: Path, *, begins_anew: bool) -> None:
     """Refuse another warehouse than that of the log, while that one is still there."""
-    recorded = reader_place(staging, READER)
-    if recorded is None or _is_same(recorded, house) or (begins_anew and not house.exists) or not _feeds(staging, recorded):
+    recorded, is_new = reader_place(staging, READER), fed_tables(house) is None
+    if recorded is None or _is_same(recorded, house) or (begins_anew and is_new) or not _feeds(staging, recorded):
         return
-    is_new, otherwise = ", which does not exist yet,", "To begin new tables in place of the former ones, add --snapshot initial"
-    if house.exists:
-        is_new, otherwise = "", "If this one is a copy that is to take its place, move the former one away"
+    if is_new:
+        which, otherwise = ", which is new,", "To begin new tables in place of the former ones, add --snapshot initial"
+    else:
+        which, otherwise = "", "If this one is a copy that is to take its place, move the former one away"
     raise InvalidArgumentsError(
-        f"the log in {staging} belongs to the tables in {recorded}; {house.name}{is_new} would not have all of its changes",
+        f"the log in {staging} belongs to the tables in {recorded}; {house.name}{which} would not have all of its changes",
         hint=f"use --warehouse {recorded}. Another warehouse needs its own slot and its own staging directory. {otherwise}",
     )
 
