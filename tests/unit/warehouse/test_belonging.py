@@ -8,6 +8,7 @@ import pytest
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.pgoutput.messages import Insert
 from spark_sink.doctor import belonging as doctor
+from spark_sink.staging.log import Epoch
 from spark_sink.staging.readers import reader_place, register_reader
 from spark_sink.warehouse import belonging
 from spark_sink.warehouse.belonging import check_belonging, record_staging
@@ -85,12 +86,12 @@ def test_a_copy_of_the_staging_directory_is_accepted(made: Path) -> None:
 
 
 def test_a_misspelt_warehouse_is_refused(made: Path) -> None:
-    with pytest.raises(
-        InvalidArgumentsError, match=rf"belongs to the tables in {made}/warehouse; .*, which does not exist"
-    ) as caught:
+    with pytest.raises(InvalidArgumentsError, match=rf"belongs to the tables in {made}/warehouse; .*, which is new") as caught:
         check(made / "staging", made / "warehose")
     assert f"use --warehouse {made}/warehouse" in (caught.value.hint or "")
     assert "add --snapshot initial" in (caught.value.hint or "")
+    check(made / "staging", made / "new", begins_anew=True)
+    Warehouse(made / "new", "delta").open(Epoch(1, "7123456789", 1, "db", "s", ("p",), {}, 0))  # a first run that was killed
     check(made / "staging", made / "new", begins_anew=True)
 
 
