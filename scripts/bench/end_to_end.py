@@ -81,7 +81,7 @@ def _run(spark: Any, dsn: str, slot: str, directory: Path) -> dict[str, Any]:
     from spark_sink.commands import run
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    arguments = ["-d", dsn, "-S", slot, "--publication", PUBLICATION, "--available-now"]
+    arguments = ["-d", dsn, "-S", slot, "--publication", PUBLICATION, "--snapshot", "never", "--available-now"]
     arguments += ["--staging", str(directory / "staging"), "--warehouse", str(directory / "warehouse")]
     started_at, started = time.time(), time.process_time()
     run.command.main(arguments, standalone_mode=False)
