@@ -82,7 +82,7 @@ class RunConfig:
 
     # --- snapshot ---
     snapshot: Literal["initial", "never"] | None = None
-    """Whether to copy the existing rows of the tables first; None: only if this run creates the slot."""
+    """Whether to copy the existing rows of the tables first; None: only with ``create_slot`` and a new warehouse."""
     snapshot_chunk_bytes: int = CHUNK_BYTES
     """The approximate size of the chunks in which a snapshot reads a table."""
     snapshot_hold_s: float | None = 600.0
