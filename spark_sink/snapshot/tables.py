@@ -73,10 +73,7 @@ class TableSnapshot(Snapshot):
 
     def _check_source(self, theirs: str, **values: str) -> None:
         hint = "connect to the server and database of these changes, and give their staging directory"
-        try:
-            self.warehouse.check_source(theirs, hint, **values)
-        except WarehouseError as ex:  # the options name another server or another directory
-            raise InvalidArgumentsError(ex.message, hint=ex.hint) from ex
+        self.warehouse.check_source(theirs, hint, **values)
 
     def _begin(self) -> None:
         assert self._spark is not None

@@ -28,7 +28,7 @@ _OWN_FOLDERS = ("_cdcpipe", "changelog", "replica", "history")
 
 
 def check_belonging(house: Warehouse, staging: Path, slot: str, *, begins_anew: bool = False) -> None:
-    """Raise InvalidArgumentsError if ``house``, ``staging`` and ``slot`` do not belong together, WarehouseError for another source.
+    """Raise InvalidArgumentsError if ``house``, ``staging`` and ``slot`` do not belong together.
 
     With ``begins_anew``, the user has said how the tables begin (``--snapshot``): then a new warehouse may replace another one as
     the place of the log's tables.

@@ -260,8 +260,8 @@ class Warehouse:
         """Bind a new warehouse to the staging directory's source, or check an existing one. Returns the position of the warehouse.
 
         ``former_system_ids`` are those that the log's server had before pg_upgrade: the warehouse may have one of them. The method
-        also records, for later commands, the publications, and how new tables are written. Raises WarehouseError if the warehouse
-        has another source, and what `check_choices` raises.
+        also records, for later commands, the publications, and how new tables are written. Raises InvalidArgumentsError if the
+        warehouse has another source, and what `check_choices` raises.
         """
         found = read_json(self.identity_path)
         check_store(self.root)
@@ -345,11 +345,11 @@ class Warehouse:
             raise WarehouseError(f"{self.identity_path} is damaged: {ex!r}") from ex
 
     def check_source(self, theirs: str, hint: str, **values: str) -> None:
-        """Raise WarehouseError unless the warehouse's `Source` has these values; ``theirs`` says in the message whose they are."""
+        """Raise InvalidArgumentsError unless the `Source` has these values; ``theirs`` says in the message whose they are."""
         source = self.source()
         for name, value in values.items():
             if getattr(source, name) != value:
-                raise WarehouseError(
+                raise InvalidArgumentsError(
                     f"{self.name} has the changes of {name} {getattr(source, name)!r}, {theirs} {value!r}", hint=hint
                 )
 

@@ -124,7 +124,7 @@ def doctor_position(made: Path):
 
 @pytest.mark.parametrize(("staging", "warehouse"), [("staging", "warehouse"), ("staging", "new"), ("new", "warehouse")])
 def test_another_slot_is_refused(made: Path, staging: str, warehouse: str) -> None:
-    with pytest.raises(CdcpipeError, match=r"'s'.*'two'") as caught:
+    with pytest.raises(InvalidArgumentsError, match=r"'s'.*'two'") as caught:
         check(made / staging, made / warehouse, "two")
     assert caught.value.hint
 
