@@ -19,7 +19,9 @@ _WHY: Final = "run refuses them"
 def together(root: Path, table_format: str, staging: Path, slot: str) -> Iterator[Verdict]:
     """Judge whether ``run`` accepts the three. Reads the small files with which each side records the other."""
     try:
-        house = _warehouse(root, table_format)
+        house = Warehouse(root, table_format)
+        if house.exists:
+            house = Warehouse.existing(root)  # with the choices of its first run
         check_belonging(house, staging, slot)
     except CdcpipeError as ex:
         yield error(ex.message, _WHY, ex.hint or "give the directories of this slot")
@@ -29,15 +31,10 @@ def together(root: Path, table_format: str, staging: Path, slot: str) -> Iterato
 
 def begin(root: Path, table_format: str, server: Mapping[str, Any], *, creates_slot: bool) -> Iterator[Verdict]:
     """Judge whether a new warehouse begins with a copy of the tables' rows, given the facts about the server."""
-    if creates_slot or not server.get("slot_exists") or _warehouse(root, table_format).exists:
+    if creates_slot or not server.get("slot_exists") or Warehouse(root, table_format).exists:
         return
     yield warning(
         "the warehouse is new, and the slot is not",
         "its tables begin without the rows from before the slot's first change",
         "run with --snapshot initial, or with -c",
     )
-
-
-def _warehouse(root: Path, table_format: str) -> Warehouse:
-    house = Warehouse(root, table_format)
-    return Warehouse.existing(root) if house.exists else house

@@ -16,7 +16,7 @@ from spark_sink.files.places import is_local, place, read_json, write_json
 from spark_sink.launcher.continuity import FedTables
 from spark_sink.staging.log import has_log, list_epochs, log_end
 from spark_sink.staging.readers import reader_place
-from spark_sink.warehouse.warehouse import READER
+from spark_sink.warehouse.warehouse import READER, Source
 
 if TYPE_CHECKING:
     from spark_sink.warehouse.warehouse import Warehouse
@@ -30,17 +30,22 @@ _OWN_FOLDERS = ("_cdcpipe", "changelog", "replica", "history")
 def check_belonging(house: Warehouse, staging: Path, slot: str, *, begins_anew: bool = False) -> None:
     """Raise InvalidArgumentsError if ``house``, ``staging`` and ``slot`` do not belong together.
 
+    Raises WarehouseError or StagingError if what one of the two records can't be read.
+
     With ``begins_anew``, the user has said how the tables begin (``--snapshot``): then a new warehouse may replace another one as
     the place of the log's tables.
     """
     _check_places(house, staging)
-    house.check_choices()
-    if house.exists:
-        house.check_source("but -S is", "give each slot its own warehouse and its own staging directory", slot=slot)
-        _check_staging(house, staging)
+    found, source = read_json(house.identity_path), None
+    if found is not None:
+        house.check_choices(found)
+        source = Source.of(found, house.identity_path)
+        source.check(house.name, "but -S is", "give each slot its own warehouse and its own staging directory", slot=slot)
+        _check_staging(house.name, source, staging)
     if has_log(staging):
         _check_slot(staging, slot)
-        _check_reader(house, staging, begins_anew=begins_anew)
+        is_new = source is None or source.position is None
+        _check_reader(house, staging, is_new=is_new, begins_anew=begins_anew)
 
 
 def record_staging(house: Warehouse, staging: Path) -> None:
@@ -76,9 +81,8 @@ def _check_places(house: Warehouse, staging: Path) -> None:
         )
 
 
-def _check_staging(house: Warehouse, staging: Path) -> None:
+def _check_staging(warehouse: str, source: Source, staging: Path) -> None:
     """Refuse a staging directory that has less than the tables, if the one that the warehouse records still has it."""
-    source = house.source()
     if source.staging is None or not _is_other(source.staging, staging) or not has_log(source.staging):
         return
     recorded, end = source.staging, log_end(staging) if has_log(staging) else None
@@ -88,7 +92,7 @@ def _check_staging(house: Warehouse, staging: Path) -> None:
         return  # a copy, or moved back
     ends = "has no log" if end is None else f"ends at {end}, before the tables ({source.position})"
     raise InvalidArgumentsError(
-        f"the tables in {house.name} come from the log in {recorded}; {staging} {ends}",
+        f"the tables in {warehouse} come from the log in {recorded}; {staging} {ends}",
         hint=f"use --staging {recorded}. To move a log, move its directory while nothing runs",
     )
 
@@ -102,9 +106,9 @@ def _check_slot(staging: Path, slot: str) -> None:
         )
 
 
-def _check_reader(house: Warehouse, staging: Path, *, begins_anew: bool) -> None:
+def _check_reader(house: Warehouse, staging: Path, *, is_new: bool, begins_anew: bool) -> None:
     """Refuse another warehouse than that of the log, while that one is still there."""
-    recorded, is_new = reader_place(staging, READER), fed_tables(house) is None
+    recorded = reader_place(staging, READER)
     if recorded is None or _is_same(recorded, house) or (begins_anew and is_new) or not _feeds(staging, recorded):
         return
     if is_new:

@@ -93,6 +93,30 @@ class Source:
     begin: Position | None
     position: Position | None
 
+    @classmethod
+    def of(cls, found: Mapping[str, Any], path: Path) -> Source:
+        """Return the source that ``found`` tells, the contents of warehouse.json. Raises WarehouseError if the file is damaged."""
+        try:
+            return cls(
+                system_id=str(found["system_id"]),
+                database=str(found["database"]),
+                slot=str(found["slot"]),
+                publications=tuple(found.get("publications", ())),
+                staging=Path(found["staging"]) if "staging" in found else None,
+                begin=Position.parse(found["begin"]) if "begin" in found else None,
+                position=Position.parse(found["position"]) if "position" in found else None,
+            )
+        except (KeyError, TypeError, ValueError) as ex:
+            raise WarehouseError(f"{path} is damaged: {ex!r}") from ex
+
+    def check(self, warehouse: str, theirs: str, hint: str, **values: str) -> None:
+        """Raise InvalidArgumentsError unless the source has these values; ``theirs`` says in the message whose they are."""
+        for name, value in values.items():
+            if getattr(self, name) != value:
+                raise InvalidArgumentsError(
+                    f"{warehouse} has the changes of {name} {getattr(self, name)!r}, {theirs} {value!r}", hint=hint
+                )
+
 
 def masks_path(root: Path) -> Path:
     """Return the path of the file with the masks (warehouse/mask_settings.py)."""
@@ -290,17 +314,18 @@ class Warehouse:
         if found.get("system_id") in former_system_ids:
             facts |= {"system_id": epoch.system_id}
             identity.pop("system_id")
-        self.check_choices()
-        self.check_source("but the staging directory has those of", "give each slot its own warehouse", **identity)
+        self.check_choices(found)
+        source = Source.of(found, self.identity_path)
+        source.check(self.name, "but the staging directory has those of", "give each slot its own warehouse", **identity)
         if found | facts != found:
             write_json(self.identity_path, found | facts)
-        return self.source().position
+        return source.position
 
-    def check_choices(self) -> None:
-        """Raise InvalidArgumentsError for a choice that an existing warehouse does not allow, WarehouseError for another layout."""
-        found = read_json(self.identity_path)
-        if found is None:
-            return
+    def check_choices(self, found: Mapping[str, Any]) -> None:
+        """Raise InvalidArgumentsError for a choice that warehouse.json does not allow, WarehouseError for another layout.
+
+        ``found`` are the contents of that file.
+        """
         if found.get("version") != _LAYOUT_VERSION:
             raise WarehouseError(f"{self.identity_path} has version {found.get('version')!r}; this program knows {_LAYOUT_VERSION}")
         if found.get("format") != self.format.name:
@@ -330,28 +355,11 @@ class Warehouse:
 
     def source(self) -> Source:
         """Return the source of the changes, and their range."""
-        found = read_json(self.identity_path) or {}
-        try:
-            return Source(
-                system_id=str(found["system_id"]),
-                database=str(found["database"]),
-                slot=str(found["slot"]),
-                publications=tuple(found.get("publications", ())),
-                staging=Path(found["staging"]) if "staging" in found else None,
-                begin=Position.parse(found["begin"]) if "begin" in found else None,
-                position=Position.parse(found["position"]) if "position" in found else None,
-            )
-        except (KeyError, TypeError, ValueError) as ex:
-            raise WarehouseError(f"{self.identity_path} is damaged: {ex!r}") from ex
+        return Source.of(read_json(self.identity_path) or {}, self.identity_path)
 
     def check_source(self, theirs: str, hint: str, **values: str) -> None:
-        """Raise InvalidArgumentsError unless the `Source` has these values; ``theirs`` says in the message whose they are."""
-        source = self.source()
-        for name, value in values.items():
-            if getattr(source, name) != value:
-                raise InvalidArgumentsError(
-                    f"{self.name} has the changes of {name} {getattr(source, name)!r}, {theirs} {value!r}", hint=hint
-                )
+        """Raise InvalidArgumentsError as `Source.check` does."""
+        self.source().check(self.name, theirs, hint, **values)
 
     def versions(self, table: Table) -> list[Version]:
         """Return a table's versions, the oldest first."""
