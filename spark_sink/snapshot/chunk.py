@@ -36,7 +36,7 @@ from spark_sink.files.parquet import FileWriter, Layout
 from spark_sink.schema.exact_texts import ExactTexts
 from spark_sink.schema.masking import REDACTED, masked
 from spark_sink.snapshot import packed
-from spark_sink.snapshot.plan import Chunk, LockedError, RewrittenError, Select, is_lost, open_snapshot, reading_error
+from spark_sink.snapshot.plan import Chunk, LockedError, RewrittenError, Select, open_snapshot, reading_error
 from spark_sink.snapshot.progress import Written, note
 
 if TYPE_CHECKING:
@@ -233,23 +233,19 @@ def _read(task: ChunkTask, query: str, settings: Mapping[str, str] = MappingProx
                     f"table {task.chunk.table} was rewritten (TRUNCATE, ALTER TABLE, VACUUM FULL, CLUSTER) while it was copied",
                     hint="start again: this table is then copied from its beginning",
                 )
-    except connection.Error as ex:
-        problem = str(ex).strip().partition("\n")[0]
-        if ex.sqlstate == LOCK_NOT_AVAILABLE:
+    except (connection.Error, OSError) as ex:
+        problem, state = str(ex).strip().partition("\n")[0], getattr(ex, "sqlstate", None)
+        if state == LOCK_NOT_AVAILABLE:
             raise LockedError(
                 f"table {task.chunk.table} is locked exclusively", hint="end the transaction that holds the lock"
             ) from ex
-        if ex.sqlstate in _GONE:
+        if state in _GONE:
             raise RewrittenError(
                 f"table {task.chunk.table} was altered while it was copied: {problem}",
                 hint="start again: this table is then copied from its beginning",
             ) from ex
         hint = "start again: this table is then copied from its beginning"
-        raise reading_error(ex, f"cannot read table {task.chunk.table}", hint) from ex
-    except OSError as ex:  # pyarrow's, in the middle of the rows
-        said = f"cannot read table {task.chunk.table}: {str(ex).strip().partition(chr(10))[0]}"
-        kind = ConnectionClosedError if is_lost(connection) else SnapshotError
-        raise kind(said, hint="start again: finished chunks stay") from ex
+        raise reading_error(ex, connection, f"cannot read table {task.chunk.table}", hint) from ex
     finally:
         connection.close()
 

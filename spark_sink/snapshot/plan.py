@@ -42,7 +42,6 @@ __all__ = [
     "Select",
     "TablePlan",
     "conninfo",
-    "is_lost",
     "make_plan",
     "open_snapshot",
     "reading_error",
@@ -242,23 +241,28 @@ class _Unclosed:
         pass
 
 
-def reading_error(ex: Any, message: str, hint: str | None = None) -> CdcpipeError:
-    """Return the error to raise for an error of ADBC: ConnectionClosedError for a lost connection, else SnapshotError."""
-    # Without a SQLSTATE the error does not come from the server.
-    is_lost = ex.sqlstate[:2] in _LOST if ex.sqlstate else ex.status_code.name == "IO"
+def reading_error(ex: Any, connection: Any, message: str, hint: str | None = None) -> CdcpipeError:
+    """Return the error to raise for an error of ADBC: ConnectionClosedError for a lost connection, else SnapshotError.
+
+    ``ex`` is ADBC's, or an OSError: amid the rows pyarrow raises nothing else, so ``connection`` is tried.
+    """
+    is_lost = _is_dead(connection) if isinstance(ex, OSError) else _tells_loss(ex)
     said = f"{message}: {_first_line(ex)}"
     return ConnectionClosedError(said, hint="start again: finished chunks stay") if is_lost else SnapshotError(said, hint=hint)
 
 
-def is_lost(connection: Any) -> bool:
-    """Tell whether a connection of ADBC can't be used any more. Call it after an OSError: a reader of rows raises nothing else."""
+def _is_dead(connection: Any) -> bool:
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
     except connection.Error as ex:
-        # In a transaction that has failed, the server answers with an error of its own.
-        return not ex.sqlstate or ex.sqlstate[:2] in _LOST
+        return _tells_loss(ex)  # in a transaction that has failed, the server answers with an error of its own
     return False
+
+
+def _tells_loss(ex: Any) -> bool:
+    # Without a SQLSTATE the error does not come from the server.
+    return ex.sqlstate[:2] in _LOST if ex.sqlstate else ex.status_code.name == "IO"
 
 
 def _first_line(ex: BaseException) -> str:
@@ -294,10 +298,10 @@ def make_plan(connection: str, snapshot: str, publications: Sequence[str], chunk
             server_version, page_bytes, time_us, encoding = cursor.fetchone()
             cursor.execute(_tables_query(publications, server_version))
             found = [json.loads(row[0]) for row in cursor.fetchall()]
-    except opened.Error as ex:
-        if ex.sqlstate == LOCK_NOT_AVAILABLE:
+    except (opened.Error, OSError) as ex:
+        if getattr(ex, "sqlstate", None) == LOCK_NOT_AVAILABLE:
             raise LockedError("a published table is locked exclusively", hint="end the transaction that holds the lock") from ex
-        raise reading_error(ex, "cannot look up the published tables") from ex
+        raise reading_error(ex, opened, "cannot look up the published tables") from ex
     finally:
         opened.close()
     pages = max(1, chunk_bytes // page_bytes)
