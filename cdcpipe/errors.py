@@ -103,7 +103,12 @@ class CommandClosedError(CdcpipeError):
 
 
 class ServerError(CdcpipeError):
-    """The server reported an error. ``sqlstate`` is its five-character code, or None."""
+    """The server reported an error. ``sqlstate`` is its five-character code, or None.
+
+    The message contains ``NO_PUBLICATION`` if the server can't send a change because a publication did not exist when it was made.
+    """
+
+    NO_PUBLICATION: ClassVar[str] = "the next change was made while no publication had this name"
 
     exit_code = ExitCode.PG_ERROR
 

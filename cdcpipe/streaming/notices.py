@@ -62,7 +62,7 @@ def _publication_gap(message: str, sqlstate: str) -> ServerError:
     the change, so creating it now does not help.
     """
     return ServerError(
-        f"{message}: the next change was made while no publication had this name, because it was dropped, renamed, or made later",
+        f"{message}: {ServerError.NO_PUBLICATION}, because it was dropped, renamed, or made later",
         sqlstate=sqlstate,
         hint="if a publication of another name held the tables then, nothing is lost: go on from the last transaction's end"
         " (--startpos) with --publication THAT_NAME until this error comes again, then with this name (where there is none of that"

@@ -120,7 +120,7 @@ def final_error(failure: Failure, end_lsn: int) -> CdcpipeError:
     if failure.code == ExitCode.PG_ERROR and end_lsn:
         said = failure.message or "it said nothing"
         hint = failure.hint or _POISON_HINT
-        if "--startpos" in hint:  # the streamer's hint is for those who give it the position
+        if ServerError.NO_PUBLICATION in said:  # the streamer's hint has an option that land and run do not have
             hint = _NO_PUBLICATION_HINT
         return ServerError(f"again and again, after {format_lsn(end_lsn)}: {said}", hint=hint)
     return error_of(failure)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdcpipe.errors import GapError, UnreachableError
+from cdcpipe.errors import GapError, ServerError, UnreachableError
 from spark_sink.client.failure import Failure
 from spark_sink.launcher.restart import RestartPolicy, final_error
 
@@ -79,6 +79,6 @@ def test_an_unexpected_exit_code_is_a_system_error(code: int):
 
 
 def test_the_hint_names_no_option_that_land_and_run_do_not_have():
-    hint = final_error(Failure(5, "no publication", "go on from there (--startpos) with --publication THAT_NAME"), 0x100).hint or ""
+    hint = final_error(Failure(5, f"x: {ServerError.NO_PUBLICATION}", "go on (--startpos) with another"), 0x100).hint or ""
     assert "--startpos" not in hint
     assert "run once with -c --on-gap resnapshot" in hint
