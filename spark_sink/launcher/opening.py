@@ -194,9 +194,16 @@ class Opening:
 
     def _judge(self, prepared: Prepared) -> Verdict:
         """Decide how the log goes on with the slot. Raises GapError for a gap that the user does not want to pass."""
-        log, config = self._log(), self._config
-        if log is None:
-            return Verdict() if self._tables is None else self._judge_lost(self._tables, prepared)
+        log = self._log()
+        verdict = self._judge_new(prepared) if log is None else self._judge_next(log, prepared)
+        if verdict.gap is not None and verdict.gap.is_divergence and verdict.gap.lost is None:
+            verdict = replace(verdict, gap=self._counted(verdict.gap))
+        if verdict.gap is not None:
+            self._take_gap(verdict.gap, verdict.resume_lsn)
+        return verdict
+
+    def _judge_next(self, log: Log, prepared: Prepared) -> Verdict:
+        config = self._config
         check_source(
             config.staging,
             log.epochs[-1],
@@ -206,19 +213,15 @@ class Opening:
             config.slot,
             is_accepted=config.accept_system_id == prepared.system_id,
         )
-        verdict = judge(log, prepared, config.accept_system_id, time.time())
-        if verdict.gap is not None and verdict.gap.is_divergence and verdict.gap.lost is None:
-            verdict = replace(verdict, gap=self._counted(verdict.gap))
-        if verdict.gap is not None:
-            self._take_gap(verdict.gap, verdict.resume_lsn)
-        return verdict
+        return judge(log, prepared, config.accept_system_id, time.time())
 
-    def _judge_lost(self, tables: FedTables, prepared: Prepared) -> Verdict:
-        """Decide how a new log begins for tables whose log is not there any more."""
+    def _judge_new(self, prepared: Prepared) -> Verdict:
+        """Decide how a new log begins. Logs a warning if there are tables, whose log is then not there any more."""
+        tables = self._tables
+        if tables is None:
+            return Verdict()
         verdict = judge_lost_log(tables, prepared, time.time())
-        if verdict.gap is not None:
-            self._take_gap(verdict.gap, verdict.resume_lsn)
-        else:
+        if verdict.gap is None:
             log, at = tables.staging or "the log", tables.position
             _logger.warning("%s is not there any more: a new log begins at %s, where the tables in %s are", log, at, tables.name)
         return verdict
