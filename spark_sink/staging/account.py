@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from cdcpipe.lsn import LSN, format_lsn
@@ -29,9 +30,6 @@ __all__ = ["Account", "cut", "read", "record"]
 _logger = logging.getLogger(__name__)
 
 _NAME = "known.json"
-
-_told: set[str] = set()
-"""What this process has warned of: it reads the file many times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,11 @@ def read(root: Path) -> Account:
         found = read_json(path)
         return Account() if found is None else Account(int(LSN.parse(str(found.get("lsn")))), path.stat().st_mtime)
     except (DamagedFileError, ValueError, OSError) as ex:
-        if (text := str(ex)) not in _told:
-            _told.add(text)
-            _logger.warning("the known position of the log is lost: %s", text)
+        _warn(str(ex))
         return Account()
+
+
+@cache
+def _warn(problem: str) -> None:
+    """Log a warning, once in a process: it reads the file many times."""
+    _logger.warning("the known position of the log is lost: %s", problem)
