@@ -400,7 +400,7 @@ def test_a_warehouse_of_another_slot_is_refused(road: Road, tmp_path: Path) -> N
     epoch.mkdir(parents=True)
     text = max(road.staging.glob("*/epoch.json")).read_text()
     (epoch / "epoch.json").write_text(text.replace('"tables"', '"other"'))
-    with pytest.raises(WarehouseError, match="changes of slot 'tables'"):
+    with pytest.raises(InvalidArgumentsError, match="changes of slot 'tables'"):
         Pipeline(road.spark, staging, road.warehouse).process_available()
 
 
