@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
 from cdcpipe.publishing import NewPublication
-from cdcpipe.replication.selection import Selection
+from cdcpipe.replication.selected import Selection
 from cdcpipe.replication.tables import PublishedTable, TypeWithoutBinary
 
 __all__ = [

@@ -13,7 +13,8 @@ from cdcpipe.errors import CdcpipeError, InitError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.publishing import own
 from cdcpipe.replication.new_publications import contents
-from cdcpipe.replication.selection import Selection, select
+from cdcpipe.replication.selected import Selection
+from cdcpipe.replication.selection import select
 from cdcpipe.replication.tables import PublishedTable, TypeWithoutBinary, describe, types_without_binary, unreadable
 from cdcpipe.sql import quote_literal
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cdcpipe.catalog_sql import key_numbers, leaves_of
 from cdcpipe.errors import InitError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.publishing import FULL, NewPublication
+from cdcpipe.replication.selected import Selected
 from cdcpipe.replication.tables import few
-
-if TYPE_CHECKING:
-    from cdcpipe.replication.selection import Selected
 
 __all__ = ["without_columns"]
 

@@ -14,7 +14,8 @@ from cdcpipe.catalog_sql import published, published_by_new
 from cdcpipe.errors import InitError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.publishing import FULL, INSERT_ONLY, NewPublication, companion, own
-from cdcpipe.replication.selection import Selected, Selection, select
+from cdcpipe.replication.selected import Selected, Selection
+from cdcpipe.replication.selection import select
 from cdcpipe.replication.tables import describe, few
 from cdcpipe.sql import quote_identifier, quote_literal, quote_table
 

@@ -15,7 +15,7 @@ from cdcpipe.libpq.connection import Connection
 from cdcpipe.publishing import FULL, INSERT_ONLY, NewPublication
 from cdcpipe.replication import table_locks
 from cdcpipe.replication.new_publications import contents, identity_statements, split_note, unnamed_companion
-from cdcpipe.replication.selection import Selection
+from cdcpipe.replication.selected import Selection
 from cdcpipe.replication.server import is_standby
 from cdcpipe.replication.tables import few
 from cdcpipe.sql import quote_identifier, quote_literal

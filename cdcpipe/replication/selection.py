@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,10 +22,10 @@ from cdcpipe.errors import InitError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.publishing import NewPublication, TablePattern
 from cdcpipe.replication.column_lists import without_columns
+from cdcpipe.replication.selected import Selected, Selection
 from cdcpipe.replication.tables import few
-from cdcpipe.sql import quote_identifier
 
-__all__ = ["Selected", "Selection", "check_identities", "check_owned", "select"]
+__all__ = ["check_identities", "check_owned", "select"]
 
 _CANDIDATES: Final = f"""
 SELECT c.oid::int8, n.nspname, c.relname, c.relkind, c.relpersistence, c.relispartition,
@@ -83,50 +83,6 @@ class _Candidate:
         reason = _KINDS.get(self.kind) or ("unlogged" if self.is_unlogged else None)
         reason = reason or ("a partition" if self.is_partition else f"a table of the extension {self.extension}")
         return f"{self.schema}.{self.name} is {reason}"
-
-
-@dataclass(frozen=True, slots=True)
-class Selected:
-    """A table that is to be published. A partitioned table stands for all its partitions.
-
-    ``lacking`` are the relations with its rows (schema, name) on which the server would refuse a published UPDATE or DELETE: they
-    have neither a usable primary key nor another replica identity.
-    """
-
-    relation_id: int
-    schema: str
-    name: str
-    is_partitioned: bool
-    partition_count: int
-    has_heirs: bool
-    """Whether ordinary tables inherit from it."""
-    is_owned: bool
-    lacking: tuple[tuple[str, str], ...]
-    columns: Mapping[str, int] | None = None
-    """With a column list: the published columns, with their numbers in pg_attribute."""
-
-    @property
-    def column_list(self) -> str:
-        """What follows the name in CREATE PUBLICATION."""
-        return "" if self.columns is None else f" ({', '.join(map(quote_identifier, self.columns))})"
-
-    @property
-    def full_name(self) -> str:
-        """``schema.name``."""
-        return f"{self.schema}.{self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The tables of a publication, by name. With ``is_all`` it is FOR ALL TABLES."""
-
-    tables: tuple[Selected, ...]
-    is_all: bool
-
-    @property
-    def lacking(self) -> list[str]:
-        """The names of the tables without a key."""
-        return [each.full_name for each in self.tables if each.lacking]
 
 
 def select(connection: Connection, wanted: NewPublication) -> Selection:

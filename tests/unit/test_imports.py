@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import graphlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -193,6 +194,13 @@ def test_floors_of_the_sink() -> None:
             if own is None or other is None or other == own:
                 continue
             assert FLOORS[other] < FLOORS[own], f"{module_name(path)} imports {imported} of floor {FLOORS[other]}"
+
+
+def test_no_modules_import_each_other() -> None:
+    """Also for types: a module can be read when those that it imports are known."""
+    names = {module_name(path): path for path in source_files(*PACKAGES) if path.name != "__init__.py"}
+    sorter = graphlib.TopologicalSorter({name: imports(path) & names.keys() - {name} for name, path in names.items()})
+    assert len(list(sorter.static_order())) == len(names)  # raises CycleError, which names the circle
 
 
 def test_a_folder_has_the_libraries_that_are_its_own() -> None:

@@ -10,7 +10,7 @@ import pytest
 from cdcpipe.doctor import table_checks
 from cdcpipe.doctor.facts import Asked, Facts, LeftOut, Partition, Restriction, Role, Table
 from cdcpipe.errors import InitError
-from cdcpipe.replication.selection import Selected, Selection
+from cdcpipe.replication.selected import Selected, Selection
 from cdcpipe.replication.tables import TypeWithoutBinary
 from support.doctor_facts import ALL, ASKED, NEW, PUBLICATION, ROLE, facts, judge, on, server, table
 

@@ -1,0 +1,54 @@
+"""The tables of a publication that has to be created, as `selection.select` finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cdcpipe.sql import quote_identifier
+
+__all__ = ["Selected", "Selection"]
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """A table that is to be published. A partitioned table stands for all its partitions.
+
+    ``lacking`` are the relations with its rows (schema, name) on which the server would refuse a published UPDATE or DELETE: they
+    have neither a usable primary key nor another replica identity.
+    """
+
+    relation_id: int
+    schema: str
+    name: str
+    is_partitioned: bool
+    partition_count: int
+    has_heirs: bool
+    """Whether ordinary tables inherit from it."""
+    is_owned: bool
+    lacking: tuple[tuple[str, str], ...]
+    columns: Mapping[str, int] | None = None
+    """With a column list: the published columns, with their numbers in pg_attribute."""
+
+    @property
+    def column_list(self) -> str:
+        """What follows the name in CREATE PUBLICATION."""
+        return "" if self.columns is None else f" ({', '.join(map(quote_identifier, self.columns))})"
+
+    @property
+    def full_name(self) -> str:
+        """``schema.name``."""
+        return f"{self.schema}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The tables of a publication, by name. With ``is_all`` it is FOR ALL TABLES."""
+
+    tables: tuple[Selected, ...]
+    is_all: bool
+
+    @property
+    def lacking(self) -> list[str]:
+        """The names of the tables without a key."""
+        return [each.full_name for each in self.tables if each.lacking]
