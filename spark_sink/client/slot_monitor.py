@@ -209,14 +209,19 @@ class SlotMonitor:
             try:
                 self._watch()
             except CdcpipeError as ex:
-                if self._stopping.is_set():
-                    return
-                _logger.info("cannot ask the server for the position of the slot: %s", ex.message)
-                with self._changed:
-                    self._error = ex
-                    self._changed.notify_all()
+                self._take_error(ex)
+            except OSError as ex:  # a limit of the system, which may pass
+                self._take_error(CdcpipeError(f"cannot run 'cdcpipe slot': {ex}"))
             if self._stopping.wait(_RESTARTS.pause_s(ends)):
                 return
+
+    def _take_error(self, error: CdcpipeError) -> None:
+        if self._stopping.is_set():
+            return
+        _logger.info("cannot ask the server for the position of the slot: %s", error.message)
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
 
     def _watch(self) -> None:
         """Run the command and take its reports. Always raises: the end of the command is an error, and so is its silence."""

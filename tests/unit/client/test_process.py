@@ -12,7 +12,8 @@ import pytest
 
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError
 from cdcpipe.pipe.exitcode import ExitCode
-from spark_sink.client import guard, process
+from cdcpipe.retry import RetryPolicy
+from spark_sink.client import guard, process, slot_monitor
 from spark_sink.client.prepare import slot_exists
 from spark_sink.client.process import Child, ask
 from spark_sink.client.slot_monitor import SlotMonitor
@@ -21,6 +22,8 @@ from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.warehouse.warehouse import Warehouse
 from support.children import MUTE, STUBBORN, python
 from support.waiting import DEADLINE_S, until
+
+REPORT = '{"wal_lsn": "0/200", "sent_lsn": null, "confirmed_flush_lsn": "0/100"}'
 
 
 def test_a_command_is_asked() -> None:
@@ -82,8 +85,7 @@ def test_a_monitor_of_a_server_that_says_nothing(quick_end: None) -> None:
 
 
 def test_a_report_on_the_server_becomes_stale() -> None:
-    line = '{"wal_lsn": "0/200", "sent_lsn": null, "confirmed_flush_lsn": "0/100"}'
-    once = f"print({line!r}, flush=True); {MUTE}"
+    once = f"print({REPORT!r}, flush=True); {MUTE}"
     with SlotMonitor((), "s", command=python(once)) as monitor:
         report = monitor.wait_for_report(DEADLINE_S)
         now = time.monotonic()
@@ -91,6 +93,20 @@ def test_a_report_on_the_server_becomes_stale() -> None:
         assert monitor.lag(0x200, now) is not None
         late = now + monitor.stale_s + 1
         assert (monitor.report(late), monitor.lag(0x200, late)) == (None, None)
+
+
+def test_a_monitor_goes_on_after_its_command_could_not_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system refuses a process beyond the limit of this user, for example."""
+    monkeypatch.setattr(slot_monitor, "_RESTARTS", RetryPolicy(first_pause_s=0.05))
+    command = tmp_path / "command"
+    with SlotMonitor((), "s", command=[str(command)]) as monitor:
+        with pytest.raises(CdcpipeError, match="cannot run 'cdcpipe slot': .* No such file"):
+            monitor.wait_for_report(DEADLINE_S)
+        made = tmp_path / "made"
+        made.write_text(f"#!/bin/sh\necho '{REPORT}'\nexec sleep 1000\n")
+        made.chmod(0o755)
+        made.rename(command)
+        until(lambda: monitor.report(time.monotonic()) is not None, "a report")
 
 
 def test_the_snapshot_makes_a_private_staging_directory(tmp_path: Path) -> None:
