@@ -36,7 +36,7 @@ from cdcpipe.errors import ProtocolError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.measures import Histogram
 from cdcpipe.pipe.exitcode import ExitCode
-from cdcpipe.threads import Worker
+from cdcpipe.threads import Background
 from spark_sink.client.failure import Failure
 from spark_sink.client.prepare import Prepared
 from spark_sink.client.process import is_report
@@ -51,8 +51,6 @@ from spark_sink.staging.log import Position
 from spark_sink.staging.writer import StagingWriter
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from spark_sink.launcher.continuity import FedTables
     from spark_sink.launcher.streamer import Streamer
     from spark_sink.staging.filler import Operation
@@ -96,10 +94,11 @@ class Progress:
     """How many gaps this launcher has found and passed."""
 
 
-class Launcher:
+class Launcher(Background):
     """Lands one slot in one staging directory, until it is stopped; with ``available_now`` until everything is landed."""
 
     def __init__(self, config: LauncherConfig) -> None:
+        super().__init__("cdcpipe-launcher")
         self.config = config
         self.prepared: Prepared | None = None
         self.tables: FedTables | None = None
@@ -108,50 +107,26 @@ class Launcher:
         """How long it took to make each segment durable."""
         self._progress = Progress()
         self._child: Streamer | None = None
-        self._error: BaseException | None = None
         self._is_complete = False
         self._ready = threading.Event()
-        self._stopping = threading.Event()
-        self._ended = threading.Event()
         self._progress_lock = threading.Lock()
         self._wakeup = _Wakeup()
         self._told = _Told()
-        self._thread = Worker(target=self._run, name="cdcpipe-launcher", daemon=True)
 
     # --- for its owner ---
 
     def start(self) -> Self:
         """Start the threads. Returns when the slot is prepared and the epoch has begun; raises the error that prevents this."""
-        self._thread.start()
+        super().start()
         self._ready.wait()
-        if self._ended.is_set():
+        if self.has_ended:
             self._raise_error()
         return self
 
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of the launcher, and raise its error if it has one. Returns False if ``timeout_s`` have passed."""
-        if not self._ended.wait(timeout_s):
-            return False
-        self._raise_error()
-        return True
-
     def request_stop(self) -> None:
         """Ask the launcher to end, and return at once. It first seals and confirms whole transactions. Safe in a signal handler."""
-        self._stopping.set()
+        super().request_stop()
         self._wakeup.set()
-
-    def stop(self) -> None:
-        """Ask the launcher to end, and wait until it has ended. Call ``wait`` to learn whether there was an error."""
-        self.request_stop()
-        self._thread.join_if_started()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, _value: BaseException | None, _tb: TracebackType | None) -> None:
-        self.stop()
-        if kind is None:
-            self._raise_error()
 
     @property
     def progress(self) -> Progress:
@@ -159,41 +134,30 @@ class Launcher:
         return self._progress
 
     @property
-    def has_ended(self) -> bool:
-        """Whether the launcher has ended, for whatever reason."""
-        return self._ended.is_set()
-
-    @property
     def is_complete(self) -> bool:
         """Whether the launcher has ended because, with ``available_now``, everything is in the log."""
         return self._is_complete
-
-    @property
-    def error(self) -> BaseException | None:
-        """The error with which the launcher has ended; None if there is none."""
-        return self._error
 
     def spilled_bytes(self) -> int:
         """Return how many bytes of transactions in progress the streamer holds in files. Any thread may ask."""
         child = self._child
         return 0 if child is None else child.spilled_bytes()
 
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
-
     # --- the launcher's thread ---
 
     def _run(self) -> None:
+        super()._run()
+        self._ready.set()  # after the end: `start` raises the error then
+
+    def _work(self) -> None:
         try:
             self._land()
-        except BaseException as ex:  # noqa: BLE001 - `wait` raises it again in its own thread
-            self._error = ex
-            self._note(last_error=str(ex))
         finally:
             self._wakeup.close()
-            self._ended.set()
-            self._ready.set()
+
+    def _take_error(self, ex: BaseException) -> None:
+        super()._take_error(ex)
+        self._note(last_error=str(ex))
 
     def _note(self, **changes: Any) -> None:
         with self._progress_lock:

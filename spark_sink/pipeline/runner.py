@@ -18,7 +18,6 @@ directory, where ``status`` finds it.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Self
 
 from pyspark.sql import SparkSession
 
-from cdcpipe.threads import Worker
+from cdcpipe.threads import Background
 from spark_sink.client.keyless import has_key, table_name, warnings_of
 from spark_sink.client.prepare import PublishedNow
 from spark_sink.client.slot_monitor import Lag, SlotMonitor
@@ -54,7 +53,6 @@ from spark_sink.warehouse.mask_settings import check_new
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
 
     from spark_sink.client.prepare import Prepared
     from spark_sink.launcher.launcher import Progress as LauncherProgress
@@ -90,7 +88,7 @@ class RunProgress:
     """What the run is doing, in words, before there are tables, and after they have all changes."""
 
 
-class Runner:
+class Runner(Background):
     """Keeps the tables of a warehouse in step with a slot, until it is stopped.
 
     With ``available_now``, it also ends when the tables have everything. If they have it from the start, Spark is not used
@@ -101,13 +99,13 @@ class Runner:
     """The pipeline; None while Spark starts or the initial snapshot runs."""
 
     def __init__(self, config: RunConfig, spark: SparkSession | None = None) -> None:
+        super().__init__("cdcpipe-run")
         self.config = config
         self._spark = spark
         self._warehouse = config.house()
         self._rest = Rest(config, self._warehouse)
         self._untouched: PipelineProgress | None = None
         """The progress of a run that had nothing to do, and so no pipeline."""
-        self._stopping = threading.Event()
         self.launcher = Launcher(config.launcher)
         self._published = PublishedNow(config.launcher, self._stopping)
         self.monitor = SlotMonitor(
@@ -124,11 +122,8 @@ class Runner:
         self._gaps_healed = 0
         self.pipeline = None
         self._healer: Healer | None = None
-        self._error: BaseException | None = None
         self._is_complete = False
         self._step = "asking the server"
-        self._ended = threading.Event()
-        self._thread = Worker(target=self._run, name="cdcpipe-run", daemon=True)
 
     # --- for the owner of the runner ---
 
@@ -143,34 +138,12 @@ class Runner:
         if self._spark is None:
             session.find_java()
         refuse_what_fails(self._plan, starts_spark=self._spark is None)
-        self._thread.start()
-        return self
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end, and raise the error that ended the run, if any. Returns False if the time runs out first."""
-        if not self._ended.wait(timeout_s):
-            return False
-        if self._error is not None:
-            raise self._error
-        return True
+        return super().start()
 
     def request_stop(self) -> None:
         """Ask for a clean end, and return at once. Thread-safe."""
-        self._stopping.set()
+        super().request_stop()
         self.launcher.request_stop()
-
-    def stop(self) -> None:
-        """End cleanly, and return when that is done. ``wait`` raises the error, if there was one."""
-        self.request_stop()
-        self._thread.join_if_started()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, _value: BaseException | None, _tb: TracebackType | None) -> None:
-        self.stop()
-        if kind is None:
-            self.wait()
 
     @property
     def is_complete(self) -> bool:
@@ -196,19 +169,15 @@ class Runner:
 
     # --- the runner's thread ---
 
-    def _run(self) -> None:
+    def _work(self) -> None:
         try:
             with ExitStack() as stack:
-                self._work(stack)
+                self._bring(stack)
             last_error.clear(self.config.launcher.staging)
         except _StoppedError:
             _logger.info("stopped before Spark was started")
-        except BaseException as ex:  # noqa: BLE001 - `wait` raises the error again
-            self._take_error(ex)
-        finally:
-            self._ended.set()
 
-    def _work(self, stack: ExitStack) -> None:
+    def _bring(self, stack: ExitStack) -> None:
         """Bring the slot's changes to the tables until the run ends. ``stack`` stops all that was started, in reverse order."""
         config = self.config
         stack.callback(self._snapshot.stop)

@@ -1,4 +1,4 @@
-"""A thread whose waiter is interrupted keeps running, and says so."""
+"""Threads: a waiter that is interrupted, and work in the background."""
 
 import signal
 import sys
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cdcpipe.threads import Worker
+from cdcpipe.threads import Background, Worker
 from support.waiting import until
 
 
@@ -104,3 +104,37 @@ def test_a_join_that_could_never_end_is_refused() -> None:
     worker.start()
     worker.join(60)
     assert errors == ["cannot join the current thread"]
+
+
+class Counting(Background):
+    def __init__(self, problem: Exception | None = None) -> None:
+        super().__init__("counting")
+        self.problem = problem
+
+    def _work(self) -> None:
+        if self.problem is not None:
+            raise self.problem
+        self._stopping.wait()
+
+
+def test_work_in_the_background_ends_when_it_is_asked_to() -> None:
+    with Counting() as counting:
+        assert not counting.wait(0.01)
+        assert not counting.has_ended
+    assert counting.has_ended
+    assert counting.wait()
+    assert counting.error is None
+    Counting().stop()  # it was never started
+
+
+def test_the_owner_of_work_in_the_background_gets_its_error() -> None:
+    problem = ValueError("no such luck")
+    counting = Counting(problem).start()
+    with pytest.raises(ValueError, match="no such luck"):
+        counting.wait(60)
+    assert counting.error is problem
+    counting.stop()
+    with pytest.raises(ValueError, match="no such luck"), Counting(problem):
+        pass  # the end of the context waits for the work, and raises its error
+    with pytest.raises(KeyError), Counting(problem):
+        raise KeyError("an error of the owner comes first")

@@ -100,7 +100,7 @@ def test_a_monitor_goes_on_after_its_command_could_not_be_started(tmp_path: Path
     monkeypatch.setattr(slot_monitor, "_RESTARTS", RetryPolicy(first_pause_s=0.05))
     command = tmp_path / "command"
     with SlotMonitor((), "s", command=[str(command)]) as monitor:
-        with pytest.raises(CdcpipeError, match="cannot run 'cdcpipe slot': .* No such file"):
+        with pytest.raises(CdcpipeError, match=r"cannot run 'cdcpipe slot': .* No such file"):
             monitor.wait_for_report(DEADLINE_S)
         made = tmp_path / "made"
         made.write_text(f"#!/bin/sh\necho '{REPORT}'\nexec sleep 1000\n")
