@@ -12,6 +12,8 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
+from spark_sink.files.local import DamagedFileError, open_file
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -81,25 +83,29 @@ class Recorder:
         self._since, self._due_at, self._before = now, now + self._interval_s, counts
         try:
             self._write(json.dumps(asdict(sample)) + "\n")
-        except OSError as ex:  # a full disk, which will end the program elsewhere
+        except (OSError, DamagedFileError) as ex:  # a full disk, which will end the program elsewhere
             if not self._has_failed:
-                _logger.warning("cannot write %s: %s", self._path, ex.strerror)
+                said = f"{self._path}: {ex.strerror}" if isinstance(ex, OSError) else ex.message
+                _logger.warning("the history of status --html is not written: %s", said)
             self._has_failed = True
 
     def _write(self, line: str) -> None:
-        lines = self._path.read_text().splitlines(keepends=True) if self._path.exists() else []
-        if len(lines) >= 2 * _KEPT:
-            self._path.write_text("".join(lines[-_KEPT:]))
-        with open(os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600), "a") as stream:
-            stream.write(line)
+        with open(open_file(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW), "r+b") as stream:
+            lines = stream.readlines()
+            if len(lines) >= 2 * _KEPT:
+                stream.truncate(0)
+                stream.writelines(lines[-_KEPT:])
+            stream.write(line.encode())
 
 
 def read(root: Path) -> list[Sample]:
     """Return the samples in order of their time; empty if none were written."""
     try:
-        lines = (root / _NAME).read_text(errors="replace").splitlines()
+        fd = open_file(root / _NAME, os.O_RDONLY)
     except FileNotFoundError:
         return []
+    with open(fd, errors="replace") as stream:
+        lines = stream.readlines()
     found = []
     for line in lines:
         try:

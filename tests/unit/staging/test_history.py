@@ -1,6 +1,8 @@
 """The samples of the last day: when they are written, what they say, and what damages do not break."""
 
 import logging
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,12 +51,20 @@ def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     with (tmp_path / "history.jsonl").open("ab") as stream:
         stream.write(b'[1]\n{"time": 3}\nnull\n\xff\n{"time": 3.0, "seco')
     assert [sample.time for sample in read(tmp_path)] == [1.0, 2.0]
+    for number in (4.0, 5.0):  # the first one continues the half line
+        Recorder(tmp_path, 0.0, first_s=0.0).tick(number, number, lambda: Counts(1, 2))
+    assert [sample.time for sample in read(tmp_path)] == [1.0, 2.0, 5.0]
 
 
-def test_a_full_disk_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "history.jsonl").mkdir()
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_a_file_that_cannot_be_written_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / "history.jsonl")
     recorder = Recorder(tmp_path, 0.0, interval_s=1.0, first_s=0.0)
     with caplog.at_level(logging.WARNING):
         for number in range(3):
             recorder.tick(float(number), float(number), lambda: Counts(0, 0))
-    assert [record.getMessage() for record in caplog.records] == [f"cannot write {tmp_path}/history.jsonl: Is a directory"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the history of status --html is not written: {tmp_path}/history.jsonl is no file"
+    ]
