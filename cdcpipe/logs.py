@@ -15,7 +15,9 @@ import sys
 from datetime import UTC, datetime
 from typing import Final
 
-__all__ = ["FORMATS", "JsonFormatter", "is_json", "line", "show", "use"]
+__all__ = ["FORMATS", "JsonFormatter", "Told", "is_json", "line", "show", "use"]
+
+_TELL_AGAIN_S: Final = 60.0
 
 FORMATS: Final = ("text", "json")
 
@@ -56,3 +58,18 @@ class JsonFormatter(logging.Formatter):
         """Return the line of a record."""
         stack = None if record.exc_info is None else self.formatException(record.exc_info)
         return line(record.levelname.lower(), record.name, record.getMessage(), at=record.created, stack=stack)
+
+
+class Told:
+    """Remembers what was said, so that what stays wrong for hours is a line a minute."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = -_TELL_AGAIN_S
+
+    def is_news(self, text: str, now: float) -> bool:
+        """Tell whether ``text`` has to be said, because it is new or was last said a minute ago. ``now`` is `time.monotonic()`."""
+        if text == self._text and now - self._at < _TELL_AGAIN_S:
+            return False
+        self._text, self._at = text, now
+        return True

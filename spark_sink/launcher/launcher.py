@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from cdcpipe.errors import ProtocolError
+from cdcpipe.logs import Told
 from cdcpipe.lsn import format_lsn
 from cdcpipe.measures import Histogram
 from cdcpipe.pipe.exitcode import ExitCode
@@ -63,9 +64,6 @@ _logger = logging.getLogger(__name__)
 
 _READ_BYTES, _LEAST_READ_BYTES = 1 << 20, 512
 _LONGEST_POLL_S = 3600.0
-
-_TELL_AGAIN_S = 60.0
-"""How often the same failure is logged while the launcher tries again and again."""
 
 _BULK_BYTES, _BULK_PAUSE_S = 16 << 10, 0.012
 """After a read of at least this size the thread pauses, so that reads are fewer and larger. The pipe holds the data meanwhile.
@@ -111,7 +109,7 @@ class Launcher(Background):
         self._ready = threading.Event()
         self._progress_lock = threading.Lock()
         self._wakeup = _Wakeup()
-        self._told = _Told()
+        self._told = Told()
 
     # --- for its owner ---
 
@@ -309,21 +307,6 @@ class Launcher(Background):
             records=progress.records + cut.records,
             transactions=progress.transactions + cut.transactions,
         )
-
-
-class _Told:
-    """Remembers what was said, so that a server that stays away for hours is a line a minute."""
-
-    def __init__(self) -> None:
-        self._text = ""
-        self._at = -_TELL_AGAIN_S
-
-    def is_news(self, text: str, now: float) -> bool:
-        """Tell whether ``text`` has to be said, because it is new or was last said a minute ago."""
-        if text == self._text and now - self._at < _TELL_AGAIN_S:
-            return False
-        self._text, self._at = text, now
-        return True
 
 
 class _Wakeup:

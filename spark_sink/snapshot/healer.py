@@ -24,6 +24,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from cdcpipe.errors import CdcpipeError
+from cdcpipe.logs import Told
 from cdcpipe.lsn import format_lsn
 from cdcpipe.threads import Worker
 from cdcpipe.units import format_duration
@@ -102,6 +103,7 @@ class Healer:
         self._is_look_wanted = False
         self._known: tuple[int, float, list[WantedCopy]] | None = None
         """The tables that wait, as of a number of writes and a time: another process only ever copies some of them."""
+        self._told = Told()
         self._thread = Worker(target=self._run, name="cdcpipe-heal", daemon=True)
 
     # --- for the owner ---
@@ -148,7 +150,7 @@ class Healer:
 
     def finish(self) -> None:
         """Look at the catalog, and copy each table that waits, in the hours given. A table that can't be copied keeps waiting."""
-        with self._busy, _forgiving():
+        with self._busy, self._forgiving():
             self._look()
             tried: set[Table] = set()
             while not self._is_interrupted():
@@ -170,7 +172,7 @@ class Healer:
         while not self._stopping.wait(_TICK_S):
             if self._pausing.is_set():
                 continue
-            with self._busy, _forgiving():
+            with self._busy, self._forgiving():
                 if self._is_look_due():
                     self._look()
                 tables = self._choose(self._waiting())
@@ -192,6 +194,16 @@ class Healer:
     def _choose(self, waiting: Sequence[WantedCopy]) -> list[Table]:
         here = time.localtime()
         return self._schedule.choose(waiting, time.time(), here.tm_hour * 60 + here.tm_min)
+
+    @contextmanager
+    def _forgiving(self) -> Iterator[None]:
+        """Turn any error into a warning: tables that wait keep waiting, and the stream goes on."""
+        try:
+            yield
+        except Exception as ex:  # noqa: BLE001
+            said = _said(ex)
+            if self._told.is_news(said, time.monotonic()):
+                _logger.warning("cannot find out which tables need a copy, trying again: %s", said)
 
     # --- the look at the catalog ---
 
@@ -268,15 +280,6 @@ class Healer:
         count = max((each.count for each in failed if each is not None), default=1)
         pause = format_duration(FAILURES.pause_s(count) or 0.0)
         _logger.warning("not copied: %s; it is tried again in %s, and the stream goes on: %s", names, pause, said)
-
-
-@contextmanager
-def _forgiving() -> Iterator[None]:
-    """Turn any error into a warning: tables that wait keep waiting, and the stream goes on."""
-    try:
-        yield
-    except Exception as ex:  # noqa: BLE001
-        _logger.warning("cannot find out which tables need a copy, trying again later: %s", _said(ex))
 
 
 def _said(ex: Exception) -> str:

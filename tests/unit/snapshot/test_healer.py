@@ -21,9 +21,9 @@ from spark_sink.snapshot.healer import Healer
 from spark_sink.snapshot.schedule import Hours, Schedule
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position
-from spark_sink.warehouse import gaps
-from spark_sink.warehouse.wanted_copies import waiting, want
-from spark_sink.warehouse.warehouse import Warehouse
+from spark_sink.warehouse import gaps, wanted_copies
+from spark_sink.warehouse.wanted_copies import WantedCopy, waiting, want
+from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.descriptions import ID, version
 from support.waiting import until
 
@@ -231,3 +231,22 @@ def test_a_server_that_cannot_be_asked_ends_nothing(server: Server, monkeypatch:
     wait_for(server, A)
     healer(server).finish()
     assert waiting(server.house) == []
+
+
+def test_what_stays_wrong_is_said_once_a_minute(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here a file is damaged. The thread looks at it each second."""
+    monkeypatch.setattr(module, "_TICK_S", 0.001)
+    looks: list[int] = []
+
+    def look(_house: Warehouse) -> list[WantedCopy]:
+        looks.append(1)
+        raise WarehouseError("the file is damaged")
+
+    monkeypatch.setattr(wanted_copies, "waiting", look)
+    healing = healer(server)
+    healing.start()
+    until(lambda: len(looks) > 5, "looks")
+    healing.stop()
+    assert caplog.messages == ["cannot find out which tables need a copy, trying again: the file is damaged"]
