@@ -78,10 +78,15 @@ _WAL_START = struct.Struct(">BII").unpack_from
 
 
 class _BlockSuffixes(dict[int, bytes]):
-    """Maps the length of a message with a change in a stream block to the end of its record's header line, without the xid."""
+    """Maps the length of a message with a change in a stream block to the end of its record's header line, without the xid.
+
+    Like `_Layouts`, it remembers only the lengths of records that are not long: a stream that runs for years may have every length.
+    """
 
     def __missing__(self, length: int) -> bytes:
-        suffix = self[length] = b" %d\n" % (length - WAL_DATA_HEADER_BYTES - _XID_BYTES)
+        suffix = b" %d\n" % (length - WAL_DATA_HEADER_BYTES - _XID_BYTES)
+        if length - WAL_DATA_HEADER_BYTES <= LONG_RECORD_BYTES:
+            self[length] = suffix
         return suffix
 
 

@@ -237,3 +237,14 @@ def test_runs_are_taken_once_numpy_is_there(monkeypatch: pytest.MonkeyPatch) -> 
     assert receiver._run_class is Run
     assert os.environ["OPENBLAS_NUM_THREADS"] == "1"
     assert sys.getswitchinterval() == turn_s
+
+
+def test_what_it_remembers_of_lengths_is_bounded() -> None:
+    most = receiver_module.LONG_RECORD_BYTES
+    layouts, suffixes = receiver_module._Layouts(0), receiver_module._BlockSuffixes()
+    lengths = [*range(25, 200), *range(most, most + 200), *range(1 << 20, (1 << 20) + 5000)]
+    for length in lengths:
+        assert layouts[length][1] == b" %d\n" % (length - 25)
+        assert suffixes[length] == b" %d\n" % (length - 29)
+    remembered = {length for length in lengths if length - 25 <= most}
+    assert layouts.keys() == suffixes.keys() == remembered
