@@ -38,9 +38,12 @@ class RecordedTimes:
         return name in self._read()
 
     def is_due(self, name: str) -> bool:
-        """Tell whether a day has passed since the recorded time of ``name``, or whether there is none."""
+        """Tell whether a day has passed since the recorded time of ``name``, or whether there is none.
+
+        A time that is more than a day ahead comes from a clock that was wrong, and does not count.
+        """
         before = self._read().get(name)
-        return before is None or time.time() - before >= _DAY_S
+        return before is None or abs(time.time() - before) >= _DAY_S
 
     def record(self, name: str) -> None:
         """Record that ``name`` was done now."""
