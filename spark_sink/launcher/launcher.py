@@ -185,6 +185,7 @@ class Launcher(Background):
             try:
                 while prepared is not None and opening.await_wal(prepared):
                     failure = self._stream(writer, sealer, prepared, opening.take_streamer())
+                    sealer.rest()
                     if failure is not None and failure.is_rewound:
                         opening.record_divergence(prepared, failure.message)
                     elif failure is None or not self._wait_before_restart(policy, failure, writer.end_lsn):

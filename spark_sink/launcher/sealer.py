@@ -46,7 +46,8 @@ class Sealer:
         self._wake = wake
         self._changed = threading.Condition()
         self._queue: deque[Sealing] = deque()
-        self._busy = False
+        self._is_sealing = False
+        self._is_resting = True
         self._closing = False
         self._error: BaseException | None = None
         self._removed_at = time.monotonic()
@@ -70,7 +71,16 @@ class Sealer:
     def drain(self) -> None:
         """Wait until all queued segments are sealed. Raises the error that stopped the thread."""
         with self._changed:
-            self._changed.wait_for(lambda: (not self._queue and not self._busy) or self._error is not None)
+            self._changed.wait_for(lambda: (not self._queue and not self._is_sealing) or self._error is not None)
+        self.check()
+
+    def rest(self) -> None:
+        """Wait until the thread has also built all indexes, and removes no segments. Raises the error that stopped the thread.
+
+        Nothing that it works with may change before: a new epoch removes old epochs and temporary files.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: (not self._queue and self._is_resting) or self._error is not None)
         self.check()
 
     def close(self) -> None:
@@ -97,15 +107,17 @@ class Sealer:
 
     def _next(self) -> Sealing | None:
         with self._changed:
+            self._is_resting = True
+            self._changed.notify_all()
             self._changed.wait_for(lambda: self._queue or self._closing)
             if self._closing:
                 return None
-            self._busy = True
+            self._is_sealing, self._is_resting = True, False
             return self._queue.popleft()
 
     def _tell(self) -> None:
         with self._changed:
-            self._busy = False
+            self._is_sealing = False
             self._changed.notify_all()
         self._wake()
 

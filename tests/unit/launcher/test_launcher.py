@@ -33,9 +33,9 @@ from spark_sink.launcher.restart import RestartPolicy
 from spark_sink.staging import account
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.lock import lock_owner
-from spark_sink.staging.log import Position, StagingError, list_epochs, list_segments, log_end
+from spark_sink.staging.log import Epoch, Position, StagingError, list_epochs, list_segments, log_end
 from spark_sink.staging.readers import register_reader
-from spark_sink.staging.writer import Failpoint
+from spark_sink.staging.writer import Failpoint, StagingWriter
 from support.cli_process import run_spark_cli
 from support.fake_streamer import WORK, Fake, make_fake
 from support.pgoutput_stream import encode_stream
@@ -325,6 +325,35 @@ def test_another_timeline_begins_another_epoch(fake: Callable[..., Fake]):
     made.check(WORK)
     assert [epoch.timeline for epoch in list_epochs(made.staging)] == [1, 2]
     assert made.starts[-1][made.starts[-1].index("--expect") + 1] == "7/2"
+
+
+def test_another_epoch_begins_when_the_sealer_rests(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
+    """It removes old epochs and temporary files. After a seal, the sealer's thread still works with these."""
+    made = fake(WORK, [{}, {"exit": 3}])
+    made.set_looks([{"timeline": 2, "timeline_history": [{"timeline": 1, "end_lsn": "0/8000"}]}])
+    events, resting = [], threading.Event()
+    rest, begin_epoch = sealer.Sealer.rest, StagingWriter.begin_epoch
+
+    def build(*_: Any) -> None:
+        events.append("index")
+        until(lambda: resting.is_set() or events.count("epoch") > 1)
+        events.append("done")
+
+    def rest_noted(self: sealer.Sealer) -> None:
+        resting.set()
+        rest(self)
+        resting.clear()
+
+    def begin_noted(self: StagingWriter, **options: Any) -> Epoch:
+        events.append("epoch")
+        return begin_epoch(self, **options)
+
+    monkeypatch.setattr(sealer, "_build_index", build)
+    monkeypatch.setattr(sealer.Sealer, "rest", rest_noted)
+    monkeypatch.setattr(StagingWriter, "begin_epoch", begin_noted)
+    made.run(seal=SealPolicy())
+    assert events == ["epoch", "index", "done", "epoch"]
+    made.check(WORK)
 
 
 def test_a_second_launcher_ends_at_once(fake: Callable[..., Fake]):
