@@ -48,7 +48,6 @@ from spark_sink.schema.types import (
 )
 from spark_sink.source.contents import Contents, find
 from spark_sink.source.ddl import read_ddl
-from spark_sink.source.server import Origin
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import dropped_tables
 from spark_sink.warehouse.comments import Comments, read_comments, write_comments
@@ -321,7 +320,7 @@ class MicroBatch:
         appends = [self._prepare(table) for table in wanted]
         if not appends:
             return
-        origin = None if self._server is None else Origin.read(self._server.path)
+        origin = None if self._server is None else self._server.origin
         written = segment_writer.write(tables.spark, self._segments, [append.target for append in appends], origin)
         altered = [append.table for append in appends if append.is_altered]
         if self._names is not None:

@@ -1,8 +1,8 @@
 """Sends segments from the driver to executors that cannot see the staging directory. Executors keep copies. No pyspark.
 
     with SegmentServer(staging, "driver.example") as server:    # in the driver
-        ...                                                     # server.path: a private file with address and key of the server
-    origin = Origin.read(server.path)                           # in any process on the driver's machine
+        server.origin                                           # its address and key, which tasks carry to executors
+    origin = Origin.read(server.path)                           # in another process on this machine: the same, from a private file
     fetch(origin, "000001/...-....cdc")                         # in an executor: returns the path of a copy
 
 Each executor fetches a segment once, even if many tables are in it. Both sides stream the bytes: neither holds a segment in memory,
@@ -93,11 +93,11 @@ class SegmentServer:
                 msg, hint="set spark.driver.host and spark.driver.bindAddress to an address that executors reach"
             ) from ex
         self._server.root = root
-        self._server.origin = Origin(host, self._server.server_address[1], secrets.token_hex(32))
+        self.origin = self._server.origin = Origin(host, self._server.server_address[1], secrets.token_hex(32))
         self._directory = Path(tempfile.mkdtemp(prefix="cdcpipe-segments-"))
         self.path = self._directory / "origin.json"
         self.path.touch(mode=0o600)
-        self.path.write_text(json.dumps(self._server.origin._asdict()))
+        self.path.write_text(json.dumps(self.origin._asdict()))
         Worker(target=self._server.serve_forever, name="cdcpipe-segments", daemon=True).start()
 
     def stop(self) -> None:

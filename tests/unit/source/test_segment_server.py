@@ -61,7 +61,8 @@ def test_rows_come_by_way_of_the_driver_alone(tmp_path: Path, segment: Segment, 
 def test_only_segments_are_served_and_only_with_the_key(tmp_path: Path, segment: Segment, local: Path) -> None:
     with SegmentServer(tmp_path / "staging", "127.0.0.1") as server:
         assert stat.S_IMODE(server.path.stat().st_mode) == 0o600
-        origin = Origin.read(server.path)
+        origin = server.origin
+        assert Origin.read(server.path) == origin
         for stranger in (origin._replace(key="another"), origin._replace(key="")):
             with pytest.raises(StagingError, match=r"from the driver at 127\.0\.0\.1:\d+: 403") as caught:
                 fetch(stranger, name_of(segment.path))
