@@ -139,9 +139,9 @@ class Snapshot:
     def stop(self) -> None:
         """Stop the copy. Unfinished tables are left to the next run."""
         self._stopping = True
-        if self._spark is not None and self._thread.is_alive():
+        while self._spark is not None and self._thread.is_alive():  # in a loop: a thread may be about to start a job
             self._spark.sparkContext.cancelJobsWithTag(_JOB_TAG)
-            self._thread.join()
+            self._thread.join(_CANCEL_INTERVAL_S)
         self._release(is_done=False)
 
     @property
@@ -277,8 +277,8 @@ class Snapshot:
                 rewritten = [name for name in (future.result() for future in futures) if name is not None]
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
-                # Cancel in a loop: a thread may be about to start a job. A future that was cancelled before it began never
-                # counts as done, so it is left out.
+                # Cancel in a loop, as `stop` does. A future that was cancelled before it began never counts as done, so it is
+                # left out.
                 begun = [future for future in futures if not future.cancelled()]
                 while wait(begun, _CANCEL_INTERVAL_S).not_done:
                     copying.spark.sparkContext.cancelJobsWithTag(_JOB_TAG)
