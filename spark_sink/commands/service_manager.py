@@ -52,6 +52,6 @@ class ServiceManager:
 
     def _send(self, message: str) -> None:
         if self._address:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.setblocking(False)  # a full queue must not hold up the loop
                 sender.sendto(message.encode(), self._address)

@@ -1,9 +1,11 @@
 """What a service manager hears: READY, WATCHDOG, STOPPING, as datagrams."""
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -78,3 +80,15 @@ def test_a_full_queue_does_not_hold_up_the_loop(manager: socket.socket) -> None:
     for _ in range(10_000):
         service.stopping()
     assert set(heard(manager)) == {"STOPPING=1"}
+
+
+def test_a_stop_that_cannot_be_told_is_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    stopped: list[bool] = []
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/notify")
+    service = ServiceManager()
+    monkeypatch.setattr(socket, "socket", fail)
+    service.told_before(lambda: stopped.append(True))()
+    assert stopped
