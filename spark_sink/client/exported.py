@@ -38,6 +38,9 @@ _logger = logging.getLogger(__name__)
 
 _PURPOSE = "for"
 
+_LAST_LINE = b"\n}\n"
+"""The end of the object that the subprocess prints. It is indented, so the objects in it do not end at the beginning of a line."""
+
 _END_TIMEOUT_S = 10.0
 _END_POLL_S = 0.05
 
@@ -160,7 +163,7 @@ class ExportedSnapshot:
 
         deadline = time.monotonic() + ANSWER_S
         text = b""
-        while not text.endswith(b"}\n"):
+        while not text.endswith(_LAST_LINE):
             try:
                 data = child.read(deadline - time.monotonic(), is_stopping_now)
             except TimeoutError:

@@ -1,0 +1,39 @@
+"""The snapshot that a subprocess holds: how its description is read."""
+
+import json
+from pathlib import Path
+
+from spark_sink.client.exported import ExportedSnapshot
+from spark_sink.launcher.config import LauncherConfig
+from support.children import python
+
+DESCRIPTION = {
+    "server_version": 180000,
+    "system_id": "7",
+    "timeline": 1,
+    "database": "db",
+    "wal_lsn": "0/200",
+    "slot": {"confirmed_flush_lsn": "0/100", "created": True},
+    "tables": [{"schema": "public", "name": "fruit", "columns": [{"name": "id"}, {"name": "price"}]}],
+    "snapshot": "00000003-1",
+    "consistent_point": "0/100",
+    "slot_created": True,
+    "connection": {"host": "/run"},
+}
+
+IN_LINES = """
+import fcntl, struct, sys, termios, time
+for line in sys.argv[1].splitlines(keepends=True):
+    sys.stdout.write(line)
+    sys.stdout.flush()
+    while struct.unpack("i", fcntl.ioctl(1, termios.FIONREAD, bytes(4)))[0]:  # until it is read
+        time.sleep(0.001)
+sys.stdin.readline()
+"""
+
+
+def test_a_description_may_come_in_pieces(tmp_path: Path) -> None:
+    """That of many tables is larger than a pipe. A piece may end with an inner object."""
+    command = (*python(IN_LINES), json.dumps(DESCRIPTION, indent=2) + "\n")
+    with ExportedSnapshot(LauncherConfig("s", tmp_path, command=command), lambda: False, tmp_path / "export") as export:
+        assert (export.name, export.consistent_point, export.connection) == ("00000003-1", 0x100, {"host": "/run"})
