@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from spark_sink.schema.table import AFTER_ALL
 from spark_sink.schema.types import find_columns
 from spark_sink.warehouse.comments import Comments
 
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["captured_comments"]
 
-_END: Final = (1 << 64, 0)
-"""A place after all others."""
-
 
 def captured_comments(
     relation: Relation, columns: StructType, captured: Descriptions, typed: Callable[[Relation], Relation]
@@ -28,7 +26,7 @@ def captured_comments(
 
     ``columns`` are those of its changelog.
     """
-    description = captured.in_force(relation.relation_id, _END)
+    description = captured.in_force(relation.relation_id, AFTER_ALL)
     known = None if description is None else description.columns_of(relation)
     if description is None or known is None:
         return None

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from spark_sink.schema.ddl import Descriptions
     from spark_sink.schema.published import PublishedTables
+    from spark_sink.schema.table import Place
     from spark_sink.source.contents import Contents, Use
     from spark_sink.source.ddl import Ddl
     from spark_sink.staging.log import Segment
@@ -94,7 +95,7 @@ class SchemaVersion:
     facts: tuple[ColumnFacts, ...] | None
 
     @property
-    def place(self) -> tuple[int, int]:
+    def place(self) -> Place:
         """The place among the table's changes at which the version begins."""
         return self.end_lsn, self.ordinal
 
@@ -162,11 +163,11 @@ class SchemaHistory:
         known = (self._versions or {}).get(version.relation.relation_id, [])
         return [other for other in known if other.place < version.place]
 
-    def until(self, relation_id: int, place: tuple[int, int]) -> list[SchemaVersion]:
+    def until(self, relation_id: int, place: Place) -> list[SchemaVersion]:
         """Return the relation's versions up to a place among the table's changes."""
         return [version for version in self._load().get(relation_id, []) if version.place <= place]
 
-    def version(self, relation_id: int, place: tuple[int, int]) -> SchemaVersion | None:
+    def version(self, relation_id: int, place: Place) -> SchemaVersion | None:
         """Return the version that applies at a place among the table's changes; None if it is not known."""
         known = self.until(relation_id, place)
         return known[-1] if known else None
@@ -179,7 +180,7 @@ class SchemaHistory:
         described = self.version(versions[-1].relation_id, (1 << 64, 0))
         return self._published.relation(versions[-1].relation_id) if described is None else described.relation
 
-    def copied(self, table: Table, relation_id: int, place: tuple[int, int]) -> SchemaVersion | None:
+    def copied(self, table: Table, relation_id: int, place: Place) -> SchemaVersion | None:
         """Return the table as its last snapshot up to ``place`` has found it; None if there is none.
 
         Of the facts only the numbers are known, and of the relation neither identity nor key.
@@ -191,7 +192,7 @@ class SchemaHistory:
                 return SchemaVersion(*version.place, Relation(None, relation_id, table.schema, table.name, "d", columns), facts)
         return None
 
-    def as_copied(self, table: Table, relation: Relation, place: tuple[int, int]) -> SchemaVersion | None:
+    def as_copied(self, table: Table, relation: Relation, place: Place) -> SchemaVersion | None:
         """Return the table as its last snapshot has found it, if captured DDL tells that nothing has altered it up to ``place``."""
         found = self.copied(table, relation.relation_id, place)
         if found is None or not self.captured.covers(found.place, place) or looks(found.relation) != looks(relation):

@@ -22,12 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from spark_sink.schema.ddl import TableDescription
-    from spark_sink.schema.table import Table, Version
+    from spark_sink.schema.table import Place, Table, Version
     from spark_sink.source.ddl import Ddl
 
 __all__ = ["follow", "told"]
-
-_Place = tuple[int, int]
 
 
 def follow(names: Names, uses: Iterable[Use], ddl: Iterable[Ddl], newest: Mapping[Table, Version], *, is_following: bool) -> Names:
@@ -39,7 +37,7 @@ def follow(names: Names, uses: Iterable[Use], ddl: Iterable[Ddl], newest: Mappin
     finder = _Finder(names, newest, is_following=is_following)
     commands = [each for each in ddl if each.message.kind == "command"]
     # A message stands before the change with the same place.
-    events: list[tuple[_Place, bool, Use | Ddl]] = [(each.place, False, each) for each in commands]
+    events: list[tuple[Place, bool, Use | Ddl]] = [(each.place, False, each) for each in commands]
     events += [((use.end_lsn, use.ordinal), True, use) for use in uses]
     for place, _, event in sorted(events, key=lambda each: each[:2]):
         if isinstance(event, Use):
@@ -83,7 +81,7 @@ class _Finder:
             version.relation_id: home for home, version in sorted(newest.items(), key=lambda item: (item[1].place, item[0]))
         }
 
-    def see(self, place: _Place, use: Use) -> None:
+    def see(self, place: Place, use: Use) -> None:
         """Take a description from the stream: the table has a home from here on."""
         relation_id = use.relation.relation_id
         home = self.names.home(relation_id, use.name, place)
@@ -91,7 +89,7 @@ class _Finder:
             self.names.add(Naming(place, relation_id, use.name, use.name, home))
         self._relation_of[home], self._home_of[relation_id] = relation_id, home
 
-    def hear(self, place: _Place, described: TableDescription) -> None:
+    def hear(self, place: Place, described: TableDescription) -> None:
         """Take a captured description: the table may have got another name."""
         relation_id, name = described.relation_id, described.table
         if not self._is_following:
@@ -111,7 +109,7 @@ class _Finder:
             self.names.add(Naming(place, other, name, replace(name, number=other), holder))
         self.names.add(Naming(place, relation_id, former, name, home))
 
-    def _hear_of_new(self, place: _Place, relation_id: int, name: Table) -> None:
+    def _hear_of_new(self, place: Place, relation_id: int, name: Table) -> None:
         """Take the description of a table without changes so far. If it has the name of a dropped table, it goes on in its home.
 
         This is recorded, so that a copy need not wait for the table's first change (snapshot/homes.py).
@@ -120,6 +118,6 @@ class _Finder:
         if holder in self._relation_of and not self.names.is_called(relation_id, name):
             self.names.add(Naming(place, relation_id, name, name, holder))
 
-    def _is_ahead(self, home: Table, place: _Place) -> bool:
+    def _is_ahead(self, home: Table, place: Place) -> bool:
         """Tell whether a table has a copy from beyond a place. It has the name later in any case."""
         return home in self._newest and self._newest[home].place > place

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from spark_sink.schema.ddl import Descriptions, TableDescription
     from spark_sink.schema.names import Names
-    from spark_sink.schema.table import Table
+    from spark_sink.schema.table import Place, Table
     from spark_sink.source.ddl import Ddl
 
 __all__ = ["tables_with_unknown_rows"]
@@ -75,7 +75,7 @@ def _parent(description: TableDescription) -> int | None:
     return None if description.partition_of is None else description.partition_of[0]
 
 
-def _ancestors(parent: tuple[int, Table] | None, descriptions: Descriptions, place: tuple[int, int]) -> Iterator[tuple[int, Table]]:
+def _ancestors(parent: tuple[int, Table] | None, descriptions: Descriptions, place: Place) -> Iterator[tuple[int, Table]]:
     """Yield the table and those of which it is a partition itself."""
     seen: set[int] = set()
     while parent is not None and parent[0] not in seen:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from spark_sink.changelog.history import SchemaHistory, SchemaVersion
     from spark_sink.schema.column_numbers import ColumnFacts
     from spark_sink.schema.published import PublishedTables
-    from spark_sink.schema.table import Version
+    from spark_sink.schema.table import Place, Version
     from spark_sink.source.contents import Use
     from spark_sink.warehouse.warehouse import Warehouse
 
@@ -229,7 +229,7 @@ class TableVersions:
             want_copy(self._warehouse, table, place[0], _AGAIN)
         return fills
 
-    def _name(self, table: Table, place: tuple[int, int], names: Sequence[str]) -> None:
+    def _name(self, table: Table, place: Place, names: Sequence[str]) -> None:
         """Name the new columns for which the stream does not have the values of earlier rows: the table needs a copy."""
         if names:
             _logger.warning(
@@ -243,7 +243,7 @@ class TableVersions:
             listed = ", ".join(names)
             want_copy(self._warehouse, table, place[0], f"the stream does not have the values of earlier rows in {listed}")
 
-    def _name_retyped(self, table: Table, place: tuple[int, int], columns: Iterable[tuple[str, StructField, StructField]]) -> None:
+    def _name_retyped(self, table: Table, place: Place, columns: Iterable[tuple[str, StructField, StructField]]) -> None:
         """Name the columns whose earlier values stay in a column of another type: the table needs a copy.
 
         ``columns`` are a column's name, and its earlier and later columns in the changelog.

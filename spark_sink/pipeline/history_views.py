@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-    from spark_sink.schema.table import Table
+    from spark_sink.schema.table import Place, Table
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["HISTORY_OF", "HistoryViews"]
@@ -55,7 +55,7 @@ class _Basis:
     changelog: str
     schema: StructType
     shape: HistoryShape
-    first_place: tuple[int, int]
+    first_place: Place
     """Where the table's first version begins: a warehouse that was made again has another one."""
 
     def sql(self, known: Known) -> str:

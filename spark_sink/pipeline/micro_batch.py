@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from spark_sink.pipeline.follower import Follower
     from spark_sink.schema.ddl import TableDescription
     from spark_sink.schema.published import PublishedTables
-    from spark_sink.schema.table import Table, Version
+    from spark_sink.schema.table import Place, Table, Version
     from spark_sink.source.contents import Use
     from spark_sink.source.ddl import Ddl
     from spark_sink.source.server import SegmentServer
@@ -150,7 +150,7 @@ class KnownTables:
         """The names of the tables up to now, after `begin`. Only this process records new ones."""
         return self._names
 
-    def named(self, relation_id: int, name: Table, place: tuple[int, int]) -> Table:
+    def named(self, relation_id: int, name: Table, place: Place) -> Table:
         """Return the table of the warehouse that has the changes of the table with this OID and name."""
         return self._names.shown(self._names.home(relation_id, name, place))
 

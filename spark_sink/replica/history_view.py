@@ -40,12 +40,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
     from spark_sink.replica.pieces import Key
-    from spark_sink.schema.table import Fill, Version
+    from spark_sink.schema.table import Fill, Place, Version
 
 __all__ = ["HistoryShape", "Known", "UnfitError", "history_shape", "known_sql", "view_sql"]
-
-Place = tuple[int, int]
-"""The LSN and the ordinal of a change."""
 
 _SENT_WHOLE: Final = (
     "boolean",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.ddl import message
 from spark_sink.schema.column_numbers import ColumnFacts
-from spark_sink.schema.table import Table
+from spark_sink.schema.table import Place, Table
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -173,23 +173,23 @@ class _Known:
     ``dropped`` has, for each description, the numbers and names of the columns that its message says were dropped.
     """
 
-    places: list[tuple[int, int]] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
     descriptions: list[TableDescription] = field(default_factory=list)
     dropped: list[Mapping[int, str]] = field(default_factory=list)
     first: dict[int, ColumnFacts] = field(default_factory=dict)
 
 
 class Descriptions:
-    """The captured descriptions of all tables. A place is the end LSN of a transaction, and an ordinal in it."""
+    """The captured descriptions of all tables."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
-        self._messages: list[tuple[tuple[int, int], str]] = []
+        self._messages: list[tuple[Place, str]] = []
         """The places and kinds of all messages."""
-        self._ends: list[tuple[int, int]] = []
+        self._ends: list[Place] = []
         """Where the capture was removed, or failed. What was described before may have changed since, without a message."""
 
-    def add(self, place: tuple[int, int], said: DdlMessage) -> None:
+    def add(self, place: Place, said: DdlMessage) -> None:
         """Add a message. It stands before the change with the same place. Messages come in their order."""
         self._messages.append((place, said.kind))
         for description in said.tables:
@@ -202,7 +202,7 @@ class Descriptions:
         if said.kind in _ENDS:
             self._ends.append(place)
 
-    def facts(self, relation: Relation, place: tuple[int, int]) -> tuple[ColumnFacts, ...] | None:
+    def facts(self, relation: Relation, place: Place) -> tuple[ColumnFacts, ...] | None:
         """Return the facts of each column of a description from the stream that applies from ``place``; None if not captured."""
         description = self.in_force(relation.relation_id, place)
         found = None if description is None else description.columns_of(relation)
@@ -211,7 +211,7 @@ class Descriptions:
         first = self._known[relation.relation_id].first
         return tuple(first[column.facts.number] for column in found)
 
-    def facts_until_next(self, relation: Relation, place: tuple[int, int]) -> tuple[ColumnFacts, ...] | None:
+    def facts_until_next(self, relation: Relation, place: Place) -> tuple[ColumnFacts, ...] | None:
         """Return the facts of a description from the stream that applies from ``place``, from the next captured command.
 
         Returns None if there is none so far, if the DDL before it was not all captured, or if they are not certain.
@@ -234,7 +234,7 @@ class Descriptions:
             return None
         return tuple(known.first.get(number, ColumnFacts(number, None, is_filled=True)) for number in numbers)
 
-    def is_later_number(self, relation_id: int, place: tuple[int, int], number: int) -> bool:
+    def is_later_number(self, relation_id: int, place: Place, number: int) -> bool:
         """Tell whether a column of this number was added after the first description that follows ``place``."""
         known = self._known.get(relation_id)
         index = 0 if known is None else bisect_right(known.places, place)
@@ -244,7 +244,7 @@ class Descriptions:
             (*(column.facts.number for column in known.descriptions[index].columns), *known.dropped[index]), default=0
         )
 
-    def numbers_before(self, relation: Relation, place: tuple[int, int]) -> tuple[set[int], bool] | None:
+    def numbers_before(self, relation: Relation, place: Place) -> tuple[set[int], bool] | None:
         """Return the numbers of the columns that a description from the stream had before ``place``, and whether these are all.
 
         Returns None if this was not captured. ``place`` is that of a command; what its transaction did before does not count.
@@ -255,7 +255,7 @@ class Descriptions:
             return None
         return {column.facts.number for column in found}, len(found) == len(description.columns)
 
-    def covers(self, start: tuple[int, int], until: tuple[int, int]) -> bool:
+    def covers(self, start: Place, until: Place) -> bool:
         """Tell whether the DDL between two places was captured, as far as the messages tell. Only then is no message no DDL.
 
         A capture that begins says so. So one whose first message after ``start`` is another one was there already.
@@ -268,23 +268,23 @@ class Descriptions:
             return before[-1] not in _ENDS
         return bool(after) and after[0][1] not in (_BEGIN, *_ENDS)
 
-    def primary_key(self, relation: Relation, place: tuple[int, int]) -> tuple[str, ...] | None:
+    def primary_key(self, relation: Relation, place: Place) -> tuple[str, ...] | None:
         """Return the primary key at ``place``, empty if there is none; None if it was not captured."""
         description = self.in_force(relation.relation_id, place)
         return None if description is None or description.columns_of(relation) is None else description.primary_key
 
-    def tables_with(self, types: Collection[int], place: tuple[int, int]) -> list[TableDescription]:
+    def tables_with(self, types: Collection[int], place: Place) -> list[TableDescription]:
         """Return the tables that have a column of one of these types at ``place``, by the OIDs of the types."""
         described = (self.in_force(relation_id, place) for relation_id in self._known)
         return [each for each in described if each is not None and any(column.type_id in types for column in each.columns)]
 
-    def last_place(self, relation_id: int, place: tuple[int, int]) -> tuple[int, int] | None:
+    def last_place(self, relation_id: int, place: Place) -> Place | None:
         """Return the place of the last description up to ``place``; None if there is none."""
         known = self._known.get(relation_id)
         number = 0 if known is None else bisect_right(known.places, place)
         return None if known is None or not number else known.places[number - 1]
 
-    def in_force(self, relation_id: int, place: tuple[int, int]) -> TableDescription | None:
+    def in_force(self, relation_id: int, place: Place) -> TableDescription | None:
         """Return the last description up to ``place``; None if there is none, or if the capture ended since."""
         known = self._known.get(relation_id)
         number = 0 if known is None else bisect_right(known.places, place)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.lsn import LSN, format_lsn
-from spark_sink.schema.table import Table
+from spark_sink.schema.table import AFTER_ALL, Place, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,9 +31,6 @@ __all__ = ["FOLLOW", "RENAMED", "Names", "Naming"]
 FOLLOW, APART = RENAMED = ("follow", "apart")
 """What becomes of a table that is renamed: it goes on in its tables under the new name, or in tables of its own."""
 
-_Place = tuple[int, int]
-
-_END: Final = (1 << 64, 0)
 _NO_OID: Final = 1
 """The number of a table that has lost its name, if its OID is not known. No table of a user has this OID."""
 
@@ -42,7 +39,7 @@ _NO_OID: Final = 1
 class Naming:
     """From a place on, the table with this OID, in ``home``, is called ``name``. Before it was called ``former``."""
 
-    place: _Place
+    place: Place
     relation_id: int
     former: Table
     name: Table
@@ -107,7 +104,7 @@ class Names:
             known.setdefault(key, []).append(naming)
         self._of_relation.setdefault(naming.relation_id, []).append(naming)
 
-    def home(self, relation_id: int, name: Table, place: _Place = _END) -> Table:
+    def home(self, relation_id: int, name: Table, place: Place = AFTER_ALL) -> Table:
         """Return the home of the changes that the stream describes with this OID and name at a place.
 
         A table whose names are recorded keeps its home under each of these names: the server may describe a table for a while
@@ -124,14 +121,14 @@ class Names:
         known = self._of_relation.get(relation_id, ())
         return len(known) > 0 and known[-1].name == name
 
-    def holder(self, name: Table, place: _Place = _END) -> Table | None:
+    def holder(self, name: Table, place: Place = AFTER_ALL) -> Table | None:
         """Return the home of the table with this name; None if the home of this name belongs to a table that has another name."""
         for naming in reversed(self._taken.get(name, ())):
             if naming.place <= place and self.name(naming.home, place) == name:
                 return naming.home
         return name if self.name(name, place) == name else None
 
-    def name(self, home: Table, place: _Place = _END) -> Table:
+    def name(self, home: Table, place: Place = AFTER_ALL) -> Table:
         """Return the name of the table in a home."""
         known = self._of_home.get(home, ())
         number = bisect_right(known, place, key=lambda naming: naming.place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN, format_lsn
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 __all__ = [
+    "AFTER_ALL",
     "DDL",
     "EXACT",
     "MESSAGES",
@@ -19,6 +20,7 @@ __all__ = [
     "SCHEMA_HISTORY",
     "TYPES",
     "Fill",
+    "Place",
     "SchemaError",
     "Table",
     "Version",
@@ -33,6 +35,11 @@ class SchemaError(CdcpipeError):
 
 EXACT, NATIVE = TYPES = ("exact", "native")
 """The two ways to type the columns of a warehouse; see schema/types.py."""
+
+Place: TypeAlias = tuple[int, int]
+"""Where a change is in the stream: the LSN at which its transaction ends, and its ordinal in the transaction."""
+AFTER_ALL: Final[Place] = (1 << 64, 0)
+"""A place after every change."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -123,7 +130,7 @@ class Version:
     described: tuple[tuple[int, str, int, int], ...] = ()
 
     @property
-    def place(self) -> tuple[int, int]:
+    def place(self) -> Place:
         """The place among the table's changes at which the version begins."""
         return self.end_lsn, self.ordinal
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from spark_sink.schema.ddl import DdlMessage
+    from spark_sink.schema.table import Place
     from spark_sink.staging.log import Segment
 
 __all__ = ["Ddl", "read_ddl"]
@@ -50,7 +51,7 @@ class Ddl:
     message: DdlMessage
 
     @property
-    def place(self) -> tuple[int, int]:
+    def place(self) -> Place:
         """The place among the changes."""
         return self.end_lsn, self.ordinal
 
