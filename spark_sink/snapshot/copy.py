@@ -22,6 +22,7 @@ from cdcpipe.errors import CdcpipeError, ConnectionClosedError
 from cdcpipe.threads import Worker
 from spark_sink.client.exported import ExportedSnapshot, SnapshotError
 from spark_sink.files import places
+from spark_sink.replica import merge
 from spark_sink.snapshot import plan as snapshot_plan
 from spark_sink.snapshot.chunk import NOT_UTF8, NOT_UTF8_HINT
 from spark_sink.snapshot.homes import Homes, name_of
@@ -166,6 +167,12 @@ class Snapshot:
 
     def _finish(self) -> None:
         """Record the end, after all tables are copied."""
+
+    def _finish_killed(self) -> None:
+        """Finish the snapshots that killed processes have left unfinished, before another one is added to the tables."""
+        assert self._spark is not None
+        with TableLock(self.warehouse.local_root(self.config.staging)).alone(lambda: self._stopping):
+            merge.finish_snapshots(self._spark, self.warehouse)
 
     def _run(self) -> None:
         try:

@@ -16,13 +16,11 @@ import time
 from typing import TYPE_CHECKING
 
 from spark_sink.client.prepare import look_up
-from spark_sink.replica import merge
 from spark_sink.schema.table import Table
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot.homes import Homes
 from spark_sink.staging.log import former_system_ids
 from spark_sink.warehouse import gaps
-from spark_sink.warehouse.lock import TableLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -82,9 +80,7 @@ class GapSnapshot(Snapshot):
         self.warehouse.open(epoch, former_system_ids(self._epochs))
 
     def _begin(self) -> None:
-        assert self._spark is not None
-        with TableLock(self.warehouse.local_root(self.config.staging)).alone(lambda: self._stopping):
-            merge.finish_snapshots(self._spark, self.warehouse)
+        self._finish_killed()
 
     def _choose(self, plan: Plan, homes: Homes) -> list[TablePlan]:
         return [table for table in plan.tables if self._lacks(homes.of(table.relation))]

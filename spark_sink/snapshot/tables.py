@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING
 
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.launcher.config import LauncherConfig
-from spark_sink.replica import merge
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot.homes import name_of
 from spark_sink.snapshot.initial import is_unfinished
-from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
@@ -76,9 +74,7 @@ class TableSnapshot(Snapshot):
         self.warehouse.check_source(theirs, hint, **values)
 
     def _begin(self) -> None:
-        assert self._spark is not None
-        with TableLock(self.warehouse.local_root(self.config.staging)).alone(lambda: self._stopping):
-            merge.finish_snapshots(self._spark, self.warehouse)
+        self._finish_killed()
 
     def _choose(self, plan: Plan, homes: Homes) -> list[TablePlan]:
         published = {str(name_of(table.relation)): table for table in plan.tables}
