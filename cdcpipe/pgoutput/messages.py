@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 __all__ = [
+    "REPLICA_IDENTITIES",
     "UNCHANGED_TOAST",
     "Begin",
     "BeginPrepare",
@@ -121,11 +122,15 @@ class Column:
         return bool(self.flags & 1)
 
 
+REPLICA_IDENTITIES: Final = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
+"""The name of each replica identity (pg_class.relreplident)."""
+
+
 @dataclass(slots=True)
 class Relation:
     """'R'. The description of a relation, which applies from this place of the stream on.
 
-    ``replica_identity`` is d(efault), n(othing), f(ull) or i(ndex).
+    ``replica_identity`` is a key of `REPLICA_IDENTITIES`.
     """
 
     xid: int | None

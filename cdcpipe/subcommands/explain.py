@@ -17,6 +17,7 @@ from cdcpipe.errors import ProtocolError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pgoutput.decode import NAMES, decode
 from cdcpipe.pgoutput.messages import (
+    REPLICA_IDENTITIES,
     UNCHANGED_TOAST,
     Binary,
     Column,
@@ -36,7 +37,6 @@ from cdcpipe.types.names import format_built_in_type
 
 __all__ = ["Explainer"]
 
-_IDENTITIES: Final = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
 _ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\", "'": "\\'", '"': '\\"'}
 _WORD: Final = re.compile(r"\w+")
 
@@ -103,7 +103,7 @@ class Explainer:
             return _content(value)
         assert isinstance(value, str)
         if name == "replica_identity":
-            return f"{value} ({_IDENTITIES[value]})"
+            return f"{value} ({REPLICA_IDENTITIES[value]})"
         return f"'{_escape(value)}'"
 
     def _relation(self, relation_id: int) -> str:

@@ -28,7 +28,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from cdcpipe.pgoutput.messages import Column, Relation
+from cdcpipe.pgoutput.messages import REPLICA_IDENTITIES, Column, Relation
 from cdcpipe.types.names import format_built_in_type
 from spark_sink.changelog.ddl_log import DdlLog
 from spark_sink.changelog.interface import ChangelogState
@@ -52,8 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HISTORY_SCHEMA", "SchemaHistory", "SchemaVersion"]
 
-_IDENTITIES: Final = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
-_IDENTITY_CODES: Final = {name: code for code, name in _IDENTITIES.items()}
+_IDENTITY_CODES: Final = {name: code for code, name in REPLICA_IDENTITIES.items()}
 
 _COLUMN: Final = StructType(
     [
@@ -321,7 +320,7 @@ def _row(version: SchemaVersion, epoch: int, fields: Sequence[StructField] | Non
         )
         for column, fact, field in zip(relation.columns, facts, unknown if fields is None else fields, strict=True)
     ]
-    identity = _IDENTITIES[relation.replica_identity]
+    identity = REPLICA_IDENTITIES[relation.replica_identity]
     columns = [dict(zip(_COLUMN.names, values, strict=True)) for values in described]
     position = epoch, version.end_lsn, version.ordinal
     row = relation.namespace, relation.name, relation.relation_id, identity, columns, *position

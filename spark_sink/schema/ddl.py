@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.ddl import message
+from cdcpipe.pgoutput.messages import REPLICA_IDENTITIES
 from spark_sink.schema.column_numbers import ColumnFacts
 from spark_sink.schema.table import Place, Table
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["DdlMessage", "Descriptions", "TableDescription", "parse"]
 
 _NOT_OURS: Final = "it is not a message of cdcpipe's event triggers, or one of a later version"
-_IDENTITIES: Final = {"default": "d", "nothing": "n", "full": "f", "index": "i"}
+_IDENTITY_CODES: Final = {name: code for code, name in REPLICA_IDENTITIES.items()}
 _BEGIN: Final = "installed"
 _ENDS: Final = ("removed", "failure")
 
@@ -67,7 +68,7 @@ class TableDescription:
         names = {column.facts.number: column.name for column in columns}
         key = value["primary_key"]
         is_usable, parent = key is not None and not key["deferrable"], value["partition_of"]
-        identity = _IDENTITIES[value["replica_identity"]["kind"]]
+        identity = _IDENTITY_CODES[value["replica_identity"]["kind"]]
         return cls(
             int(value["oid"]),
             _table(value),
