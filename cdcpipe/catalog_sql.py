@@ -15,6 +15,8 @@ from cdcpipe.sql import quote_literal
 
 __all__ = [
     "FIRST_USER_OID",
+    "GENERATED_COLUMNS_SINCE",
+    "SCHEMAS_LISTS_FILTERS_SINCE",
     "has_deferrable_key",
     "has_identity",
     "identity_of",
@@ -26,8 +28,10 @@ __all__ = [
     "published_by_new",
 ]
 
-_SCHEMAS_LISTS_FILTERS_SINCE: Final = 150000
-_GENERATED_COLUMNS_SINCE: Final = 180000
+SCHEMAS_LISTS_FILTERS_SINCE: Final = 150000
+"""The first server version whose publications have schemas, column lists and row filters."""
+GENERATED_COLUMNS_SINCE: Final = 180000
+"""The first server version that can publish generated columns."""
 
 FIRST_USER_OID: Final = 16384
 """Tables with a smaller OID were created by initdb. The server does not publish them."""
@@ -118,8 +122,8 @@ def published(publications: Iterable[str], server_version: int, *, filters: bool
     - With ``publish_via_partition_root`` the root appears instead of all its partitions, even those that another publication names.
     - A table in a published schema has no column list and no filter.
     """
-    has_details = server_version >= _SCHEMAS_LISTS_FILTERS_SINCE
-    has_generated = "p.pubgencols = 's'" if server_version >= _GENERATED_COLUMNS_SINCE else "false"
+    has_details = server_version >= SCHEMAS_LISTS_FILTERS_SINCE
+    has_generated = "p.pubgencols = 's'" if server_version >= GENERATED_COLUMNS_SINCE else "false"
     return _PUBLISHED.format(
         publication=_EXISTING.format(names=", ".join(map(quote_literal, publications)), has_generated=has_generated),
         named=_EXISTING_NAMED,

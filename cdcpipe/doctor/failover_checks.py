@@ -12,11 +12,11 @@ from types import MappingProxyType
 from cdcpipe.doctor.facts import Facts, Server, Unreachable
 from cdcpipe.doctor.findings import Verdict, error, ok, warning
 from cdcpipe.doctor.words import set_globally
+from cdcpipe.replication.slots import FAILOVER_SINCE
 from cdcpipe.sql import quote_literal
 
 __all__ = ["CHECKS"]
 
-_FAILOVER_SINCE = 170000
 _STANDBYS_DECODE_SINCE = 160000
 
 _NOT_AFTER_PROMOTION = "after its promotion the slot is not there, and all tables have to be copied anew"
@@ -51,7 +51,7 @@ def slot(facts: Facts) -> Iterator[Verdict]:
         yield ok("no standby is known")
         return
     found = primary.slot(facts.asked.slot)
-    if primary.version < _FAILOVER_SINCE:
+    if primary.version < FAILOVER_SINCE:
         why = "the server is older than 17, where a standby does not get the slot"
         yield warning(
             "there is a standby", f"{why}: {_NOT_AFTER_PROMOTION}", "upgrade to 17 or newer; or the extension pg_failover_slots"
@@ -103,7 +103,7 @@ def standbys(facts: Facts) -> Iterator[Verdict]:
     primary = _primary(facts)
     on_primary = None if primary is None else primary.slot(facts.asked.slot)
     for server in _standbys(facts):
-        if server.version < _FAILOVER_SINCE or (server is facts.server and not _is_copy(facts)):
+        if server.version < FAILOVER_SINCE or (server is facts.server and not _is_copy(facts)):
             continue
         wrong = list(_not_copying(server))
         yield from wrong

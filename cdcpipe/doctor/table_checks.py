@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
+from cdcpipe.catalog_sql import GENERATED_COLUMNS_SINCE
 from cdcpipe.doctor.facts import Facts, Partition, Restriction, Table
 from cdcpipe.doctor.findings import Verdict, error, ok, warning
 from cdcpipe.doctor.words import listed
@@ -22,7 +23,6 @@ _NOT_PUBLISHED = {
     "truncate": "rows stay after TRUNCATE",
 }
 _NEED_IDENTITY = ("update", "delete")
-_GENERATED_COLUMNS_SINCE = 180000
 _NO_MATTER = "every change tells which row it is of"
 
 
@@ -227,7 +227,7 @@ def partitions(facts: Facts) -> Iterator[Verdict]:
 def generated(facts: Facts) -> Iterator[Verdict]:
     """Judge whether the server refuses UPDATE and DELETE because of generated columns that are not published (since 18)."""
     published = {kind for publication in facts.publications for kind in publication.operations} or set(_NEED_IDENTITY)
-    if facts.server.version < _GENERATED_COLUMNS_SINCE or not published.intersection(_NEED_IDENTITY):
+    if facts.server.version < GENERATED_COLUMNS_SINCE or not published.intersection(_NEED_IDENTITY):
         return
     for table in facts.tables:
         names = {column.name for column in table.published.columns}

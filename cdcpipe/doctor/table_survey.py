@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cdcpipe.catalog_sql import identity_of, leaves_of, published
+from cdcpipe.catalog_sql import SCHEMAS_LISTS_FILTERS_SINCE, identity_of, leaves_of, published
 from cdcpipe.doctor.facts import Asked, LeftOut, Partition, Publication, Restriction, Table
 from cdcpipe.errors import CdcpipeError, InitError
 from cdcpipe.libpq.connection import Connection
@@ -19,8 +19,6 @@ from cdcpipe.replication.tables import PublishedTable, TypeWithoutBinary, descri
 from cdcpipe.sql import quote_literal
 
 __all__ = ["Tables", "survey"]
-
-_SCHEMAS_LISTS_FILTERS_SINCE = 150000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ def survey(connection: Connection, asked: Asked) -> Tables:
     return Tables(
         publications=publications,
         tables=_tables(connection, tables, _column_sets(connection, [published([name], version) for name in names] + new)),
-        restrictions=_restrictions(connection, names) if names and version >= _SCHEMAS_LISTS_FILTERS_SINCE else (),
+        restrictions=_restrictions(connection, names) if names and version >= SCHEMAS_LISTS_FILTERS_SINCE else (),
         left_out=_left_out(connection, publications, selection if new else None),
         without_binary=tuple(each for source in sources for each in types_without_binary(connection, source)),
         selection=selection,
@@ -73,7 +71,7 @@ def _publications(connection: Connection, names: Sequence[str]) -> tuple[Publica
     schemas = (
         "(SELECT json_agg(n.nspname ORDER BY 1) FROM pg_catalog.pg_publication_namespace s"
         " JOIN pg_catalog.pg_namespace n ON n.oid = s.pnnspid WHERE s.pnpubid = p.oid)::text"
-        if connection.server_version >= _SCHEMAS_LISTS_FILTERS_SINCE
+        if connection.server_version >= SCHEMAS_LISTS_FILTERS_SINCE
         else "NULL"
     )
     rows = connection.execute(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from cdcpipe.catalog_sql import key_numbers, leaves_of
+from cdcpipe.catalog_sql import SCHEMAS_LISTS_FILTERS_SINCE, key_numbers, leaves_of
 from cdcpipe.errors import InitError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.publishing import FULL, NewPublication
@@ -19,8 +19,6 @@ from cdcpipe.replication.selected import Selected
 from cdcpipe.replication.tables import few
 
 __all__ = ["without_columns"]
-
-_COLUMN_LISTS_SINCE: Final = 150000
 
 _COLUMNS: Final = f"""
 SELECT c.oid::int8,
@@ -47,7 +45,7 @@ class _Columns:
 
 def without_columns(connection: Connection, tables: Sequence[Selected], wanted: NewPublication) -> tuple[Selected, ...]:
     """Return the tables with their column lists. Raises InitError that names everything that can't be left out."""
-    if connection.server_version < _COLUMN_LISTS_SINCE:
+    if connection.server_version < SCHEMAS_LISTS_FILTERS_SINCE:
         raise InitError(
             f"--exclude-column takes PostgreSQL 15 or newer; this server has {connection.server_version // 10000}",
             hint="--mask of cdcpipe-spark run hides a column in the tables; the staging log has its values then",

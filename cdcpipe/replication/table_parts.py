@@ -16,14 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cdcpipe.catalog_sql import leaves_of, published
+from cdcpipe.catalog_sql import SCHEMAS_LISTS_FILTERS_SINCE, leaves_of, published
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.sql import quote_literal
 
 __all__ = ["Part", "TableParts", "table_parts"]
 
 _TIMEOUT_S: Final = 30.0
-_SCHEMAS_SINCE: Final = 150000
 
 _MOST_COMMANDS_OF_CREATE: Final = 4
 """CREATE TABLE … PARTITION OF inserts the rows of pg_attribute and pg_inherits within few command ids (2 or 3 were seen). CREATE
@@ -88,7 +87,7 @@ def table_parts(connection: Connection, names: Sequence[str]) -> Mapping[int, Ta
         " SELECT json_agg(m.oid::int8 ORDER BY m.oid) FROM ("
         "  SELECT r.oid FROM pg_catalog.pg_publication_rel r JOIN pub ON pub.oid = r.prpubid JOIN self ON self.relid = r.prrelid"
         "  UNION SELECT pub.oid FROM pub WHERE pub.puballtables"
-        f" {schemas if connection.server_version >= _SCHEMAS_SINCE else ''}) m)::text,"
+        f" {schemas if connection.server_version >= SCHEMAS_LISTS_FILTERS_SINCE else ''}) m)::text,"
         " (SELECT json_agg(json_build_array(l.oid::int8, l.relfilenode::int8,"
         "   (SELECT md5(string_agg(a.attnum || ':' || a.xmin::text, ',' ORDER BY a.attnum)) FROM pg_catalog.pg_attribute a"
         "    WHERE a.attrelid = l.oid AND a.attnum > 0),"
