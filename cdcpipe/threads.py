@@ -1,11 +1,11 @@
-"""The thread of all our packages, work in the background, and the threads of libraries.
-
-A signal may interrupt a wait for a thread's end:
+"""The thread class of all our packages, work in the background, and how many threads numpy may start.
 
     worker = Worker(target=copy, name="cdcpipe-snapshot", daemon=True)
     worker.start()
     worker.join()       # Ctrl+C here raises KeyboardInterrupt
     worker.is_alive()   # still True
+
+A signal may interrupt a wait for a thread's end. The thread goes on, and can be waited for again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""From the tables of a publication that has to be created to its SQL; says how an existing publication differs. It locks no table.
+"""Turns the tables that a publication has to have into the SQL that creates it, and says how an existing publication differs.
 
-for each in contents("shop", selection, wanted):
-each.statement      # CREATE PUBLICATION …
-each.source         # a subquery for `describe`: what it will publish
+    for each in contents("shop", selection, wanted):
+        each.statement      # CREATE PUBLICATION …
+        each.source         # a subquery for `describe`: what it will publish
+
+Nothing here locks a table.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ keeps four rules:
 
 1.  Only two kinds of positions are confirmed. One is the end of a transaction that was written to stdout and that the consumer has
     confirmed. The other is the position of a keepalive while nothing is outstanding, so that an idle slot does not retain WAL
-    (`StrictProgress` asks the consumer first). A
-    logical message outside of transactions counts as a transaction that ends at the end of its WAL record, which is the message's
-    LSN.
+    (`StrictProgress` asks the consumer first). A logical message outside of transactions counts as a transaction that ends at the
+    message's LSN, which is the end of its WAL record.
 2.  Feedback is cut down to the last transaction end that it covers. So feedback in the middle of a transaction, or beyond
     everything written, can't lose a transaction.
 3.  The confirmed position never goes back.

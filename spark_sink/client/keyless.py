@@ -1,7 +1,9 @@
-"""What to say of published tables without a key: once for each table, with all that it means and what to do.
+"""What to say of published tables without a key.
 
-for text in warnings_of(prepared.tables):
-logger.warning("%s", text)
+    for text in warnings_of(prepared.tables):
+        logger.warning("%s", text)
+
+Each table is named once, with all that the missing key means and what the user can do.
 """
 
 from __future__ import annotations

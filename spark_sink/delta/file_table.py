@@ -141,8 +141,7 @@ def define(path: Path, schema: StructType, properties: Mapping[str, str], like: 
     """Return a new table, which its first commit will create.
 
     It may have columns of another new table, ``like``. Then files of that table can also be files of this one: a column that they
-    lack is NULL.
-    (Readers ignore columns of a file that the table does not have, as after DROP COLUMN.)
+    lack is NULL. (Readers ignore columns of a file that the table does not have, as after DROP COLUMN.)
     """
     features = needed_features(schema)
     configuration = dict(properties)

@@ -105,15 +105,15 @@ class Pipeline:
     (pipeline/catalog.py). With ``json_variants``, each table with json columns also gets a view that shows them as VARIANT. With
     ``history="view"``, each table with a key also gets a view with its history (replica/history_view.py).
 
-    With ``drops_columns``, a column that was dropped leaves the replica, if captured DDL says so (changelog/gone_columns.py).
+    With ``drops_columns``, a column that was dropped leaves the replica, if captured DDL says so (changelog/gone_columns.py). With
+    ``follows_renames``, a table goes on in its tables under another name, if captured DDL says so (changelog/renames.py).
     ``readers``, ``widen``, ``deletes`` and ``column_names`` are those of `RunConfig`.
-    With ``follows_renames``, a table goes on in its tables under another name, if captured DDL says so (changelog/renames.py).
 
     ``masks`` adds to the masks that the warehouse has noted (`cdcpipe.masks`), ``{"public.person.ssn": "hash"}``.
 
     The replicas catch up with the changelogs every ``replica_interval_s`` seconds, with 0 after each micro-batch, with None every
-    second, or less often where that takes long (pipeline/rounds.py). With
-    ``history="table"`` the stored histories do so every ``history_interval_s`` seconds (pipeline/histories.py).
+    second, or less often where that takes long (pipeline/rounds.py). With ``history="table"`` the stored histories do so every
+    ``history_interval_s`` seconds (pipeline/histories.py).
     """
 
     def __init__(

@@ -1,10 +1,12 @@
-"""Calls a function again and again in a thread: at the start, after each interval, and once more at the end.
+"""Calls a function again and again in a thread.
 
-rounds = Rounds("replicas", catch_up, None, on_error)
-rounds.start()
-rounds.want()       # there is something to do: after a rest, the next round need not wait for its time
-rounds.end()        # one more round, in the thread
-rounds.wait()
+    rounds = Rounds("replicas", catch_up, None, on_error)
+    rounds.start()
+    rounds.want()       # there is something to do: after a rest, the next round need not wait for its time
+    rounds.end()        # one more round, in the thread
+    rounds.wait()
+
+There is a round at the start, one after each interval, and one more at the end.
 """
 
 from __future__ import annotations

@@ -7,9 +7,11 @@
         snapshot.wait()
 
 If `prepare` creates the slot, the snapshot has the position of the slot's beginning. For a slot that exists, it has a later one, at
-which the changelogs begin. After a crash, tables in the warehouse are
-finished. For an unfinished table the next run resumes the copy while the server still holds the snapshot. Later it copies the table
-from its beginning with a new snapshot, and the table's changelog begins at that snapshot.
+which the changelogs begin.
+
+After a crash, the tables that are in the warehouse count as finished. While the server still holds the snapshot, the next run goes
+on with the unfinished tables where their copies ended. Once the server holds it no longer, the next run copies them from the
+beginning with a new snapshot, and their changelogs begin at that snapshot.
 
 `_cdcpipe/snapshot.json` in the warehouse records that a snapshot has to be taken, before the slot is created. At the end it records
 that the snapshot is complete.

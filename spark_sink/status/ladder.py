@@ -1,4 +1,4 @@
-"""The ladder: how far each stage is, from the server's WAL down to the replicas, in bytes and seconds. No pyspark.
+"""The ladder: how far each stage is, from the server's WAL down to the replicas and histories, in bytes and seconds. No pyspark.
 
     server      the end of the server's WAL
     sent        what the walsender has sent to the streamer
@@ -6,6 +6,7 @@
     sealed      the end of the staging log, which is durable
     changelog   what all changelogs have
     replica     what all replicas have; a replica that does not exist yet counts as being before its table's first change
+    history     what all stored histories have, likewise; this stage is missing without --history table
 
 A stage stands still while there are no changes for it, even if the WAL grows with other traffic. So a stage that has everything
 that the stage above it has counts as being at the same position: an idle pipeline is not behind.

@@ -218,6 +218,3 @@ def _behind(position: Position, segments: list[Segment], sizes: dict[Path, int])
     """Return how many segments, and how many bytes of them, a reader does not have yet."""
     ahead = [sizes[segment.path] for segment in segments if segment.end_lsn > position.lsn]
     return {"segments_behind": len(ahead), "size_behind": sum(ahead)}
-
-
-# --- for people ---

@@ -8,9 +8,8 @@ looks at each table at most once in ``optimize_interval_s``, and reads only its 
 - Commits: a log has a file for each commit. Commits before the newest checkpoint that is older than ``log_retention_s`` are deleted
   whenever the table is looked at.
 - Once a day, changes older than ``keep_changelog_s`` are removed from the changelogs, and versions of rows that ended longer ago
-  than ``keep_history_s`` from the histories (upkeep/purge.py). Then VACUUM deletes files
-  that have not been part of the table for ``vacuum_retention_s``; older versions of the table can't be read after that. The
-  warehouse records the time (recorded_times.py).
+  than ``keep_history_s`` from the histories (upkeep/purge.py). Then VACUUM deletes files that have not been part of the table for
+  ``vacuum_retention_s``; older versions of the table can't be read after that. The warehouse records the time (recorded_times.py).
 
 No other rows change, so a reader notices nothing. OPTIMIZE commits, and must not commit at the same time as a micro-batch or a
 merge (warehouse/lock.py says why). So it holds their right while they wait, and runs only if there is much to compact. VACUUM is

@@ -6,11 +6,10 @@ of the server. Neither side can wait for the other. So `verify` does this:
 1. It notes the version of each replica, and the LSN that the replica has reached.
 2. The server takes a snapshot, and reports by transaction ids what the snapshot sees.
 3. It waits until the tables have everything that the snapshot sees: until the slot's consumer is past the end of the WAL at the
-  snapshot,
-   and the tables are at the end of the staging log.
+   snapshot, and the tables are at the end of the staging log.
 4. The replica's version from step 1, plus the later changes that the snapshot sees (from the changelog), must equal the snapshot.
-  If the replica had a transaction in step 1 that the snapshot does not see, because it became visible later, everything begins
-  again. If the replica by now has only changes that the snapshot sees, its present version is used instead.
+   If the replica had a transaction in step 1 that the snapshot does not see, because it became visible later, everything begins
+   again. If the replica by now has only changes that the snapshot sees, its present version is used instead.
 
 Because the replica's own rows are compared, `verify` also finds changes that another program made to them. With Parquet the replica
 is a view over the changelog, so the changelog is compared. Deleted rows that a replica keeps (``--deletes soft``) are left out.

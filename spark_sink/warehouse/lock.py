@@ -1,7 +1,7 @@
 """The rights to write the tables of a warehouse: who may write, and who excludes whom. No pyspark.
 
-    lock = TableLock(warehouse.local_root())    # one in a process: pipeline, follower and upkeep share it with lock.append() as
-    state:                # if the state differs from the last one: read the tables' columns and versions again
+    lock = TableLock(warehouse.local_root())    # one in a process: pipeline, follower and upkeep share it
+    with lock.append() as state:                # if it differs from the last state: read the tables' columns and versions again
         ...
     with lock.alone():
         ...
