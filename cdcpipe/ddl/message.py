@@ -53,8 +53,8 @@ def subtransaction(prefix: str, content: bytes) -> int | None:
 
 
 def serialize(message: object) -> bytes:
-    """Return the message, or a part of it, as compact JSON in one line."""
-    return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
+    """Return the message, or a part of it, as compact JSON in one line. Raises ValueError for NaN and infinities."""
+    return json.dumps(message, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def _refuse(constant: str) -> None:

@@ -57,12 +57,17 @@ class SchemaChange:
 def schema_change(message: DDLMessage, database: str) -> SchemaChange | None:
     """Return the event for a message that stands for a statement.
 
-    Return None if the message lacks something. Then the capture has not written it, because everybody may write logical messages.
+    Return None if the message lacks something, or has it in another type. Then the capture has not written it, because everybody
+    may write logical messages.
     """
     try:
-        changes = [*_dropped(message), *_described(message)]
+        return _schema_change(message, database)
     except (KeyError, TypeError, AttributeError, ValueError):
         return None
+
+
+def _schema_change(message: DDLMessage, database: str) -> SchemaChange:
+    changes = [*_dropped(message), *_described(message)]
     schema, table = (changes[0][1], changes[0][2]) if changes else (None, None)
     members = {
         "databaseName": database,

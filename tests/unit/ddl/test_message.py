@@ -30,6 +30,7 @@ def test_a_message_is_read() -> None:
         ("cdcpipe.ddl", b'{"version": 1}'),
         ("cdcpipe.ddl", b'{"version": 1, "kind": 5}'),
         ("cdcpipe.ddl", b'{"version": 1, "kind": "command", "x": NaN}'),
+        ("cdcpipe.ddl", b'{"version": 1, "kind": "command", "x": 1e999}'),
         ("cdcpipe.ddl", rb'{"version": 1, "kind": "command", "x": "\ud800"}'),
         ("cdcpipe.ddl", b'{"version": 1, "kind": "command", "x": ' + b"9" * 5000 + b"}"),
         ("cdcpipe.ddl", b"[" * 100_000),
