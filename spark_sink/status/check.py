@@ -104,17 +104,19 @@ def unknown(words: str) -> Alert:
 
 def judge(found: Mapping[str, Any], limits: Limits) -> Alert:
     """Return the alert for a result of `describe`."""
-    if found["server_error"] is not None:
-        return unknown(f"the server can't be asked: {found['server_error']}")
-    if found["source"] is None:
-        return unknown(f"{found['staging']} has no log yet")
     alert = Alert()
-    slot = found["source"]["slot"]
+    if found["server_error"] is not None:
+        alert.add(State.UNKNOWN, f"the server can't be asked: {found['server_error']}")
+    if found["source"] is None:
+        alert.add(State.UNKNOWN, f"{found['staging']} has no log yet")
+        return alert
     _judge_ending(alert, found)
     _judge_gaps(alert, found)
     _judge_waiting(alert, found["waiting"])
-    _judge_lag(alert, found["ladder"], slot, limits)
-    _judge_wal(alert, found["server"], slot, limits.wal_bytes)
+    if found["server_error"] is None:
+        slot = found["source"]["slot"]
+        _judge_lag(alert, found["ladder"], slot, limits)
+        _judge_wal(alert, found["server"], slot, limits.wal_bytes)
     return alert
 
 
@@ -125,7 +127,7 @@ def _judge_ending(alert: Alert, found: Mapping[str, Any]) -> None:
         return
     if error is not None:
         alert.add(State.CRITICAL, f"cdcpipe-spark {error['command']} ended at {error['time']}: {error['message']}")
-    elif found["server"] is None:
+    elif found["server"] is None and found["server_error"] is None:
         alert.add(
             State.WARNING, "no launcher is running, and only the server knows what is missing: give an option of the connection"
         )

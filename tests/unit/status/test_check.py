@@ -62,6 +62,27 @@ CASES = [
         found(server=SERVER | {"wal_status": "unreserved"}), Limits(), CRITICAL, "about to be lost", id="about to be lost"
     ),
     pytest.param(found(server_error="no answer"), Limits(lag_s=S60), UNKNOWN, "can't be asked: no answer", id="no server"),
+    pytest.param(
+        found(server_error="no answer", launcher=None, last_error=ERROR),
+        Limits(lag_s=S60),
+        CRITICAL,
+        "cdcpipe-spark run ended at 2026-03-01T12:00:00Z: the disk is full / really; the server can't be asked: no answer",
+        id="no server, and ended with an error",
+    ),
+    pytest.param(
+        found(server_error="no answer", warehouse="w", gaps=[{"after": "1:0/1", "start": "2:0/5", "healed": None}]),
+        Limits(lag_s=S60),
+        CRITICAL,
+        "the tables lack changes from 1:0/1 to 2:0/5",
+        id="no server, and a gap",
+    ),
+    pytest.param(
+        found(server_error="no answer", launcher=None, server=None),
+        Limits(),
+        UNKNOWN,
+        "can't be asked",
+        id="no server, nobody runs",
+    ),
     pytest.param(found(source=None), Limits(), UNKNOWN, "/srv/staging has no log yet", id="no log"),
     pytest.param(found(launcher=None), Limits(), OK, "75 s", id="nobody runs, and the lag tells"),
     pytest.param(found(launcher=None, server=None), Limits(), WARNING, "no launcher is running", id="nobody runs, nobody knows"),
