@@ -58,6 +58,7 @@ class RestartPolicy:
         self._started_at: float | None = None
         """When the streamer was to start that has ended now."""
         self._lost_at: float | None = None
+        """When the last connection was lost. After errors of streams that did not last: when the first of them was."""
         self._last_error: Failure | None = None
         self._same_errors = 0
 
@@ -71,7 +72,8 @@ class RestartPolicy:
         return pause_s
 
     def _pause_s(self, failure: Failure, end_lsn: int, now: float) -> float | None:
-        if failure.code == ExitCode.PG_CLOSED and self._started_at is not None and now - self._started_at >= _HEALTHY_S:
+        has_lasted = self._started_at is not None and now - self._started_at >= _HEALTHY_S
+        if failure.code == ExitCode.PG_CLOSED and has_lasted:
             self._failures = 0
         if end_lsn > self._end_lsn:
             self._end_lsn = end_lsn
@@ -85,7 +87,8 @@ class RestartPolicy:
             self._last_error = failure
             if self._same_errors >= self._poison_limit:
                 return None
-            self._lost_at = now if self._lost_at is None else self._lost_at
+            if self._lost_at is None or has_lasted:
+                self._lost_at = now
         elif failure.code in (ExitCode.PG_CLOSED, ExitCode.SLOT_IN_USE, ExitCode.SUCCESS) or failure.code < 0:
             self._lost_at = now
         else:

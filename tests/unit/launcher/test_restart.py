@@ -56,6 +56,16 @@ def test_a_failed_start_is_tried_again_after_a_lost_connection():
     assert delays([(3, 1, ""), (2, 2, "")])[1] is None  # it has been streaming since
 
 
+def test_an_error_of_long_ago_does_not_count_as_the_last_connection():
+    """An idle stream brings no changes, and may last for months between two errors."""
+    policy = RestartPolicy(lambda: 1.0)
+    assert policy.delay(Failure(5, "x"), 1, 0.0) is not None
+    assert policy.delay(Failure(5, "x"), 1, 1e7) is not None
+    assert policy.delay(Failure(2, "the database system is starting up"), 1, 1e7 + 1) is not None
+    assert policy.delay(Failure(5, "x"), 1, 1e7 + 3) is not None  # it did not last
+    assert policy.delay(Failure(2, "the database system is starting up"), 1, 1e7 + 300) is None
+
+
 def test_a_slot_that_has_moved_is_looked_at_again():
     assert delays([(2, 1, GapError.BEGINNING + "moved")]) == [0.2]
 
