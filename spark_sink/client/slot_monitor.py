@@ -108,8 +108,8 @@ class WALHistory:
 class SlotMonitor:
     """Has the newest report on a slot. Any thread may ask it.
 
-    A report older than ``stale_s`` is not returned. The argument ``now`` of the methods is `time.monotonic()`. The monitor's thread
-    calls ``on_report`` with each report. The first start of the command is ``delay_s`` after that of the monitor.
+    A report older than ``stale_s`` is not returned. The argument ``now`` of the methods is `time.monotonic()`. The command is first
+    started ``delay_s`` after the monitor.
     """
 
     def __init__(
@@ -119,7 +119,6 @@ class SlotMonitor:
         interval_s: float = 1.0,
         *,
         command: Sequence[str] = COMMAND,
-        on_report: Callable[[SlotReport], None] | None = None,
         silence_s: float = 30.0,
         delay_s: float = 0.0,
     ) -> None:
@@ -128,7 +127,6 @@ class SlotMonitor:
         self._arguments = ["slot", *connection, "-S", slot, "--watch", str(interval_s)]
         self._command = command
         self._silence_s = max(silence_s, 3 * interval_s)
-        self._on_report = on_report
         self._report: SlotReport | None = None
         self._reported_at = 0.0
         self._error: CdcpipeError | None = None
@@ -243,5 +241,3 @@ class SlotMonitor:
             self._report, self._reported_at, self._error = report, now, None
             self._history.add(report.wal_lsn, now)
             self._changed.notify_all()
-        if self._on_report is not None:
-            self._on_report(report)
