@@ -2,6 +2,7 @@
 
     CdcpipeError                 7  SYSTEM_ERROR
     ├── InvalidArgumentsError    1  INVALID_ARGS
+    │   └── ConnectionParameterError               libpq refuses the value of a connection parameter, for every server
     ├── InitError                2  INIT_FAILED
     │   ├── RewoundServerError                     the server's WAL ends before a position that was streamed from it
     │   └── GapError                               the slot is beyond the position up to which the consumer has the changes
@@ -29,6 +30,7 @@ __all__ = [
     "CommandClosedError",
     "CommandError",
     "ConnectionClosedError",
+    "ConnectionParameterError",
     "GapError",
     "InitError",
     "InvalidArgumentsError",
@@ -56,6 +58,13 @@ class InvalidArgumentsError(CdcpipeError):
     """The command line or a configuration is wrong. No connection was made."""
 
     exit_code = ExitCode.INVALID_ARGS
+
+
+class ConnectionParameterError(InvalidArgumentsError):
+    """libpq refuses the value of a connection parameter, whatever the server is. Trying again does not help.
+
+    The value may come from the environment or a service file, so only the attempt to connect finds the mistake.
+    """
 
 
 class InitError(CdcpipeError):

@@ -6,9 +6,9 @@ import select
 import time
 from collections.abc import Callable, Mapping
 
-from cdcpipe.errors import InvalidArgumentsError, UnreachableError
+from cdcpipe.errors import ConnectionParameterError, UnreachableError
 from cdcpipe.libpq import hosts
-from cdcpipe.libpq.connection_hints import connection_hint, where_given
+from cdcpipe.libpq.connection_hints import connection_hint, is_refused_for_every_server, where_given
 from cdcpipe.libpq.driver import conninfo, pq
 from cdcpipe.libpq.parameters import effective_parameters, network_defaults
 from cdcpipe.libpq.waiting import NO_LIMIT, wait
@@ -18,6 +18,8 @@ __all__ = ["connect", "current_host", "named_hosts"]
 
 def connect(settings: Mapping[str, str], deadline: float, while_waiting: Callable[[], None] | None) -> pq.abc.PGconn:
     """Return a connection made with libpq's parameters ``settings``; raise UnreachableError if none can be made.
+
+    A value that libpq refuses whatever the server is raises ConnectionParameterError.
 
     If a host does not answer in time, this function leaves it out, and libpq chooses among the rest. So target_session_attrs
     and load_balance_hosts keep their meaning.
@@ -36,8 +38,10 @@ def connect(settings: Mapping[str, str], deadline: float, while_waiting: Callabl
         silent = current_host(pgconn)
         pgconn.finish()
         if message:
-            msg = "; ".join([f"{UnreachableError.BEGINNING}{message}", *failures])
-            raise UnreachableError(msg, hint=connection_hint(message, settings))
+            hint = connection_hint(message, settings)
+            if is_refused_for_every_server(message):
+                raise ConnectionParameterError(message, hint=hint)
+            raise UnreachableError("; ".join([f"{UnreachableError.BEGINNING}{message}", *failures]), hint=hint)
         failures.append(f"{silent} did not answer in time (connect_timeout)")
         rest = [each for each in left if not each.is_at(silent)]
         if rest == left or time.monotonic() >= deadline:
@@ -75,7 +79,7 @@ def _connect_timeout_s(value: str, settings: Mapping[str, str]) -> float:
         seconds = int(value)
     except ValueError:
         msg = f"connect_timeout takes a number of seconds, not {value!r}"
-        raise InvalidArgumentsError(msg, hint=f"correct {where_given('connect_timeout', settings)}") from None
+        raise ConnectionParameterError(msg, hint=f"correct {where_given('connect_timeout', settings)}") from None
     return max(seconds, 2) if seconds > 0 else NO_LIMIT
 
 

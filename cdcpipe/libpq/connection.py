@@ -51,7 +51,7 @@ class Notice(NamedTuple):
 class Connection:
     """One libpq connection for commands, in non-blocking mode. Its subclass `Walsender` can stream, too.
 
-    - ``parameters`` are libpq's. Raises InitError if the connection can't be made.
+    - ``parameters`` are libpq's. Raises InitError if the connection can't be made, ConnectionParameterError if libpq refuses one.
     - ``within_s`` limits the time for all hosts together, and then for each command without a limit of its own. Each host also has
       its own ``connect_timeout``, as in libpq.
     - ``while_waiting`` is called repeatedly during every wait. An exception that it raises ends the wait.

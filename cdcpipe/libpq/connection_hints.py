@@ -15,7 +15,7 @@ from cdcpipe import sqlstate
 from cdcpipe.libpq.driver import pq
 from cdcpipe.libpq.server_errors import HINTS
 
-__all__ = ["connection_hint", "where_given"]
+__all__ = ["connection_hint", "is_refused_for_every_server", "where_given"]
 
 _PARAMETER = re.compile(r'invalid "?(\w+)"? value: |invalid integer value ".*" for connection option "(\w+)"')
 """libpq's messages for a value that a connection parameter can't have."""
@@ -30,10 +30,17 @@ _SETTING_VARIABLES = {"timezone": "PGTZ", "datestyle": "PGDATESTYLE", "geqo": "P
 
 _OPTIONS = {"host": "-h", "port": "-p", "user": "-U", "dbname": "-d"}
 
-_OF_PARAMETER = {
+_OF_WRONG_PARAMETER = {
     "invalid port number": "port",
+    "could not match": "host",
+    "weak sslmode": "sslmode",
     "definition of service": "service",
     "service file": "service",
+}
+"""The parts of libpq's other messages that refuse a parameter before libpq asks a server."""
+
+_OF_PARAMETER = {
+    **_OF_WRONG_PARAMETER,
     "server does not support SSL": "sslmode",
     "root certificate file": "sslrootcert",
     "authentication method requirement": "require_auth",
@@ -64,6 +71,13 @@ def connection_hint(message: str, settings: Mapping[str, str]) -> str:
     if "pg_hba" in message:
         return HINTS[sqlstate.INVALID_AUTHORIZATION]
     return "check host, port, user and database (-h -p -U -d, or libpq's environment variables), and that the server is up"
+
+
+def is_refused_for_every_server(message: str) -> bool:
+    """Return whether libpq refuses the value of a connection parameter, whatever the server is."""
+    return "FATAL:" not in message and (
+        _PARAMETER.search(message) is not None or any(part in message for part in _OF_WRONG_PARAMETER)
+    )
 
 
 def _parameter_in(message: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from cdcpipe.errors import ConnectionClosedError, InitError, InvalidArgumentsError, ServerError
+from cdcpipe.errors import ConnectionClosedError, ConnectionParameterError, InitError, InvalidArgumentsError, ServerError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.libpq.waiting import NO_LIMIT
 from cdcpipe.libpq.walsender import Walsender
@@ -18,10 +18,13 @@ __all__ = ["connect", "connect_walsender", "connected", "connected_walsender", "
 def initialising() -> Iterator[None]:
     """Turn errors into INIT_FAILED: errors of the server, a lost connection, and arguments that don't fit the server.
 
-    INVALID_ARGS is for arguments that are wrong for every server. Those are found before a connection is opened.
+    INVALID_ARGS is for arguments that are wrong for every server. Those are found before a connection is opened, or by libpq when
+    it reads its parameters (ConnectionParameterError).
     """
     try:
         yield
+    except ConnectionParameterError:
+        raise
     except (ServerError, ConnectionClosedError, InvalidArgumentsError) as ex:
         raise InitError(ex.message, hint=ex.hint) from ex
 

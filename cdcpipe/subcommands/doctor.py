@@ -11,7 +11,7 @@ from cdcpipe.doctor import failover_checks, server_checks, table_checks
 from cdcpipe.doctor.facts import Asked, Facts
 from cdcpipe.doctor.findings import Finding, Level, examine
 from cdcpipe.doctor.survey import survey
-from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from cdcpipe.errors import CdcpipeError
 from cdcpipe.replication.session import connected, initialising
 
 __all__ = ["CHECKS", "CONNECTION", "Diagnosis", "doctor"]
@@ -35,13 +35,11 @@ class Diagnosis:
 def doctor(parameters: Mapping[str, str], asked: Asked, *, quick: bool = False) -> Diagnosis:
     """Examine the server and return the findings. With ``quick`` it leaves out the tables and the rate at which WAL is written.
 
-    A server that can't be asked is a finding, not an error. Raises InvalidArgumentsError for invalid connection parameters.
+    A server that can't be asked is a finding, not an error.
     """
     try:
         with connected(parameters) as connection, initialising():
             facts = survey(connection, asked, quick=quick)
-    except InvalidArgumentsError:
-        raise
     except CdcpipeError as ex:
         return Diagnosis([Finding(Level.ERROR, CONNECTION, None, ex.message, "nothing can be asked or streamed", ex.hint)])
     address = Finding(Level.OK, CONNECTION, None, f"connected to {facts.server.address} as {facts.role.name}", None, None)

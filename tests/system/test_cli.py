@@ -162,7 +162,7 @@ def test_a_hostile_session_changes_nothing(on: PublishedDatabase) -> None:
         on.sql("drop role hostile")
 
 
-# What is wrong on the server: exit codes 2, 8, 9
+# What is wrong on the server: exit codes 2, 8, 9; and what libpq refuses: 1
 
 
 def test_no_database(on18: PublishedDatabase) -> None:
@@ -180,10 +180,14 @@ FAULTY = [
     ({"PGOPTIONS": "-c nonsense"}, (), "correct the environment variable PGOPTIONS"),
     ({"PGOPTIONS": "-9"}, (), "correct the environment variable PGOPTIONS"),
     ({}, ("-m", "options=-c work_mem=Mars"), "correct work_mem in options, which -m or -d gives"),
+    ({"PGSSLMODE": "verify-full", "PGSSLROOTCERT": "system"}, ("-h", "127.0.0.1"), "PGSSLMODE"),
+    ({"PGUSER": "mars"}, (), "check the user's name (-U, PGUSER)"),
+]
+
+REFUSED = [
     ({"PGSERVICE": "Mars"}, (), "correct the environment variable PGSERVICE"),
     ({}, ("-m", "service=Mars"), "correct service, which -m or -d gives"),
     ({"PGSSLMODE": "Mars"}, (), "correct the environment variable PGSSLMODE"),
-    ({"PGSSLMODE": "verify-full", "PGSSLROOTCERT": "system"}, ("-h", "127.0.0.1"), "PGSSLMODE"),
     ({}, ("-m", "sslmode=Mars"), "correct sslmode, which -m or -d gives"),
     ({"PGPORT": "Mars"}, (), "correct the environment variable PGPORT"),
     ({"PGPORT": "99999"}, (), "correct the environment variable PGPORT"),
@@ -191,19 +195,20 @@ FAULTY = [
     ({"PGCONNECT_TIMEOUT": "Mars"}, (), "correct the environment variable PGCONNECT_TIMEOUT"),
     ({"PGTARGETSESSIONATTRS": "Mars"}, (), "correct the environment variable PGTARGETSESSIONATTRS"),
     ({"PGSSLMINPROTOCOLVERSION": "Mars"}, (), "correct the environment variable PGSSLMINPROTOCOLVERSION"),
-    ({"PGUSER": "mars"}, (), "check the user's name (-U, PGUSER)"),
 ]
 
 
-@pytest.mark.parametrize(("environment", "options", "hint"), FAULTY)
+@pytest.mark.parametrize(
+    ("expected", "environment", "options", "hint"), [*((2, *each) for each in FAULTY), *((1, *each) for each in REFUSED)]
+)
 def test_the_hint_names_what_is_at_fault(
-    pg18: postgres.Cluster, environment: dict[str, str], options: tuple[str, ...], hint: str
+    pg18: postgres.Cluster, expected: int, environment: dict[str, str], options: tuple[str, ...], hint: str
 ) -> None:
-    """The environment variable, or the option."""
+    """The environment variable, or the option. What libpq refuses is wrong whatever the server is."""
     given = {word.partition("=")[0]: word.partition("=")[2] for word in pg18.dsn.split()}
     server = {f"PG{'DATABASE' if name == 'dbname' else name.upper()}": value for name, value in given.items()}
     code, _, err = run_cli("-S", "s", "-L", "-u", "0", *options, env=server | environment)
-    assert code == 2
+    assert code == expected
     assert hint in err.partition("hint: ")[2]
 
 
