@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import postgres
+from demo_options import make_parser
 from workload import KEYS, Workload, make_tables
 
 from cdcpipe.lsn import LSN
@@ -405,13 +406,7 @@ def print_how_to_look(args: argparse.Namespace) -> None:
 
 def main() -> int:
     """Run the demo."""
-    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
-    parser.add_argument("--changes", type=int, default=200_000, help="row changes (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of the workload (default: %(default)s)")
-    parser.add_argument("--format", choices=["delta", "parquet"], default="delta", help="default: %(default)s")
-    parser.add_argument("--jars", type=Path, help="a directory with Delta Lake's jars, where Maven Central is out of reach")
-    parser.add_argument("--postgres", choices=postgres.VERSIONS, default="18", help="default: %(default)s")
-    parser.add_argument("--directory", type=Path, default=Path("demo-data"), help="made anew each time (default: %(default)s)")
+    parser = make_parser()
     args = parser.parse_args()
     args.directory = args.directory.absolute()
     os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM_OPTIONS)

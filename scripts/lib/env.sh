@@ -10,6 +10,7 @@ export PATH
 export HOME="${HOME:-/}"
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+script=$root/$(basename -- "$0")
 until [ -e "$root/pyproject.toml" ]; do root=$(dirname -- "$root"); done
 cd "$root"
 venv=${CDCPIPE_VENV:-$root/.venv}
@@ -41,6 +42,17 @@ find_python() {
         fi
     done
     die "Python 3.11 or newer is needed (PYTHON=/path/to/python3 names one)"
+}
+
+# help_at_once PROGRAM ARGUMENT...: prints the help of a script and exits if an ARGUMENT asks for it. Help needs no environment.
+# PROGRAM has the script's options, and imports the standard library only. Without one ("") the comment at the script's top is its help.
+help_at_once() {
+    program=$1
+    shift
+    case " $* " in *" -h "* | *" --help "*) ;; *) return 0 ;; esac
+    [ -z "$program" ] || exec "$(find_python)" "$program" --help
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$script"
+    exit
 }
 
 # need_venv: makes $venv with this project (editable) and its extra "dev", unless pyproject.toml is unchanged.

@@ -40,9 +40,7 @@ if TYPE_CHECKING:
 
     from spark_sink.staging.gap import Gap
 
-__all__ = ["KINDS", "FailoverError", "FailoverRounds"]
-
-KINDS = ("synchronous", "asynchronous", "lagging")
+__all__ = ["FailoverError", "FailoverRounds"]
 
 _SLOT = "rounds"
 _TABLES = ("small", "wide")

@@ -26,11 +26,10 @@ import big
 import postgres
 from ddl_rounds import SETTINGS as DDL_SETTINGS
 from ddl_rounds import DdlError, DdlRound
-from failover_rounds import KINDS as FAILOVER_KINDS
 from failover_rounds import FailoverError, FailoverRounds
-from soak_round import EXECUTOR, JVM_OPTIONS, KILLS, NETWORK_SETTINGS, SETTINGS, Round, SoakError
+from soak_options import EXECUTOR, FAILOVER_KINDS, KILLS, make_parser
+from soak_round import JVM_OPTIONS, NETWORK_SETTINGS, SETTINGS, Round, SoakError
 from standbys import Pair
-from weather import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,47 +129,7 @@ def play_failover(args: argparse.Namespace, spark: SparkSession) -> int:
 
 def main() -> int:
     """Play rounds until the time is over or a round fails."""
-    parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10, help="begin no round after so long (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of the first round (default: a random one)")
-    parser.add_argument("--tables", type=int, default=6, help="to begin with (default: %(default)s)")
-    parser.add_argument("--postgres", choices=postgres.VERSIONS, help="default: a random one for each round")
-    parser.add_argument("--kill", action="append", choices=[*KILLS, EXECUTOR], help="kill only this; repeatable")
-    parser.add_argument(
-        "--master",
-        default="local[2]",
-        help="Spark's master for the runs (default: %(default)s); with local-cluster[2,1,1024] executors are killed, too",
-    )
-    parser.add_argument("--leave-untold", action="store_true", help="leave what PostgreSQL does not tell to the program")
-    parser.add_argument(
-        "--big", choices=sorted(big.CASES), action="append", help="no rounds, but what is large: see big.py; repeatable"
-    )
-    parser.add_argument(
-        "--rekey-with-rows", action="store_true", help="change keys in transactions that change the table's rows, too"
-    )
-    parser.add_argument("--alter-while-copied", action="store_true", help="alter tables while the snapshot copies them, too")
-    parser.add_argument(
-        "--network",
-        nargs="?",
-        const="mixed",
-        choices=KINDS,
-        help="the network between server and runs is bad, too: late (delay), broken off (resets) or silent; default: everything",
-    )
-    parser.add_argument(
-        "--failover",
-        nargs="?",
-        const="mixed",
-        choices=("mixed", *FAILOVER_KINDS),
-        help="no rounds of that kind, but a primary that is killed and a standby that is promoted, again and again",
-    )
-    parser.add_argument(
-        "--ddl",
-        nargs="?",
-        const="mixed",
-        choices=("mixed", "captured", "uncaptured"),
-        help="no rounds of that kind, but random DDL of several sessions, with captured DDL and without",
-    )
-    parser.add_argument("--scale", type=float, default=1.0, help="of the big cases (default: %(default)s)")
+    parser = make_parser()
     args = parser.parse_args()
     if args.kill and EXECUTOR in args.kill and args.master.startswith("local["):
         parser.error(f"--kill {EXECUTOR} needs a cluster: --master 'local-cluster[2,1,1024]'")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["EXECUTOR", "JVM_OPTIONS", "KILLS", "NETWORK_SETTINGS", "SETTINGS", "Round", "SoakError"]
+__all__ = ["JVM_OPTIONS", "NETWORK_SETTINGS", "SETTINGS", "Round", "SoakError"]
 
 SLOT = "soak"
 
@@ -43,10 +43,6 @@ SETTINGS = {"logical_decoding_work_mem": "64kB", "max_prepared_transactions": "2
 NETWORK_SETTINGS = {"wal_sender_timeout": "10s"}
 """With a bad network, too: the server gives up a connection before the network gets well again."""
 
-KILLS = ("streamer", "walsender", "server", "driver", "jvm", "stop")
-"""What is ended, and how: see `Round._kill_…`."""
-EXECUTOR = "executor"
-"""On a cluster, too: with a local master executors are the JVM's threads."""
 
 # The exit codes of a run whose server has gone. Starting the run again helps.
 _PASSING = (2, 3, 5, 9)

@@ -1,6 +1,7 @@
 """A network with random faults, for scripts/soak: it goes silent, breaks connections, is slow or late, and recovers.
 
-The kind of weather (`KINDS`) is one fault all the time (`delay`, `resets`), one fault again and again (`silence`), or everything.
+The kind of weather (`soak_options.NETWORK_KINDS`) is one fault all the time (`delay`, `resets`), one fault again and again
+(`silence`), or everything.
 
     with FaultyProxy(cluster.port) as proxy, Weather(proxy, seed, print):
         ...                      # connections through the proxy must survive this
@@ -20,9 +21,7 @@ from faulty_proxy import CANCEL, CONNECT, END_OF_COPY, FaultyProxy, Link
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["KINDS", "Weather"]
-
-KINDS = ("mixed", "delay", "resets", "silence")
+__all__ = ["Weather"]
 
 DELAY_S = 0.05
 RESET_SHARE = 0.01

@@ -8,7 +8,8 @@ import psycopg
 import pytest
 from faulty_proxy import AUTHENTICATION, CONNECT, PIECE_BYTES, TLS, FaultyProxy
 from secure_postgres import PASSWORD, SecureCluster
-from weather import KINDS, Weather
+from soak_options import NETWORK_KINDS
+from weather import Weather
 
 from support.waiting import until
 
@@ -103,7 +104,7 @@ def test_random_resets_are_made_from_their_seed(database: postgres.Database) -> 
     assert min(sizes[0]) >= PIECE_BYTES
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NETWORK_KINDS)
 def test_weather_is_made_from_its_seed_and_ends_in_a_calm(database: postgres.Database, kind: str) -> None:
     """scripts/soak --network puts this between its runs and the server. (This seed begins with short silences.)"""
     said: list[list[str]] = []

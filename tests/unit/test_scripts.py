@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import big
 import pytest
+from soak_options import BIG_CASES
 
 from support.paths import ROOT
 
@@ -29,12 +31,31 @@ def test_pg_says_what_is_wrong() -> None:
     assert "PostgreSQL 9 is not among" in done.stderr
 
 
-def test_help_of_pg_needs_no_virtual_environment(tmp_path: Path) -> None:
-    environment = os.environ | {"CDCPIPE_VENV": str(tmp_path / "venv")}
-    done = subprocess.run([ROOT / "scripts/pg", "--help"], capture_output=True, text=True, env=environment)
+HELP = {
+    "pg": "usage: scripts/pg ",
+    "demo": "usage: scripts/demo ",
+    "soak": "usage: scripts/soak ",
+    "test": "Runs the tests",
+    "check": "Checks format, lint and types",
+    "lint": "Repairs the format",
+    "docs": "Serves the pages",
+    "record-debezium": "Records the events",
+}
+
+
+@pytest.mark.parametrize("name", HELP)
+def test_help_needs_no_virtual_environment(name: str, tmp_path: Path) -> None:
+    """It comes at once, from any directory, and does nothing else."""
+    environment = {"CDCPIPE_VENV": str(tmp_path / "venv"), "PATH": os.environ["PATH"], "JAVA_HOME": "/nonexistent"}
+    script = os.path.relpath(ROOT / "scripts" / name, tmp_path)
+    done = subprocess.run([script, "--help"], capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("usage: scripts/pg ")
-    assert not (tmp_path / "venv").exists()
+    assert done.stdout.startswith(HELP[name])
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_big_cases_of_soak_are_those_of_its_help() -> None:
+    assert set(big.CASES) == set(BIG_CASES)
 
 
 def test_the_demo_leaves_other_directories_alone(tmp_path: Path) -> None:
