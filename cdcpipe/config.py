@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from cdcpipe.pgoutput.transactions import SPILL_THRESHOLD
 from cdcpipe.publishing import NewPublication
 
-__all__ = ["PollConfig", "SlotConfig", "StreamConfig", "StreamOptions"]
+__all__ = ["CREATE_TIMEOUT_S", "PollConfig", "SlotConfig", "StreamConfig", "StreamOptions"]
+
+CREATE_TIMEOUT_S = 60.0
+"""How long the creation of a slot waits for running transactions by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class SlotConfig:
     is_plugin_asked: bool = False
     publications: tuple[str, ...] = ()
     new_publication: NewPublication = field(default_factory=NewPublication)
-    create_timeout_s: float | None = 60.0
+    create_timeout_s: float | None = CREATE_TIMEOUT_S
     failover: bool | None = None
 
 

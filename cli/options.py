@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import click
 import cloup
 
-from cdcpipe.config import SlotConfig
+from cdcpipe.config import CREATE_TIMEOUT_S, SlotConfig
 from cdcpipe.libpq.parameters import connection_parameters
 from cdcpipe.options import CONNECTION, CREATE_SLOT, FAILOVER, NEW_PUBLICATION, PUBLICATION, SLOT
 from cdcpipe.pgoutput.transactions import SPILL_THRESHOLD
@@ -76,9 +76,8 @@ def slot_options(*, is_required: bool) -> Decorator:
             "--create-timeout",
             type=parse_seconds,
             metavar="SECS",
-            default="60",
-            show_default=True,
-            help="Let the server wait so long for running transactions before it makes the slot; 0: no limit.",
+            show_default=f"{CREATE_TIMEOUT_S:g}",
+            help="With -c, let the server wait so long for running transactions before it makes the slot; 0: no limit.",
         ),
         cloup.option(*FAILOVER.names, type=click.Choice(["yes", "no"]), **FAILOVER.settings),
     )
@@ -172,7 +171,7 @@ def slot_config(
     create_slot: bool,
     plugin: str | None,
     is_plugin_asked: bool | None = None,
-    create_timeout: float,
+    create_timeout: float | None,
     failover: str | None,
     publications: Sequence[str],
     tables: Sequence[str],
@@ -185,6 +184,8 @@ def slot_config(
     """Build the slot's configuration from ``slot_options`` and ``connection_options``."""
     if not slot:
         raise click.UsageError("--slot NAME has to be given")
+    if create_timeout is not None and not create_slot:
+        raise click.UsageError("--create-timeout goes with -c: otherwise no slot is made")
     if is_plugin_asked is None:
         is_plugin_asked = plugin is not None
     new = NewPublication.of(
@@ -202,6 +203,6 @@ def slot_config(
         is_plugin_asked=is_plugin_asked,
         publications=with_companions(publications, new),
         new_publication=new,
-        create_timeout_s=create_timeout or None,
+        create_timeout_s=CREATE_TIMEOUT_S if create_timeout is None else create_timeout or None,
         failover=None if failover is None else failover == "yes",
     )

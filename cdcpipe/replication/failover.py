@@ -39,8 +39,11 @@ def failover_of_new_slot(connection: Connection, plugin: str, asked: bool | None
 def failover_of_existing_slot(connection: Connection, parameters: Mapping[str, str], slot: Slot, asked: bool | None) -> bool:
     """Turn on ``failover`` if the user asks for it, and return whether it was turned on. Without an answer say how to get it.
 
-    A slot that is in use stays as it is, with a warning. Raises InitError if the server lacks the property.
+    A slot that is in use stays as it is, with a warning. So does a slot that has the property, if the user says no. Raises
+    InitError if the server lacks the property.
     """
+    if slot.failover and asked is False:
+        log.warning("replication slot %r exists with the property failover: --failover no has no effect", slot.name)
     if slot.failover or asked is False:
         return False
     missing = _missing(connection)

@@ -39,6 +39,8 @@ USAGE = [
     (["-S", "s", "--expect-lsn", "junk"], "LSN"),
     *((["-S", "s", "--expect", given], "system identifier") for given in ("foo", "7", "7/", "7/x", "/1", "7/1/1", "-7/1", "7/0")),
     (["-S", "s", "--expect", f"{1 << 64}/1"], "system identifier"),
+    (["-S", "s", "--create-timeout", "5"], "goes with -c"),
+    (["prepare", "-S", "s", "--create-timeout", "0"], "goes with -c"),
     (["-S", "s", "--table", "nodot"], "SCHEMA.NAME"),
     (["nonsense"], "nonsense"),
     (["prepare", "--nonsense"], "--nonsense"),
