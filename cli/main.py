@@ -319,7 +319,7 @@ def run(
     )
     _log_configuration(config, poll if poll_mode or standby else None)
     if poll_mode:
-        return poll_until_free(slot, poll)
+        return poll_until_free(config, poll)
     return _stream(config, metrics)
 
 

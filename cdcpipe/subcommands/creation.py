@@ -1,4 +1,4 @@
-"""Finds the slot of a stream, or creates it with its publications; checks that the publications exist."""
+"""Finds the slot of a stream, or creates it with its publications; checks that plugin and publications fit the stream."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from cdcpipe.catalog_sql import published
-from cdcpipe.config import SlotConfig
-from cdcpipe.errors import CdcpipeError
+from cdcpipe.config import SlotConfig, StreamConfig
+from cdcpipe.errors import CdcpipeError, InitError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.publishing import REFUSE, own
+from cdcpipe.replication.commands import parse_publication_names
 from cdcpipe.replication.failover import failover_of_existing_slot, failover_of_new_slot
 from cdcpipe.replication.new_publications import check_companions, check_left_out, contents, differences
-from cdcpipe.replication.publications import check_companion, check_publications, create_publication, missing_publications
+from cdcpipe.replication.publications import (
+    check_companion,
+    check_named,
+    check_publications,
+    create_publication,
+    missing_publications,
+)
 from cdcpipe.replication.selection import check_identities, check_owned, select
 from cdcpipe.replication.server import check_wal_level, is_standby
 from cdcpipe.replication.slot_creation import NewSlot, create_slot
@@ -22,7 +29,14 @@ from cdcpipe.replication.slots import Slot, check_usable, find_slot, missing_slo
 from cdcpipe.replication.tables import PublishedTable, describe, published_tables
 from cdcpipe.sql import quote_literal
 
-__all__ = ["check_published", "find_or_create_slot", "telling_of_new_slot"]
+__all__ = [
+    "asked_publications",
+    "check_new_slot",
+    "check_plugin",
+    "check_published",
+    "find_or_create_slot",
+    "telling_of_new_slot",
+]
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +129,38 @@ def _create_publications(
         for name in own(missing):
             log.info("creating publication %r", name)
             create_publication(connection, name, selection, wanted)
+
+
+def asked_publications(config: StreamConfig) -> list[str]:
+    """Return the publications that a stream asks for: those of ``-o publication_names=…``, if it is given."""
+    value = config.options.get("publication_names")
+    return parse_publication_names(value) if value else list(config.slot.publications)
+
+
+def check_plugin(config: StreamConfig, plugin: str | None, verb: str = "has") -> None:
+    """Refuse what needs a pgoutput slot, if the slot has another plugin of the server."""
+    if plugin == "pgoutput":
+        return
+    what = f"replication slot {config.slot.slot!r} {verb} the plugin {plugin}"
+    if config.slot.publications:
+        raise InitError(f"{what}, which knows no publications", hint="leave --publication out, or name a slot with pgoutput")
+    if config.output not in (None, plugin):
+        raise InitError(
+            f"{what}: only pgoutput's can be rendered as {config.output}",
+            hint="name a slot with pgoutput, or create one: -c -P pgoutput",
+        )
+    if config.whole_transactions:
+        raise InitError(
+            f"{what}: only pgoutput's transactions can be put together",
+            hint="leave --whole-transactions out, or name a slot with pgoutput",
+        )
+
+
+def check_new_slot(config: StreamConfig, publications: list[str]) -> None:
+    """Refuse to create a slot from which the stream of this configuration could not start."""
+    check_plugin(config, config.slot.plugin, "would get")
+    if config.slot.plugin == "pgoutput":
+        check_named(publications)
 
 
 def check_published(connection: Connection, publications: list[str], *, is_told: bool = False) -> list[PublishedTable]:

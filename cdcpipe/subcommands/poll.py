@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from cdcpipe.config import PollConfig, SlotConfig
+from cdcpipe.config import PollConfig, StreamConfig
 from cdcpipe.errors import SlotInUseError
 from cdcpipe.libpq.connection import ANSWER_TIMEOUT_S, Connection
 from cdcpipe.libpq.waiting import NO_LIMIT
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.replication.session import connected, initialising
 from cdcpipe.replication.slots import Slot, check_not_lost, find_slot, missing_slot_error, slot_in_use_message
-from cdcpipe.subcommands.creation import find_or_create_slot
+from cdcpipe.subcommands.creation import asked_publications, check_new_slot, find_or_create_slot
 
 __all__ = ["LOOK_S", "poll_until_free", "wait_until_free"]
 
@@ -64,16 +64,19 @@ def wait_until_free(
         sleep(max(0.0, min(config.interval_s, remaining_s)))
 
 
-def poll_until_free(config: SlotConfig, poll: PollConfig) -> ExitCode:
+def poll_until_free(config: StreamConfig, poll: PollConfig) -> ExitCode:
     """Run poll mode. It uses no walsender, and needs no special role unless it creates a slot.
 
-    If it creates a slot, the duration also limits the wait for running transactions.
+    If it creates a slot, the stream of ``config`` has to be able to start from it. The duration then also limits the wait for
+    running transactions.
     """
+    slot = config.slot
     within_s = NO_LIMIT if poll.duration_s is None else max(poll.duration_s, LOOK_S)
-    with connected(config.parameters, within_s=within_s) as connection, initialising():
-        if config.create:
+    with connected(slot.parameters, within_s=within_s) as connection, initialising():
+        if slot.create:
             if poll.duration_s is not None:
-                config = replace(config, create_timeout_s=max(poll.duration_s, 0.1))
-            find_or_create_slot(connection, config, list(config.publications))
-        wait_until_free(connection, config.slot, poll)
+                slot = replace(slot, create_timeout_s=max(poll.duration_s, 0.1))
+            publications = asked_publications(config)
+            find_or_create_slot(connection, slot, publications, check=lambda _: check_new_slot(config, publications))
+        wait_until_free(connection, slot.slot, poll)
     return ExitCode.SUCCESS

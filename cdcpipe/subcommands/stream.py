@@ -27,10 +27,9 @@ from cdcpipe.plugins import load, names
 from cdcpipe.plugins.base import OutputPlugin
 from cdcpipe.plugins.renderer import Renderer
 from cdcpipe.replication.boundaries import tracker_for
-from cdcpipe.replication.commands import parse_publication_names, publication_names
+from cdcpipe.replication.commands import publication_names
 from cdcpipe.replication.opening import OpeningWalsender
 from cdcpipe.replication.progress import Progress
-from cdcpipe.replication.publications import check_named
 from cdcpipe.replication.server import System, check_start, expect_system
 from cdcpipe.replication.session import connect, initialising
 from cdcpipe.replication.slots import Slot, check_free, check_no_gap, check_no_gap_before, find_slot, start_stream
@@ -40,7 +39,14 @@ from cdcpipe.replication.timeline_guard import TimelineGuard, guard_timeline
 from cdcpipe.streaming.metrics import StreamMetrics
 from cdcpipe.streaming.receiver import Feeder
 from cdcpipe.streaming.streamer import Streamer
-from cdcpipe.subcommands.creation import check_published, find_or_create_slot, telling_of_new_slot
+from cdcpipe.subcommands.creation import (
+    asked_publications,
+    check_new_slot,
+    check_plugin,
+    check_published,
+    find_or_create_slot,
+    telling_of_new_slot,
+)
 from cdcpipe.subcommands.poll import wait_until_free
 
 __all__ = ["CATALOG_TIMEOUT_S", "stream"]
@@ -59,7 +65,7 @@ def stream(config: StreamConfig, metrics: StreamMetrics | None = None) -> ExitCo
     ``metrics`` follow the stream.
     """
     catalog = _Catalog(config.slot)
-    publications = _publications(config)
+    publications = asked_publications(config)
     # Find a mistake in the output plugin's name or options before a slot is created. (Without a publication, the name may be that
     # of the server's plugin, which has its own options.)
     if config.output is not None and (publications or config.output not in names()):
@@ -124,7 +130,7 @@ def _prepare_and_start(config: StreamConfig, catalog: _Catalog, opening: Opening
         check=lambda tables: _check_before_creation(config, catalog, opening, publications, tables),
     )
     with telling_of_new_slot(slot):
-        _check_plugin(config, slot.plugin)
+        check_plugin(config, slot.plugin)
         tables: Sequence[PublishedTable] = ()
         if slot.plugin == "pgoutput":
             # A caller that passes the expected system has run `cdcpipe prepare`, which has reported the tables already.
@@ -148,9 +154,7 @@ def _check_before_creation(
 ) -> None:
     """Check for a slot that is to be created what `_prepare_and_start` checks for one that exists."""
     plugin = config.slot.plugin
-    _check_plugin(config, plugin, "would get")
-    if plugin == "pgoutput":
-        check_named(publications)
+    check_new_slot(config, publications)
     _plugin(config, catalog, plugin, publications, tables)
     _checked_server(config, catalog.connection, opening)
     if config.expected_lsn is not None:
@@ -195,30 +199,6 @@ def _start(
         else:
             log.info("streaming from slot %r (%s), start %s", slot.name, slot.plugin, format_lsn(config.start_lsn))
             return
-
-
-def _publications(config: StreamConfig) -> list[str]:
-    value = config.options.get("publication_names")
-    return parse_publication_names(value) if value else list(config.slot.publications)
-
-
-def _check_plugin(config: StreamConfig, plugin: str | None, verb: str = "has") -> None:
-    """Refuse what needs a pgoutput slot, if the slot has another plugin of the server."""
-    if plugin == "pgoutput":
-        return
-    what = f"replication slot {config.slot.slot!r} {verb} the plugin {plugin}"
-    if config.slot.publications:
-        raise InitError(f"{what}, which knows no publications", hint="leave --publication out, or name a slot with pgoutput")
-    if config.output not in (None, plugin):
-        raise InitError(
-            f"{what}: only pgoutput's can be rendered as {config.output}",
-            hint="name a slot with pgoutput, or create one: -c -P pgoutput",
-        )
-    if config.whole_transactions:
-        raise InitError(
-            f"{what}: only pgoutput's transactions can be put together",
-            hint="leave --whole-transactions out, or name a slot with pgoutput",
-        )
 
 
 def _plugin(

@@ -2,6 +2,8 @@
 
 import signal
 
+import pytest
+
 from support.cli_process import CLI, run_cli
 from support.published_database import PublishedDatabase, insert
 from support.waiting import until
@@ -68,3 +70,33 @@ def test_a_stopped_consumer_holds_the_slot_until_the_servers_timeout(on18: Publi
             assert on18.run("-L", "-u", "60", "-i", "0.1", publication="")[0] == 0
         finally:
             active.signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "pgoutput needs a publication"),
+        (("-P", "test_decoding", "--publication", "p"), "would get the plugin test_decoding, which knows no publications"),
+        (("-P", "test_decoding", "--whole-transactions"), "would get the plugin test_decoding"),
+    ],
+)
+def test_poll_mode_makes_no_slot_from_which_the_stream_could_not_start(
+    on15: PublishedDatabase, options: tuple[str, ...], said: str
+) -> None:
+    name = f"new_{on15.database.name}"
+    code, _, err = run_cli("-d", on15.database.dsn, "-S", name, "-L", "-c", *options)
+    assert code == 2
+    assert said in err
+    assert on15.value("select count(*) from pg_replication_slots where slot_name = %s", name) == 0
+
+
+def test_poll_mode_makes_the_slot_and_the_publication_of_the_stream(on15: PublishedDatabase) -> None:
+    """The publication may be named as pg_logical_cdc's scripts name it."""
+    name = f"new_{on15.database.name}"
+    try:
+        code, _, err = run_cli("-d", on15.database.dsn, "-S", name, "-L", "-c", "-o", f"publication_names={name}")
+        assert code == 0, err
+        assert on15.value("select count(*) from pg_publication where pubname = %s", name) == 1
+        assert on15.value("select plugin from pg_replication_slots where slot_name = %s", name) == "pgoutput"
+    finally:
+        on15.sql(f"select pg_drop_replication_slot('{name}')")
