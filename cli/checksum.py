@@ -1,11 +1,15 @@
 """``cdcpipe checksum``: the server's half of ``cdcpipe-spark verify``, for any program that compares a table with a copy.
 
 A request is a line of JSON on stdin. The answer is a line of JSON on stdout. The command ends at the end of stdin. All tables are
-read in one snapshot, which lasts until the next ``begin``. cdcpipe/subcommands/checksum.py defines the checksums.
+read in one snapshot, which lasts until the next ``begin``. cdcpipe/subcommands/checksum.py defines the checksums. The command
+connects to the server once it has read the first request.
 
-    {"begin": [[SCHEMA, NAME], ...], "publications": [NAME, ...], "trim_numbers": false}
+``begin`` names what the copy has: the publications, which have to exist, and its masks, as ``--mask`` has them (cdcpipe/masks.py).
+
+    {"begin": [[SCHEMA, NAME], ...], "publications": [NAME, ...], "trim_numbers": false, "masks": {COLUMN: KIND, ...}}
     {"system_id", "database", "xmax", "running", "wal_lsn", "tables": [
-        {"schema", "name", "relation_id", "columns": [[NAME, TYPE_ID, TYPE_MODIFIER], ...], "row_estimate", "published_as"}, ...],
+        {"schema", "name", "relation_id", "columns": [[NAME, TYPE_ID, TYPE_MODIFIER], ...], "row_estimate", "published_as",
+         "hashed": [NAME, ...], "left_out": [NAME, ...]}, ...],
      "missing": [[SCHEMA, NAME], ...]}                                  # the tables of the request that do not exist
 
     {"buckets": [SCHEMA, NAME], "key": [COLUMN, ...]}
@@ -20,8 +24,10 @@ read in one snapshot, which lasts until the next ``begin``. cdcpipe/subcommands/
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import cloup
@@ -57,15 +63,44 @@ def command(**options: Any) -> None:
     keys only when a request asks for them.
     """
     parameters = connection_parameters_of(**options)
+    requests = map(_parse, sys.stdin)
+    first = list(itertools.islice(requests, 1))  # what is wrong with it shows before there is a connection
     with connected(parameters) as connection, connected(parameters) as another:
         server = _Server(Checksums(connection), another)
-        for line in sys.stdin:
-            sys.stdout.write(json.dumps(server.answer(line)) + "\n")
+        for request in itertools.chain(first, requests):
+            sys.stdout.write(json.dumps(request(server)) + "\n")
             sys.stdout.flush()
 
 
+def _parse(line: str) -> Callable[[_Server], Any]:
+    """Return a function that asks a server what a request asks for. Raises CommandError for anything else.
+
+    Raises InvalidArgumentsError if the request has hashed columns and the environment has no key for them.
+    """
+    try:
+        request = json.loads(line)
+        if "begin" in request:
+            tables = [(str(schema), str(name)) for schema, name in request["begin"]]
+            publications = [str(name) for name in request.get("publications") or []]
+            masks = Masks.of(request.get("masks") or {}).with_key()
+            trim_numbers = bool(request.get("trim_numbers"))
+            return lambda server: server.begin(tables, publications, trim_numbers=trim_numbers, masks=masks)
+        if "slot" in request:
+            slot, named, upto = str(request["slot"]), [str(name) for name in request["publications"]], LSN.parse(request["upto"])
+            return lambda server: server.slot(slot, named, upto)
+        schema, name = request["rows" if "rows" in request else "buckets"]
+        wanted, key = (str(schema), str(name)), [str(column) for column in request["key"]]
+        if "rows" in request:
+            buckets = [str(bucket) for bucket in request["buckets"]]
+            return lambda server: server.rows(wanted, key, buckets)
+        return lambda server: server.buckets(wanted, key)
+    except (ValueError, KeyError, TypeError) as ex:
+        msg = f"not a request: {ex!r}"
+        raise CommandError(msg, hint='a request is a line of JSON, like {"begin": [["public", "fruit"]]}') from ex
+
+
 class _Server:
-    """Turns requests into calls, and their results into answers."""
+    """Answers the requests, each with one method."""
 
     def __init__(self, checksums: Checksums, another: Connection) -> None:
         self._checksums = checksums
@@ -73,24 +108,13 @@ class _Server:
         self._another = another
         self._tables: dict[tuple[str, str], ServerTable] = {}
 
-    def answer(self, line: str) -> Any:
-        try:
-            request = json.loads(line)
-            if "begin" in request:
-                return self._begin(
-                    [(str(schema), str(name)) for schema, name in request["begin"]],
-                    request.get("publications") or [],
-                    trim_numbers=bool(request.get("trim_numbers")),
-                    masks=Masks.of(request.get("masks") or {}),
-                )
-            if "slot" in request:
-                return self._slot(str(request["slot"]), request["publications"], LSN.parse(request["upto"]))
-            what = "rows" if "rows" in request else "buckets"
-            schema, name = request[what]
-            wanted, key = (str(schema), str(name)), [str(column) for column in request["key"]]
-        except (ValueError, KeyError, TypeError) as ex:
-            msg = f"not a request: {ex!r}"
-            raise CommandError(msg, hint='a request is a line of JSON, like {"begin": [["public", "fruit"]]}') from ex
+    def rows(self, wanted: tuple[str, str], key: list[str], buckets: list[str]) -> Any:
+        return self._checksums.rows(self._table(wanted), key, buckets)
+
+    def buckets(self, wanted: tuple[str, str], key: list[str]) -> Any:
+        return self._checksums.buckets(self._table(wanted), key)
+
+    def _table(self, wanted: tuple[str, str]) -> ServerTable:
         table = self._tables.get(wanted)
         if table is None:
             there = few([".".join(each) for each in sorted(self._tables)])
@@ -98,11 +122,9 @@ class _Server:
                 f"the snapshot has no table {'.'.join(wanted)}",
                 hint=f"it has {there}" if there else "a table has to be there, and be named in 'begin', which comes first",
             )
-        if what == "rows":
-            return self._checksums.rows(table, key, [str(bucket) for bucket in request["buckets"]])
-        return self._checksums.buckets(table, key)
+        return table
 
-    def _begin(self, tables: list[tuple[str, str]], publications: list[str], *, trim_numbers: bool, masks: Masks) -> dict[str, Any]:
+    def begin(self, tables: list[tuple[str, str]], publications: list[str], *, trim_numbers: bool, masks: Masks) -> dict[str, Any]:
         system_id, database = self._checksums.system()
         snapshot, found = self._checksums.begin(tables, publications, trim_numbers=trim_numbers, masks=masks)
         self._tables = {(table.schema, table.name): table for table in found}
@@ -129,6 +151,6 @@ class _Server:
             "missing": missing,
         }
 
-    def _slot(self, name: str, publications: list[str], upto: LSN) -> dict[str, Any]:
+    def slot(self, name: str, publications: list[str], upto: LSN) -> dict[str, Any]:
         state = find_slot_state(self._another, name, publications, upto)
         return {"active": state.active, "confirmed_flush_lsn": str(state.confirmed_flush_lsn), "pending": state.is_pending}

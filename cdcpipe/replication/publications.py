@@ -20,7 +20,7 @@ from cdcpipe.replication.server import is_standby
 from cdcpipe.replication.tables import few
 from cdcpipe.sql import quote_identifier, quote_literal
 
-__all__ = ["check_companion", "check_named", "check_publications", "create_publication", "missing_publications"]
+__all__ = ["check_companion", "check_existing", "check_named", "check_publications", "create_publication", "missing_publications"]
 
 log = logging.getLogger(__name__)
 
@@ -83,16 +83,25 @@ def check_publications(connection: Connection, names: Sequence[str]) -> None:
     For a missing publication, a server up to 17 fails in mid-stream; a server from 18 on silently skips the rows.
     """
     check_named(names)
+    check_existing(
+        connection,
+        names,
+        ". To make one: CREATE PUBLICATION {} FOR TABLE …; a slot has no changes from before its publication, so a slot that is"
+        " older has to be dropped and made anew (-c makes both, if both are missing)",
+    )
+    check_companion(connection, names)
+
+
+def check_existing(connection: Connection, names: Sequence[str], advice: str = "") -> None:
+    """Raise an InitError that names the missing publications. ``advice`` ends its hint; ``{}`` in it is the first one, quoted."""
     existing = _existing(connection)
     missing = [name for name in names if name not in existing]
     if missing:
         there = f"it has {few([repr(name) for name in existing])}" if existing else "it has none"
         raise InitError(
             f"no publication {', '.join(map(repr, missing))} in database {connection.database!r}",
-            hint=f"{there}. To make one: CREATE PUBLICATION {quote_identifier(missing[0])} FOR TABLE …; a slot has no changes from"
-            " before its publication, so a slot that is older has to be dropped and made anew (-c makes both, if both are missing)",
+            hint=there + advice.replace("{}", quote_identifier(missing[0])),
         )
-    check_companion(connection, names)
 
 
 def check_companion(connection: Connection, names: Sequence[str]) -> None:

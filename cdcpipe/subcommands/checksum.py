@@ -41,6 +41,7 @@ from cdcpipe.lsn import LSN
 from cdcpipe.masks import HASH, NO_MASKS, Masks
 from cdcpipe.replication import table_locks
 from cdcpipe.replication.commands import publication_names
+from cdcpipe.replication.publications import check_existing
 from cdcpipe.replication.server import current_lsn
 from cdcpipe.replication.slots import check_usable, find_slot, missing_slot_error
 from cdcpipe.replication.tables import few
@@ -128,10 +129,14 @@ class Checksums:
         trim_numbers: bool = False,
         masks: Masks = NO_MASKS,
     ) -> tuple[Snapshot, list[ServerTable]]:
-        """Lock the tables that exist, and take a snapshot. Return the snapshot and these tables, masked as the copy is."""
+        """Lock the tables that exist, and take a snapshot. Return the snapshot and these tables, masked as the copy is.
+
+        Raises InitError for a publication that does not exist: without it nobody knows what the copy has.
+        """
         masks = masks.with_key()
         execute = self._connection.execute
         execute("ROLLBACK")
+        check_existing(self._connection, publications)
         self._connection.notices.clear()
         wanted = ", ".join(f"({quote_literal(schema)}, {quote_literal(name)})" for schema, name in tables)
         condition = f"c.relkind IN ('r', 'p') AND (n.nspname, c.relname) IN ({wanted})" if wanted else "false"

@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 import postgres
-import pytest
 
 from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
@@ -136,13 +135,17 @@ def test_an_unused_slot(database: postgres.Database) -> None:
     assert "'nowhere' does not exist" in errors
 
 
-@pytest.mark.parametrize("line", ["nonsense", "[]", '{"buckets": ["public", "t"]}', '{"begin": 5}', '{"slot": "s"}'])
-def test_invalid_requests(database: postgres.Database, line: str) -> None:
+def test_a_publication_that_does_not_exist_is_named(database: postgres.Database) -> None:
+    """Without it, the checksums would be those of all rows and columns."""
+    with database.connect() as connection:
+        connection.execute("create table t (id int primary key, secret text); create publication p for table t (id)")
     ask = Asked(database)
-    assert ask(line) is None
+    assert [name for name, *_ in ask({"begin": [["public", "t"]], "publications": ["p"]})["tables"][0]["columns"]] == ["id"]
+    assert ask({"begin": [["public", "t"]], "publications": ["p", "q"]}) is None
     code, errors = ask.end()
-    assert code == ExitCode.CMD_ERROR
-    assert "not a request" in errors
+    assert code == ExitCode.INIT_FAILED
+    assert "no publication 'q'" in errors
+    assert "hint: it has 'p'\n" in errors
 
 
 def test_tables_that_do_not_exist_are_named(database: postgres.Database) -> None:
