@@ -1,7 +1,7 @@
 """What to say of an error of the operating system, and of a limit of the machine: a message and a hint that fits the cause.
 
     described(OSError(errno.ENOSPC, "No space left on device", "a.json"))
-    ('a.json: No space left on device', 'the file system is full: make room; then start again')
+    ('a.json: No space left on device', 'the file system is full, of bytes (df) or of files (df -i): make room; then start again')
 
 A limit of the machine (open files, memory, threads) is no defect of cdcpipe, so no hint says that it is (cdcpipe/limits.py).
 """
@@ -18,7 +18,7 @@ __all__ = ["described", "of_system"]
 _THEN: Final = "then start again"
 
 _HINTS: Final = {
-    errno.ENOSPC: f"the file system is full: make room; {_THEN}",
+    errno.ENOSPC: f"the file system is full, of bytes (df) or of files (df -i): make room; {_THEN}",
     errno.EDQUOT: f"this user's disk quota is used up: make room, or raise the quota; {_THEN}",
     errno.EFBIG: f"the file is larger than this user or this file system allows: raise the limit (ulimit -f); {_THEN}",
     errno.EACCES: f"let this user read and write there, or run cdcpipe-spark as the owner; {_THEN}",

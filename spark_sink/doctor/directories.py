@@ -27,6 +27,7 @@ __all__ = ["Directory", "clock", "clock_ahead_s", "file_system", "judge_clock", 
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 _LEAST_FREE: Final = 256 << 20
 _LITTLE_FREE: Final = 2 << 30
+_FEW_FILES: Final = 500_000
 _SOON_S: Final = 3600.0
 _CLOCK_S: Final = 2.0
 
@@ -49,6 +50,8 @@ class Directory:
     failures: Mapping[str, str]
     mount: Mount | None
     free_bytes: int
+    free_files: int | None = None
+    """How many more files the file system allows; None if it has no limit."""
     clock_ahead_s: float = 0.0
     """How far the clock of the file system is ahead of this machine's."""
 
@@ -79,8 +82,14 @@ def probe(what: str, path: Path) -> Directory:
         failures=failures,
         mount=find_mount(probed.resolve(), mounts),
         free_bytes=shutil.disk_usage(probed).free if is_directory else 0,
+        free_files=_free_files(probed) if is_directory else None,
         clock_ahead_s=ahead,
     )
+
+
+def _free_files(directory: Path) -> int | None:
+    found = os.statvfs(directory)
+    return found.f_favail if found.f_files else None
 
 
 def _try(directory: Path, failures: dict[str, str]) -> float:
@@ -172,7 +181,7 @@ def file_system(found: Directory) -> Iterator[Verdict]:
 
 
 def space(found: Directory, needed_bytes: int = 0, bytes_per_s: float | None = None) -> Iterator[Verdict]:
-    """Judge whether there is enough free space: for ``needed_bytes``, or for some time at the rate ``bytes_per_s``."""
+    """Judge whether there is room: for ``needed_bytes``, for some time at the rate ``bytes_per_s``, and for files."""
     if not found.is_directory:
         return
     said = f"{format_size(found.free_bytes)} are free for {found.what}"
@@ -188,6 +197,12 @@ def space(found: Directory, needed_bytes: int = 0, bytes_per_s: float | None = N
         lasts = format_duration(found.free_bytes / bytes_per_s)
         why = f"at the rate at which the server writes WAL, the disk is full in {lasts} if the tables do not progress"
         yield warning(said, why, fix)
+    elif found.free_files is not None and found.free_files < _FEW_FILES:
+        said = f"the file system of {found.what} allows {found.free_files:,} more files"
+        why = (
+            "each micro-batch adds files to each table that it touches; without room for one, the pipeline stops as on a full disk"
+        )
+        yield warning(said, why, "use a file system with more inodes, or shorter times: --vacuum-retention, --optimize-interval")
     else:
         yield ok(said)
 

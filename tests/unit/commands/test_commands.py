@@ -75,7 +75,7 @@ def test_a_full_disk_is_said() -> None:
         7,
         [
             "cdcpipe-spark: error: No space left on device",
-            "cdcpipe-spark: hint: the file system is full: make room; then start again",
+            "cdcpipe-spark: hint: the file system is full, of bytes (df) or of files (df -i): make room; then start again",
         ],
     )
 

@@ -165,6 +165,14 @@ def test_space(free: int, needed: int, rate: float | None, expected: str) -> Non
     judge(directories.space(directory(free_bytes=free), needed, rate), expected)
 
 
+@pytest.mark.parametrize(
+    ("free", "expected"),
+    [(None, "ok"), (500_000, "ok 100.0 GiB are free"), (499_999, "warning the file system of warehouse allows 499,999 more files")],
+)
+def test_space_for_files(free: int | None, expected: str) -> None:
+    judge(directories.space(directory(free_files=free)), expected)
+
+
 def test_no_space_is_known_where_there_is_no_directory() -> None:
     judge(directories.space(directory(is_directory=False, free_bytes=0)))
 
