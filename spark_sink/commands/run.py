@@ -220,9 +220,10 @@ Example:
         "--vacuum-retention",
         type=hour_or_off,
         metavar="DURATION",
-        default="7d",
+        default="1d",
         show_default=True,
-        help="Delete, once a day, files that have not been part of the table for this long, at least an hour; or off.",
+        help="Delete, once in this time but at least once a day, files that have not been part of the table for this long, at least"
+        " an hour; or off.",
     ),
     cloup.option(
         "--log-retention",

@@ -7,6 +7,7 @@ The number of rows comes from the statistics of the files, minus the rows in del
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import threading
@@ -14,7 +15,7 @@ import time
 from bisect import bisect_right
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from cdcpipe.retry import RetryPolicy
 from spark_sink.files import places
@@ -70,8 +71,10 @@ _OWN_RETENTION = {"delta.logRetentionDuration", "delta.enableExpiredLogCleanup"}
 _NEWEST_COMMITS = 20
 _MANY_COMMITS = 200
 """With this many commits after the newest checkpoint, a new checkpoint, which costs a second, is worth it."""
-_MANY_ACTIONS = 1000
-"""A checkpoint with this many actions takes longer to read in Python than Delta takes to plan a query."""
+_ACTIONS_PER_COMMIT = 200
+"""A large checkpoint takes longer to write, and is worth it after a commit for each so many actions in it."""
+_MANY_FILES = 1000
+"""A checkpoint with this many files takes longer to read in Python than Delta takes to plan a query."""
 _MOST_CACHED_FILES = 50_000
 """The most files in the logs that are kept in memory. A file needs some 2 kB."""
 _READS = RetryPolicy(attempts=3)
@@ -324,14 +327,16 @@ def pin(path: Path) -> TableLog | None:
 
 def is_long(path: Path) -> bool:
     """Tell whether a log has so many commits after its newest checkpoint that another checkpoint saves readers time."""
-    names = _names(path / "_delta_log")
+    log = path / "_delta_log"
+    names = _names(log)
     checkpoint, _ = _newest_checkpoint(names)
-    return sum(version > checkpoint for version in _versions(names)) >= _MANY_COMMITS
+    enough = max(_MANY_COMMITS, _last_checkpoint(log).actions // _ACTIONS_PER_COMMIT)
+    return sum(version > checkpoint for version in _versions(names)) >= enough
 
 
 def is_small(path: Path) -> bool:
     """Tell whether a table's last checkpoint has so few files, if there is one, that its log is read in milliseconds."""
-    return _last_checkpoint(path / "_delta_log")[1] < _MANY_ACTIONS
+    return _last_checkpoint(path / "_delta_log").files < _MANY_FILES
 
 
 def shorten(path: Path, age_s: float) -> int:
@@ -361,18 +366,28 @@ def _names(log: Path) -> list[str]:
     names = places.list_names(log)
     if _LAST_CHECKPOINT not in names:
         return names
-    first = f"{_last_checkpoint(log)[0]:020d}."
+    first = f"{_last_checkpoint(log).version:020d}."
     kept = [name for name in names if name >= first]
     return kept if f"{first}json" in kept and _newest_checkpoint(kept)[1] else names
 
 
-def _last_checkpoint(log: Path) -> tuple[int, int]:
-    """Return the version of the last checkpoint and the number of its actions; zeros if not known, because it is only a hint."""
+class _Hint(NamedTuple):
+    """What `_last_checkpoint` tells of the last checkpoint; zeros if it does not, because it is only a hint."""
+
+    version: int = 0
+    actions: int = 0
+    """Files of the table, files that have left it (tombstones), and some more."""
+    files: int = 0
+    """The files of the table; if their number is not told, the number of actions."""
+
+
+def _last_checkpoint(log: Path) -> _Hint:
     try:
         hint = json.loads(places.read_bytes(log / _LAST_CHECKPOINT))
-        return int(hint["version"]), int(hint.get("size", 0))
+        actions = int(hint.get("size", 0))
+        return _Hint(int(hint["version"]), actions, int(hint.get("numOfAddFiles", actions)))
     except (OSError, ValueError, KeyError, TypeError):
-        return 0, 0
+        return _Hint()
 
 
 def _versions(names: Iterable[str]) -> list[int]:
@@ -413,12 +428,16 @@ def _checkpoint_actions(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _parquet_actions(path: Path) -> Iterator[Mapping[str, Any]]:
+    import pyarrow.compute as pc
+
     file = places.parquet_reader(path)
     wanted = [
         name for name in ("add", "txn", "metaData", "protocol", "domainMetadata", "sidecar") if name in file.schema_arrow.names
     ]
     for batch in file.iter_batches(columns=wanted):
-        for action in batch.to_pylist(maps_as_pydicts="strict"):
+        # Most rows may be of files that have left the table.
+        is_any = functools.reduce(pc.or_, (batch.column(name).is_valid() for name in wanted))
+        for action in batch.filter(is_any).to_pylist(maps_as_pydicts="strict"):
             yield {kind: _said(body) for kind, body in action.items() if body}
 
 

@@ -68,10 +68,12 @@ class Rest:
             return False
         if not all(map(self._is_done, house.tables())):
             return False
-        vacuums, purges, purges_histories = (
-            each is not None for each in (config.vacuum_retention_s, config.keep_changelog_s, config.keep_history_s)
-        )
-        if recorded_times.is_due(house, vacuums=vacuums, purges=purges, purges_histories=purges_histories):
+        if recorded_times.is_due(
+            house,
+            vacuum_retention_s=config.vacuum_retention_s,
+            purges=config.keep_changelog_s is not None,
+            purges_histories=config.keep_history_s is not None,
+        ):
             return False
         if config.heal_hours is None:
             return True

@@ -100,7 +100,7 @@ class RunConfig:
     """How often to check each table for small files, and to compact them."""
     cluster_replicas: bool = False
     """Whether compaction also sorts replicas by key."""
-    vacuum_retention_s: float | None = 7 * _DAY_S
+    vacuum_retention_s: float | None = _DAY_S
     """How long a file is kept after it was removed from its table."""
     log_retention_s: float | None = _DAY_S
     """How long the entries of the tables' logs are kept."""

@@ -1,4 +1,4 @@
-"""When the daily parts of the upkeep were last done: _cdcpipe/vacuumed.json. No Spark."""
+"""When VACUUM and the daily parts of the upkeep were last done: _cdcpipe/vacuumed.json. No Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Table
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["HISTORIES", "PURGE", "RecordedTimes", "is_due", "places_of", "vacuum_of"]
+__all__ = ["HISTORIES", "PURGE", "RecordedTimes", "is_due", "places_of", "vacuum_interval_s", "vacuum_of"]
 
 _DAY_S = 86_400.0
 
@@ -37,13 +37,13 @@ class RecordedTimes:
         """Tell whether ``name`` has a recorded time."""
         return name in self._read()
 
-    def is_due(self, name: str) -> bool:
-        """Tell whether a day has passed since the recorded time of ``name``, or whether there is none.
+    def is_due(self, name: str, interval_s: float = _DAY_S) -> bool:
+        """Tell whether ``interval_s`` have passed since the recorded time of ``name``, or whether there is none.
 
-        A time that is more than a day ahead comes from a clock that was wrong, and does not count.
+        A time that is further ahead than that comes from a clock that was wrong, and does not count.
         """
         before = self._read().get(name)
-        return before is None or abs(time.time() - before) >= _DAY_S
+        return before is None or abs(time.time() - before) >= interval_s
 
     def record(self, name: str) -> None:
         """Record that ``name`` was done now."""
@@ -69,15 +69,23 @@ def vacuum_of(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-def is_due(house: Warehouse, *, vacuums: bool, purges: bool, purges_histories: bool) -> bool:
-    """Tell whether a daily part of the upkeep is due, of those that the options ask for.
+def vacuum_interval_s(retention_s: float) -> float:
+    """Return how often VACUUM runs: once in the time for which it keeps files, but at least once a day."""
+    return min(_DAY_S, retention_s)
+
+
+def is_due(house: Warehouse, *, vacuum_retention_s: float | None, purges: bool, purges_histories: bool) -> bool:
+    """Tell whether VACUUM or a daily part of the upkeep is due, of those that the options ask for.
 
     A table without a recorded time is new, and has nothing to vacuum yet.
     """
+    if not house.format.has_upkeep:
+        return False
     times = RecordedTimes(house)
-    names = [vacuum_of(path) for _, path in places_of(house)] if vacuums and house.format.has_upkeep else []
-    return house.format.has_upkeep and (
-        (purges and times.is_due(PURGE))
-        or (purges_histories and times.is_due(HISTORIES))
-        or any(times.is_known(name) and times.is_due(name) for name in names)
-    )
+    if (purges and times.is_due(PURGE)) or (purges_histories and times.is_due(HISTORIES)):
+        return True
+    if vacuum_retention_s is None:
+        return False
+    interval_s = vacuum_interval_s(vacuum_retention_s)
+    names = [vacuum_of(path) for _, path in places_of(house)]
+    return any(times.is_known(name) and times.is_due(name, interval_s) for name in names)

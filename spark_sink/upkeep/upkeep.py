@@ -8,8 +8,12 @@ looks at each table at most once in ``optimize_interval_s``, and reads only its 
 - Commits: a log has a file for each commit. Commits before the newest checkpoint that is older than ``log_retention_s`` are deleted
   whenever the table is looked at.
 - Once a day, changes older than ``keep_changelog_s`` are removed from the changelogs, and versions of rows that ended longer ago
-  than ``keep_history_s`` from the histories (upkeep/purge.py). Then VACUUM deletes files that have not been part of the table for
-  ``vacuum_retention_s``; older versions of the table can't be read after that. The warehouse records the time (recorded_times.py).
+  than ``keep_history_s`` from the histories (upkeep/purge.py).
+- VACUUM deletes files that have not been part of the table for ``vacuum_retention_s``; older versions of the table can't be read
+  after that. It runs once in this time, but at least once a day. Checkpoints do not name such files for longer
+  (delta/removed_files.py).
+
+The warehouse records when the last two were done (recorded_times.py).
 
 No other rows change, so a reader notices nothing. OPTIMIZE commits, and must not commit at the same time as a micro-batch or a
 merge (warehouse/lock.py says why). So it holds their right while they wait, and runs only if there is much to compact. VACUUM is
@@ -34,12 +38,13 @@ from cdcpipe.errors import CdcpipeError
 from cdcpipe.threads import Worker
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
+from spark_sink.delta.removed_files import are_names_kept, keep_names
 from spark_sink.delta.schema import INDEXED_COLUMNS
 from spark_sink.files import places
 from spark_sink.spark import session
 from spark_sink.spark.sql import quote
 from spark_sink.upkeep import purge
-from spark_sink.upkeep.recorded_times import HISTORIES, PURGE, RecordedTimes, places_of, vacuum_of
+from spark_sink.upkeep.recorded_times import HISTORIES, PURGE, RecordedTimes, places_of, vacuum_interval_s, vacuum_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -161,6 +166,7 @@ class Upkeep:
                     if self._optimize_interval_s is not None:
                         self._optimize(table, path, right)
                     if self._vacuum_retention_s is not None:
+                        self._forget_removed(path, right, self._vacuum_retention_s)
                         with nullcontext() if path == self._warehouse.changelog(table) else right():
                             self._vacuum(path, self._vacuum_retention_s)
 
@@ -200,10 +206,17 @@ class Upkeep:
         if count:
             _logger.debug("%s: %d commits removed from the log", path, count)
 
+    def _forget_removed(self, path: Path, right: Right, retention_s: float) -> None:
+        with self._warehouse.logs.newest(path) as log:
+            is_done = are_names_kept(log.metadata, retention_s)
+        if not is_done:
+            with right():
+                keep_names(path, retention_s)
+
     def _vacuum(self, path: Path, retention_s: float) -> None:
         name = vacuum_of(path)
         is_known = self._times.is_known(name)
-        if self._times.is_due(name):
+        if self._times.is_due(name, vacuum_interval_s(retention_s)):
             if is_known:  # a new table has nothing to delete
                 self._spark.sql(f"VACUUM {delta.table_name(path)} RETAIN {retention_s / 3600:.6f} HOURS")
             self._times.record(name)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from cdcpipe.pgoutput.messages import Insert
@@ -107,6 +108,10 @@ def test_small_files_become_one_and_old_ones_go(
     Upkeep(spark, house, TableLock(house.root), optimize_interval_s=None, vacuum_retention_s=3600.0).run()
     assert len(list(path.rglob("*.parquet"))) == 2
     assert commits(path)[-1] == version  # a commit of VACUUM's own might take the place of a micro-batch's
+    # Nor does a checkpoint name the removed files any more. Every query would read their names.
+    delta.checkpoint(spark, path)
+    removed = pq.read_table(max(log.glob("*.checkpoint.parquet")), columns=["remove"])["remove"]
+    assert removed.null_count == len(removed)
     assert sorted(row.id for row in delta.read(spark, path).collect()) == [0, 1, 2, 3]
     assert not [
         record for record in caplog.records if record.levelno >= logging.WARNING and record.name == "spark_sink.upkeep.upkeep"

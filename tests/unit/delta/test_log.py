@@ -6,6 +6,8 @@ from pathlib import Path
 from random import Random
 from uuid import uuid4
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from spark_sink.delta import log as delta_log
@@ -149,3 +151,41 @@ def test_a_cache_forgets_the_logs_that_were_not_read_for_the_longest_time(tmp_pa
     read("c")
     assert read("b") is first["b"]
     assert read("a") is not first["a"]
+
+
+REMOVED = {"path": "removed", "deletionTimestamp": 1, "dataChange": False}
+
+
+def write_parquet_checkpoint(log: Path, actions: list[dict[str, object]], hint: dict[str, int]) -> None:
+    kinds = sorted({kind for action in actions for kind in action})
+    rows = [{kind: action.get(kind) for kind in kinds} for action in actions]
+    pq.write_table(pa.Table.from_pylist(rows), log / f"{0:020d}.checkpoint.parquet")
+    (log / "_last_checkpoint").write_text(json.dumps({"version": 0, "size": len(actions), **hint}))
+
+
+def test_what_a_checkpoint_tells_of_removed_files_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a day with a commit a second there are 86,400 of them."""
+    log = tmp_path / "_delta_log"
+    commit(log, 0, added("file", 7))
+    found = [added("file", 7), {"metaData": {"id": "x"}}, *({"remove": REMOVED} for _ in range(2000))]
+    write_parquet_checkpoint(log, found, {"numOfAddFiles": 1})
+    said, tell = list[object](), delta_log._said
+    monkeypatch.setattr(delta_log, "_said", lambda body: said.append(body) or tell(body))
+    known = TableLog(tmp_path).refresh()
+    assert ([file["path"] for file in known.files], known.metadata) == (["file"], {"id": "x"})
+    assert len(said) == 2
+    assert delta_log.is_small(tmp_path)  # for Delta, too, the table itself is small
+    write_parquet_checkpoint(log, found, {})
+    assert not delta_log.is_small(tmp_path)  # an older checkpoint does not tell how many of the actions are files
+
+
+@pytest.mark.parametrize(("actions", "enough"), [(2, 200), (40_000, 200), (60_000, 300)])
+def test_a_large_checkpoint_is_written_after_more_commits(tmp_path: Path, actions: int, enough: int) -> None:
+    log = tmp_path / "_delta_log"
+    commit(log, 0, added("file", 7))
+    write_parquet_checkpoint(log, [added("file", 7)], {"size": actions})
+    for version in range(1, enough):
+        commit(log, version)
+    assert not delta_log.is_long(tmp_path)
+    commit(log, enough)
+    assert delta_log.is_long(tmp_path)
