@@ -69,10 +69,10 @@ _IMPLIED = {
 """The features that a version of the protocol without lists of features has, each with the first such version."""
 _OWN_RETENTION = {"delta.logRetentionDuration", "delta.enableExpiredLogCleanup"}
 _NEWEST_COMMITS = 20
-_MANY_COMMITS = 200
+_MANY_COMMITS, _MOST_COMMITS = 200, 1000
 """With this many commits after the newest checkpoint, a new checkpoint, which costs a second, is worth it."""
 _ACTIONS_PER_COMMIT = 200
-"""A large checkpoint takes longer to write, and is worth it after a commit for each so many actions in it."""
+"""A large checkpoint costs more. It is worth it after a commit for each so many actions in it, at most after `_MOST_COMMITS`."""
 _MANY_FILES = 1000
 """A checkpoint with this many files takes longer to read in Python than Delta takes to plan a query."""
 _MOST_CACHED_FILES = 50_000
@@ -330,7 +330,7 @@ def is_long(path: Path) -> bool:
     log = path / "_delta_log"
     names = _names(log)
     checkpoint, _ = _newest_checkpoint(names)
-    enough = max(_MANY_COMMITS, _last_checkpoint(log).actions // _ACTIONS_PER_COMMIT)
+    enough = min(max(_MANY_COMMITS, _last_checkpoint(log).actions // _ACTIONS_PER_COMMIT), _MOST_COMMITS)
     return sum(version > checkpoint for version in _versions(names)) >= enough
 
 

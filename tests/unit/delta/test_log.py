@@ -179,7 +179,7 @@ def test_what_a_checkpoint_tells_of_removed_files_is_not_read(tmp_path: Path, mo
     assert not delta_log.is_small(tmp_path)  # an older checkpoint does not tell how many of the actions are files
 
 
-@pytest.mark.parametrize(("actions", "enough"), [(2, 200), (40_000, 200), (60_000, 300)])
+@pytest.mark.parametrize(("actions", "enough"), [(2, 200), (40_000, 200), (60_000, 300), (1_000_000, 1000)])
 def test_a_large_checkpoint_is_written_after_more_commits(tmp_path: Path, actions: int, enough: int) -> None:
     log = tmp_path / "_delta_log"
     commit(log, 0, added("file", 7))
