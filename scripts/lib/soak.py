@@ -32,7 +32,7 @@ from soak_round import JVM_OPTIONS, NETWORK_SETTINGS, SETTINGS, Round, SoakError
 from standbys import Pair
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -46,17 +46,23 @@ def rounds(args: argparse.Namespace) -> Iterator[int]:
         yield rng.randrange(1 << 32)
 
 
+def teller() -> Callable[[str], None]:
+    """Return a function that prints a text with the seconds since now."""
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - started:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+    return say
+
+
 def play(args: argparse.Namespace, seed: int, spark: SparkSession, directory: Path) -> None:
     """Play the round of this seed."""
     rng = random.Random(seed)
     version = args.postgres or rng.choice(postgres.available_versions())
     possible = KILLS if args.master.startswith("local[") else (*KILLS, EXECUTOR)
     kills = tuple(rng.choices(args.kill or possible, k=rng.randint(2, 5)))
-    started = time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"{time.monotonic() - started:6.1f} s  {text}", file=sys.stderr, flush=True)
-
+    say = teller()
     print(f"round with --seed {seed}, PostgreSQL {version}", file=sys.stderr, flush=True)
     with postgres.Cluster(version, settings=SETTINGS | (NETWORK_SETTINGS if args.network else {})) as cluster:
         made = Round(
@@ -92,13 +98,8 @@ def play_big(args: argparse.Namespace) -> int:
     """Play the big cases; return the exit code."""
     for name in args.big:
         with tempfile.TemporaryDirectory(prefix="cdcpipe-big-") as directory, postgres.Cluster(args.postgres or "18") as cluster:
-            started = time.monotonic()
-
-            def say(text: str, started: float = started) -> None:
-                print(f"{time.monotonic() - started:6.1f} s  {text}", file=sys.stderr, flush=True)
-
             try:
-                figures = big.play(name, args.scale, cluster, Path(directory), say)
+                figures = big.play(name, args.scale, cluster, Path(directory), teller())
             except big.BigError as ex:
                 print(f"scripts/soak: {name}: {ex}", file=sys.stderr)
                 return 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import postgres
 import pytest
+from standbys import execute
 
 from cdcpipe.errors import GapError
 from cdcpipe.lsn import LSN
@@ -50,12 +51,7 @@ class Pair:
         )
 
     def execute(self, *sql: str) -> list[Any]:
-        return self.on(self.primary, *sql)
-
-    def on(self, server: postgres.Cluster, *sql: str) -> list[Any]:
-        with server.connect() as connection:
-            found = [cursor.fetchall() if cursor.description else [] for cursor in map(connection.execute, sql)]
-        return found[-1]
+        return execute(self.primary, *sql)
 
     def land(self, **changes: Any) -> None:
         with Launcher(replace(self.config, **changes)) as launcher:
@@ -64,7 +60,7 @@ class Pair:
     def await_standby(self, *, is_landing: bool = False) -> None:
         """Wait until the standby has all WAL, and a copy of the slot that would survive a promotion."""
         [(lsn,)] = self.execute("select pg_current_wal_lsn()")
-        until(lambda: self.on(self.standby, f"select pg_last_wal_replay_lsn() >= '{lsn}'") == [(True,)])
+        until(lambda: execute(self.standby, f"select pg_last_wal_replay_lsn() >= '{lsn}'") == [(True,)])
         ready = f"select true from pg_replication_slots where slot_name = '{SLOT}' and synced and not temporary"
 
         def is_ready() -> bool:
@@ -72,7 +68,7 @@ class Pair:
             self.execute("select pg_log_standby_snapshot()")
             if not is_landing:
                 self.land()
-            return self.on(self.standby, ready) == [(True,)]
+            return execute(self.standby, ready) == [(True,)]
 
         until(is_ready, "a copy of the slot")
 
@@ -81,7 +77,7 @@ class Pair:
         return sorted(int(key) for key in tables.get("t", {}))
 
     def rows(self, server: postgres.Cluster) -> list[int]:
-        return [row for (row,) in self.on(server, "select id from t order by id")]
+        return [row for (row,) in execute(server, "select id from t order by id")]
 
 
 @pytest.fixture
@@ -101,7 +97,7 @@ def test_the_log_goes_on_after_a_promotion_and_an_old_primary_is_refused(pair: P
         pair.await_standby(is_landing=True)
         pair.primary.halt()
         pair.standby.promote()
-        pair.on(pair.standby, "insert into t values (12)")
+        execute(pair.standby, "insert into t values (12)")
         until(lambda: launcher.progress.transactions == 2, deadline_s=120)
     assert pair.landed() == pair.rows(pair.standby) == list(range(1, 13))
     assert [epoch.timeline for epoch in list_epochs(pair.config.staging)][-1] == 2
@@ -128,16 +124,16 @@ def test_changes_that_the_new_primary_never_had_are_a_gap(pair: Pair) -> None:
     pair.primary.halt()
     pair.standby.resume()
     pair.standby.promote()
-    pair.on(pair.standby, "insert into t values (11)")
+    execute(pair.standby, "insert into t values (11)")
     with pytest.raises(GapError, match=r"timeline 2 branched off at .* never had these") as caught:
         pair.land()
     assert caught.value.exit_code == 2
     assert f"they are 1 transaction up to {LSN(end.lsn)}, changes of public.t: 1" in caught.value.message
     # Until the new primary's WAL has passed the end of the log, its positions are taken.
-    while LSN.parse(pair.on(pair.standby, "select pg_current_wal_lsn()::text")[0][0]) <= end.lsn:
-        pair.on(pair.standby, "select pg_logical_emit_message(false, 'more', repeat('x', 1000))")
+    while LSN.parse(execute(pair.standby, "select pg_current_wal_lsn()::text")[0][0]) <= end.lsn:
+        execute(pair.standby, "select pg_logical_emit_message(false, 'more', repeat('x', 1000))")
     pair.land(on_gap="resnapshot")
-    pair.on(pair.standby, "insert into t values (12)")
+    execute(pair.standby, "insert into t values (12)")
     pair.land()
     assert 12 in pair.landed()
     [gap] = [epoch.gap for epoch in list_epochs(pair.config.staging) if epoch.gap is not None]
