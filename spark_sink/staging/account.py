@@ -42,10 +42,9 @@ class Account:
 
 def record(root: Path, lsn: int) -> bool:
     """Record durably that the log is complete up to ``lsn``. If this returns False, ``lsn`` must not be confirmed."""
-    if lsn <= read(root).lsn:
-        return True
     try:
-        write_json(root / _NAME, {"lsn": format_lsn(lsn)})
+        if lsn > read(root).lsn:
+            write_json(root / _NAME, {"lsn": format_lsn(lsn)})
     except OSError as ex:
         _logger.warning("cannot record the known position of the log in %s: %s", root, ex)
         return False
@@ -59,12 +58,15 @@ def cut(root: Path, lsn: int) -> None:
 
 
 def read(root: Path) -> Account:
-    """Return what is recorded."""
+    """Return what is recorded. A damaged file counts as lost: there is nothing recorded.
+
+    Raises OSError if the file can't be read now. This is no lost account: it would make the launcher see a gap in the log.
+    """
     path = root / _NAME
     try:
         found = read_json(path)
         return Account() if found is None else Account(int(LSN.parse(str(found.get("lsn")))), path.stat().st_mtime)
-    except (DamagedFileError, ValueError, OSError) as ex:
+    except (DamagedFileError, ValueError) as ex:
         _warn(str(ex))
         return Account()
 

@@ -1,0 +1,43 @@
+"""The account of the slot: what a file that is missing, damaged or not readable now means."""
+
+import errno
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from spark_sink.staging import account
+
+
+def test_the_account_only_grows(tmp_path: Path):
+    assert account.read(tmp_path) == account.Account()
+    assert account.record(tmp_path, 0x200)
+    assert account.record(tmp_path, 0x100)
+    assert account.read(tmp_path).lsn == 0x200
+    account.cut(tmp_path, 0x300)
+    assert account.read(tmp_path).lsn == 0x200
+    account.cut(tmp_path, 0x100)
+    assert account.read(tmp_path).lsn == 0x100
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"lsn": "x"}', '{"lsn": null}'])
+def test_a_damaged_file_is_a_lost_account(tmp_path: Path, text: str):
+    (tmp_path / "known.json").write_text(text)
+    assert account.read(tmp_path) == account.Account()
+    assert account.record(tmp_path, 0x100)
+    assert account.read(tmp_path).lsn == 0x100
+
+
+def test_a_file_that_cannot_be_read_now_is_no_lost_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The launcher would take a lost account for a gap, and copy all tables anew if it is told to."""
+    assert account.record(tmp_path, 0x200)
+
+    def fail(_path: Path) -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as context:
+        context.setattr(account, "read_json", fail)
+        with pytest.raises(OSError, match="Too many open files"):
+            account.read(tmp_path)
+        assert not account.record(tmp_path, 0x100)
+    assert account.read(tmp_path).lsn == 0x200
