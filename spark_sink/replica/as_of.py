@@ -16,16 +16,17 @@ changes of the row; a change of the key ends one row and begins another; TRUNCAT
 earlier rows. The columns are today's columns of the changelog; a column that was added later is NULL. Those that were gone from the
 replica then are left out (`schema.table.gone_columns`).
 
-Rows from before the beginning of the changelog appear with their first change, or with their snapshot. A time or an LSN before the
-beginning is an error. So is an LSN in a gap of the log (warehouse/gaps.py), and one that the tables have not reached. On a server
-with other traffic they reach LSNs beyond their last change while ``cdcpipe-spark run`` is running (staging/account.py). After a
-purge of old changes (upkeep/purge.py) the beginning is the first snapshot after the purged changes.
+Rows from before the beginning of the changelog appear with their first change, or with their snapshot. A place whose rows are not
+known is a wrong argument (InvalidArgumentsError), and the hint says what is known: a time or an LSN before the beginning, an LSN in
+a gap of the log (warehouse/gaps.py), and one that the tables have not reached. On a server with other traffic they reach LSNs
+beyond their last change while ``cdcpipe-spark run`` is running (staging/account.py). After a purge of old changes
+(upkeep/purge.py) the beginning is the first snapshot after the purged changes.
 """
 
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,7 @@ from spark_sink.schema.table import gone_columns
 from spark_sink.staging import account
 from spark_sink.staging.log import Position, StagingError, log_end
 from spark_sink.warehouse import gaps, purged_changes
+from spark_sink.warehouse.purged_changes import PurgedError
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
@@ -74,8 +76,8 @@ def parse_at(text: str) -> At:
 def read_as_of(spark: SparkSession, warehouse: str | Path, table: str, at: At | str) -> DataFrame:
     """Return the rows that ``table`` ("schema.name") had at a time, an LSN or a position; see above.
 
-    Raises InvalidArgumentsError if the warehouse does not have the table, WarehouseError if the changelog does not reach that
-    place.
+    Raises InvalidArgumentsError if the warehouse does not have the table, or does not know its rows at that place. Raises
+    WarehouseError for a table without a key, and for a warehouse without changes.
     """
     house = Warehouse.existing(warehouse)
     known = house.find(table)
@@ -98,7 +100,10 @@ def read_as_of(spark: SparkSession, warehouse: str | Path, table: str, at: At | 
         until_lsn, rows = 0, None
     if rows is None:
         until_lsn = _last_lsn(spark, house, known, changes, at, source, known_lsn)
-        rows = replay(house, known, changes, until_lsn=until_lsn)
+        try:
+            rows = replay(house, known, changes, until_lsn=until_lsn)
+        except PurgedError as ex:
+            raise InvalidArgumentsError(f"the rows of {table} are not known at {at}: {ex.message}", hint=ex.hint) from ex
     gaps.check_known(house, known, until_lsn)
     _logger.info("%s: rows as of %s", table, format_lsn(until_lsn))
     return without_unneeded(rows, gone_columns(house.versions(known), until_lsn))
@@ -131,18 +136,21 @@ def _last_lsn(
 ) -> int:
     """Return the LSN up to which the table's transactions count. The tables have everything up to ``last_lsn``.
 
-    Raises WarehouseError if the changelog does not reach the place ``at``.
+    Raises InvalidArgumentsError if the changelog does not reach the place ``at``.
     """
     if source.position is None:
         raise WarehouseError(f"{house.name} has no changes yet")
     too_late = _is_after(at)
     if not isinstance(at, datetime):
         lsn = at.lsn if isinstance(at, Position) else int(at)
+        reached = Position(source.position.epoch, last_lsn)
         if source.begin is not None and lsn < source.begin.lsn:
-            raise WarehouseError(f"{format_lsn(lsn)} is before {source.begin}, the beginning of the log")
+            raise InvalidArgumentsError(
+                f"{format_lsn(lsn)} is before {source.begin}, the beginning of the log",
+                hint=f"the tables are known from there to {reached}",
+            )
         if lsn > last_lsn or (isinstance(at, Position) and at.epoch > source.position.epoch):
-            reached = Position(source.position.epoch, last_lsn)
-            raise WarehouseError(
+            raise InvalidArgumentsError(
                 f"the tables are known to be complete only up to {reached}, not up to {at}",
                 hint="wait while cdcpipe-spark run is running, or ask for an earlier position",
             )
@@ -160,8 +168,10 @@ def _last_lsn(
     # Is the first change of the table a snapshot? Then earlier rows are not known.
     begins_with_snapshot = found["snapshot"] is not None and found["snapshot"] == found["first"]
     if begins_with_snapshot and (found["snapshot"] > last_lsn or found["snapshot"] == found["late_snapshot"]):
-        raise WarehouseError(
-            f"the rows of {table} are known only since its snapshot at {format_lsn(found['snapshot'])}, not at {at}"
+        snapshot = format_lsn(found["snapshot"])
+        raise InvalidArgumentsError(
+            f"the rows of {table} are known only since its snapshot at {snapshot}, not at {at}",
+            hint=f"ask for {snapshot} or later",
         )
     if isinstance(at, datetime) and (found["first"] is None or found["first"] > last_lsn):
         _check_begun(spark, house, at)
@@ -185,12 +195,16 @@ def moment(at: datetime) -> Column:
 
 
 def _check_begun(spark: SparkSession, house: Warehouse, at: datetime) -> None:
-    """Raise WarehouseError unless some table has a change from ``at`` or before. Only changes show when the log began."""
+    """Raise InvalidArgumentsError unless some table has a change from ``at`` or before. Only changes show when the log began."""
+    first_times = []
     for table in house.tables():
         if changelogs_of(spark, house).state(table) is not None:
             changes = changelogs_of(spark, house).read(table)
             if not changes.where(~_is_after(at)).isEmpty():
                 return
-    raise WarehouseError(
-        f"{at.isoformat(' ')} is before the first transaction in {house.name}: the rows of that time are not known"
+            first_times.append(changes.agg(F.unix_micros(F.min("_cdc_commit_time"))).collect()[0][0])
+    first = min((micros for micros in first_times if micros is not None), default=None)
+    hint = None if first is None else f"the first one committed at {datetime.fromtimestamp(0, UTC) + timedelta(microseconds=first)}"
+    raise InvalidArgumentsError(
+        f"{at.isoformat(' ')} is before the first transaction in {house.name}: the rows of that time are not known", hint=hint
     )

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
+from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import sql as delta
@@ -73,9 +74,9 @@ def purge(
 ) -> list[Purged]:
     """Remove changes before ``before`` from the changelogs of ``tables`` ("schema.name"; empty for all, with that of the messages).
 
-    Returns what was removed from each; with ``is_dry_run`` what would be. Raises WarehouseError, and removes nothing, if the tables
-    have not reached the place, or if a Parquet table's current rows need such changes. Raises InterruptedError once
-    ``is_stopping`` is True while it waits for the lock.
+    Returns what was removed from each; with ``is_dry_run`` what would be. If the tables have not reached the place, raises
+    InvalidArgumentsError, and removes nothing. If a Parquet table's current rows need such changes, raises WarehouseError, and
+    removes nothing. Raises InterruptedError once ``is_stopping`` is True while it waits for the lock.
     """
     house = Warehouse.existing(warehouse)
     chosen = [find_table(house, name) for name in dict.fromkeys(tables)] or _all(house)
@@ -143,14 +144,17 @@ def find_table(house: Warehouse, name: str) -> Table:
 
 
 def _place(spark: SparkSession, house: Warehouse, before: At) -> int:
-    """Return the last LSN before ``before`` in the order of commits. Raises WarehouseError if the tables have not reached it."""
+    """Return the last LSN before ``before`` in the order of commits.
+
+    Raises InvalidArgumentsError if the tables have not reached it.
+    """
     position, end_lsn = house.source().position, F.col("_cdc_end_lsn")
     if position is None:
         raise WarehouseError(f"{house.name} has no changes yet")
     if not isinstance(before, datetime):
         lsn = before.lsn if isinstance(before, Position) else int(before)
         if lsn > position.lsn or (isinstance(before, Position) and before.epoch > position.epoch):
-            raise WarehouseError(f"the tables are at {position}, before {before}", hint="give an earlier position")
+            raise InvalidArgumentsError(f"the tables are at {position}, before {before}", hint=f"give {position} or an earlier one")
         if not isinstance(before, Position):
             return lsn - 1
     changelogs = changelogs_of(spark, house)

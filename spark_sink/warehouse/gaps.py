@@ -12,6 +12,7 @@ import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.files.places import make_directory, read_json, write_json
 from spark_sink.staging.gap import Gap
@@ -103,14 +104,14 @@ def is_copied_since(house: Warehouse, table: Table, lsn: int) -> bool:
 
 
 def check_known(house: Warehouse, table: Table, lsn: int) -> None:
-    """Raise WarehouseError if the table's rows at ``lsn`` are not known, because of a gap."""
+    """Raise InvalidArgumentsError if the table's rows at ``lsn`` are not known, because of a gap."""
     copies = [version.end_lsn for version in house.versions(table) if version.snapshot]
     for each in read(house):
         if each.gap.after_lsn < lsn and not any(each.start.lsn <= copy <= lsn for copy in copies):
             later = min((copy for copy in copies if copy >= each.start.lsn), default=None)
             since = "it was not copied since" if later is None else f"they are known again since its copy at {format_lsn(later)}"
             after = format_lsn(each.gap.after_lsn)
-            raise WarehouseError(
+            raise InvalidArgumentsError(
                 f"the rows of {table} at {format_lsn(lsn)} are not known: changes are missing after {after} ({each.gap.cause});"
                 f" {since}",
                 hint=f"ask for {after} or earlier, or for a position after the copy",

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Table
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["check", "last_lsn", "record"]
+__all__ = ["PurgedError", "check", "last_lsn", "record"]
+
+
+class PurgedError(WarehouseError):
+    """Something needs changes that were purged."""
 
 
 def record(house: Warehouse, table: Table, lsn: int) -> None:
@@ -31,13 +35,13 @@ def last_lsn(house: Warehouse, table: Table) -> int:
 
 
 def check(house: Warehouse, table: Table, after_lsn: int) -> None:
-    """Raise WarehouseError if changes after ``after_lsn`` were purged from the table's changelog.
+    """Raise PurgedError if changes after ``after_lsn`` were purged from the table's changelog.
 
     Call this after pinning the changelog version and before using its rows.
     """
     lsn = last_lsn(house, table)
     if after_lsn < lsn:
-        raise WarehouseError(
+        raise PurgedError(
             f"this needs changes of {table} that were removed: its changelog was purged up to {format_lsn(lsn)}",
             hint=f"cdcpipe-spark snapshot --table {table} gives the table a new beginning",
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog
@@ -141,7 +142,7 @@ def test_a_purge_keeps_what_the_history_needs_and_the_history_keeps_what_is_curr
     assert purge(spark, house.root, Position(1, made.reached))[0].rows
     # The changelog does not have these states any more, the history does.
     assert all(rows_at(lsn) == comparable(rows) for lsn, rows in states[3::4])
-    with pytest.raises(WarehouseError):
+    with pytest.raises(InvalidArgumentsError, match="not known"):
         read_as_of(spark, house.root, str(TABLE), made.source.time)
     before = rows_of(made.stored())
     at_lsn = states[6][0]

@@ -10,7 +10,7 @@ import postgres
 import pytest
 from pyspark.sql import SparkSession
 
-from cdcpipe.errors import CdcpipeError
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from spark_sink.changelog import delta_changelogs
 from spark_sink.changelog.tables import changelogs_of
@@ -77,7 +77,9 @@ def places(spark: SparkSession, house: Warehouse, table: Table = TABLE) -> list[
 
 
 def assert_refused(what: Any, *arguments: Any, **options: Any) -> None:
-    with pytest.raises(WarehouseError, match="changelog was purged up to") as caught:
+    # A place of as-of is an argument of the user.
+    error = InvalidArgumentsError if what is as_of.read_as_of else WarehouseError
+    with pytest.raises(error, match="changelog was purged up to") as caught:
         what(*arguments, **options)
     assert caught.value.hint == "cdcpipe-spark snapshot --table public.t gives the table a new beginning"
 
@@ -196,8 +198,9 @@ def test_the_place_of_a_time(spark: SparkSession, tmp_path: Path) -> None:
     assert [purge_module._place(spark, house, time) for time in times] == [place for _, place in seconds]
     assert [purge_module._place(spark, house, place) for place in (LSN(41), Position(1, 41))] == [40, 40]
     for beyond in (LSN(51), Position(2, 50)):
-        with pytest.raises(WarehouseError, match=r"the tables are at .*, before"):
+        with pytest.raises(InvalidArgumentsError, match=r"the tables are at .*, before") as caught:
             purge(spark, tmp_path, beyond)
+        assert caught.value.hint == "give 1:0/32 or an earlier one"
     arguments = ("purge", "--warehouse", str(tmp_path), "--before")
     assert "is still to come" in spark_cli(*arguments, "2999-01-01", code=1).stderr
     assert "neither a time nor an LSN" in spark_cli(*arguments, "long ago", code=1).stderr
