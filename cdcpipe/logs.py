@@ -15,7 +15,9 @@ import sys
 from datetime import UTC, datetime
 from typing import Final
 
-__all__ = ["FORMATS", "JsonFormatter", "Told", "is_json", "line", "show", "use"]
+from cdcpipe.printable import printable_lines
+
+__all__ = ["FORMATS", "JsonFormatter", "Told", "formatter", "is_json", "line", "show", "use"]
 
 _TELL_AGAIN_S: Final = 60.0
 
@@ -58,6 +60,18 @@ class JsonFormatter(logging.Formatter):
         """Return the line of a record."""
         stack = None if record.exc_info is None else self.formatException(record.exc_info)
         return line(record.levelname.lower(), record.name, record.getMessage(), at=record.created, stack=stack)
+
+
+class _TextFormatter(logging.Formatter):
+    """Formats the records of Python's logging as text, which has no control characters but newlines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(super().format(record))
+
+
+def formatter(text: str) -> logging.Formatter:
+    """Return what formats records in the format of this process. ``text`` is the pattern of a line of text."""
+    return JsonFormatter() if is_json() else _TextFormatter(text)
 
 
 class Told:

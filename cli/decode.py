@@ -11,6 +11,7 @@ from typing import Any
 import click
 import cloup
 
+from cdcpipe import logs
 from cdcpipe.subcommands.decode import RenderConfig, explain, render
 from cli.options import (
     CONTEXT_SETTINGS,
@@ -67,7 +68,8 @@ def command(
     Several files are one stream, in the given order; "-" is stdin. With connection options, the command asks the server for facts
     that the stream does not contain, such as the names of domains. Without them it asks no server.
     """
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="cdcpipe: warning: %(message)s", force=True)
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, force=True)
+    logging.root.handlers[0].setFormatter(logs.formatter("cdcpipe: warning: %(message)s"))
     for number in (signal.SIGINT, signal.SIGTERM):
         # A filter that a signal stops has not finished its work. The default action shows this in its exit status.
         signal.signal(number, signal.SIG_DFL)

@@ -29,6 +29,7 @@ from cdcpipe.limits import limit_hint
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.options import LOG_FORMAT, METRICS
 from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.printable import printable_lines
 from cdcpipe.streaming.metrics import StreamMetrics
 from cdcpipe.subcommands.poll import poll_until_free
 from cdcpipe.subcommands.stream import stream
@@ -56,7 +57,6 @@ _STDOUT = 1
 
 STANDBY_INTERVAL_S = 0.1
 """How often a standby looks at the slot by default (``-i``). A standby should take over in well under a second."""
-
 
 COMMANDS = ("checksum", "ddl", "decode", "doctor", "prepare", "slot")
 """The module of a subcommand in `cli` has its name, and a click command called ``command``."""
@@ -385,9 +385,8 @@ class _ClosedStdout(io.RawIOBase):
 
 def _log_to_stderr(verbose: int) -> None:
     level = logging.WARNING if not verbose else logging.INFO if verbose == 1 else logging.DEBUG
-    logging.basicConfig(stream=sys.stderr, level=level, format="cdcpipe: %(message)s", force=True)
-    if logs.is_json():
-        logging.root.handlers[0].setFormatter(logs.JsonFormatter())
+    logging.basicConfig(stream=sys.stderr, level=level, force=True)
+    logging.root.handlers[0].setFormatter(logs.formatter("cdcpipe: %(message)s"))
 
 
 def _log_configuration(config: StreamConfig, poll: PollConfig | None) -> None:
@@ -463,7 +462,7 @@ def _complain(message: str, hint: str | None, code: ExitCode) -> ExitCode:
     if logs.is_json():
         lines = [logs.line("error", "cdcpipe", message, hint=hint, exit_code=int(code))]
     else:
-        lines = [f"cdcpipe: error: {message}"] + ([f"cdcpipe: hint: {hint}"] if hint else [])
+        lines = [printable_lines(f"cdcpipe: error: {message}" + (f"\ncdcpipe: hint: {hint}" if hint else ""))]
     with suppress(OSError):  # stderr may be closed; the exit code still tells of the error
         sys.stderr.write("\n".join(lines) + "\n")
         sys.stderr.flush()

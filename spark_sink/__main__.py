@@ -18,6 +18,7 @@ import cloup
 from cdcpipe import logs
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.printable import printable_lines
 from cdcpipe.threads import have_no_blas_threads
 from spark_sink.commands import signals
 from spark_sink.commands.all_commands import COMMANDS, load
@@ -104,9 +105,9 @@ def _complain(message: str, hint: str | None, code: ExitCode) -> ExitCode:
     if logs.is_json():
         click.echo(logs.line("error", "cdcpipe-spark", message, hint=hint, exit_code=int(code)), err=True)
         return code
-    click.echo(f"cdcpipe-spark: error: {message}", err=True)
+    click.echo(printable_lines(f"cdcpipe-spark: error: {message}"), err=True)
     if hint:
-        click.echo(f"cdcpipe-spark: hint: {hint}", err=True)
+        click.echo(printable_lines(f"cdcpipe-spark: hint: {hint}"), err=True)
     return code
 
 

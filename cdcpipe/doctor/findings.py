@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cdcpipe.errors import CdcpipeError
+from cdcpipe.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -135,4 +136,4 @@ def render(findings: Sequence[Finding]) -> list[str]:
             more = kinds[kind] - _SHOWN_OF_A_KIND
             lines.append(f"{finding.level:7}  {finding.check:{width}}  and {more} more: --json has them all")
     levels = Counter(finding.level for finding in findings)
-    return [*lines, f"errors: {levels[Level.ERROR]}, warnings: {levels[Level.WARNING]}, ok: {levels[Level.OK]}"]
+    return [*map(printable, lines), f"errors: {levels[Level.ERROR]}, warnings: {levels[Level.WARNING]}, ok: {levels[Level.OK]}"]

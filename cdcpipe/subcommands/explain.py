@@ -33,11 +33,12 @@ from cdcpipe.pgoutput.messages import (
     Value,
 )
 from cdcpipe.plugins.text import format_timestamp
+from cdcpipe.printable import printable_character
 from cdcpipe.types.names import format_built_in_type
 
 __all__ = ["Explainer"]
 
-_ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\", "'": "\\'", '"': '\\"'}
+_ESCAPES: Final = {"\\": "\\\\", "'": "\\'", '"': '\\"'}
 _WORD: Final = re.compile(r"\w+")
 
 
@@ -187,13 +188,4 @@ def _escape(text: str) -> str:
     r"""Escape quotes, backslashes and characters that are not printable. ``\x`` is a byte that is not part of valid UTF-8."""
     if text.isprintable() and not ("'" in text or '"' in text or "\\" in text):
         return text
-    return "".join(_ESCAPES.get(c) or (c if c.isprintable() else _escape_character(c)) for c in text)
-
-
-def _escape_character(character: str) -> str:
-    code = ord(character)
-    if code < 0x80:
-        return f"\\x{code:02x}"
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that Python decoded with surrogateescape
-        return f"\\x{code - 0xDC00:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return "".join(_ESCAPES.get(c) or (c if c.isprintable() else printable_character(c)) for c in text)

@@ -259,7 +259,7 @@ def log_to_stderr(*, verbose: bool) -> None:
     """Log to stderr: warnings and errors, or with ``verbose`` all messages."""
     handler = _Handler()
     text = "cdcpipe-spark: %(message)s" if not verbose else "cdcpipe-spark: %(name)s: %(message)s"
-    handler.setFormatter(logs.JsonFormatter() if logs.is_json() else logging.Formatter(text))
+    handler.setFormatter(logs.formatter(text))
     logging.basicConfig(handlers=[handler], level=logging.INFO if verbose else logging.WARNING, force=True)
     logging.Formatter.converter = time.gmtime
     if not verbose:  # py4j logs errors with a traceback, although it also raises them

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 import click
 
 from cdcpipe import logs
+from cdcpipe.printable import printable
 from spark_sink.commands.progress_text import Rates, log_text, snapshot_text, step_text, tables_text
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ class LiveLine:
         """Show the text for the terminal's width. The last line stays and has all parts, as everything in a log has."""
         self._shown_at = now
         is_live = self.is_terminal and not is_last
-        line = text(terminal_width() if is_live else None)
+        width = terminal_width() if is_live else None
+        line = printable(text(width))[:width]
         if self.is_terminal:
             self.clear()
             click.echo(line, err=True, nl=is_last)

@@ -9,6 +9,7 @@ import click
 import cloup
 
 from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.printable import printable
 from spark_sink.commands.configured import ConfiguredCommand
 from spark_sink.commands.options import CONTEXT_SETTINGS, log_to_stderr, verbose_option, warehouse_options
 from spark_sink.commands.spark_options import spark_options, warehouse_session
@@ -72,4 +73,4 @@ def command(
         found = purge(spark, house.root, before, tables=tables, is_dry_run=dry_run)
     for each in found:
         text = f"{each.table}: {each.rows:,} rows {'would be ' if dry_run else ''}removed"
-        click.echo(text + (f"; {each.kept:,} older ones kept: {each.reason}" if each.kept else ""))
+        click.echo(printable(text + (f"; {each.kept:,} older ones kept: {each.reason}" if each.kept else "")))

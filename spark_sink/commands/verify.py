@@ -12,6 +12,7 @@ import click
 import cloup
 
 from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.printable import printable
 from spark_sink.client.connection import connection_arguments
 from spark_sink.commands.configured import ConfiguredCommand
 from spark_sink.commands.options import (
@@ -169,7 +170,7 @@ def _lines(results: Sequence[TableResult]) -> list[str]:
                 f"{_left_out(result)}"
             )
             lines += [f"  {difference.kind} {json.dumps(difference.key, ensure_ascii=False)}" for difference in result.differences]
-    return lines or ["no table to compare"]
+    return [*map(printable, lines)] or ["no table to compare"]
 
 
 def _left_out(result: TableResult) -> str:

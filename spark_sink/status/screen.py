@@ -14,6 +14,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from cdcpipe.printable import printable
 from spark_sink.status.check import Limits, State, judge
 from spark_sink.status.text import LADDER_ALIGNMENT, LADDER_HEAD, aligned, ladder_row, number
 
@@ -86,7 +87,8 @@ def scroll(top: int, key: str, page: int) -> int:
 
 
 def _paint(line: _Line, columns: int, *, color: bool) -> str:
-    text = line.text if len(line.text) <= columns else f"{line.text[: columns - 1]}…"
+    text = printable(line.text)
+    text = text if len(text) <= columns else f"{text[: columns - 1]}…"
     return f"{line.color}{text}{_PLAIN}" if color and line.color else text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from cdcpipe.printable import printable
 from cdcpipe.units import format_size
 from spark_sink.staging.gap import LostChanges
 from spark_sink.staging.lock import owner_text
@@ -66,7 +67,7 @@ def render_text(found: Mapping[str, Any]) -> str:
             table_rows = [(*row, cell) for row, cell in zip(table_rows, cells, strict=True)]
             alignment += "<"
         lines += ["", *aligned(table_rows, alignment)]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _error(error: Mapping[str, Any] | None) -> list[str]:
@@ -118,6 +119,7 @@ def number(count: int | None) -> str:
 
 def aligned(rows: Sequence[Sequence[str]], alignment: str) -> list[str]:
     """Return rows of cells as lines, with the columns aligned by ``<`` or ``>``."""
+    rows = [[*map(printable, row)] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(f"{text:{align}{width}}" for text, align, width in zip(row, alignment, widths, strict=True)).rstrip()

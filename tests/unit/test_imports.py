@@ -24,8 +24,8 @@ WITHOUT_JVM = {"pyspark.sql.types", "pyspark.sql.pandas.types", "pyspark.sql.dat
 # A module of the core imports from its own layer's package and from lower numbers.
 LAYERS = {
     "cdcpipe.lsn": 0,
-    "cdcpipe.logs": 0,
     "cdcpipe.measures": 0,
+    "cdcpipe.printable": 0,
     "cdcpipe.retry": 0,
     "cdcpipe.sqlstate": 0,
     "cdcpipe.system_ids": 0,
@@ -34,6 +34,7 @@ LAYERS = {
     "cdcpipe.version": 0,
     "cdcpipe.pipe.exitcode": 0,
     "cdcpipe.errors": 1,
+    "cdcpipe.logs": 1,
     "cdcpipe.limits": 2,
     "cdcpipe.publishing": 2,
     "cdcpipe.sql": 2,
