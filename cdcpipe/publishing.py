@@ -140,6 +140,9 @@ class NewPublication:
             tuple(ColumnPattern.parse(text, "--exclude-column") for text in exclude_columns),
         )
 
+    def __str__(self) -> str:
+        return " ".join(self.arguments) or "all tables"
+
     @property
     def arguments(self) -> list[str]:
         """The same as options on a command line."""

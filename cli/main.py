@@ -393,7 +393,7 @@ def _log_configuration(config: StreamConfig, poll: PollConfig | None) -> None:
     """Log the whole configuration. It can't contain a password."""
     slot = config.slot
     log.info("slot %s, create %s, plugin for a new slot %s", slot.slot, slot.create, slot.plugin)
-    log.info("publications %s, a new one has %s", list(slot.publications), slot.new_publication)
+    log.info("publications %s, a new one has %s", ", ".join(slot.publications) or "none", slot.new_publication)
     log.info(
         "plugin options %s",
         " ".join(key if value is None else f"{key}={value}" for key, value in config.options.items()) or "none",
@@ -401,8 +401,8 @@ def _log_configuration(config: StreamConfig, poll: PollConfig | None) -> None:
     log.info("connection %s", " ".join(f"{key}={value}" for key, value in slot.parameters.items()) or "libpq's defaults")
     if poll is not None:
         log.info(
-            "poll duration %s s, interval %g s",
-            "unlimited" if poll.duration_s is None else f"{poll.duration_s:g}",
+            "poll duration %s, interval %g s",
+            "no limit" if poll.duration_s is None else f"{poll.duration_s:g} s",
             poll.interval_s,
         )
     log.info(

@@ -126,7 +126,8 @@ def _creation_error(ex: ServerError, new: NewSlot, waited_s: float) -> InitError
     if ex.sqlstate == sqlstate.UNDEFINED_FILE:
         return InitError(
             f"the server has no output plugin {new.plugin!r}: {ex.message}",
-            hint="pgoutput is always there (-P pgoutput); -J and -j render wal2json's records from it",
+            hint="pgoutput is always there: leave -P out, and name a publication (--publication NAME); -J and -j render wal2json's"
+            " records from it",
         )
     is_too_old = ex.sqlstate == sqlstate.FEATURE_NOT_SUPPORTED and new.is_on_standby
     advice = "logical slots on a standby take PostgreSQL 16 or newer: connect to the primary" if is_too_old else None

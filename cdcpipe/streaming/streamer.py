@@ -33,17 +33,21 @@ from cdcpipe.streaming.receiver import Feeder, Receiver
 from cdcpipe.streaming.signals import StopSignals
 from cdcpipe.streaming.status import StatusUpdates
 
-__all__ = ["StreamState", "Streamer"]
+__all__ = ["StreamState", "Streamer", "closed_stdin_error"]
 
 log = logging.getLogger(__name__)
 
 MAX_PENDING_BYTES = 1 << 20
 """While at least this many bytes wait to be written, the loop does not read the socket."""
 
-_KEEP_STDIN_OPEN = (
-    "the stream ends with its commands. Where nobody writes any (cron, systemd, docker run without -i) a named pipe stays open: "
-    "mkfifo commands; cdcpipe … <>commands. With -A and --endpos the end of stdin does not matter"
-)
+
+def closed_stdin_error() -> CommandClosedError:
+    """Return the error for an end of stdin that ends a stream."""
+    hint = (
+        "the stream ends with its commands. Where nobody writes any (cron, systemd, docker run without -i) a named pipe stays open:"
+        " mkfifo commands; cdcpipe … <>commands. With -A and --endpos the end of stdin does not matter"
+    )
+    return CommandClosedError("stdin was closed", hint=hint)
 
 
 class _Stopped(BaseException):
@@ -126,7 +130,7 @@ class Streamer:
                     raise
                 self._finish()
                 if self._is_abandoned and not self._is_asked_to_end and not self._tracker.is_finished:
-                    raise CommandClosedError("stdin was closed", hint=_KEEP_STDIN_OPEN)
+                    raise closed_stdin_error()
             finally:
                 self._receiver.close()
                 self._records.close()

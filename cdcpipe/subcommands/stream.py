@@ -12,9 +12,10 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
-from cdcpipe.config import SlotConfig, StreamConfig
+from cdcpipe.config import SlotConfig, StreamConfig, StreamOptions
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError
 from cdcpipe.libpq.connection import Connection, Rows
 from cdcpipe.libpq.waiting import NO_LIMIT
@@ -23,6 +24,7 @@ from cdcpipe.lsn import format_lsn
 from cdcpipe.pgoutput import options as pgoutput_options
 from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.pipe.input import is_at_end
 from cdcpipe.plugins import load, names
 from cdcpipe.plugins.base import OutputPlugin
 from cdcpipe.plugins.renderer import Renderer
@@ -38,7 +40,7 @@ from cdcpipe.replication.tables import PublishedTable, check_binary_forms
 from cdcpipe.replication.timeline_guard import TimelineGuard, guard_timeline
 from cdcpipe.streaming.metrics import StreamMetrics
 from cdcpipe.streaming.receiver import Feeder
-from cdcpipe.streaming.streamer import Streamer
+from cdcpipe.streaming.streamer import Streamer, closed_stdin_error
 from cdcpipe.subcommands.creation import (
     asked_publications,
     check_new_slot,
@@ -186,10 +188,14 @@ def _start(
     *,
     may_be_direct: bool,
 ) -> None:
-    """Start the stream. A standby first waits until the slot is free, and waits again if another process takes it first."""
+    """Start the stream. A standby first waits until the slot is free, and waits again if another process takes it first.
+
+    A standby without stdin would end as soon as it has the slot, so it ends at once.
+    """
     while True:
         if config.standby is not None:
-            slot = wait_until_free(catalog.connection, config.slot.slot, config.standby)
+            check = partial(_check_commands, config.stream)
+            slot = wait_until_free(catalog.connection, config.slot.slot, config.standby, check=check)
         check_free(slot)
         try:
             start_stream(walsender, config.slot.slot, config.start_lsn, options, may_be_direct=may_be_direct)
@@ -199,6 +205,12 @@ def _start(
         else:
             log.info("streaming from slot %r (%s), start %s", slot.name, slot.plugin, format_lsn(config.start_lsn))
             return
+
+
+def _check_commands(options: StreamOptions) -> None:
+    """Raise CommandClosedError if the stream needs commands, and none can come."""
+    if options.needs_commands and is_at_end(options.command_fd):
+        raise closed_stdin_error()
 
 
 def _plugin(

@@ -1,6 +1,8 @@
 """Poll mode and standby mode: which process has the slot, and when another one takes it over."""
 
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -54,7 +56,8 @@ def test_standby_takes_over(on: PublishedDatabase) -> None:
 def test_standby_honours_the_poll_duration(on18: PublishedDatabase) -> None:
     with on18.cli():
         until(on18.is_active)
-        assert on18.run("--standby", "-u", "0.3")[0] == 9
+        with on18.cli("--standby", "-u", "0.3") as standby:
+            assert standby.wait() == 9
         with on18.cli("--standby", "-v") as standby:
             until(lambda: "waiting" in standby.stderr)
             standby.signal(signal.SIGTERM)
@@ -100,3 +103,16 @@ def test_poll_mode_makes_the_slot_and_the_publication_of_the_stream(on15: Publis
         assert on15.value("select plugin from pg_replication_slots where slot_name = %s", name) == "pgoutput"
     finally:
         on15.sql(f"select pg_drop_replication_slot('{name}')")
+
+
+def test_a_standby_without_stdin_ends_at_once(on18: PublishedDatabase) -> None:
+    """Not when it takes over: then nobody would be left. The slot is in use meanwhile, so that waiting would not end."""
+    with on18.cli() as active:
+        until(on18.is_active)
+        arguments = ["-d", on18.database.dsn, "-S", on18.slot, "--publication", "p", "-H", "--standby"]
+        for stdin in subprocess.DEVNULL, subprocess.PIPE:
+            waiting = subprocess.Popen([sys.executable, "-m", "cli", *arguments], stdin=stdin, stderr=subprocess.PIPE)
+            _, err = waiting.communicate(timeout=60)  # closes the pipe
+            assert waiting.returncode == 4
+            assert b"stdin was closed" in err
+        assert active.quit() == 0
