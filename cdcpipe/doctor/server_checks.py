@@ -44,7 +44,7 @@ def version(facts: Facts) -> Iterator[Verdict]:
     if major < _OLDEST:
         yield error(name, f"cdcpipe needs PostgreSQL {_OLDEST} or newer", f"upgrade it to one of {_OLDEST} to {_NEWEST}")
     elif major > _NEWEST:
-        yield warning(name, "cdcpipe is not tested with it", "see whether there is a newer cdcpipe: pip install -U cdcpipe")
+        yield warning(name, "cdcpipe is not tested with it", "see whether there is a newer cdcpipe")
     elif minor < least:
         why = (
             f"before {major}.{least} the server may send wrong data after ALTER PUBLICATION or ALTER TYPE beside open transactions"
