@@ -13,7 +13,7 @@ class ExitCode(IntEnum):
     SUCCESS = 0
     """A stream ended after ``q``, the end position, SIGINT or SIGTERM. In poll mode: the slot is free."""
     INVALID_ARGS = 1
-    """The command line is wrong; no connection was tried."""
+    """The command line, or a connection parameter, is wrong whatever the server is; nothing was connected."""
     INIT_FAILED = 2
     """Connecting to the server, identifying it or preparing the stream failed."""
     PG_CLOSED = 3
