@@ -22,6 +22,7 @@ class SlotConfig:
     - ``new_publication`` says what a publication that has to be created publishes.
     - ``plugin`` is for a new slot. With ``is_plugin_asked`` a slot that exists with another one gets a warning.
     - ``create_timeout_s`` limits the wait for running transactions.
+    - ``replace_lost``: with ``create``, a slot that is lost is dropped and created anew.
     - ``failover``: whether a primary's standbys are to keep a copy of the slot. None: a new pgoutput slot gets this property where
       the server has it. True also turns it on for an existing slot.
     """
@@ -35,6 +36,7 @@ class SlotConfig:
     new_publication: NewPublication = field(default_factory=NewPublication)
     create_timeout_s: float | None = CREATE_TIMEOUT_S
     failover: bool | None = None
+    replace_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

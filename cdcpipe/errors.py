@@ -5,6 +5,7 @@
     │   └── ConnectionParameterError               libpq refuses the value of a connection parameter, for every server
     ├── InitError                2  INIT_FAILED
     │   ├── RewoundServerError                     the server's WAL ends before a position that was streamed from it
+    │   ├── LostSlotError                          the server has removed what the slot needs, and will never stream from it again
     │   └── GapError                               the slot is beyond the position up to which the consumer has the changes
     ├── ConnectionClosedError    3  PG_CLOSED
     ├── CommandClosedError       4  CMD_CLOSED
@@ -34,6 +35,7 @@ __all__ = [
     "GapError",
     "InitError",
     "InvalidArgumentsError",
+    "LostSlotError",
     "OutputError",
     "ProtocolError",
     "RewoundServerError",
@@ -91,6 +93,15 @@ class GapError(InitError):
     """
 
     BEGINNING: ClassVar[str] = "changes are missing: "
+
+
+class LostSlotError(InitError):
+    """The server has invalidated the slot, and will never stream from it again.
+
+    Trying again does not help. Every message begins with ``BEGINNING``, so that a parent process recognizes it.
+    """
+
+    BEGINNING: ClassVar[str] = "changes are missing for good: "
 
 
 class UnreachableError(InitError):

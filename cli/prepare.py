@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
@@ -34,6 +34,7 @@ Example:
 )
 @connection_options
 @slot_options(is_required=True)
+@cloup.option("--replace-lost", is_flag=True, help="With -c, drop a slot that is lost (wal_status), and make it anew.")
 @cloup.option("--in-use", is_flag=True, help="Accept a slot that another process streams from.")
 @cloup.option("--parts", "with_parts", is_flag=True, help="Print what publishes each table, and which relations hold its rows.")
 @cloup.option("-q", "--quiet", is_flag=True, help="Do not warn of tables on which the server refuses commands.")
@@ -76,6 +77,7 @@ def command(
     export_snapshot: bool,
     linger: float,
     readable: tuple[str, ...],
+    replace_lost: bool,
     in_use: bool,
     with_parts: bool,
     quiet: bool,
@@ -96,7 +98,9 @@ def command(
         raise click.UsageError("--export-snapshot and --parts can't be used together")
     if then_stream and (export_snapshot or in_use):
         raise click.UsageError("--then-stream goes with neither --export-snapshot nor --in-use")
-    config = slot_config(**options)
+    config = replace(slot_config(**options), replace_lost=replace_lost)
+    if replace_lost and not config.create:
+        raise click.UsageError("--replace-lost is for -c")
     if not export_snapshot:
         _print(_report(prepare(config, in_use=in_use, quiet=quiet, with_parts=with_parts)), indent=None if then_stream else 2)
         if not then_stream:

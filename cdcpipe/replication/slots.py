@@ -8,11 +8,12 @@ rows there without an error.)
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cdcpipe import sqlstate
-from cdcpipe.errors import GapError, InitError, ServerError, SlotDoesNotExistError, SlotInUseError
+from cdcpipe.errors import GapError, InitError, LostSlotError, ServerError, SlotDoesNotExistError, SlotInUseError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.lsn import LSN, format_lsn
@@ -29,12 +30,15 @@ __all__ = [
     "check_no_gap_before",
     "check_not_lost",
     "check_usable",
+    "drop_lost",
     "find_slot",
     "missing_slot_error",
     "slot_in_use_message",
     "start_stream",
 ]
 
+
+log = logging.getLogger(__name__)
 
 FAILOVER_SINCE = 170000
 """The first server version whose slots have the properties ``failover`` and ``synced``."""
@@ -154,12 +158,21 @@ def check_usable(connection: Connection, slot: Slot) -> None:
 
 
 def check_not_lost(slot: Slot) -> None:
-    """Raise InitError for a slot from which the server will never stream again."""
+    """Raise LostSlotError for a slot from which the server will never stream again."""
     if slot.wal_status == "lost":
         what, prevention = _LOST.get(slot.invalidation_reason, _LOST[None])
-        msg = f"replication slot {slot.name!r} is lost: {what}, so changes are missing for good"
+        msg = f"{LostSlotError.BEGINNING}replication slot {slot.name!r} is lost: {what}"
         drop = f"SELECT pg_drop_replication_slot({quote_literal(slot.name)})"
-        raise InitError(msg, hint=f"drop the slot ({drop}), create a new one and copy the tables anew; {prevention}")
+        raise LostSlotError(msg, hint=f"drop the slot ({drop}), create a new one and copy the tables anew; {prevention}")
+
+
+def drop_lost(connection: Connection, slot: Slot) -> None:
+    """Drop a slot that is lost. Raises InitError if the server refuses it."""
+    log.warning("replication slot %r is lost: it is dropped and made anew", slot.name)
+    try:
+        connection.execute(f"SELECT pg_drop_replication_slot({quote_literal(slot.name)})")
+    except ServerError as ex:
+        raise InitError(f"replication slot {slot.name!r} is lost and could not be dropped: {ex.message}", hint=ex.hint) from ex
 
 
 def check_free(slot: Slot) -> None:

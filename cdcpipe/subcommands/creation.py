@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from cdcpipe.catalog_sql import published
 from cdcpipe.config import SlotConfig, StreamConfig
-from cdcpipe.errors import CdcpipeError, InitError
+from cdcpipe.errors import CdcpipeError, InitError, LostSlotError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.publishing import REFUSE, own
 from cdcpipe.replication.commands import parse_publication_names
@@ -25,7 +25,7 @@ from cdcpipe.replication.publications import (
 from cdcpipe.replication.selection import check_identities, check_owned, select
 from cdcpipe.replication.server import check_wal_level, is_standby
 from cdcpipe.replication.slot_creation import NewSlot, create_slot
-from cdcpipe.replication.slots import Slot, check_usable, find_slot, missing_slot_error
+from cdcpipe.replication.slots import Slot, check_usable, drop_lost, find_slot, missing_slot_error
 from cdcpipe.replication.tables import PublishedTable, describe, published_tables
 from cdcpipe.sql import quote_literal
 
@@ -56,11 +56,12 @@ def find_or_create_slot(
     retains WAL.
     """
     slot = find_slot(connection, config.slot)
+    lost = slot if slot is not None and _is_to_be_replaced(connection, config, slot) else None
     if config.plugin == "pgoutput":
         check_left_out(connection, publications, config.new_publication)
         for text in differences(connection, publications, config.new_publication):
             log.warning("%s", text)
-    if slot is None:
+    if slot is None or lost is not None:
         check_wal_level(connection)  # where there is a logical slot, the server has this level
         if not config.create:
             raise missing_slot_error(config.slot)
@@ -70,6 +71,8 @@ def find_or_create_slot(
             _create_publications(connection, config, publications, check)
         elif check is not None:
             check([])
+        if lost is not None:
+            drop_lost(connection, lost)
         log.info("creating replication slot %r with plugin %s", config.slot, config.plugin)
         if make is None:
             is_new = create_slot(connection, new)
@@ -86,6 +89,20 @@ def find_or_create_slot(
     if not slot.is_new and failover_of_existing_slot(connection, config.parameters, slot, config.failover):
         slot = replace(slot, failover=True)
     return slot
+
+
+def _is_to_be_replaced(connection: Connection, config: SlotConfig, slot: Slot) -> bool:
+    """Tell whether the slot is lost, and the configuration asks for another one in its place.
+
+    Raises InitError for a slot of another kind or database.
+    """
+    if not (config.create and config.replace_lost):
+        return False
+    try:
+        check_usable(connection, slot)
+    except LostSlotError:
+        return True
+    return False
 
 
 @contextmanager

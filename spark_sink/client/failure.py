@@ -10,6 +10,7 @@ from cdcpipe.errors import (
     GapError,
     InitError,
     InvalidArgumentsError,
+    LostSlotError,
     RewoundServerError,
     ServerError,
     SlotDoesNotExistError,
@@ -43,6 +44,11 @@ class Failure:
         return self.code == ExitCode.INIT_FAILED and self.message.startswith(GapError.BEGINNING)
 
     @property
+    def is_lost_slot(self) -> bool:
+        """Whether the server has invalidated the slot (`LostSlotError`). Trying again does not help."""
+        return self.code == ExitCode.INIT_FAILED and self.message.startswith(LostSlotError.BEGINNING)
+
+    @property
     def is_unreachable(self) -> bool:
         """Whether there was no connection to a server (`UnreachableError`). A promotion or a restart takes its time."""
         return self.code == ExitCode.INIT_FAILED and self.message.startswith(UnreachableError.BEGINNING)
@@ -60,6 +66,7 @@ def error_of(failure: Failure) -> CdcpipeError:
     for is_kind, kind in (
         (failure.is_rewound, RewoundServerError),
         (failure.is_gap, GapError),
+        (failure.is_lost_slot, LostSlotError),
         (failure.is_unreachable, UnreachableError),
     ):
         if is_kind:

@@ -121,9 +121,12 @@ def _unreadable(ex: Exception) -> CdcpipeError:
 
 
 def slot_exists(config: SlotConfig, is_stopping: Callable[[], bool] | None = None) -> bool:
-    """Tell whether the slot exists. Raises an error if the server can't be asked, InterruptedError once ``is_stopping`` is True."""
+    """Tell whether the slot exists. A lost one counts as none: no stream will ever come from it.
+
+    Raises an error if the server can't be asked, InterruptedError once ``is_stopping`` is True.
+    """
     answer = ask(prepare_arguments(config), command=config.command, is_stopping=is_stopping)
-    if answer.code == ExitCode.SLOT_NOT_EXIST:
+    if answer.code == ExitCode.SLOT_NOT_EXIST or answer.failure.is_lost_slot:
         return False
     if answer.code in (ExitCode.SUCCESS, ExitCode.SLOT_IN_USE):
         return True

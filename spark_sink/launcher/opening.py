@@ -145,7 +145,7 @@ class Opening:
     def _prepare(self) -> Prepared | None:
         """Start streamers until one has prepared the slot; return None if asked to stop.
 
-        A slot that is gone although there is a log is a gap. It is created anew only if the user wants to go on after the gap.
+        A slot that is gone or lost although there is a log is a gap. It is created anew only if the user wants to go on after it.
         """
         config = self._config
         self.close()
@@ -154,6 +154,8 @@ class Opening:
             is_new = log is None and self._tables is None
             is_creating = config.create_slot and (is_new or config.on_gap == "resnapshot")
             arguments = [*slot_arguments(config), *(creation_arguments if is_creating else later_arguments)(config)]
+            if is_creating and config.on_gap == "resnapshot":
+                arguments.append("--replace-lost")
             with contextlib.ExitStack() as stack:
                 streamer = stack.enter_context(
                     Streamer(

@@ -5,6 +5,7 @@
 | 3 PG_CLOSED (also when an administrator ended the connection), 9 SLOT_IN_USE | start again, without limit |
 | 5 PG_ERROR | start again; stop after the n-th same error at the same end of the log (a row that the server cannot decode) |
 | 2 INIT_FAILED without a connection | stop at the start; after a lost connection start again, for `reconnect_s` if that is set |
+| 2 INIT_FAILED because the slot is lost | stop: no stream will ever come from it |
 | 2 INIT_FAILED for another reason | stop; start again for a while after a lost connection: a server may be in promotion |
 | 2 INIT_FAILED because the slot is beyond the log's account | start again: the launcher judges the slot first |
 | a signal, or 0 although the launcher did not ask the streamer to end | start again |
@@ -79,6 +80,8 @@ class RestartPolicy:
             self._end_lsn = end_lsn
             self._failures = self._same_errors = 0
             self._lost_at = None
+        if failure.is_lost_slot:
+            return None
         if failure.code == ExitCode.INIT_FAILED:
             if not failure.is_gap and (self._lost_at is None or self._is_too_long(failure, now - self._lost_at)):
                 return None
@@ -117,6 +120,11 @@ _NO_PUBLICATION_HINT = (
     "'test_decoding'), pg_logical_slot_peek_changes('look', NULL, NULL)"
 )
 
+_LOST_SLOT_HINT = (
+    "start run once with -c --on-gap resnapshot: it drops the slot, makes a new one and copies all tables anew (after land, the"
+    " next run copies them)"
+)
+
 
 def final_error(failure: Failure, end_lsn: int) -> CdcpipeError:
     """Return the error with which the launcher stops. ``end_lsn`` is the end of the log, 0 for a failure before the stream."""
@@ -126,4 +134,7 @@ def final_error(failure: Failure, end_lsn: int) -> CdcpipeError:
         if ServerError.NO_PUBLICATION in said:  # the streamer's hint has an option that land and run do not have
             hint = _NO_PUBLICATION_HINT
         return ServerError(f"again and again, after {format_lsn(end_lsn)}: {said}", hint=hint)
-    return error_of(failure)
+    error = error_of(failure)
+    if failure.is_lost_slot:
+        error.hint = f"{_LOST_SLOT_HINT}; or by hand: {failure.hint}"
+    return error

@@ -10,7 +10,7 @@ import postgres
 import psycopg
 import pytest
 
-from cdcpipe.errors import GapError
+from cdcpipe.errors import GapError, LostSlotError
 from cdcpipe.lsn import LSN
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.launcher.launcher import Launcher
@@ -18,6 +18,7 @@ from spark_sink.staging import account
 from spark_sink.staging.log import list_epochs, log_end
 from support.cli_process import run_spark_cli
 from support.landing import check_tables, config_for, confirmed_lsn, land
+from support.requirements import need
 from support.waiting import until
 
 Connection = psycopg.Connection[Any]
@@ -111,6 +112,35 @@ def test_a_slot_that_is_gone_is_a_gap_and_is_not_made_again_without_a_word(sourc
     assert source.execute(f"select 1 from pg_replication_slots where slot_name = '{source.slot}'") == []
     source.land(3, on_gap="resnapshot")
     assert [epoch.gap is not None for epoch in list_epochs(source.config.staging)].count(True) == 1
+
+
+def test_a_lost_slot_is_a_gap_that_resnapshot_passes(tmp_path: Path):
+    """The server invalidates the slot while the launcher streams. Another try is of no use, and the user can go on with -c."""
+    need("18")
+    settings = {"max_slot_wal_keep_size": "16MB", "min_wal_size": "32MB", "max_wal_size": "48MB"}
+    with postgres.Cluster("18", settings=settings) as cluster, cluster.database() as database, database.connect() as connection:
+        connection.execute("create publication pub for all tables")
+        source = Source(database, connection, tmp_path / "staging")
+        launcher = Launcher(replace(source.config, available_now=False)).start()
+        until(lambda: launcher.progress.transactions)
+
+        def is_lost() -> bool:
+            for _ in range(5):  # faster than the streamer confirms idle positions
+                source.execute("select pg_current_xact_id()")
+                source.execute("select pg_switch_wal()")
+            source.execute("checkpoint")
+            return launcher.has_ended
+
+        until(is_lost)
+        with pytest.raises(LostSlotError, match="is lost") as caught:
+            launcher.wait(0)
+        assert caught.value.exit_code == 2
+        assert "-c --on-gap resnapshot" in (caught.value.hint or "")
+        with pytest.raises(LostSlotError):  # without -c, nothing makes another slot
+            source.land(create_slot=False, on_gap="resnapshot")
+        source.land(3, on_gap="resnapshot")
+        assert [epoch.gap is not None for epoch in list_epochs(source.config.staging)].count(True) == 1
+        source.land(4)
 
 
 def test_an_older_copy_of_the_staging_directory_is_a_gap(source: Source):

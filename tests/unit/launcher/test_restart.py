@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdcpipe.errors import GapError, ServerError, UnreachableError
+from cdcpipe.errors import GapError, LostSlotError, ServerError, UnreachableError
 from spark_sink.client.failure import Failure
 from spark_sink.launcher.restart import RestartPolicy, final_error
 
@@ -68,6 +68,15 @@ def test_an_error_of_long_ago_does_not_count_as_the_last_connection():
 
 def test_a_slot_that_has_moved_is_looked_at_again():
     assert delays([(2, 1, GapError.BEGINNING + "moved")]) == [0.2]
+
+
+def test_a_lost_slot_is_not_tried_again():
+    """No stream ever comes from it, even if the connection was lost a moment ago: the server ends the walsender of such a slot."""
+    assert delays([(3, 1, ""), (2, 1, LostSlotError.BEGINNING + "it is lost")]) == [0.2, None]
+    error = final_error(Failure(2, LostSlotError.BEGINNING + "it is lost", "drop the slot"), 0x100)
+    assert isinstance(error, LostSlotError)
+    assert "-c --on-gap resnapshot" in (error.hint or "")
+    assert (error.hint or "").endswith("drop the slot")
 
 
 def test_the_jitter_is_between_half_and_all_of_the_delay():
