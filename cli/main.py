@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import importlib
-import io
 import logging
 import os
 import signal
@@ -21,8 +20,9 @@ from typing import Any, NoReturn
 import click
 import cloup
 
-from cdcpipe import logs
+from cdcpipe import descriptors, logs
 from cdcpipe.config import PollConfig, StreamConfig, StreamOptions
+from cdcpipe.descriptors import STDOUT, stdout_error
 from cdcpipe.errors import CdcpipeError, OutputError
 from cdcpipe.exposition import Address, serving
 from cdcpipe.limits import limit_hint
@@ -53,7 +53,6 @@ __all__ = ["main", "run"]
 
 log = logging.getLogger("cdcpipe")
 
-_STDOUT = 1
 
 STANDBY_INTERVAL_S = 0.1
 """How often a standby looks at the slot by default (``-i``). A standby should take over in well under a second."""
@@ -236,7 +235,7 @@ def cdcpipe(ctx: click.Context, /, **options: Any) -> ExitCode | None:
     On stdin, the command "F LSN" confirms what lies before LSN, and "q" ends the stream.
     """
     if ctx.invoked_subcommand is not None:
-        _check_fd(_STDOUT)  # before a slot is created, of which nobody would hear
+        _check_fd(STDOUT)  # before a slot is created, of which nobody would hear
         return None
     return run(**options)
 
@@ -361,26 +360,10 @@ def _check_fd(fd: int) -> None:
     except OSError as ex:
         msg = f"--fd {fd}: {ex.strerror}; the shell opens it like this: {fd}>FILE"
         raise click.UsageError(msg) from ex
-    if mode == os.O_RDONLY and fd == _STDOUT:
-        raise _stdout_error()
+    if mode == os.O_RDONLY and fd == STDOUT:
+        raise stdout_error()
     if mode == os.O_RDONLY:
         raise click.UsageError(f"--fd {fd}: it is open for reading only")
-
-
-def _stdout_error() -> OutputError:
-    return OutputError(
-        "stdout is closed, or not open for writing", hint="records and answers go there: leave >&- out; to drop them: >/dev/null"
-    )
-
-
-class _ClosedStdout(io.RawIOBase):
-    """Stands for a stdout that was closed at the start. What is written to it is an error."""
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, _: object) -> NoReturn:
-        raise _stdout_error()
 
 
 def _log_to_stderr(verbose: int) -> None:
@@ -469,27 +452,9 @@ def _complain(message: str, hint: str | None, code: ExitCode) -> ExitCode:
     return code
 
 
-def _fill_closed_descriptors() -> None:
-    """Open the null device as stdin, stdout or stderr if they were closed at the start.
-
-    Otherwise the next file or socket would get their numbers. Reading a closed stdin and writing to a closed stdout are still
-    errors, because the null device is opened for the other direction.
-    """
-    for fd, mode in ((0, os.O_WRONLY), (_STDOUT, os.O_RDONLY), (2, os.O_WRONLY)):
-        try:
-            os.fstat(fd)
-        except OSError:
-            null = os.open(os.devnull, mode)
-            if null != fd:
-                os.dup2(null, fd)
-                os.close(null)
-    sys.stdout = sys.stdout or io.TextIOWrapper(io.BufferedWriter(_ClosedStdout()), encoding="utf-8")
-    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - Python has none where it was closed
-
-
 def main() -> NoReturn:
     """Run the command line and exit. This is the entry point of the console script."""
-    _fill_closed_descriptors()
+    descriptors.fill_closed()
     code = invoke()
     try:
         sys.stdout.flush()

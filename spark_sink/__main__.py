@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 import cloup
 
-from cdcpipe import logs
-from cdcpipe.errors import CdcpipeError
+from cdcpipe import descriptors, logs
+from cdcpipe.errors import CdcpipeError, OutputError
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.printable import printable_lines
 from cdcpipe.threads import have_no_blas_threads
@@ -113,14 +113,14 @@ def _complain(message: str, hint: str | None, code: ExitCode) -> ExitCode:
 
 def main() -> NoReturn:
     """Run the command line and exit. The console script calls this."""
+    descriptors.fill_closed()
     code = invoke()
-    if sys.stdout is not None:  # it is None if it was closed at the start
-        try:
-            sys.stdout.flush()
-        except OSError:
-            code = code or ExitCode.SYSTEM_ERROR
-            # What is left in the buffer would fail again in Python's own flush at exit, with exit code 120.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    try:
+        sys.stdout.flush()
+    except (OSError, OutputError):
+        code = code or ExitCode.SYSTEM_ERROR
+        # What is left in the buffer would fail again in Python's own flush at exit, with exit code 120.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it lasts until the exit
     sys.exit(code)
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,25 @@ def test_help(arguments: list[str], commands: ForkedCommands):
     assert ended.code == 0
     assert ended.stderr == ""
     assert arguments == ["--version"] or "Example:" in ended.stdout
+
+
+@pytest.mark.parametrize("closed", ["<&- 2>&-", "2>&-"])
+def test_a_stderr_that_is_closed_at_the_start_only_hides_what_is_said(tmp_path: Path, closed: str):
+    """The command itself runs: it fails where it would fail anyway, here at the server."""
+    away = ["-d", f"host={tmp_path} port=1", "-S", "s", "--publication", "p", "--staging", str(tmp_path / "staging")]
+    command = shlex.join([*SPARK_COMMAND, "land", *away, "--available-now"])
+    done = subprocess.run(["sh", "-c", f"exec {command} {closed}"], stdout=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stdout) == (2, b"")
+
+
+@pytest.mark.parametrize("arguments", [["status", "--staging", "{staging}"], ["--help"]], ids=" ".join)
+def test_a_stdout_that_is_closed_at_the_start_is_named(tmp_path: Path, arguments: list[str]):
+    words = [each.format(staging=tmp_path) for each in arguments]
+    command = shlex.join([*SPARK_COMMAND, *words])
+    done = subprocess.run(["sh", "-c", f"exec {command} >&-"], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 7
+    assert done.stderr.startswith("cdcpipe-spark: error: stdout is closed")
+    assert done.stderr.count("\n") == 2  # the error and its hint, and nothing of Python's own at the exit
 
 
 def test_status_of_nothing(tmp_path: Path):
