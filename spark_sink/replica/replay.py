@@ -268,8 +268,8 @@ def as_changes(rows: DataFrame, schema: StructType, also: Sequence[str] = ()) ->
 def without_unneeded(rows: DataFrame, gone: Collection[str] = (), *, keeps_deleted: bool = False) -> DataFrame:
     """Return only the table's columns, and ``_cdc_exact`` and ``_cdc_unchanged`` if they are not empty in all rows.
 
-    The columns ``gone`` (`schema.table.gone_columns`) are left out.
-    With ``keeps_deleted`` the result has the column ``_cdc_deleted_at``.
+    The columns ``gone`` (`schema.table.gone_columns`) are left out. With ``keeps_deleted`` the result has the column
+    ``_cdc_deleted_at``.
     """
     rows = reduction.without_marks(rows, gone)
     unknown = F.when(F.size("_cdc_unchanged") > 0, F.col("_cdc_unchanged"))
