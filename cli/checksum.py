@@ -5,6 +5,7 @@ read in one snapshot, which lasts until the next ``begin``. cdcpipe/subcommands/
 connects to the server once it has read the first request.
 
 ``begin`` names what the copy has: the publications, which have to exist, and its masks, as ``--mask`` has them (cdcpipe/masks.py).
+Without tables, it asks which server answers.
 
     {"begin": [[SCHEMA, NAME], ...], "publications": [NAME, ...], "trim_numbers": false, "masks": {COLUMN: KIND, ...}}
     {"system_id", "database", "xmax", "running", "wal_lsn", "tables": [

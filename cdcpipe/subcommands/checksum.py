@@ -131,12 +131,14 @@ class Checksums:
     ) -> tuple[Snapshot, list[ServerTable]]:
         """Lock the tables that exist, and take a snapshot. Return the snapshot and these tables, masked as the copy is.
 
-        Raises InitError for a publication that does not exist: without it nobody knows what the copy has.
+        Raises InitError for a publication that does not exist: without it nobody knows what the copy has. Without tables, the
+        publications do not matter: such a request asks which server answers.
         """
         masks = masks.with_key()
         execute = self._connection.execute
         execute("ROLLBACK")
-        check_existing(self._connection, publications)
+        if tables:
+            check_existing(self._connection, publications)
         self._connection.notices.clear()
         wanted = ", ".join(f"({quote_literal(schema)}, {quote_literal(name)})" for schema, name in tables)
         condition = f"c.relkind IN ('r', 'p') AND (n.nspname, c.relname) IN ({wanted})" if wanted else "false"

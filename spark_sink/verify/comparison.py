@@ -187,6 +187,7 @@ class _Comparison:
         self._bases = {table: self._base(table) for table in self._tables}
         source = self._house.source()
         tell("taking a snapshot on the server", 0)
+        check_server(self._house, self._server.ask({"begin": []}))  # another server may lack the publications, too
         begun = self._server.ask(
             {
                 "begin": [_name(table) for table in self._tables if not table.now.number],
@@ -195,7 +196,6 @@ class _Comparison:
                 "masks": self._house.masks.as_kinds,
             }
         )
-        check_server(self._house, begun)
         self._visibility = Visibility(begun["xmax"], tuple(begun["running"]), int(LSN.parse(begun["wal_lsn"])))
         found = {(each["schema"], each["name"]): each for each in begun["tables"]}
         living = {table: (table.now.schema, table.now.name) for table in self._tables if not table.now.number}

@@ -141,6 +141,7 @@ def test_a_publication_that_does_not_exist_is_named(database: postgres.Database)
         connection.execute("create table t (id int primary key, secret text); create publication p for table t (id)")
     ask = Asked(database)
     assert [name for name, *_ in ask({"begin": [["public", "t"]], "publications": ["p"]})["tables"][0]["columns"]] == ["id"]
+    assert ask({"begin": [], "publications": ["q"]})["database"] == database.name
     assert ask({"begin": [["public", "t"]], "publications": ["p", "q"]}) is None
     code, errors = ask.end()
     assert code == ExitCode.INIT_FAILED
