@@ -31,6 +31,7 @@ from cdcpipe.measures import Histogram
 from cdcpipe.retry import RetryPolicy
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.files.local import local_directory
+from spark_sink.files.system_hints import hint_in
 from spark_sink.pipeline import fit
 from spark_sink.pipeline.catalog import CatalogDatabase
 from spark_sink.pipeline.follower import Follower
@@ -269,7 +270,7 @@ class Pipeline:
             except Exception as ex:
                 self._serving.close()
                 if _LATE not in str(ex) or self._error is not None or _STARTS.pause_s(self._late_starts + 1) is None:
-                    self._error = self._error or _own_error(ex)  # the first error is kept
+                    self._error = self._error or own_error(ex)  # the first error is kept
                     raise self._error from ex
             if self._stopping:  # a start after `stop` would never end
                 return True
@@ -314,7 +315,7 @@ class Pipeline:
 
     def _take_error(self, ex: BaseException) -> None:
         """Make an error of the follower the error of the pipeline, and stop the query."""
-        self._error = self._error or _own_error(ex)  # the first error is kept
+        self._error = self._error or own_error(ex)  # the first error is kept
         self._stop_query()
 
     def __enter__(self) -> Self:
@@ -428,7 +429,7 @@ class Pipeline:
                 if self._follower is not None and self._replica_interval_s == 0:
                     self._follower.catch_up()
             except BaseException as ex:
-                self._error = self._error or _own_error(ex)  # the first error is kept
+                self._error = self._error or own_error(ex)  # the first error is kept
                 raise
 
     def _process(self, start: Position | None, end: Position) -> None:
@@ -474,11 +475,12 @@ class Pipeline:
             register_reader(self.staging, READER, start, self.warehouse.name)
 
 
-def _own_error(ex: BaseException) -> BaseException:
+def own_error(ex: BaseException) -> BaseException:
     """Return the project's own error for an error of Spark, in one line."""
     if isinstance(ex, CdcpipeError | _StoppedError):
         return ex
-    return PipelineError(f"the tables could not be brought further: {session.reason_of(ex)}")
+    reason = session.reason_of(ex)
+    return PipelineError(f"the tables could not be brought further: {reason}", hint=hint_in(reason))
 
 
 def _wait_until(query: StreamingQuery | None, is_over: Callable[[], bool]) -> None:

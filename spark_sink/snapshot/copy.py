@@ -22,6 +22,7 @@ from cdcpipe.errors import CdcpipeError, ConnectionClosedError
 from cdcpipe.threads import Worker
 from spark_sink.client.exported import ExportedSnapshot, SnapshotError
 from spark_sink.files import places
+from spark_sink.files.system_hints import hint_in
 from spark_sink.replica import merge
 from spark_sink.snapshot import plan as snapshot_plan
 from spark_sink.snapshot.chunk import NOT_UTF8, NOT_UTF8_HINT
@@ -345,4 +346,4 @@ class Snapshot:
             return SnapshotError(raised[1], hint=NOT_UTF8_HINT)
         said = f"cannot copy table {name_of(table.relation)}: {session.reason_of(ex)}"
         kind = ConnectionClosedError if raised is not None and raised[0] == ConnectionClosedError.__name__ else SnapshotError
-        return kind(said, hint="start again: finished tables stay")
+        return kind(said, hint=f"{hint_in(said) or 'start again'}: finished tables stay")

@@ -1,0 +1,41 @@
+"""What to do after an error of the operating system.
+
+The error has a number, or another program repeats its words:
+
+    HINTS[errno.ENOSPC]                                         # "the file system is full, of bytes (df) or of files (df -i): …"
+    hint_in("[Errno 28] Error writing: No space left on device")    # the same
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Final
+
+__all__ = ["HINTS", "THEN", "hint_in"]
+
+THEN: Final = "then start again"
+
+HINTS: Final = {
+    errno.ENOSPC: f"the file system is full, of bytes (df) or of files (df -i): make room; {THEN}",
+    errno.EDQUOT: f"this user's disk quota is used up: make room, or raise the quota; {THEN}",
+    errno.EFBIG: f"the file is larger than this user or this file system allows: raise the limit (ulimit -f); {THEN}",
+    errno.EACCES: f"let this user read and write there, or run cdcpipe-spark as the owner; {THEN}",
+    errno.EPERM: f"let this user read and write there, or run cdcpipe-spark as the owner; {THEN}",
+    errno.EROFS: f"the file system is mounted read-only: mount it for writing, or name another directory; {THEN}",
+    errno.ENOENT: "something in the path is not there: create it, or name another path",
+    errno.ENOTDIR: "something in the path is no directory: name another path",
+    errno.EISDIR: "the path is a directory, not a file: name another path",
+    errno.ENAMETOOLONG: "the path is too long: name a shorter one",
+    errno.EIO: f"the disk or its connection fails: look at the system's log (dmesg); {THEN}",
+    errno.ESTALE: f"the mounted file system has changed on its server: mount it again; {THEN}",
+    errno.EAGAIN: f"this user or this container may have too few processes: raise ulimit -u, TasksMax or pids.max; {THEN}",
+}
+
+_SAID: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS, errno.EIO, errno.ESTALE)
+"""Errors of disks and mounts. Their words mean nothing else, also in a message of Java or of a Python worker."""
+
+
+def hint_in(text: str) -> str | None:
+    """Return the hint for an error of a disk or a mount whose words ``text`` repeats; None if it repeats none."""
+    return next((HINTS[number] for number in _SAID if os.strerror(number) in text), None)
