@@ -3,7 +3,7 @@
 | exit code | decision |
 |---|---|
 | 3 PG_CLOSED (also when an administrator ended the connection), 9 SLOT_IN_USE | start again, without limit |
-| 5 PG_ERROR | start again; stop after the n-th same error at the same end of the log (a row that the server cannot decode) |
+| 5 PG_ERROR | start again; stop after the n-th equal error in a row at one end of the log (a row that the server cannot decode) |
 | 2 INIT_FAILED without a connection | stop at the start; after a lost connection start again, for `reconnect_s` if that is set |
 | 2 INIT_FAILED because the slot is lost | stop: no stream will ever come from it |
 | 2 INIT_FAILED for another reason | stop; start again for a while after a lost connection: a server may be in promotion |
@@ -34,6 +34,9 @@ _PAUSES = RetryPolicy(first_pause_s=0.2, longest_pause_s=10.0, jitter=0.5)
 
 _HEALTHY_S = 10.0
 """After a stream that has lasted this long, the server is well again."""
+
+_LONG_S = 3600.0
+"""After a stream that has lasted this long, an error is not of the transaction at which the stream before ended."""
 
 _REFUSAL_S = 300.0
 """How long after a lost connection a server that can be reached may refuse the stream: a standby does, until it is promoted."""
@@ -73,7 +76,8 @@ class RestartPolicy:
         return pause_s
 
     def _pause_s(self, failure: Failure, end_lsn: int, now: float) -> float | None:
-        has_lasted = self._started_at is not None and now - self._started_at >= _HEALTHY_S
+        lasted_s = 0.0 if self._started_at is None else now - self._started_at
+        has_lasted = lasted_s >= _HEALTHY_S
         if failure.code == ExitCode.PG_CLOSED and has_lasted:
             self._failures = 0
         if end_lsn > self._end_lsn:
@@ -86,7 +90,8 @@ class RestartPolicy:
             if not failure.is_gap and (self._lost_at is None or self._is_too_long(failure, now - self._lost_at)):
                 return None
         elif failure.code == ExitCode.PG_ERROR:
-            self._same_errors = self._same_errors + 1 if failure == self._last_error else 1
+            is_again = failure == self._last_error and lasted_s < _LONG_S
+            self._same_errors = self._same_errors + 1 if is_again else 1
             self._last_error = failure
             if self._same_errors >= self._poison_limit:
                 return None

@@ -46,6 +46,14 @@ def test_the_same_error_at_the_same_place_is_poison():
     assert delays([(5, 1, "x")] * 4 + [(3, 1, ""), (5, 1, "x")])[-1] is None
 
 
+def test_the_same_error_once_a_month_is_not_poison():
+    """An idle stream ends with the same words each time, and there are no changes in between that would tell the cause."""
+    assert delays([(5, 1, "x")] * 50, step_s=30 * 86_400.0) == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4] + [10.0] * 44
+    policy = RestartPolicy(lambda: 1.0)
+    found = [policy.delay(Failure(5, "x"), 1, now) for now in (0.0, 1.0, 5000.0, 5001.0, 5002.0, 5003.0, 5004.0)]
+    assert found.index(None) == 6  # the five of the second hour
+
+
 def test_a_failed_start_is_tried_again_after_a_lost_connection():
     assert delays([(3, 1, ""), (2, 1, "refused"), (2, 1, "refused")])[1:] == [0.4, 0.8]
     refused, away = (2, 1, "refused"), (2, 1, UnreachableError.BEGINNING)
