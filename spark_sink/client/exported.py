@@ -183,6 +183,18 @@ class ExportedSnapshot:
         elif not self._say(b"\n"):
             raise SnapshotError("the server has dropped the snapshot of the earlier run", hint="start again: finished tables stay")
 
+    def is_lost(self, within_s: float = 0.0) -> bool:
+        """Tell whether the subprocess has ended, and with it the snapshot, or ends within ``within_s``."""
+        ends_at = time.monotonic() + within_s
+        while True:
+            try:
+                self.check()
+            except CdcpipeError:
+                return True
+            if time.monotonic() >= ends_at:
+                return False
+            time.sleep(_END_POLL_S)
+
     def close(self) -> None:
         """Let the server drop the snapshot."""
         self._end(is_done=True)

@@ -5,8 +5,10 @@ everything else is in the stream after it; nothing is in both. The snapshot's ro
 or locked, and the launcher lands the stream meanwhile.
 
 A table is added to its changelog completely or not at all (snapshot/table.py). After a kill or an error the server holds the
-snapshot for a while (client/exported.py), and the next run continues with the missing chunks (snapshot/progress.py). If the server
-has rewritten a table during its copy (`RewrittenError`), the table is copied from its beginning with another snapshot.
+snapshot for a while (client/exported.py), and the next run continues with the missing chunks (snapshot/progress.py).
+
+Two things make another snapshot necessary. The server has rewritten a table during its copy (`RewrittenError`): this table is
+copied from its beginning. The server has restarted and so has dropped the snapshot: all tables that are not finished are.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cdcpipe.errors import CdcpipeError, ConnectionClosedError
+from cdcpipe.errors import CdcpipeError, ConnectionClosedError, UnreachableError
+from cdcpipe.retry import RetryPolicy
 from cdcpipe.threads import Worker
 from spark_sink.client.exported import ExportedSnapshot, SnapshotError
 from spark_sink.files import places
@@ -61,6 +64,10 @@ _CANCEL_INTERVAL_S = 0.5
 
 _ROUNDS = 5
 """How often a table that could not be copied with one snapshot is tried with the next one."""
+
+_LOSS_S = 2.0
+_RESTART = RetryPolicy(within_s=300.0, first_pause_s=1.0, longest_pause_s=5.0)
+"""How long a snapshot waits for a server that is away. The launcher, which waits for longer, ends the run if it gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,24 +212,45 @@ class Snapshot:
             self._export = None
 
     def _copy(self) -> None:
-        """Copy all tables. Those that the server has rewritten meanwhile are copied again, with another snapshot."""
+        """Copy all tables. Those that this snapshot can't give are copied with another one."""
         self._begin()
         if not self._is_begun:
             places.remove_tree(self._scratch)  # files of an earlier snapshot, which the server does not hold any more
-        rewritten: list[Table] = []
-        for number in range(_ROUNDS):
-            if number:
-                assert self._export is not None
-                self._export.close()
-                places.remove_tree(self._scratch)
-                self._take(lambda: self._stopping)
-            rewritten = self._copy_round(is_first=number == 0)
-            if not rewritten:
-                self._finish()
-                return
-        raise SnapshotError(
-            f"not copied, because the server rewrites them again and again: {', '.join(map(str, rewritten))}",
-            hint="start again when nothing truncates or rewrites these tables",
+        losses = rewrites = 0
+        while True:
+            try:
+                rewritten = self._copy_round(is_first=losses + rewrites == 0)
+            except CdcpipeError as ex:
+                losses += 1
+                if losses == _ROUNDS or not self._is_lost(ex):
+                    raise
+                _logger.warning("%s; the tables that are not finished are copied with another snapshot", ex.message)
+            else:
+                if not rewritten:
+                    self._finish()
+                    return
+                rewrites += 1
+                if rewrites == _ROUNDS:
+                    raise SnapshotError(
+                        f"not copied, because the server rewrites them again and again: {', '.join(map(str, rewritten))}",
+                        hint="start again when nothing truncates or rewrites these tables",
+                    )
+            self._take_another()
+
+    def _is_lost(self, error: CdcpipeError) -> bool:
+        """Tell whether the server has dropped the snapshot. If ``error`` is a lost connection, others may end a moment later."""
+        if self._stopping or self._export is None:
+            return False
+        return self._export.is_lost(_LOSS_S if isinstance(error, ConnectionClosedError) else 0.0)
+
+    def _take_another(self) -> None:
+        """Take another snapshot. Waits a while for a server that restarts."""
+        self._release(is_done=True)
+        places.remove_tree(self._scratch)
+        _RESTART.call(
+            lambda: self._take(lambda: self._stopping),
+            CdcpipeError,
+            where=lambda ex: isinstance(ex, (UnreachableError, ConnectionClosedError)) and not self._stopping,
         )
 
     def _copy_round(self, *, is_first: bool) -> list[Table]:

@@ -16,8 +16,11 @@ from spark_sink.client.exported import SnapshotError
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.replica.current import read_replica
 from spark_sink.schema.table import Table
+from spark_sink.snapshot import copy as copy_module
 from spark_sink.snapshot import plan as snapshot_plan
 from spark_sink.snapshot.initial import InitialSnapshot
+from spark_sink.snapshot.plan import TablePlan
+from spark_sink.snapshot.table import Copying, copy_table
 from spark_sink.staging.log import list_epochs
 from spark_sink.warehouse.warehouse import Warehouse
 from support.snapshots import InitialCopy
@@ -332,6 +335,38 @@ def test_a_table_that_is_written_anew_or_altered_is_begun_again(
     copied.connection.close()
 
 
+def test_after_the_server_has_dropped_the_snapshot_the_other_tables_are_copied_with_another_one(
+    database: postgres.Database, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A restart of the server ends the connection that holds the snapshot, and the connections that read the tables."""
+    copied = InitialCopy(database, spark, tmp_path, f"s_{database.name}"[:63])
+    copied.execute(
+        *(f"create table t{number} (id int primary key); insert into t{number} values (1)" for number in range(3)),
+        "create publication p for all tables",
+    )
+    others = "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+    tables = list[Table]()
+
+    def copy(copying: Copying, plan: TablePlan, table: Table) -> int:
+        tables.append(table)
+        if len(tables) == 2:
+            copied.execute("insert into t0 values (2)", "insert into t1 values (2)", "insert into t2 values (2)", others)
+        return copy_table(copying, plan, table)
+
+    monkeypatch.setattr(copy_module, "copy_table", copy)
+    monkeypatch.setattr(copy_module, "_TABLES_AT_ONCE", 1)
+    warehouse = Warehouse(tmp_path / "delta", "delta")
+    copied.run(warehouse, publications=("p",))
+    copied.run(warehouse, publications=("p",))  # the stream of the first run had ended before the inserts
+    assert any("the tables that are not finished are copied with another snapshot" in each for each in caplog.messages)
+    first, *rest = dict.fromkeys(tables)
+    ops = {table: Counter(row["_cdc_op"] for row in copied.changes(warehouse, table.name).collect()) for table in (first, *rest)}
+    assert ops == {first: {"snapshot": 1, "insert": 1}, **{table: {"snapshot": 2} for table in rest}}
+    for table in ops:
+        copied.assert_equal(warehouse, table.name)
+    copied.connection.close()
+
+
 def test_one_table_that_fails_ends_it(
     database: postgres.Database, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,13 +376,13 @@ def test_one_table_that_fails_ends_it(
     config = copied.config(publications=("p",), create_slot=True)
     failed = threading.Event()
 
-    def copy_table(*_arguments: Any) -> None:
+    def fail(*_arguments: Any) -> None:
         if not failed.is_set():
             failed.set()
             raise SnapshotError("as it happens")
         threading.Event().wait(0.5)
 
-    monkeypatch.setattr("spark_sink.snapshot.copy.copy_table", copy_table)
+    monkeypatch.setattr(copy_module, "copy_table", fail)
     snapshot = InitialSnapshot(config, Warehouse(tmp_path / "delta", "delta"))
     snapshot.prepare(lambda: False)
     with Launcher(config) as launcher:
