@@ -45,6 +45,7 @@ __all__ = [
     "of_log",
     "open_table",
     "redefine",
+    "replace_files",
 ]
 
 KNOWN_FEATURES: Final = {
@@ -235,10 +236,7 @@ def commit(
         actions.append({"txn": {"appId": APPLICATION, "version": mark.lsn, "lastUpdated": now_ms}})
     for each in replaced or ():
         actions += _replacing(each, now_ms)
-    names = set(table.physical.names)
-    for file in files:
-        added = {"path": file.name, "partitionValues": {}, "size": file.size, "modificationTime": now_ms, "dataChange": True}
-        actions.append({"add": added | {"stats": json.dumps(file.statistics(names))}})
+    actions += [{"add": _added(file, table, now_ms)} for file in files]
     text = "".join(json.dumps(action) + "\n" for action in actions)
     version = _write(table.path, text, table.version + 1, lambda other: _check(table, other, replaced is not None))
     if version and not commit_path(table.path, version - 1).exists():
@@ -250,6 +248,40 @@ def commit(
     table.definition = ()
     if is_reached:
         table.lsn = mark.lsn
+
+
+def replace_files(log: TableLog, table: FileTable, files: Sequence[Mapping[str, Any]], written: WrittenFile) -> None:
+    """Put a file with the same rows in the place of others, in one commit that changes no rows. Hold the right to write meanwhile.
+
+    ``files`` are the actions that have added them. ``log`` and ``table`` are as of that time. Raises ChangedError, and commits
+    nothing, if one of the files has left the table, if the table has been redefined, or if another program commits at this moment;
+    DeltaError, if ``written`` has not as many rows.
+    """
+    count = sum(int(json.loads(file["stats"])["numRecords"]) for file in files)
+    if written.rows != count:
+        raise DeltaError(f"{written.rows} rows were written to {log.path / written.name}, but the files to replace have {count}")
+    protocol = log.protocol
+    now = of_log(log.refresh())
+    there = {str(file["path"]) for file in log.files if not file.get("deletionVector")}
+    is_redefined = (now.schema, now.physical, log.protocol) != (table.schema, table.physical, protocol)
+    if is_redefined or not {str(file["path"]) for file in files} <= there:
+        raise ChangedError
+    now_ms = time.time_ns() // 1_000_000
+    actions: list[Mapping[str, Any]] = [
+        {
+            "commitInfo": {
+                "timestamp": now_ms,
+                "operation": "OPTIMIZE",
+                "operationParameters": {"predicate": "[]"},
+                "isBlindAppend": False,
+                "operationMetrics": {"numRemovedFiles": str(len(files)), "numAddedFiles": "1"},
+                "engineInfo": "cdcpipe",
+            }
+        }
+    ]
+    actions += [{"remove": {**_removed(file, now_ms), "dataChange": False}} for file in files]
+    actions.append({"add": {**_added(written, table, now_ms), "dataChange": False}})
+    _write(log.path, "".join(json.dumps(action) + "\n" for action in actions), log.version + 1, _refuse)
 
 
 def redefine(path: Path, operation: str, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> bool:
@@ -284,14 +316,25 @@ def _refuse(_: Path) -> None:
 def _replacing(replaced: Replaced, now_ms: int) -> list[Mapping[str, Any]]:
     """Return the actions of a commit for a file that loses rows."""
     file = replaced.file
-    removed = {name: file[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in file}
-    removed |= {"deletionTimestamp": now_ms, "dataChange": True, "extendedFileMetadata": True}
+    removed = _removed(file, now_ms)
     if replaced.vector is None:
         return [{"remove": removed}]
     # The bounds are not tight any more: the least and the greatest value may be in removed rows.
     statistics = json.loads(file["stats"], parse_float=exact_number) | {"tightBounds": False}
     added = {**file, "deletionVector": replaced.vector, "dataChange": True, "stats": json.dumps(statistics)}
     return [{"remove": removed}, {"add": added}]
+
+
+def _removed(file: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
+    """Return the action that removes a file, given the one that added it."""
+    removed = {name: file[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in file}
+    return removed | {"deletionTimestamp": now_ms, "dataChange": True, "extendedFileMetadata": True}
+
+
+def _added(file: WrittenFile, table: FileTable, now_ms: int) -> dict[str, Any]:
+    """Return the action that adds a file to the table."""
+    added = {"path": file.name, "partitionValues": {}, "size": file.size, "modificationTime": now_ms, "dataChange": True}
+    return added | {"stats": json.dumps(file.statistics(set(table.physical.names)))}
 
 
 def _check(table: FileTable, commit: Path, is_alone: bool) -> None:

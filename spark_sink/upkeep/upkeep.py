@@ -3,8 +3,9 @@
 Each micro-batch writes a file per table. So a changelog gets about one file a second, and reading it becomes slower. ``Upkeep.run``
 looks at each table at most once in ``optimize_interval_s``, and reads only its log (delta/log.py: no Spark).
 
-- If a table has many small files, OPTIMIZE compacts them. Large files are never rewritten. With ``clustering`` OPTIMIZE sorts
-  replicas by key instead, which rewrites a whole table up to some size. Histories are always sorted by key.
+- If a table has many small files, they are put together. For a changelog delta/compaction.py does this, while micro-batches go on;
+  for the others OPTIMIZE. Large files are never rewritten. With ``clustering`` OPTIMIZE sorts replicas by key instead, which
+  rewrites a whole table up to some size. Histories are always sorted by key.
 - Commits: a log has a file for each commit. Commits before the newest checkpoint that is older than ``log_retention_s`` are deleted
   whenever the table is looked at.
 - Once a day, changes older than ``keep_changelog_s`` are removed from the changelogs, and versions of rows that ended longer ago
@@ -15,10 +16,10 @@ looks at each table at most once in ``optimize_interval_s``, and reads only its 
 
 The warehouse records when the last two were done (recorded_times.py).
 
-No other rows change, so a reader notices nothing. OPTIMIZE commits, and must not commit at the same time as a micro-batch or a
-merge (warehouse/lock.py says why). So it holds their right while they wait, and runs only if there is much to compact. VACUUM is
-set to write no commits. So it needs no right for a changelog, however long it searches. A merge may replace the whole directory of
-a replica, so for a replica VACUUM holds the right to merge; for a history likewise.
+No other rows change, so a reader notices nothing. OPTIMIZE commits, and must not commit at the same time as a merge or a
+micro-batch (warehouse/lock.py says why). So it holds their right while they wait, and runs only if there is much to compact.
+VACUUM is set to write no commits. So it needs no right for a changelog, however long it searches. A merge may replace the whole
+directory of a replica, so for a replica VACUUM holds the right to merge; for a history likewise.
 
 An error here does no harm, and upkeep tries again later. So it is only a warning.
 """
@@ -38,7 +39,10 @@ from cdcpipe.errors import CdcpipeError
 from cdcpipe.threads import Worker
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
+from spark_sink.delta.compaction import compact
+from spark_sink.delta.file_table import ChangedError
 from spark_sink.delta.removed_files import are_names_kept, keep_names
+from spark_sink.delta.rows import UnsupportedError
 from spark_sink.delta.schema import INDEXED_COLUMNS
 from spark_sink.files import places
 from spark_sink.spark import session
@@ -164,7 +168,7 @@ class Upkeep:
                         self._shorten(path, self._log_retention_s)
                 with _forgiving(path):
                     if self._optimize_interval_s is not None:
-                        self._optimize(table, path, right)
+                        self._optimize(table, path, right, is_ending)
                     if self._vacuum_retention_s is not None:
                         self._forget_removed(path, right, self._vacuum_retention_s)
                         with nullcontext() if path == self._warehouse.changelog(table) else right():
@@ -176,17 +180,19 @@ class Upkeep:
         for table, path in places_of(self._warehouse):
             yield table, path, rights[path.parent.name]
 
-    def _optimize(self, table: Table, path: Path, right: Right) -> None:
+    def _optimize(self, table: Table, path: Path, right: Right, is_stopping: Callable[[], bool]) -> None:
         state = self._states[path] = delta_log.read_table(path, self._states.get(path), self._warehouse.logs)
         is_clustered = path == self._warehouse.history(table) or (self._clustering and path == self._warehouse.replica(table))
         large = _CLUSTERED_BYTES if is_clustered else _LARGE_BYTES
-        if state is not None and state.small_files(large) > _MOST_SMALL_FILES:
+        if state is None or state.small_files(large) <= _MOST_SMALL_FILES:
+            return
+        started = time.monotonic()
+        if path != self._warehouse.changelog(table) or not _compact(path, large, right, is_stopping):
             with right():
-                started = time.monotonic()
                 files = self._cluster(table, path) if is_clustered else ""
                 self._spark.conf.set("spark.databricks.delta.optimize.maxFileSize", 2 * large)
                 self._spark.sql(f"OPTIMIZE {delta.table_name(path)} {files}")
-            _logger.info("%s: %d files compacted in %.1f s", path, state.files, time.monotonic() - started)
+        _logger.info("%s: %d files compacted in %.1f s", path, state.files, time.monotonic() - started)
 
     def _cluster(self, table: Table, path: Path) -> str:
         """Set a table's clustering columns to its present key. Returns FULL if OPTIMIZE has to rewrite all files, else ""."""
@@ -239,6 +245,18 @@ class Upkeep:
             for each in purge.purge_histories(self._spark, self._warehouse, self._lock, before, is_stopping):
                 _logger.info("%s: %d versions that ended before %s removed", each.table, each.rows, before.isoformat(" "))
             self._times.record(HISTORIES)
+
+
+def _compact(path: Path, size: int, right: Right, is_stopping: Callable[[], bool]) -> bool:
+    """Put the small files of a changelog together, while micro-batches go on. Returns False if Spark has to do it."""
+    try:
+        compact(path, size, right, is_stopping)
+    except UnsupportedError as ex:
+        _logger.debug("%s: Spark compacts %s", path, ex)
+        return False
+    except ChangedError:
+        _logger.debug("%s has changed while it was compacted; upkeep tries again later", path)
+    return True
 
 
 @contextmanager
