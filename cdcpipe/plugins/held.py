@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 from cdcpipe.pipe.framing import RecordReader, encode_header
 from cdcpipe.pipe.spill import Spill, Spills
@@ -13,19 +13,29 @@ if TYPE_CHECKING:
 __all__ = ["Held"]
 
 _HELD_BYTES: Final = 8 << 20
+_VALUE_BYTES: Final = 400
+"""A record with no more bytes than this for each column is short."""
 _READ_BYTES: Final = 256 << 10
 
 
 class Held:
     """The records of the open transaction, in order: in memory up to a limit, beyond it in a spill, if that is allowed."""
 
-    EMIT: ClassVar[str] = "append((wal_start, {record}))\nif len(held) > {limit}:\n    spill()"
-    """Compiled rows count records instead of bytes, because this is cheaper, and compiled rows are seldom long."""
+    @staticmethod
+    def emit(columns: int) -> str:
+        """Return the statement with which compiled rows of short values add a record.
+
+        It counts records instead of bytes, because this is cheaper. The compiler knows that the values are short.
+        """
+        return f"append((wal_start, {{record}}))\nif len(held) > {_row_limit(columns)}:\n    spill()"
 
     @staticmethod
-    def row_limit(columns: int) -> int:
-        """Return ``{limit}`` for rows with this number of columns."""
-        return max(16, _HELD_BYTES // (400 * max(1, columns)))
+    def emit_long(columns: int) -> str:
+        """Return the statement for rows whose values may be of any length: it also counts the bytes of long records."""
+        return (
+            f"append((wal_start, record := {{record}}))\nif len(held) > {_row_limit(columns)}:\n    spill()\n"
+            f"elif len(record) > {_VALUE_BYTES * columns}:\n    grow(len(record))"
+        )
 
     def __init__(self, *, may_spill: bool) -> None:
         self._records: list[tuple[int, bytes]] = []
@@ -36,13 +46,16 @@ class Held:
 
     @property
     def names(self) -> dict[str, object]:
-        """The names that `EMIT` uses."""
-        return {"append": self._records.append, "held": self._records, "spill": self.spill}
+        """The names that the statements use."""
+        return {"append": self._records.append, "held": self._records, "spill": self.spill, "grow": self._grow}
 
     def add(self, lsn: int, record: bytes) -> None:
         """Add a record."""
         self._records.append((lsn, record))
-        self._size += len(record)
+        self._grow(len(record))
+
+    def _grow(self, size: int) -> None:
+        self._size += size
         if self._size > _HELD_BYTES:
             self.spill()
 
@@ -74,3 +87,8 @@ class Held:
         # Clear the list instead of making a new one, because compiled rows use this list.
         self._records.clear()
         self._size = 0
+
+
+def _row_limit(columns: int) -> int:
+    """Return how many short records, of rows with this number of columns, are held in memory."""
+    return max(16, _HELD_BYTES // (_VALUE_BYTES * max(1, columns)))

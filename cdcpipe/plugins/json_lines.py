@@ -76,7 +76,6 @@ class JsonLines(TemplatePlugin[_Table]):
     def startup(self, output: OutputWriter) -> None:
         super().startup(output)
         self._held = Held(may_spill=True)
-        self._emit = Held.EMIT
         self._names |= self._held.names
 
     def shutdown(self) -> None:
@@ -101,7 +100,10 @@ class JsonLines(TemplatePlugin[_Table]):
         return parts
 
     def emit(self, table: _Table) -> str:
-        return self._emit.replace("{limit}", str(Held.row_limit(len(table.columns))))
+        return Held.emit(len(table.columns))
+
+    def emit_long(self, table: _Table) -> str:
+        return Held.emit_long(len(table.columns))
 
     def add(self, lsn: int, record: bytes) -> None:
         self._held.add(lsn, record)

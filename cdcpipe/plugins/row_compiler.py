@@ -223,12 +223,14 @@ def compile_row(
     names: Mapping[str, object],
     fallback: Handler,
     *,
+    emit_long: str | None = None,
     second_row: bytes = b"",
 ) -> Handler:
     """Return the function ``(wal_start, data)`` that fills the template and passes on the record.
 
     ``head`` are the first eight bytes of the messages. ``second_row`` is the kind of the second tuple, if there is one. ``emit`` is
-    the statement that passes on ``{record}``. ``names`` are the names that it and the template's expressions use.
+    the statement that passes on ``{record}``, and ``emit_long`` the one of the walking function, whose values may be of any length;
+    None for the same. ``names`` are the names that the statements and the template's expressions use.
     """
     values = _values(template)
     columns = int.from_bytes(head[6:8], "big")
@@ -238,7 +240,8 @@ def compile_row(
 
     def walk(wal_start: int, data: bytes) -> object:
         # Compile the walking function at the first row that needs it. Later rows call it directly.
-        space["walk"] = walk = _function(_walk_source(template, values, rows, columns, emit), space)
+        source = _walk_source(template, values, rows, columns, emit if emit_long is None else emit_long)
+        space["walk"] = walk = _function(source, space)
         return walk(wal_start, data)
 
     space["walk"] = walk

@@ -67,6 +67,10 @@ class TemplatePlugin(OutputPlugin, Generic[T]):
         del table
         return self._emit
 
+    def emit_long(self, table: T) -> str:
+        """Return the statement for rows whose values may be of any length; by default that of `emit`."""
+        return self.emit(table)
+
     def startup(self, output: OutputWriter) -> None:
         """Start."""
         super().startup(output)
@@ -109,6 +113,7 @@ class TemplatePlugin(OutputPlugin, Generic[T]):
             self.emit(table),
             self._names,
             self.output.fallback,
+            emit_long=self.emit_long(table),
             second_row=b"N" if kind == "U" and first != "N" else b"",
         )
 

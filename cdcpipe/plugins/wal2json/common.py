@@ -110,6 +110,8 @@ class Wal2Json(TemplatePlugin[Table]):
         self._txn_part = [b""]
         """The facts about the transaction in each record of version 2. It is a list, because compiled rows use it."""
         self._names["txn_part"] = self._txn_part
+        self._is_holding = False
+        """Whether records wait for the end of their transaction (`Held`)."""
 
     def filter_by_origin(self, origin: Origin) -> bool:
         filtered = self._settings.filter_origins
@@ -120,7 +122,10 @@ class Wal2Json(TemplatePlugin[Table]):
         raise NotImplementedError
 
     def emit(self, table: Table) -> str:
-        return self._emit.replace("{limit}", str(Held.row_limit(len(table.columns))))
+        return Held.emit(len(table.columns)) if self._is_holding else super().emit(table)
+
+    def emit_long(self, table: Table) -> str:
+        return Held.emit_long(len(table.columns)) if self._is_holding else super().emit_long(table)
 
     def describe(self, relation: Relation) -> Table:
         is_selected = self._settings.selects(relation)

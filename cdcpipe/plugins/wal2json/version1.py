@@ -30,7 +30,7 @@ class Wal2Json1(Wal2Json):
         is_pretty = self._settings.pretty_print
         self._tab, self._newline, self._space = (b"\t", b"\n", b" ") if is_pretty else (b"", b"", b"")
         self._held = Held(may_spill=self._settings.write_in_chunks)
-        self._emit = Held.EMIT
+        self._is_holding = True
         self._names |= self._held.names
 
     def shutdown(self) -> None:

@@ -35,7 +35,9 @@ from cdcpipe.pgoutput.messages import (
     Update,
 )
 from cdcpipe.plugins import held, load, names, text
+from cdcpipe.plugins.json_lines import JsonLines
 from cdcpipe.plugins.renderer import Renderer
+from cdcpipe.plugins.wal2json.version1 import Wal2Json1
 from cdcpipe.plugins.wal2json.version2 import Wal2Json2
 from support import pgoutput_build
 from support.recorder import Recorder, nothing
@@ -417,6 +419,35 @@ def test_held_records_spill(monkeypatch):
     renderer.feed(503, build(COMMIT))
     assert records == expected
     assert plugin._held._spill is None
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("json", {}),
+        ("wal2json", {"format-version": "2", "include-lsn": "1"}),
+        ("wal2json", {"format-version": "1", "write-in-chunks": "1"}),
+    ],
+)
+def test_long_values_take_no_more_memory_than_short_ones(name, options, monkeypatch):
+    """A limit for the number of rows alone would let a transaction of large values take gigabytes."""
+    monkeypatch.setattr(held, "_HELD_BYTES", 100_000)
+    long = [Insert(None, 16385, (b"%d" % number, b"x" * 20_000)) for number in range(50)]
+    messages = [message for row in long for message in (row, ROW, ROW)]
+    plugin = load(name, options, nothing)
+    records = []
+    renderer = Renderer(plugin, lambda lsn, record: records.append(record))
+    most = 0
+    for lsn, message in enumerate([BEGIN, T, *messages], 1):
+        renderer.feed(lsn, build(message))
+        assert isinstance(plugin, JsonLines | Wal2Json1 | Wal2Json2)
+        assert plugin._held is not None
+        most = max(most, sum(len(record) for _, record in plugin._held._records))
+    assert 20_000 < most < 150_000
+    assert records == []
+    renderer.feed(999, build(COMMIT))
+    assert sum(b"xxxx" in record for record in records) == 50
+    assert len(records) > 150
 
 
 def test_a_full_disk_is_an_error_that_says_where(monkeypatch):
