@@ -11,7 +11,7 @@ from spark_sink.schema.types import ENDS
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
-__all__ = ["POSITION", "all_ends", "end_position", "ends_all"]
+__all__ = ["POSITION", "all_ends", "end_position", "ends_all", "exact_time", "first_time"]
 
 POSITION: Final = ("_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal")
 """The columns whose order is the order of the changes."""
@@ -31,6 +31,19 @@ def end_position() -> Column:
     return F.struct(*before, F.when(F.col("_cdc_op") == "drop", F.col(ordinal) - 1).otherwise(F.col(ordinal)).alias(ordinal))
 
 
+def exact_time(micros: int | None) -> Column:
+    """Return a literal for a time in microseconds since 1970.
+
+    A time that passes through Python as a ``datetime`` without a zone is an hour wrong in the hour in which the clocks go back.
+    """
+    return F.timestamp_micros(F.lit(micros).cast("bigint"))
+
+
+def first_time(changes: DataFrame) -> Column:
+    """Return a literal for the first commit time of these changes; NULL if there are none."""
+    return exact_time(changes.agg(F.unix_micros(F.min("_cdc_commit_time"))).collect()[0][0])
+
+
 def all_ends(changes: DataFrame) -> Column:
     """Return a literal: the places where all rows end, in order, as an array of ``(at, until)``.
 
@@ -48,12 +61,11 @@ def all_ends(changes: DataFrame) -> Column:
     )
     found = ends.unionByName(snapshots)
     kind = found.schema.simpleString().replace("struct<", "array<struct<", 1) + ">"
-    # As microseconds: a time without its zone is not exact in the hour in which the clocks go back.
     micros = F.struct("until.lsn", F.unix_micros("until.time").alias("micros")).alias("until")
     rows = found.orderBy("at").select("at", micros).collect()
     return F.array(*(_literal(row["at"], row["until"]) for row in rows)).cast(kind)
 
 
 def _literal(at: Row, until: Row) -> Column:
-    time = F.timestamp_micros(F.lit(until["micros"]).cast("bigint"))
-    return F.struct(F.struct(*map(F.lit, at)).alias("at"), F.struct(F.lit(until["lsn"]), time).alias("until"))
+    until_place = F.struct(F.lit(until["lsn"]), exact_time(until["micros"]))
+    return F.struct(F.struct(*map(F.lit, at)).alias("at"), until_place.alias("until"))

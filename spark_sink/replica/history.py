@@ -22,7 +22,7 @@ from pyspark.sql.types import BooleanType, LongType, StructField, StructType, Ti
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.replica import reduction
 from spark_sink.replica.checks import checked_summary, keyed_versions, leave_out_keyless
-from spark_sink.replica.ends import all_ends, ends_all
+from spark_sink.replica.ends import all_ends, ends_all, first_time
 from spark_sink.replica.fills import filled
 from spark_sink.replica.layout import OPTIONAL
 from spark_sink.replica.pieces import cut_pieces
@@ -141,8 +141,8 @@ def _carried(current: DataFrame, ended: list[DataFrame], part: DataFrame, piece:
 
 def _ended(rows: DataFrame, part: DataFrame, piece: Piece) -> DataFrame:
     """Return versions that end where the piece ``part`` begins."""
-    time = part.where(F.col("_cdc_end_lsn") == piece.after_lsn + 1).agg(F.min("_cdc_commit_time")).collect()[0][0]
-    ends = {"_cdc_to_lsn": F.lit(piece.after_lsn + 1).cast("bigint"), "_cdc_to_time": F.lit(time).cast("timestamp")}
+    time = first_time(part.where(F.col("_cdc_end_lsn") == piece.after_lsn + 1))
+    ends = {"_cdc_to_lsn": F.lit(piece.after_lsn + 1).cast("bigint"), "_cdc_to_time": time}
     # Within a transaction in which the key changes, a version may begin and end.
     return rows.withColumns(ends).where(F.col("_cdc_from_lsn") < F.col("_cdc_to_lsn"))
 

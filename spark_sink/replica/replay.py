@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from spark_sink.replica import reduction
 from spark_sink.replica.checks import check_growth, checked_summary, keyed_versions, leave_out_keyless
-from spark_sink.replica.ends import ends_all
+from spark_sink.replica.ends import ends_all, first_time
 from spark_sink.replica.fills import filled
 from spark_sink.replica.layout import OPTIONAL
 from spark_sink.replica.pieces import cut_pieces
@@ -169,8 +169,7 @@ def is_deleted() -> Column:
 
 def _ended(rows: DataFrame, changes: DataFrame) -> DataFrame:
     """Return the rows as deleted ones. Those that exist are deleted by the first of these changes."""
-    micros = changes.agg(F.unix_micros(F.min("_cdc_commit_time"))).collect()[0][0]
-    time = F.timestamp_micros(F.lit(micros).cast("bigint"))
+    time = first_time(changes)
     ended = {
         "_cdc_commit_time": F.when(is_deleted(), F.col("_cdc_commit_time")).otherwise(time),
         "_cdc_op": F.lit("delete"),

@@ -2,6 +2,8 @@
 
 import itertools
 import random
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,20 @@ from spark_sink.replica.as_of import read_as_of
 from spark_sink.replica.history import read_history
 from spark_sink.replica.replay import replay
 from spark_sink.schema.table import Table, Version
+from spark_sink.staging.log import Position
 from spark_sink.warehouse import purged_changes
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
-from support.changelog_rows import EPOCH, KEY, TABLE, Source, add, comparable, keys_of_the_hour_that_comes_twice
+from support.changelog_rows import (
+    EPOCH,
+    KEY,
+    TABLE,
+    Source,
+    add,
+    append,
+    comparable,
+    keys_of_the_hour_that_comes_twice,
+    schema_of,
+)
 from support.road import Road
 
 pytestmark = pytest.mark.spark
@@ -123,6 +136,26 @@ def test_times_as_keys_in_the_hour_when_the_clocks_go_back(spark: Any, tmp_path:
     """As text of the session's time zone, two keys would be one."""
     session, house = keys_of_the_hour_that_comes_twice(spark, tmp_path / "warehouse")
     assert read_history(session, house.root, str(TABLE)).where("is_current").count() == 2
+
+
+def test_the_end_of_a_table_in_the_hour_when_the_clocks_go_back(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another table gets the name at 1:30, for the second time in this night."""
+    house = Warehouse(tmp_path / "warehouse", "delta")
+    house.open(EPOCH)
+    house.write_versions(TABLE, [Version(0, 0, 7, ("id",), ("id",)), Version(20, 0, 8, ("id",), ("id",))])
+    times = [datetime(2024, 11, 3, hour, 30, tzinfo=UTC) for hour in (5, 6)]
+    changes = [(n, "insert", 1, 10 + 10 * n, 0, 1, at, None, None, None) for n, at in enumerate(times)]
+    append(spark, house, changes, schema_of("id int"), Position(1, 0), Position(1, 20))
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        found = read_history(spark, house.root, str(TABLE)).selectExpr("id", "unix_seconds(valid_to) as until").collect()
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert sorted(map(tuple, found), key=str) == [(0, int(times[1].timestamp())), (1, None)]
 
 
 def test_what_a_purge_has_removed_is_not_invented(spark: Any, tmp_path: Path) -> None:
