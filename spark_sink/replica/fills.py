@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import ArrayType, TimestampNTZType, TimestampType
+from pyspark.sql.types import ArrayType, TimestampType
 
 from cdcpipe.types.arrow.casts import convert_text
 from spark_sink.spark.sql import literal, quote
@@ -16,7 +16,7 @@ from spark_sink.spark.sql import literal, quote
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
     from spark_sink.schema.table import Fill
@@ -40,8 +40,8 @@ def filled(rows: DataFrame, fills: Sequence[Fill]) -> DataFrame:
             unsent.append(F.when(F.array_contains(unchanged, fill.source), F.lit(fill.column)))
             texts.append((fill.column, exact.getItem(fill.source)))
         else:
-            values[fill.column], text = _constant(fill.value, kind)
-            texts.append((fill.column, F.lit(text).cast("string")))
+            values[fill.column], text = map(F.expr, constant_sql(fill.value, kind))
+            texts.append((fill.column, text))
     not_filled = F.array_except(unchanged, F.array(*map(F.lit, names)))
     also_unsent = F.array_compact(F.array(*unsent).cast("array<string>"))
     kept = F.map_filter(exact, lambda name, _: ~name.isin(names))
@@ -50,16 +50,12 @@ def filled(rows: DataFrame, fills: Sequence[Fill]) -> DataFrame:
     return rows.withColumns(values | lists)
 
 
-def _constant(text: str | None, kind: DataType) -> tuple[Column, str | None]:
-    """Return the value of PostgreSQL's text in this type, and the text itself if the type can't hold the value."""
-    value, exact = _value(text, kind)
-    if isinstance(kind, TimestampNTZType) and value is not None:
-        value = value.isoformat(sep=" ")  # Spark would read a datetime in the session's time zone
-    return F.lit(value).cast(kind), exact
-
-
 def constant_sql(text: str | None, kind: DataType) -> tuple[str, str]:
-    """Return SQL for the value of PostgreSQL's text in this type, and for its exact text, NULL if the type holds the value."""
+    """Return SQL for the value of PostgreSQL's text in this type, and for its exact text, NULL if the type holds the value.
+
+    Only SQL gives the same value in every session. ``F.lit`` takes a datetime for one of the session's zone and of the Julian
+    calendar, and refuses a date before the year 1000.
+    """
     value, exact = _value(text, kind)
     return _literal(value, kind), "CAST(NULL AS STRING)" if exact is None else literal(exact)
 

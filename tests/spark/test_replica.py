@@ -12,8 +12,9 @@ from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.replica import merge
+from spark_sink.replica.fills import filled
 from spark_sink.replica.replay import replay, without_unneeded
-from spark_sink.schema.table import Version
+from spark_sink.schema.table import Fill, Version
 from spark_sink.staging.log import Position
 from spark_sink.warehouse.wanted_copies import waiting
 from spark_sink.warehouse.warehouse import Warehouse
@@ -268,3 +269,29 @@ def test_the_text_of_an_unsent_value_goes_with_it(spark: Any, tmp_path: Path, cu
             held[row["k"]] = UNSENT if "m" in unsent else exact.get("m", row["m"])
             assert not (row["m"] and exact), row
         assert held == HELD
+
+
+def test_the_values_of_new_columns_in_earlier_rows(spark: Any) -> None:
+    """Not as Python's datetimes, which Spark takes for times of the Julian calendar, or of another zone."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "America/New_York")
+    cases = {
+        "a": ("timestamp", "0001-01-01 00:00:00+00", "timestamp_micros(-62135596800000000L)"),
+        "b": ("timestamp_ntz", "0001-01-01 00:00:00", "timestamp_ntz'0001-01-01 00:00:00'"),
+        "c": ("array<timestamp_ntz>", '{"2024-01-02 03:04:05",NULL}', "array(timestamp_ntz'2024-01-02 03:04:05', NULL)"),
+        "d": ("array<timestamp>", '{"0001-01-01 00:00:00+00"}', "array(timestamp_micros(-62135596800000000L))"),
+        "e": ("date", "0001-01-01", "date'0001-01-01'"),
+        "f": ("double", "NaN", "double('NaN')"),
+        "g": ("string", "it's \\ \n `", "concat('it', chr(39), 's ', chr(92), ' ', chr(10), ' `')"),
+        "h": ("array<int>", "{}", "cast(array() as array<int>)"),
+        "i": ("decimal(5,2)", "1.50", "1.50"),
+        "j": ("boolean", "f", "false"),
+        "k": ("date", "infinity", "cast(null as date)"),
+    }
+    columns = [f"cast(null as {kind}) as {name}" for name, (kind, _, _) in cases.items()]
+    rows = session.range(1).selectExpr(*columns, "array('a') as _cdc_unchanged", "map('b', 'old') as _cdc_exact")
+    made = filled(rows, [Fill(name, None, text) for name, (_, text, _) in cases.items()])
+    (found,) = made.selectExpr(*(f"{name} <=> {expected} as {name}" for name, (*_, expected) in cases.items())).collect()
+    assert [name for name, is_right in found.asDict().items() if not is_right] == []
+    (marks,) = made.select("_cdc_unchanged", "_cdc_exact").collect()
+    assert tuple(marks) == ([], {"k": "infinity"})
