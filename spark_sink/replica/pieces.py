@@ -59,8 +59,11 @@ class Piece:
 def cut_pieces(versions: Sequence[Version], after_lsn: int, until_lsn: int) -> Iterator[Piece]:
     """Cut the changes in (after_lsn, until_lsn] where the key changes, or where another table gets the name.
 
-    Changes from before the table had a key use the key that it got later. If it has none yet, they are left for later.
+    Changes from before the table had a key use the key that it got later. If it has none yet, they are left for later. There are no
+    pieces if ``after_lsn`` is beyond ``until_lsn``: a copy may have brought a replica further than the merge that is asked for.
     """
+    if after_lsn >= until_lsn:
+        return
     known, versions = versions, _cutting(versions)
     # Cut before and after a transaction in which the key changes, because a replica's position is always the end of a transaction.
     mixed = sorted({version.end_lsn for version in versions if version.ordinal})

@@ -53,6 +53,9 @@ from support.descriptions import CODE, ID, NONE, version
         ([version(10, 0, NONE), version(20, 0, CODE)], 0, [(CODE, 0, 19, 0, None, False), (CODE, 19, 99, 0, None, False)]),
         ([version(10, 0, NONE), version(20, 0, CODE, 2)], 0, [(CODE, 19, 99, 0, None, True)]),
         ([version(10, 0, NONE)], 0, []),
+        # From beyond the end: a copy came first.
+        ([version(10, 0, ID), version(120, 0, CODE)], 99, []),
+        ([version(10, 0, ID), version(120, 0, CODE)], 150, []),
     ],
 )
 def test_pieces(versions: list[Version], after_lsn: int, expected: list[tuple[object, ...]]) -> None:
