@@ -20,7 +20,7 @@ from spark_sink.upkeep import upkeep
 from spark_sink.upkeep.purge import purge, purge_histories
 from spark_sink.warehouse import stored_histories
 from spark_sink.warehouse.lock import TableLock
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH, KEY, SCHEMA, TABLE, Source, append, comparable
 
 pytestmark = pytest.mark.spark
@@ -152,7 +152,7 @@ def test_a_purge_keeps_what_the_history_needs_and_the_history_keeps_what_is_curr
     assert set(after) < set(before)
     assert [row for row in before if row[7]] == [row for row in after if row[7]]
     assert rows_at(states[9][0]) == comparable(states[9][1])
-    with pytest.raises(WarehouseError, match="purged"):
+    with pytest.raises(InvalidArgumentsError, match="purged"):
         rows_at(states[1][0])
     monkeypatch.setattr(upkeep, "_MOST_SMALL_FILES", 1)
     upkeep.Upkeep(spark, house, lock, optimize_interval_s=1.0, vacuum_retention_s=86400.0).run()
