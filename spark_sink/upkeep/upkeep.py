@@ -202,7 +202,9 @@ class Upkeep:
         wanted = [name for name in key if name in possible][:_MOST_CLUSTERING_COLUMNS]
         name = delta.table_name(path)
         found = self._spark.sql(f"DESCRIBE DETAIL {name}").collect()[0].clusteringColumns
-        if wanted and wanted != [each.strip("`") for each in found]:
+        # Delta quotes a name where it has to.
+        is_as_wanted = len(found) == len(wanted) and all(map(_is_name, found, wanted))
+        if wanted and not is_as_wanted:
             self._spark.sql(f"ALTER TABLE {name} CLUSTER BY ({', '.join(map(quote, wanted))})")
             return "FULL" if found else ""  # files that are sorted by the old key have to be rewritten, too
         return ""
@@ -257,6 +259,11 @@ def _compact(path: Path, size: int, right: Right, is_stopping: Callable[[], bool
     except ChangedError:
         _logger.debug("%s has changed while it was compacted; upkeep tries again later", path)
     return True
+
+
+def _is_name(told: str, name: str) -> bool:
+    """Tell whether ``told`` is the column ``name``, with or without quotes."""
+    return told in (name, quote(name))
 
 
 @contextmanager

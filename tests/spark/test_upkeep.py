@@ -203,6 +203,21 @@ def test_upkeep_that_fails_is_a_warning(
     assert not (house.root / "_cdcpipe/vacuumed.json").exists()
 
 
+def test_a_clustered_table_is_written_anew_only_for_another_key(
+    spark: "SparkSession", house: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Delta tells the clustering columns in its quotes."""
+    key, path = ("a`b", "c.d"), house.replica(FRUIT)
+    house.write_versions(FRUIT, [Version(0, 0, 7, key, key)])
+    delta.create(path, spark.range(9).selectExpr("id as `a``b`", "id as `c.d`"), {})
+    monkeypatch.setattr(upkeep, "_MOST_SMALL_FILES", 0)
+    care = Upkeep(spark, house, TableLock(house.root), optimize_interval_s=3600.0, vacuum_retention_s=None, clustering=True)
+    for _ in range(2):
+        care.run()
+        operations = spark.sql(f"DESCRIBE HISTORY {delta.table_name(path)}").where("operation = 'CLUSTER BY'")
+        assert operations.count() == 1
+
+
 def test_nothing_is_done_where_nothing_is_asked_for(
     spark: "SparkSession", house: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
