@@ -140,7 +140,7 @@ def key_sql(schema: StructType, key: Key, row: str = "", exact: str = "_cdc_exac
 def _text(value: str, kind: DataType, names: tuple[str, ...]) -> str:
     if isinstance(kind, TimestampType) and len(names) == 1:
         value = f"unix_micros({value})"  # in the hour in which the clocks go back, two times have the same text
-    text = value_text(value, kind) if isinstance(kind, ArrayType) else None
+    text = value_text(value, kind, is_joined=True) if isinstance(kind, ArrayType) else None
     return f"CAST({value} AS STRING)" if text is None else text
 
 

@@ -4,7 +4,9 @@
 for every `ColumnType` of cdcpipe/types/table.py.
 
 A ``float`` or a ``double`` becomes the hexadecimal digits of its IEEE 754 bits, because programs write the shortest decimal digits
-in different ways. Text that depends on the session assumes UTC and ANSI casts (canonical.exact_session).
+in different ways. Spark refuses this expression in joins and in MERGE: for them, `value_text` can use Java's text instead.
+
+Text that depends on the session assumes UTC and ANSI casts (canonical.exact_session).
 """
 
 from __future__ import annotations
@@ -39,11 +41,15 @@ _BITS: Final = {"float": ("Float", "floatToIntBits", 8), "double": ("Double", "d
 _QUOTED_IN_SQL: Final = r'^(?i:null)?$|[\s"\\{},]'
 
 
-def value_text(value: str, kind: DataType) -> str | None:
-    """Return an SQL expression for the text of the expression ``value``; null gives null. None for a type that is not supported."""
+def value_text(value: str, kind: DataType, *, is_joined: bool = False) -> str | None:
+    """Return an SQL expression for the text of the expression ``value``; null gives null. None for a type that is not supported.
+
+    With ``is_joined`` the text of a ``float`` or a ``double`` is Java's. Two different values have different texts, so Spark can
+    compare it with another such text. It need not be PostgreSQL's.
+    """
     name = kind.typeName()
     if isinstance(kind, ArrayType):
-        element = value_text("x", kind.elementType)
+        element = value_text("x", kind.elementType, is_joined=is_joined)
         return None if element is None else _array_text(f"transform({value}, x -> {element})")
     if name == "string":
         return value
@@ -53,6 +59,8 @@ def value_text(value: str, kind: DataType) -> str | None:
         return f"concat(CAST({value} AS STRING), '+00')"
     if name == "binary":
         return f"concat({literal(chr(92))}, 'x', lower(hex({value})))"
+    if name in _BITS and is_joined:
+        return f"CAST({value} AS STRING)"
     if name in _BITS:
         return _bits(value, *_BITS[name])
     return f"CAST({value} AS STRING)" if name in _PLAIN else None
@@ -67,7 +75,10 @@ def _array_text(texts: str) -> str:
 
 
 def _bits(value: str, java_class: str, method: str, digits: int) -> str:
-    """Return the expression for the hexadecimal digits of a number's bits. Java turns every NaN into the same bits."""
+    """Return the expression for the hexadecimal digits of a number's bits. Java turns every NaN into the same bits.
+
+    Spark takes each call of a Java method for non-deterministic.
+    """
     bits = f"java_method('java.lang.{java_class}', '{method}', coalesce({value}, CAST(0 AS {java_class})))"
     return f"IF({value} IS NULL, NULL, lower(right(lpad(hex(CAST({bits} AS BIGINT)), 16, '0'), {digits})))"
 

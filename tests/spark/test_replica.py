@@ -295,3 +295,23 @@ def test_the_values_of_new_columns_in_earlier_rows(spark: Any) -> None:
     assert [name for name, is_right in found.asDict().items() if not is_right] == []
     (marks,) = made.select("_cdc_unchanged", "_cdc_exact").collect()
     assert tuple(marks) == ([], {"k": "infinity"})
+
+
+def test_a_key_is_an_array_of_floating_point_numbers(spark: Any, tmp_path: Path) -> None:
+    """Spark's MERGE and joins compare it; both refuse expressions that are not deterministic."""
+
+    def one(op: str, lsn: int, key: float, v: str, old: float | None = None) -> Row:
+        return ([key, None], v, op, 1, lsn, 0, 1, None, None, None if old is None else ([old, None], None), None)
+
+    nan = float("nan")
+    changes = [one("insert", 10 + index, key, "new") for index, key in enumerate((0.0, nan, 0.1, 1e300, 5e-324))]
+    changes += [one("update", 20, -0.0, "moved", old=0.0), one("update", 21, nan, "later"), one("delete", 22, 0.1, "new", old=0.1)]
+    house = made(tmp_path)
+    for start, end in ((0, 19), (19, 30)):
+        found = [each for each in changes if start < each[4] <= end]
+        append(spark, house, found, schema_of("k array<double>, v string"), Position(1, start), Position(1, end))
+        house.write_versions(TABLE, [at(10, K)])
+        merge.bring(spark, house, TABLE, Position(1, end))
+    expected = sorted([("[-0.0, None]", "moved"), ("[nan, None]", "later"), ("[1e+300, None]", "new"), ("[5e-324, None]", "new")])
+    for rows in (delta.read(spark, house.replica(TABLE)), replayed(spark, house)):
+        assert sorted((str(row["k"]), row["v"]) for row in rows.collect()) == expected
