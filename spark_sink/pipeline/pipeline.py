@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.measures import Histogram
-from cdcpipe.retry import RetryPolicy
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.files.local import local_directory
 from spark_sink.files.system_hints import hint_in
@@ -37,6 +36,7 @@ from spark_sink.pipeline.catalog import CatalogDatabase
 from spark_sink.pipeline.follower import Follower
 from spark_sink.pipeline.histories import Histories
 from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
+from spark_sink.pipeline.source_ends import ENDED, SourceEnds, has_ended
 from spark_sink.replica import merge
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import DDL, EXACT, MESSAGES, SCHEMA_HISTORY, Table
@@ -65,12 +65,6 @@ if TYPE_CHECKING:
 __all__ = ["Pipeline", "PipelineProgress"]
 
 _logger = logging.getLogger(__name__)
-
-_LATE = "Python worker failed to connect back"
-"""Spark's error if the process that runs a stream's source has not started within ten seconds. This limit can't be changed."""
-
-_STARTS = RetryPolicy(attempts=11)
-"""How often to start a stream if the process of its source starts too late."""
 
 _LEAST_WAIT_S = 0.001
 """The shortest time that Spark accepts for a wait."""
@@ -194,7 +188,7 @@ class Pipeline:
         self._batch_id: int | None = None
         """The newest micro-batch whose changes are in the tables."""
         self._available_now = False
-        self._late_starts = 0
+        self._source_ends = SourceEnds()
         # Held while a micro-batch runs, so that stop() waits for its end. Who may write the tables is decided by `lock`.
         self._batch_running = threading.Lock()
 
@@ -260,7 +254,7 @@ class Pipeline:
         return True
 
     def _wait_for_query(self, deadline: float | None) -> bool:
-        """Wait for the query's end. Restart it if its source was too slow to start. Returns False if the time runs out first."""
+        """Wait for the query's end. Restart it if only its source has failed. Returns False if the time runs out first."""
         while self._query is not None:
             try:
                 if deadline is None:
@@ -269,13 +263,13 @@ class Pipeline:
                 return bool(self._query.awaitTermination(max(_LEAST_WAIT_S, deadline - time.monotonic())))
             except Exception as ex:
                 self._serving.close()
-                if _LATE not in str(ex) or self._error is not None or _STARTS.pause_s(self._late_starts + 1) is None:
+                warning = None if self._error is not None else self._source_ends.warning(ex, self._progress.batches)
+                if warning is None:
                     self._error = self._error or own_error(ex)  # the first error is kept
                     raise self._error from ex
             if self._stopping:  # a start after `stop` would never end
                 return True
-            self._late_starts += 1
-            _logger.warning("a Python process took Spark more than ten seconds to start; beginning again")
+            _logger.warning(warning)
             self._stop_following(is_last_round_wanted=False)
             if self._error is not None:  # of the last round; a start would forget it
                 raise self._error
@@ -479,7 +473,7 @@ def own_error(ex: BaseException) -> BaseException:
     """Return the project's own error for an error of Spark, in one line."""
     if isinstance(ex, CdcpipeError | _StoppedError):
         return ex
-    reason = session.reason_of(ex)
+    reason = ENDED if has_ended(ex) else session.reason_of(ex)
     return PipelineError(f"the tables could not be brought further: {reason}", hint=hint_in(reason))
 
 

@@ -8,10 +8,28 @@ import pytest
 
 from cdcpipe.errors import CdcpipeError
 from spark_sink.pipeline.pipeline import Pipeline
+from spark_sink.pipeline.source_ends import SourceEnds
 from spark_sink.source import datasource
 from spark_sink.spark import session
 
 LATE = "… terminated with exception: Python worker failed to connect back. …"
+
+
+class SparkError(Exception):
+    """An error of Spark, with Java's stack trace, which is not in its text."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__("[STREAM_FAILED] Query [id = 1] terminated with exception:  SQLSTATE: XXKST")
+        self._stackTrace = f"org.apache.spark.sql.streaming.StreamingQueryException: …\n\tat X.run(X.scala:236)\n{cause}"
+
+
+RUNNER = "\tat org.apache.spark.sql.execution.python.streaming.PythonStreamingSourceRunner.latestOffset(P.scala:206)\n"
+KILLED = "Caused by: java.io.EOFException\n\tat java.base/java.io.DataInputStream.readInt(D.java:386)\n" + RUNNER
+CUT_OFF = "Caused by: java.net.SocketException: Broken pipe\n\tat java.base/sun.nio.ch.Net.write(N.java:1)\n" + RUNNER
+RAISED = (
+    "Caused by: org.apache.spark.SparkException: [PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] …\n\tat X.of(X.scala:1)\n" + RUNNER
+)
+ELSEWHERE = "Caused by: java.io.EOFException\n\tat org.apache.parquet.Reader.read(R.java:1)\n"
 
 
 class Clock:
@@ -118,3 +136,34 @@ def test_an_error_of_the_last_round_is_kept_when_a_source_starts_late(
     with pytest.raises(CdcpipeError, match="the last merge failed"):
         made.wait()
     assert query.starts == 1
+
+
+@pytest.mark.parametrize("cause", [KILLED, CUT_OFF])
+def test_a_source_that_was_killed_is_started_again(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cause: str
+) -> None:
+    query = Query(clock, SparkError(cause), None)
+    pipeline(query, tmp_path, monkeypatch).process_available()
+    assert query.starts == 2
+    assert "the Python process that finds new segments for Spark has ended" in caplog.text
+
+
+@pytest.mark.parametrize("cause", [RAISED, ELSEWHERE])
+def test_another_error_of_the_stream_ends_it(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str) -> None:
+    query = Query(clock, SparkError(cause))
+    with pytest.raises(CdcpipeError, match="STREAM_FAILED"):
+        pipeline(query, tmp_path, monkeypatch).process_available()
+    assert query.starts == 1
+
+
+def test_a_source_that_is_killed_again_and_again_is_named(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = Query(clock, *[SparkError(KILLED)] * 11)
+    with pytest.raises(CdcpipeError, match="further: the Python process that finds new segments for Spark has ended"):
+        pipeline(query, tmp_path, monkeypatch).process_available()
+    assert query.starts == 11
+
+
+def test_a_source_that_ends_now_and_then_is_always_started_again() -> None:
+    ends = SourceEnds()
+    assert all(ends.warning(SparkError(KILLED), batches) for batches in range(30))
+    assert [ends.warning(SparkError(KILLED), 29) is None for _ in range(10)] == [False] * 9 + [True]
