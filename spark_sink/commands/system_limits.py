@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from cdcpipe.limits import limit_hint
-from spark_sink.files.system_hints import HINTS, THEN
+from spark_sink.files.system_hints import THEN, hint_of
 
 __all__ = ["described", "of_system"]
 
@@ -20,9 +20,9 @@ _OTHERS: Final = f"-v shows where this happened; {THEN}"
 
 def described(error: Exception) -> tuple[str, str] | None:
     """Return the message and the hint for an error of the system or a limit of the machine; None for any other error."""
-    hint = limit_hint(error)
     if isinstance(error, OSError):
-        return of_system(error), hint or HINTS.get(error.errno or 0, _OTHERS)
+        return of_system(error), hint_of(error) or _OTHERS
+    hint = limit_hint(error)
     if hint is None:
         return None
     return str(error) or "out of memory", hint

@@ -2,7 +2,7 @@
 
 The error has a number, or another program repeats its words:
 
-    HINTS[errno.ENOSPC]                                         # "the file system is full, of bytes (df) or of files (df -i): …"
+    hint_of(OSError(errno.ENOSPC, "No space left on device"))    # "the file system is full, of bytes (df) or of files (df -i): …"
     hint_in("[Errno 28] Error writing: No space left on device")    # the same
 """
 
@@ -12,11 +12,13 @@ import errno
 import os
 from typing import Final
 
-__all__ = ["HINTS", "THEN", "hint_in"]
+from cdcpipe.limits import limit_hint
+
+__all__ = ["THEN", "hint_in", "hint_of"]
 
 THEN: Final = "then start again"
 
-HINTS: Final = {
+_HINTS: Final = {
     errno.ENOSPC: f"the file system is full, of bytes (df) or of files (df -i): make room; {THEN}",
     errno.EDQUOT: f"this user's disk quota is used up: make room, or raise the quota; {THEN}",
     errno.EFBIG: f"the file is larger than this user or this file system allows: raise the limit (ulimit -f); {THEN}",
@@ -36,6 +38,11 @@ _SAID: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.ERO
 """Errors of disks and mounts. Their words mean nothing else, also in a message of Java or of a Python worker."""
 
 
+def hint_of(error: OSError) -> str | None:
+    """Return the hint for an error of the system, or for the limit of the machine that it names; None if none fits."""
+    return limit_hint(error) or _HINTS.get(error.errno or 0)
+
+
 def hint_in(text: str) -> str | None:
     """Return the hint for an error of a disk or a mount whose words ``text`` repeats; None if it repeats none."""
-    return next((HINTS[number] for number in _SAID if os.strerror(number) in text), None)
+    return next((_HINTS[number] for number in _SAID if os.strerror(number) in text), None)

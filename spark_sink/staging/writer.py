@@ -29,6 +29,7 @@ import numpy as np
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.framing import encode_header
 from spark_sink.files.local import TEMPORARY_PREFIX, fsync_directory, write_json
+from spark_sink.files.system_hints import THEN, hint_of
 from spark_sink.staging.filler import COMMIT, MESSAGE_HEAD, Cut, Discard, Write
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.lock import lock, make_root, try_file_system
@@ -362,13 +363,13 @@ class StagingWriter:
         """Turn an error of the file system into a StagingError. After that, every operation of this writer fails."""
         if self._failure is not None:
             msg = f"an earlier write to {self.root} has failed: {self._failure}"
-            raise StagingError(msg, hint=_DISK_HINT)
+            raise StagingError(msg, hint=f"{_DISK_HINT}; {_NOTHING_LOST}")
         try:
             yield
         except OSError as ex:
             msg = f"cannot write {path}: {ex.strerror or ex}"
             self._failure = msg
-            raise StagingError(msg, hint=_DISK_HINT) from ex
+            raise StagingError(msg, hint=f"{hint_of(ex) or _DISK_HINT}; {_NOTHING_LOST}") from ex
 
 
 def check_source(
@@ -396,7 +397,8 @@ def check_source(
 _OTHER_HINT = (
     "give each slot its own --staging directory and its own warehouse, or connect to the server and slot of this directory"
 )
-_DISK_HINT = "make room or repair the disk, then start again; nothing is lost, because only sealed segments were confirmed"
+_DISK_HINT = f"make room or repair the disk; {THEN}"
+_NOTHING_LOST = "nothing is lost, because only sealed segments were confirmed"
 
 
 def _write_epoch(path: Path, epoch: Epoch) -> None:

@@ -91,6 +91,24 @@ def test_an_error_of_the_disk_stops_and_confirms_nothing(tmp_path: Path, failpoi
     assert landed(tmp_path) == WORK
 
 
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        (errno.ENOSPC, "the file system is full"),
+        (errno.EFBIG, "ulimit -f"),
+        (errno.EMFILE, "ulimit -n"),
+        (errno.EROFS, "mounted read-only"),
+        (errno.EACCES, "as the owner"),
+        (errno.EXDEV, "make room or repair the disk; then start again"),
+    ],
+)
+def test_the_hint_fits_the_error(tmp_path: Path, code: int, hint: str):
+    with pytest.raises(StagingError) as caught:
+        land(tmp_path, Server(WORK), At(Failpoint.BEFORE_WRITE, 1, OSError(code, os.strerror(code))))
+    assert hint in (caught.value.hint or "")
+    assert (caught.value.hint or "").endswith("; nothing is lost, because only sealed segments were confirmed")
+
+
 @pytest.mark.parametrize("name", ["write", "fsync"])
 def test_the_system_call_itself_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
     with StagingWriter(tmp_path, slot="s") as writer:
