@@ -20,6 +20,7 @@ raises a StagingError that names the file and the byte.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import re
@@ -33,6 +34,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdcpipe.errors import ProtocolError
+from spark_sink.files.system_hints import hint_of
 from spark_sink.staging.log import SEGMENT_NAME, StagingError
 from spark_sink.staging.scan import scan
 
@@ -160,8 +162,13 @@ def map_segment(path: Path) -> memoryview:
             size = os.fstat(file.fileno()).st_size
             return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
     except OSError as ex:
-        msg = f"segment {path} cannot be read: {ex.strerror}"
-        raise StagingError(msg, hint="a reader was behind the segments that were removed, or the disk is damaged") from ex
+        raise _unreadable(path, ex) from ex
+
+
+def _unreadable(path: Path | str, error: OSError) -> StagingError:
+    fitting = None if error.errno == errno.ENOENT else hint_of(error)
+    hint = fitting or "a reader was behind the segments that were removed, or the disk is damaged"
+    return StagingError(f"segment {path} cannot be read: {error.strerror}", hint=hint)
 
 
 def build(path: Path | str, starts: Array | Sequence[int] | None = None, ends: Array | Sequence[int] | None = None) -> SegmentIndex:
@@ -186,8 +193,7 @@ def load(path: Path | str) -> SegmentIndex:
     try:
         size = path.stat().st_size
     except OSError as ex:
-        msg = f"segment {path} cannot be read: {ex.strerror}"
-        raise StagingError(msg, hint="a reader was behind the segments that were removed, or the disk is damaged") from ex
+        raise _unreadable(path, ex) from ex
     index = _read(path, size)
     return build(path) if index is None else index
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -13,6 +14,7 @@ from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.retry import RetryPolicy
 from spark_sink.files.local import TEMPORARY_PREFIX, DamagedFileError, fsync_directory, open_file, read_json, write_json
 from spark_sink.files.lock import try_lock
+from spark_sink.files.system_hints import hint_of
 from spark_sink.staging.log import StagingError
 
 __all__ = ["lock", "lock_owner", "make_root", "owner_text", "try_file_system"]
@@ -89,7 +91,8 @@ def try_file_system(root: Path) -> None:
         path.unlink()
     except OSError as ex:
         msg = f"the file system of {root} can't hold a staging log: {ex.strerror or ex}"
-        raise StagingError(msg, hint=_POSIX_HINT) from ex
+        # A file system that lacks an operation may refuse it with EPERM, too.
+        raise StagingError(msg, hint=(None if ex.errno == errno.EPERM else hint_of(ex)) or _POSIX_HINT) from ex
 
 
 def _read_owner(path: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Only one launcher at a time: the lock of a staging directory, also if the file system has no locks."""
 
+import errno
 import fcntl
 import os
 import re
@@ -13,6 +14,7 @@ import pytest
 
 from cdcpipe.errors import CdcpipeError
 from spark_sink.staging import account, last_error
+from spark_sink.staging import lock as staging_lock
 from spark_sink.staging import writer as staging_writer
 from spark_sink.staging.lock import lock_owner
 from spark_sink.staging.log import StagingError, list_epochs, list_segments
@@ -156,3 +158,16 @@ def put(root: Path, name: str, make: Callable[[Path], None]) -> Path:
     path.parent.mkdir(exist_ok=True)
     make(path)
     return path
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"), [(errno.ENOSPC, "the file system is full"), (errno.EPERM, "POSIX"), (errno.ENOTSUP, "POSIX")]
+)
+def test_the_hint_of_the_trial_fits_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, hint: str) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(staging_lock, "write_json", refuse)
+    with pytest.raises(StagingError, match="can't hold a staging log") as caught:
+        staging_lock.try_file_system(tmp_path)
+    assert hint in (caught.value.hint or "")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -244,8 +247,19 @@ def test_a_bad_header_is_named_by_its_place(segment: Path) -> None:
 
 
 def test_a_missing_segment_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StagingError, match=r"gone\.cdc cannot be read"):
+    with pytest.raises(StagingError, match=r"gone\.cdc cannot be read") as caught:
         load(tmp_path / "gone.cdc")
+    assert "a reader was behind the segments that were removed" in (caught.value.hint or "")
+
+
+def test_a_limit_of_the_process_is_no_damage(segment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(StagingError, match="cannot be read: Too many open files") as caught:
+        segment_index.map_segment(segment)
+    assert "ulimit -n" in (caught.value.hint or "")
 
 
 def test_boundaries_of_another_segment_are_refused(segment: Path) -> None:
