@@ -9,10 +9,12 @@ The reason is in the exception, or in the lines of the JVM's stderr if the JVM e
 
 from __future__ import annotations
 
+import errno
 import re
 from typing import TYPE_CHECKING, Final
 
 from cdcpipe.errors import InitError
+from cdcpipe.limits import limit_hint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +33,8 @@ _NOISE: Final = re.compile(
 )
 """Lines of the JVM's stderr that give no reason."""
 _HEAP: Final = re.compile(r"-Xm[xs]|heap size|heap space|reserve enough space|allocate memory", re.IGNORECASE)
+_OPEN_FILES: Final = re.compile(r"Too many open files|Error loading java\.security file")
+"""With too few open files, the JVM opens Spark's some 300 jars, and then cannot open a file of its own."""
 _MASTERS: Final = "it takes local[N], yarn, spark://HOST:PORT or k8s://HOST:PORT"
 
 
@@ -74,6 +78,9 @@ def failed_start(
 
 def _hint(reason: str, master: str, given: Mapping[str, str]) -> str:
     """Return a hint with the option that is to be corrected, if the reason tells which. Values of settings may be secret."""
+    if _OPEN_FILES.search(reason):
+        limit = limit_hint(OSError(errno.EMFILE, reason))
+        return f"{limit}, 1024 are enough; if that is not it, can this user read the files of Java?"
     if re.search(r"\bmaster\b", reason, re.IGNORECASE) or master in reason:
         return f"correct --master, which is {master}: {_MASTERS}"
     named = [key for key in given if key in reason]

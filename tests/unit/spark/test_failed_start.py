@@ -39,3 +39,9 @@ def test_the_hint_names_the_option(raised: str, said: str, settings: dict[str, s
     assert hint in str(error.hint)
     assert "secret" not in str(error.hint)
     assert has_reason == ("WARNING: noise" not in said or said is MASTER)
+
+
+@pytest.mark.parametrize("reason", ["Error loading java.security file", "java.io.IOException: Too many open files"])
+def test_too_few_open_files_are_named(reason: str) -> None:
+    error, _ = failed_start(RuntimeError("JAVA_GATEWAY_EXITED"), {"spark.master": "local[2]"}, {}, [f"Error: {reason}"])
+    assert "ulimit -n (now " in (error.hint or "")
