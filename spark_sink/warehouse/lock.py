@@ -13,7 +13,7 @@ made in between would be lost without an error. So a writer first takes a right:
     ==========  ==========================  =====================================================================
     right       excludes                    who takes it
     ==========  ==========================  =====================================================================
-    append      append, alone               a micro-batch; upkeep, for OPTIMIZE of a changelog and to shorten its log
+    append      append, alone               a micro-batch; upkeep, for commits to a changelog and to shorten its log
     merge       merge, alone                a round of merges; upkeep, for any change to a replica
     history     history                     a round of histories; upkeep, for any change to a history
     alone       append, merge, alone        a pipeline that opens the warehouse; a snapshot that lands a table; a purge
