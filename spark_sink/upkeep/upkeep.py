@@ -215,6 +215,10 @@ class Upkeep:
             _logger.debug("%s: %d commits removed from the log", path, count)
 
     def _forget_removed(self, path: Path, right: Right, retention_s: float) -> None:
+        """Let checkpoints forget files when VACUUM deletes them. It is set with a VACUUM: a new table has no such files."""
+        name = vacuum_of(path)
+        if not self._times.is_known(name) or not self._times.is_due(name, vacuum_interval_s(retention_s)):
+            return
         with self._warehouse.logs.newest(path) as log:
             is_done = are_names_kept(log.metadata, retention_s)
         if not is_done:

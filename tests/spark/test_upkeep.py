@@ -107,7 +107,8 @@ def test_small_files_become_one_and_old_ones_go(
     version = state(path).version
     Upkeep(spark, house, TableLock(house.root), optimize_interval_s=None, vacuum_retention_s=3600.0).run()
     assert len(list(path.rglob("*.parquet"))) == 2
-    assert commits(path)[-1] == version  # a commit of VACUUM's own might take the place of a micro-batch's
+    # Only for the property that the checkpoint below obeys. A commit of VACUUM's own might take the place of a micro-batch's.
+    assert commits(path)[-1] == version + 1
     # Nor does a checkpoint name the removed files any more. Every query would read their names.
     delta.checkpoint(spark, path)
     removed = pq.read_table(max(log.glob("*.checkpoint.parquet")), columns=["remove"])["remove"]
