@@ -17,7 +17,7 @@ import pyarrow as pa
 from spark_sink.delta import file_table
 from spark_sink.delta.file_table import KNOWN_FEATURES, ChangedError, DeltaError
 from spark_sink.delta.log import TableLog
-from spark_sink.delta.rows import UnsupportedError, statistics
+from spark_sink.delta.rows import UnsupportedError, fields_of, statistics
 from spark_sink.files import places
 from spark_sink.files.parquet import FileWriter, WrittenFile, part_name
 
@@ -50,6 +50,7 @@ def compact(
     if (obstacle := log.obstacle("writerFeatures", KNOWN_FEATURES)) is not None:
         raise UnsupportedError(f"a table with {obstacle}")
     table, gone = file_table.of_log(log), 0
+    fields_of(table.physical, table.schema.names)  # raises for a name with a dot
     for group in _groups(_small(log.files, small_bytes), 2 * small_bytes):
         written = _write(path, table.layout(), group, is_stopping)
         if written is None:

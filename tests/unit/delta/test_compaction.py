@@ -196,6 +196,15 @@ def test_what_needs_spark_is_left_to_it(tmp_path: Path) -> None:
     assert len(list(other.path.glob("*.parquet"))) == 2
 
 
+def test_a_name_with_a_dot_is_left_to_spark(tmp_path: Path) -> None:
+    """Arrow takes it for a field of a struct. (Our own tables have other names in their files.)"""
+    table = made(tmp_path / "t")
+    text = StructType([StructField("a.b", LongType())]).json()
+    file_table.redefine(table.path, "REPLACE COLUMNS", lambda found: {**found, "schemaString": text, "configuration": {}})
+    with pytest.raises(UnsupportedError, match="a dot"):
+        compact(table.path, SMALL, nullcontext)
+
+
 def test_a_file_with_another_number_of_rows_is_refused(tmp_path: Path) -> None:
     table = made(tmp_path / "t", files=2)
     log = TableLog(table.path).refresh()
