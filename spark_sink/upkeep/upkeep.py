@@ -170,9 +170,7 @@ class Upkeep:
                     if self._optimize_interval_s is not None:
                         self._optimize(table, path, right, is_ending)
                     if self._vacuum_retention_s is not None:
-                        self._forget_removed(path, right, self._vacuum_retention_s)
-                        with nullcontext() if path == self._warehouse.changelog(table) else right():
-                            self._vacuum(path, self._vacuum_retention_s)
+                        self._vacuum(table, path, right, self._vacuum_retention_s)
 
     def _paths(self) -> Iterator[tuple[Table, Path, Right]]:
         """Yield the tables, each with the right that its writer has to hold."""
@@ -214,24 +212,23 @@ class Upkeep:
         if count:
             _logger.debug("%s: %d commits removed from the log", path, count)
 
-    def _forget_removed(self, path: Path, right: Right, retention_s: float) -> None:
-        """Let checkpoints forget files when VACUUM deletes them. It is set with a VACUUM: a new table has no such files."""
+    def _vacuum(self, table: Table, path: Path, right: Right, retention_s: float) -> None:
         name = vacuum_of(path)
-        if not self._times.is_known(name) or not self._times.is_due(name, vacuum_interval_s(retention_s)):
+        if not self._times.is_due(name, vacuum_interval_s(retention_s)):
             return
+        if self._times.is_known(name):  # a new table has nothing to delete, and nothing to forget
+            self._forget_removed(path, right, retention_s)
+            with nullcontext() if path == self._warehouse.changelog(table) else right():
+                self._spark.sql(f"VACUUM {delta.table_name(path)} RETAIN {retention_s / 3600:.6f} HOURS")
+        self._times.record(name)
+
+    def _forget_removed(self, path: Path, right: Right, retention_s: float) -> None:
+        """Let checkpoints forget files when VACUUM deletes them."""
         with self._warehouse.logs.newest(path) as log:
             is_done = are_names_kept(log.metadata, retention_s)
         if not is_done:
             with right():
                 keep_names(path, retention_s)
-
-    def _vacuum(self, path: Path, retention_s: float) -> None:
-        name = vacuum_of(path)
-        is_known = self._times.is_known(name)
-        if self._times.is_due(name, vacuum_interval_s(retention_s)):
-            if is_known:  # a new table has nothing to delete
-                self._spark.sql(f"VACUUM {delta.table_name(path)} RETAIN {retention_s / 3600:.6f} HOURS")
-            self._times.record(name)
 
     def _purge(self, age_s: float, is_stopping: Callable[[], bool]) -> None:
         if self._times.is_due(PURGE) and self._warehouse.source().position is not None:
