@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from cdcpipe.logs import Told
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.client.prepare import Prepared, creation_arguments, later_arguments
@@ -33,7 +34,7 @@ __all__ = ["Opening", "plugin_options", "slot_arguments"]
 
 _logger = logging.getLogger(__name__)
 
-_AWAIT_WAL_S, _TELL_AGAIN_S = 1.0, 60.0
+_AWAIT_WAL_S = 1.0
 
 
 class Opening:
@@ -123,11 +124,9 @@ class Opening:
         Before that, its transactions have positions that the log has used for changes that never happened there.
         """
         found: Prepared | None = prepared
-        told_at: float | None = None
+        told = Told()
         while found is not None and (lsn := self._resume_lsn()) > found.wal_lsn:
-            now = time.monotonic()
-            if told_at is None or now - told_at >= _TELL_AGAIN_S:
-                told_at = now
+            if told.is_news(format_lsn(lsn), time.monotonic()):
                 _logger.warning(
                     "the server's WAL is at %s; the stream begins when it has passed %s", found.wal_lsn, format_lsn(lsn)
                 )
