@@ -17,7 +17,7 @@ from typing import Final
 
 from cdcpipe.printable import printable_lines
 
-__all__ = ["FORMATS", "JsonFormatter", "Told", "formatter", "is_json", "line", "show", "use"]
+__all__ = ["FORMATS", "JsonFormatter", "Told", "formatter", "is_json", "line", "show", "to_stderr", "use"]
 
 _TELL_AGAIN_S: Final = 60.0
 
@@ -67,6 +67,12 @@ class _TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return printable_lines(super().format(record))
+
+
+def to_stderr(level: int, text: str) -> None:
+    """Let Python's logging write to stderr what has this level or a higher one. ``text`` is as for `formatter`."""
+    logging.basicConfig(stream=sys.stderr, level=level, force=True)
+    logging.root.handlers[0].setFormatter(formatter(text))
 
 
 def formatter(text: str) -> logging.Formatter:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,8 +67,7 @@ def command(
     Several files are one stream, in the given order; "-" is stdin. With connection options, the command asks the server for facts
     that the stream does not contain, such as the names of domains. Without them it asks no server.
     """
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, force=True)
-    logging.root.handlers[0].setFormatter(logs.formatter("cdcpipe: warning: %(message)s"))
+    logs.to_stderr(logging.WARNING, "cdcpipe: warning: %(message)s")
     for number in (signal.SIGINT, signal.SIGTERM):
         # A filter that a signal stops has not finished its work. The default action shows this in its exit status.
         signal.signal(number, signal.SIG_DFL)

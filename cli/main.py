@@ -368,8 +368,7 @@ def _check_fd(fd: int) -> None:
 
 def _log_to_stderr(verbose: int) -> None:
     level = logging.WARNING if not verbose else logging.INFO if verbose == 1 else logging.DEBUG
-    logging.basicConfig(stream=sys.stderr, level=level, force=True)
-    logging.root.handlers[0].setFormatter(logs.formatter("cdcpipe: %(message)s"))
+    logs.to_stderr(level, "cdcpipe: %(message)s")
 
 
 def _log_configuration(config: StreamConfig, poll: PollConfig | None) -> None:
