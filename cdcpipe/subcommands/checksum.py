@@ -132,9 +132,8 @@ class Checksums:
         """Lock the tables that exist, and take a snapshot. Return the snapshot and these tables, masked as the copy is.
 
         Raises InitError for a publication that does not exist: without it nobody knows what the copy has. Without tables, the
-        publications do not matter: such a request asks which server answers.
+        publications do not matter: such a request asks which server answers. ``masks`` have their key (`Masks.with_key`).
         """
-        masks = masks.with_key()
         execute = self._connection.execute
         execute("ROLLBACK")
         if tables:
