@@ -17,12 +17,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from pyspark.sql.types import ArrayType, MapType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.retry import RetryPolicy
 from spark_sink.delta.log import APPLICATION, TableLog, commit_path
-from spark_sink.delta.schema import COLUMN_ID, MAPPING_MODE, PHYSICAL_NAME, arrow_schema, columns, needed_features, physical_columns
+from spark_sink.delta.schema import (
+    MAPPING_MODE,
+    MAX_COLUMN_ID,
+    arrow_schema,
+    columns,
+    mapped,
+    needed_features,
+    physical_columns,
+)
 from spark_sink.files import places
 from spark_sink.files.parquet import Layout, exact_number
 
@@ -65,9 +73,6 @@ KNOWN_FEATURES: Final = {
 """Features of a table for which a program that adds files need not do more than this module does."""
 
 _REDEFINITIONS: Final = RetryPolicy(attempts=10)
-
-_MAX_ID: Final = "delta.columnMapping.maxColumnId"
-
 
 _DEFINITIONS: Final = ("metaData", "protocol", "domainMetadata")
 """The actions that determine how to write files of a table."""
@@ -149,18 +154,18 @@ def define(path: Path, schema: StructType, properties: Mapping[str, str], like: 
     if like is not None:
         shared = like.definition[-1]["metaData"]
         there = StructType.fromJson(json.loads(shared["schemaString"]))
-        mapping = {name: shared["configuration"][name] for name in (MAPPING_MODE, _MAX_ID) if name in shared["configuration"]}
+        mapping = {name: shared["configuration"][name] for name in (MAPPING_MODE, MAX_COLUMN_ID) if name in shared["configuration"]}
         if mapping:
             features |= {"columnMapping"}
-            numbers = iter(range(int(mapping[_MAX_ID]) + 1, 1 << 31))
-            others = _mapped(StructType([field for field in schema if field.name not in there.names]), numbers)
+            numbers = iter(range(int(mapping[MAX_COLUMN_ID]) + 1, 1 << 31))
+            others = mapped(StructType([field for field in schema if field.name not in there.names]), numbers)
             schema = StructType([(there if name in there.names else others)[name] for name in schema.names])
-            mapping[_MAX_ID] = str(next(numbers) - 1)
+            mapping[MAX_COLUMN_ID] = str(next(numbers) - 1)
         configuration |= mapping
     elif "columnMapping" in features:
         numbers = iter(range(1, 1 << 31))
-        schema = _mapped(schema, numbers)
-        configuration |= {MAPPING_MODE: "name", _MAX_ID: str(next(numbers) - 1)}
+        schema = mapped(schema, numbers)
+        configuration |= {MAPPING_MODE: "name", MAX_COLUMN_ID: str(next(numbers) - 1)}
     if properties.get("delta.enableDeletionVectors") == "true":
         features.add("deletionVectors")
     metadata = {
@@ -184,21 +189,6 @@ def defined(path: Path, definition: Sequence[Mapping[str, Any]]) -> FileTable:
     metadata = definition[-1]["metaData"]
     known, physical = columns(metadata), physical_columns(metadata)
     return FileTable(path, -1, known, physical, 0, tuple(definition), properties=metadata["configuration"])
-
-
-def _mapped(kind: Any, numbers: Any) -> Any:
-    """Give each field, and the fields of structs in it, a number and a name for the files."""
-    if isinstance(kind, StructType):
-        fields = []
-        for field in kind:
-            metadata = {COLUMN_ID: next(numbers), PHYSICAL_NAME: f"col-{uuid.uuid4()}"}
-            fields.append(StructField(field.name, _mapped(field.dataType, numbers), field.nullable, metadata))
-        return StructType(fields)
-    if isinstance(kind, ArrayType):
-        return ArrayType(_mapped(kind.elementType, numbers), kind.containsNull)
-    if isinstance(kind, MapType):
-        return MapType(_mapped(kind.keyType, numbers), _mapped(kind.valueType, numbers), kind.valueContainsNull)
-    return kind
 
 
 def commit(

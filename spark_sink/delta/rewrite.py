@@ -40,6 +40,8 @@ _MOST_BYTES: Final = 256 << 20
 """The most bytes of a file's values, uncompressed, that are read. A multiple of this is in memory."""
 _MOST_REWRITTEN_BYTES: Final = 1 << 30
 """The most bytes, uncompressed, of the larger files that one commit writes anew in a table without deletion vectors."""
+_MOST_FILLED_BYTES: Final = 128 << 20
+"""The most bytes, uncompressed, of a table whose rows all get a value."""
 _MOST_ROWS: Final = 200_000_000
 """The most rows of the table that are searched for keys."""
 _SMALL_BYTES: Final = 1 << 20
@@ -186,6 +188,26 @@ class Rewrite:
             self._copy_left(file, each, writer)
         written += writer.close()
         file_table.commit(self._table, written, mark, replaced=replaced)
+
+    def fill(self, values: Mapping[str, pa.Scalar], mark: Mark) -> None:
+        """Give all rows these values in these columns, in one commit, which does not record the mark. Each file is written anew.
+
+        Raises UnsupportedError if the table is large; ChangedError if another program has committed since the log was read. Then
+        nothing changes.
+        """
+        if sum(uncompressed_bytes(self._table.path, file) for file in self._files) > _MOST_FILLED_BYTES:
+            raise UnsupportedError("many bytes to write anew")
+        written = []
+        for file in self._files:
+            rows = read_columns(self._table.path, file, self._fields)
+            present = present_rows(self._table.path, file, len(next(iter(rows.values()))))
+            filled = {name: pa.repeat(value, len(present)).cast(self._fields[name].type) for name, value in values.items()}
+            writer = _Writer(self._table)
+            writer.add({name: each.filter(pa.array(present)) for name, each in (rows | filled).items()})
+            written += writer.close()
+        if self._files:
+            replaced = [Replaced(file) for file in self._files]
+            file_table.commit(self._table, written, mark, is_reached=False, replaced=replaced)
 
     def _is_small(self, file: Mapping[str, Any]) -> bool:
         has_few_bytes = int(file["size"]) < _SMALL_BYTES

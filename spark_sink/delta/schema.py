@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import uuid
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_metadata, to_arrow_schema
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimestampNTZType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType, TimestampNTZType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -18,15 +19,19 @@ __all__ = [
     "COLUMN_ID",
     "INDEXED_COLUMNS",
     "MAPPING_MODE",
+    "MAX_COLUMN_ID",
     "PHYSICAL_NAME",
     "arrow_schema",
     "columns",
+    "mapped",
     "needed_features",
     "physical_columns",
 ]
 
 MAPPING_MODE: Final = "delta.columnMapping.mode"
 """The property that turns on column mapping, with the value ``name``. Files then have other names for the columns."""
+MAX_COLUMN_ID: Final = "delta.columnMapping.maxColumnId"
+"""The property with the greatest number of a column."""
 _UNFIT: Final = frozenset(" ,;{}()\n\t=.")
 """Characters that need column mapping: Delta refuses them in files, and Arrow takes a dot for the path of a struct's field."""
 INDEXED_COLUMNS: Final = 32
@@ -65,6 +70,21 @@ def _parts(kind: DataType) -> Iterator[tuple[str, DataType]]:
     for name, each in inner:
         yield name, each
         yield from _parts(each)
+
+
+def mapped(kind: Any, numbers: Iterator[int]) -> Any:
+    """Return a type whose fields, and the fields of structs in it, have a number and a name for the files, for column mapping."""
+    if isinstance(kind, StructType):
+        fields = []
+        for field in kind:
+            metadata = {COLUMN_ID: next(numbers), PHYSICAL_NAME: f"col-{uuid.uuid4()}"}
+            fields.append(StructField(field.name, mapped(field.dataType, numbers), field.nullable, metadata))
+        return StructType(fields)
+    if isinstance(kind, ArrayType):
+        return ArrayType(mapped(kind.elementType, numbers), kind.containsNull)
+    if isinstance(kind, MapType):
+        return MapType(mapped(kind.keyType, numbers), mapped(kind.valueType, numbers), kind.valueContainsNull)
+    return kind
 
 
 def columns(metadata: Mapping[str, Any]) -> StructType:

@@ -14,7 +14,10 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.types import StructType
 
 from spark_sink.delta import log as delta_log
+from spark_sink.delta import new_columns
+from spark_sink.delta.file_table import ChangedError, DeltaError
 from spark_sink.delta.log import APPLICATION, TableLog
+from spark_sink.delta.rows import UnsupportedError
 from spark_sink.delta.schema import MAPPING_MODE, columns, needed_features
 from spark_sink.delta.small import plain_files
 from spark_sink.files import places
@@ -22,7 +25,7 @@ from spark_sink.spark import session
 from spark_sink.spark.sql import literal, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -187,7 +190,21 @@ def end_clustering(spark: SparkSession, path: Path, gone: Collection[str]) -> No
 
 
 def add_columns(spark: SparkSession, path: Path, present: StructType, wanted: StructType) -> bool:
-    """Add the wanted columns, and fields of structs, that are not present. Returns whether there were any."""
+    """Add the wanted columns, and fields of structs, that are not present. Returns whether there were any.
+
+    Spark takes half a second for it, so Spark does it only where this process can't.
+    """
+    missing = _missing(present, wanted)
+    if missing:
+        try:
+            new_columns.add(path, wanted)
+        except (ChangedError, DeltaError, UnsupportedError):
+            _add_by_spark(spark, path, missing, needed_features(wanted))
+    return bool(missing)
+
+
+def _missing(present: StructType, wanted: StructType) -> list[tuple[str, DataType]]:
+    """Return the columns, and fields of structs, that are not present: their names in SQL, and their types."""
     missing = []
     for each in wanted.fields:
         if each.name not in present.names:
@@ -195,13 +212,15 @@ def add_columns(spark: SparkSession, path: Path, present: StructType, wanted: St
         elif isinstance(each.dataType, StructType):
             known = present[each.name].dataType.names
             missing += [(f"{quote(each.name)}.{quote(f.name)}", f.dataType) for f in each.dataType.fields if f.name not in known]
-    if missing:
-        _turn_on(spark, path, needed_features(wanted))
-        # Names inside of types have to be quoted, too, which pyspark's text of a type does not do.
-        types = spark._jvm.org.apache.spark.sql.types.DataType  # noqa: SLF001
-        listed = ", ".join(f"{name} {types.fromJson(kind.json()).sql()}" for name, kind in missing)
-        spark.sql(f"ALTER TABLE {table_name(path)} ADD COLUMNS ({listed})")
-    return bool(missing)
+    return missing
+
+
+def _add_by_spark(spark: SparkSession, path: Path, missing: Sequence[tuple[str, DataType]], needed: set[str]) -> None:
+    _turn_on(spark, path, needed)
+    # Names inside of types have to be quoted, too, which pyspark's text of a type does not do.
+    types = spark._jvm.org.apache.spark.sql.types.DataType  # noqa: SLF001
+    listed = ", ".join(f"{name} {types.fromJson(kind.json()).sql()}" for name, kind in missing)
+    spark.sql(f"ALTER TABLE {table_name(path)} ADD COLUMNS ({listed})")
 
 
 def widen(spark: SparkSession, path: Path, present: StructType, wanted: StructType) -> bool:

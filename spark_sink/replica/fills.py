@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from spark_sink.schema.table import Fill
 
-__all__ = ["constant_sql", "filled"]
+__all__ = ["constant", "constant_sql", "filled"]
 
 
 def filled(rows: DataFrame, fills: Sequence[Fill]) -> DataFrame:
@@ -56,15 +56,17 @@ def constant_sql(text: str | None, kind: DataType) -> tuple[str, str]:
     Only SQL gives the same value in every session. ``F.lit`` takes a datetime for one of the session's zone and of the Julian
     calendar, and refuses a date before the year 1000.
     """
-    value, exact = _value(text, kind)
-    return _literal(value, kind), "CAST(NULL AS STRING)" if exact is None else literal(exact)
+    value, exact = constant(text, kind)
+    return _literal(value.as_py(), kind), "CAST(NULL AS STRING)" if exact is None else literal(exact)
 
 
-def _value(text: str | None, kind: DataType) -> tuple[Any, str | None]:
+def constant(text: str | None, kind: DataType) -> tuple[pa.Scalar, str | None]:
+    """Return the value of PostgreSQL's text in this type, and its exact text, None if the type holds the value."""
+    arrow = to_arrow_type(kind, timezone="UTC")
     if text is None:
-        return None, None
-    converted = convert_text(pa.array([text]), to_arrow_type(kind, timezone="UTC"))
-    return converted.array[0].as_py(), text if len(converted.exact_rows) else None
+        return pa.scalar(None, arrow), None
+    converted = convert_text(pa.array([text]), arrow)
+    return converted.array[0], text if len(converted.exact_rows) else None
 
 
 def _literal(value: Any, kind: DataType) -> str:

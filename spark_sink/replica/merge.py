@@ -3,7 +3,7 @@
 With Delta Lake, the new changes are reduced to one row per key and merged in one commit, which also records the position. So a
 commit that is made twice is skipped, and a deleted replica can be made again. There are three ways:
 
-- small_merge.py merges ordinary changes without Spark.
+- small_merge.py merges ordinary changes without Spark, and small_fill.py fills new columns of small replicas with constants.
 - This module merges all others, by Spark's MERGE.
 - If earlier rows have to change, too, this module rewrites the replica (with replay.py).
 
@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ from spark_sink.replica.checks import check_growth, checked_summary, leave_out_k
 from spark_sink.replica.layout import OPTIONAL, existing_rows, first_columns, replica_properties
 from spark_sink.replica.pieces import cut_pieces
 from spark_sink.replica.replay import as_changes, changes_of, replay, replay_all, with_former, without_unneeded
+from spark_sink.replica.small_fill import fill_without_spark
 from spark_sink.replica.small_merge import merge_without_spark
 from spark_sink.schema.table import gone_columns
 from spark_sink.schema.types import DELETED_AT, replica_schema
@@ -96,14 +98,13 @@ def merge_changes(spark: SparkSession, warehouse: Warehouse, table: Table, until
     pieces = list(cut_pieces(warehouse.versions(table), delta_log.newest_lsn(path) or 0, until.lsn))
     if not pieces:
         return
-    piece = pieces[0]
-    purged_changes.check(warehouse, table, piece.after_lsn)
-    if len(pieces) == 1 and piece.is_plain and merge_without_spark(warehouse, table, piece, Position(until.epoch, piece.until_lsn)):
-        return
-    changes = changelogs_of(spark, warehouse).read(table)
+    purged_changes.check(warehouse, table, pieces[0].after_lsn)
     for until_lsn, together in itertools.groupby(pieces, lambda piece: piece.until_lsn):
         position = Position(until.epoch, until_lsn)
         first, *others = together
+        if not others and _bring_without_spark(warehouse, table, first, position):
+            continue
+        changes = changelogs_of(spark, warehouse).read(table)
         if others or first.fills or (first.is_new_key and _has_others(spark, warehouse, table, changes, first)):
             _write_anew(spark, warehouse, table, changes, first.after_lsn, position)
         else:
@@ -111,6 +112,14 @@ def merge_changes(spark: SparkSession, warehouse: Warehouse, table: Table, until
             unchecked_merges.record_start(warehouse, table, position.lsn)
             _merge_piece(spark, warehouse, table, changes_of(changes, first), first, position, want)
             unchecked_merges.record_check(warehouse, table)
+
+
+def _bring_without_spark(warehouse: Warehouse, table: Table, piece: Piece, position: Position) -> bool:
+    """Merge a piece without Spark, if its fills and its changes allow it. Returns whether the replica is at ``position``."""
+    plain = replace(piece, fills=())
+    if not plain.is_plain or (piece.fills and not fill_without_spark(warehouse, table, piece)):
+        return False
+    return merge_without_spark(warehouse, table, plain, position)
 
 
 def remake(spark: SparkSession, warehouse: Warehouse, table: Table, position: Position) -> None:

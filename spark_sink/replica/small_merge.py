@@ -4,11 +4,11 @@ Spark's MERGE takes a second of a core, however few changes it merges. With a hu
 reads the changes from the changelog's files, reduces them to the last one of each key, and rewrites the replica (delta/rewrite.py)
 in one commit, which also records the position. The rules are those of replica/merge.py.
 
-For unusual changes `merge_without_spark` writes nothing and returns False; Spark does the merge. It does the same after any error,
+For unusual changes `merge_without_spark` writes no rows and returns False; Spark does the merge. It does the same after any error,
 because other programs may have written something unexpected to these tables. Unusual are
 
 - changes that need other columns of the present rows, like an update that changed a key and left a column out;
-- changes that need other columns of the replica, or fewer;
+- changes that need other types of the replica's columns, or fewer columns;
 - with ``--deletes soft``, a delete of a row that is deleted already;
 - values with exact texts;
 - a TRUNCATE, a DROP TABLE, or a snapshot;
@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.retry import RetryPolicy
-from spark_sink.delta import file_table
+from spark_sink.delta import file_table, new_columns
 from spark_sink.delta.file_table import ChangedError
 from spark_sink.delta.rewrite import Rewrite
 from spark_sink.delta.rows import Budget, UnsupportedError, fields_of, files_between, read_between
@@ -86,7 +86,8 @@ _EXPECTED: Final = (_NotOrdinaryError, UnsupportedError, OSError)
 def merge_without_spark(warehouse: Warehouse, table: Table, piece: Piece, position: Position) -> bool:
     """Merge a plain piece of changes into a Delta replica, and record ``position``. Creates the replica if it does not exist.
 
-    Returns False, and writes nothing, if the changes are unusual. Nobody else may merge meanwhile.
+    The replica gets the columns that it lacks. Returns False, and writes no rows, if the changes are unusual. Nobody else may merge
+    meanwhile.
     """
     try:
         _MERGES.call(lambda: _merge(warehouse, table, piece, position), ChangedError)
@@ -117,6 +118,9 @@ def _merge_into(log: TableLog, source: _Changelog, warehouse: Warehouse, table: 
         if not piece.gone.isdisjoint(target.schema.names):
             raise _NotOrdinaryError("columns that are gone")
         _check_columns(log, target.schema, wanted, last)
+        if not set(wanted.names) <= set(target.schema.names):
+            new_columns.add(log.path, wanted)
+            target = Rewrite.of_log(log.refresh(), key)
     found = target.find(last.keys)
     if keeps_deleted:
         last, existing = _with_deleted(last, target, found)
@@ -130,10 +134,10 @@ def _merge_into(log: TableLog, source: _Changelog, warehouse: Warehouse, table: 
 
 
 def _check_columns(log: TableLog, present: StructType, wanted: StructType, last: _Last) -> None:
-    """Raise _NotOrdinaryError unless the replica has the wanted columns, and a value for each unsent column."""
+    """Raise _NotOrdinaryError unless the replica has a value for each unsent column, and the same types."""
     types = {field.name: field.dataType for field in present}
-    if any(types.get(field.name) != field.dataType for field in wanted):
-        raise _NotOrdinaryError("columns that the replica lacks, or has with another type")
+    if any(types.get(field.name, field.dataType) != field.dataType for field in wanted):
+        raise _NotOrdinaryError("columns that the replica has with another type")
     # In a column that was added later, a row may lack its value, or have it as an exact text.
     if (last.known and OPTIONAL.keys() & types.keys()) or (
         not last.unsent <= set(first_columns(log.metadata.get("configuration", {})))

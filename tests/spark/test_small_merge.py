@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from spark_sink.delta.rows import read_columns
 from spark_sink.files import places
 from spark_sink.replica import merge
 from spark_sink.replica.pieces import Piece
+from spark_sink.replica.small_fill import fill_without_spark
 from spark_sink.replica.small_merge import merge_without_spark
-from spark_sink.schema.table import Version
+from spark_sink.schema.table import Fill, Version
 from spark_sink.staging.log import Position
 from spark_sink.upkeep import upkeep
 from spark_sink.upkeep.upkeep import Upkeep
@@ -180,17 +182,88 @@ LEFT_TO_SPARK = {
         [change(20, "update", (1, 9, 6, None, b"n"), ["blob"], (1, 1, None, None, None))],
         [(1, 9, 6, "blob", b"n")],
     ),
-    "a new column": (
-        schema_of(f"{COLUMNS}, more int"),
-        [change(20, "insert", (1, 2, 3, "x", b"", 4))],
-        [(1, 2, 3, "x", b"")],
-    ),
     "a wider column": (
         schema_of(COLUMNS.replace("a int", "a bigint")),
         [change(20, "insert", (1, 2, 1 << 40, "x", b""))],
         [(1, 2, 1 << 40, "x", b"")],
     ),
 }
+
+
+def test_a_new_column(house: House) -> None:
+    """The replica gets it, also a name that the files cannot have once the table has column mapping."""
+    house.append(SCHEMA, [change(10, "insert", ONE), change(10, "insert", (1, 2, 6, "x", b""))], 0, 10)
+    assert house.apply(10)
+    house.append(schema_of(f"{COLUMNS}, more int"), [change(20, "update", (1, 2, 7, None, b"n", 4), ["blob"])], 10, 20)
+    assert house.apply(20)
+    assert house.rows("id", "a", "blob", "more") == comparable([(1, 5, "blob", None), (2, 7, "x", 4)])
+    wider = schema_of(f"{COLUMNS}, more int, `unit price` decimal(9,2)")
+    house.append(wider, [change(30, "insert", (1, 3, 8, "y", b"", 5, Decimal("1.25")))], 20, 30)
+    assert not house.apply(30)  # Spark turns on column mapping
+    widest = schema_of(f"{COLUMNS}, more int, `unit price` decimal(9,2), `a note` string")
+    house.append(widest, [change(40, "update", (1, 1, 9, "z", b"", 6, Decimal(2), "n"))], 30, 40)
+    assert house.apply(40)
+    expected = [(1, 9, "z", 6, Decimal(2), "n"), (2, 7, "x", 4, None, None), (3, 8, "y", 5, Decimal("1.25"), None)]
+    assert house.rows("id", "a", "blob", "more", "`unit price`", "`a note`") == comparable(expected)
+    house.append(widest, [change(50, "truncate", (None,) * 8)], 40, 50)
+    assert not house.apply(50)  # Spark goes on with the table
+    assert house.rows("`a note`") == []
+
+
+FILLS = (Fill("more", value="5"), Fill("note", value=None), Fill("price", value="1.50"), Fill("tags", value="{a,NULL}"))
+
+
+def test_new_columns_with_constants(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of several files, one with a deletion vector, get them; so do rows of the same round from before the columns."""
+    monkeypatch.setattr(rewrite, "_SMALL_BYTES", 0)
+    house.append(SCHEMA, [change(10, "insert", (1, key, 5, "x", b"")) for key in range(8)], 0, 10)
+    assert house.apply(10)
+    house.append(SCHEMA, [change(20, "delete", (1, 0, None, None, None), old=(1, 0, None, None, None))], 10, 20)
+    assert house.apply(20)
+    assert any("deletionVector" in file for file in TableLog(house.replica).refresh().files)
+    house.append(SCHEMA, [change(25, "insert", (1, 9, 5, "x", b""))], 20, 25)
+    house.warehouse.write_versions(TABLE, [Version(0, 0, 7, KEY, KEY), Version(30, 0, 7, KEY, KEY, FILLS)])
+    wider = schema_of(f"{COLUMNS}, more int, note string, price decimal(9,2), tags array<string>")
+    own = (7, "n", Decimal(2), [])
+    house.append(wider, [change(30, "update", (1, 1, 6, "y", b"", *own))], 25, 30)
+
+    def killed(*_: Any) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(merge, "fill_without_spark", lambda *arguments: fill_without_spark(*arguments) and killed())
+        with pytest.raises(KeyboardInterrupt):  # between the fill and the merge
+            house.apply(30)
+    assert house.said.pop()  # the piece before
+    filled = (5, None, Decimal("1.50"), ["a", None])
+    names = ("id", "more", "note", "price", "tags")
+    assert house.rows(*names) == comparable([(key, *filled) for key in (*range(1, 8), 9)])
+    assert read_table(house.replica).lsn == 29
+    house.said.clear()
+    assert house.apply(30)
+    assert house.said == []
+    assert house.rows(*names) == comparable([(1, *own), *((key, *filled) for key in (*range(2, 8), 9))])
+
+
+def test_constants_that_are_left_to_spark(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replica is too large, and then the column does not hold the value."""
+    house.append(SCHEMA, [change(10, "insert", ONE)], 0, 10)
+    assert house.apply(10)
+    versions = [Version(0, 0, 7, KEY, KEY), Version(20, 0, 7, KEY, KEY, (Fill("more", value="5"),))]
+    house.warehouse.write_versions(TABLE, versions)
+    more = schema_of(f"{COLUMNS}, more int")
+    house.append(more, [change(20, "insert", (1, 2, 5, "x", b"", 6))], 10, 20)
+    with monkeypatch.context() as patched:
+        patched.setattr(rewrite, "_MOST_FILLED_BYTES", 0)
+        assert house.apply(20)  # of the changes before
+    assert house.said == []
+    assert house.rows("id", "more") == comparable([(1, 5), (2, 6)])
+    house.warehouse.write_versions(TABLE, [*versions, Version(30, 0, 7, KEY, KEY, (Fill("price", value="12345.678"),))])
+    most = schema_of(f"{COLUMNS}, more int, price decimal(4,2)")
+    house.append(most, [change(30, "insert", (1, 3, 5, "x", b"", 7, Decimal(1)))], 20, 30)
+    assert house.apply(30)
+    rows = house.rows("id", "price", "_cdc_exact.price")
+    assert rows == comparable([(1, None, "12345.678"), (2, None, "12345.678"), (3, Decimal(1), None)])
 
 
 @pytest.mark.parametrize("name", LEFT_TO_SPARK)

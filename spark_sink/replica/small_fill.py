@@ -1,0 +1,76 @@
+"""Fills new columns of a small replica without Spark: ``ALTER TABLE … ADD COLUMN … DEFAULT 5`` gives all rows the value 5.
+
+    fill_without_spark(warehouse, table, piece)      # True: the rows have the values, and the changes of the piece can be merged
+
+Spark takes seconds to write a replica anew, and a migration may alter hundreds of tables. `fill_without_spark` writes no rows and
+returns False, and Spark does the work (merge.py), for
+
+- a fill from another column, as after a rename;
+- a large replica;
+- a replica that keeps deleted rows, exact texts, or marks of unknown values.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import StructType
+
+from cdcpipe.retry import RetryPolicy
+from spark_sink.delta import file_table, new_columns
+from spark_sink.delta.file_table import ChangedError, DeltaError
+from spark_sink.delta.rewrite import Rewrite
+from spark_sink.delta.rows import UnsupportedError
+from spark_sink.replica.fills import constant
+from spark_sink.replica.layout import OPTIONAL
+from spark_sink.schema.types import split_schema
+from spark_sink.staging.log import Position
+
+if TYPE_CHECKING:
+    from spark_sink.delta.log import TableLog
+    from spark_sink.replica.pieces import Piece
+    from spark_sink.schema.table import Table
+    from spark_sink.warehouse.warehouse import Warehouse
+
+__all__ = ["fill_without_spark"]
+
+_logger = logging.getLogger(__name__)
+
+_FILLS = RetryPolicy(attempts=3)
+
+
+def fill_without_spark(warehouse: Warehouse, table: Table, piece: Piece) -> bool:
+    """Give the rows of the replica the values of the piece's fills, in one commit. The replica gets the columns that it lacks.
+
+    The commit records no position. If the process is killed before the changes are merged, the next one fills the same rows with
+    the same values. Returns False, and writes no rows, if Spark has to do it. Nobody else may merge meanwhile.
+    """
+    if warehouse.keeps_deleted or any(fill.source is not None for fill in piece.fills):
+        return False
+    try:
+        with warehouse.logs.newest(warehouse.changelog(table)) as changelog, warehouse.logs.newest(warehouse.replica(table)) as log:
+            if changelog.version < 0:
+                return False
+            columns, _ = split_schema(file_table.of_log(changelog).schema)
+            wanted = StructType([field for field in columns if field.name not in piece.gone])
+            return log.version < 0 or _FILLS.call(lambda: _fill(log, wanted, piece), ChangedError)
+    except (ChangedError, DeltaError, UnsupportedError, OSError) as ex:
+        _logger.debug("Spark fills the new columns of %s: %s", table, ex)
+        return False
+
+
+def _fill(log: TableLog, wanted: StructType, piece: Piece) -> bool:
+    present = file_table.of_log(log.refresh()).schema
+    values = {}
+    for fill in piece.fills:
+        value, exact = constant(fill.value, wanted[fill.column].dataType)
+        if exact is not None:
+            return False
+        values[fill.column] = value
+    has_others = not (piece.gone | OPTIONAL.keys()).isdisjoint(present.names)
+    if has_others or any(field.name in present.names and present[field.name].dataType != field.dataType for field in wanted):
+        return False
+    new_columns.add(log.path, wanted)
+    Rewrite.of_log(log.refresh(), piece.key).fill(values, Position(0, log.lsn or 0))
+    return True
