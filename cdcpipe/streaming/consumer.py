@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 DRAIN_S = 1.0
 """How long the consumer may pause while the last records are written."""
+DRAIN_SLICE_S = 0.1
 
 
 class RecordsOut:
@@ -79,18 +80,22 @@ class RecordsOut:
             if self._auto_feedback:
                 self._progress.confirm_written(time.monotonic())
 
-    def drain(self) -> None:
-        """Write the rest. If the consumer stops reading, give up after `DRAIN_S`."""
+    def drain(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Write the rest. If the consumer stops reading, give up after `DRAIN_S`.
+
+        A slow consumer may take minutes. ``meanwhile`` is called at least every `DRAIN_SLICE_S`.
+        """
         if self.is_closed:
             return
         deadline = time.monotonic() + DRAIN_S
         try:
             self.write()
             while self.pending_bytes and time.monotonic() < deadline:
+                meanwhile()
                 before = self.pending_bytes
                 poll = select.poll()
                 poll.register(self.fd, select.POLLOUT)
-                poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+                poll.poll(max(0.0, min(DRAIN_SLICE_S, deadline - time.monotonic())) * 1000)
                 self.write()
                 if self.pending_bytes < before:
                     deadline = time.monotonic() + DRAIN_S

@@ -176,8 +176,13 @@ class Streamer:
         """Write the records that are held, send the last feedback, and end the stream so that the server has read the feedback."""
         self._is_ending = True
         self._records.release()
-        self._records.drain()
+        self._records.drain(self._stay_alive_to_the_end)
         end_stream(self._walsender, self._status, lambda: self._progress.confirmed_lsn, self._confirmed_on_server)
+
+    def _stay_alive_to_the_end(self) -> None:
+        """Send status updates while the last records are written. If the connection is lost, `end_stream` reports it."""
+        with contextlib.suppress(ConnectionClosedError, ServerError):
+            self._status.send_if_due(time.monotonic())
 
     # The loop
 

@@ -1,11 +1,14 @@
 """Runs the real CLI as a subprocess, with deadlines for all operations. Parses pgoutput's records only as far as rows need it."""
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -78,6 +81,12 @@ class CLI:
         ready, _, _ = select.select([self.process.stdout], [], [], deadline_s)
         assert ready, f"nothing on stdout within {deadline_s} s; stderr: {self.stderr}"
         return os.read(self.process.stdout.fileno(), size)
+
+    def is_stdout_full(self) -> bool:
+        """Tell whether the pipe holds about as much as it can."""
+        assert self.process.stdout is not None
+        (held,) = struct.unpack("i", fcntl.ioctl(self.process.stdout, termios.FIONREAD, b"\0\0\0\0"))
+        return held >= fcntl.fcntl(self.process.stdout, fcntl.F_GETPIPE_SZ) * 3 // 4
 
     def records(self) -> Iterator[tuple[LSN, bytes]]:
         """Yield records until stdout ends."""

@@ -46,6 +46,27 @@ def test_quit_in_the_middle_of_a_huge_transaction(on18: PublishedDatabase) -> No
     assert on18.confirmed() == end
 
 
+def test_a_slow_consumer_loses_neither_feedback_nor_the_connection_after_quit(on18: PublishedDatabase) -> None:
+    """It takes the last records with many pauses. Meanwhile, the server gets the feedback, and signs of life."""
+    insert(on18, 0)
+    backlog(on18, 10_000, width=1000)
+    with on18.cli("-F", "600", "-s", "0.05", "-m", "options=-c wal_sender_timeout=1s") as cli:
+        end, _ = cli.transactions(1)[0]
+        until(cli.is_stdout_full, "a full pipe")
+        cli.say(f"F {end}\nq\n")
+        taken = 0
+
+        def take_some_and_look() -> bool:
+            nonlocal taken
+            taken += len(cli.read_bytes(1000))
+            return on18.confirmed() == end
+
+        until(take_some_and_look, "the feedback")
+        assert taken < 500_000, "the feedback waited for the consumer"
+        assert cli.wait() == 0, cli.stderr
+    assert on18.confirmed() == end
+
+
 def test_stdin_closed_is_4_and_keeps_feedback(on: PublishedDatabase) -> None:
     insert(on, 1)
     with on.cli() as cli:
